@@ -1,0 +1,59 @@
+# `make` lists the targets. The first one that needs it makes .venv, and makes it anew when pyproject.toml changes.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+UV := $(shell command -v uv 2>/dev/null)
+RUN ?=
+TESTS ?= tests
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev quickstart test lint format clean
+
+help: ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## .venv with what a run needs (CPU)
+
+install-dev: $(VENV)/.installed-dev ## .venv with the tools for tests and checks besides
+
+quickstart: install ## warm start, RL and the proof on 2 cores: under 10 minutes; add RUN="seed=1 name=seed1" to change it
+	$(PY) experiments/train.py $(RUN)
+
+test: install-dev ## every test that needs neither torch, nor a GPU, nor a server; TESTS=tests/rl for a part
+	$(PY) -m pytest -n 2 -q -m "not (torch or gpu or sglang or slow)" $(TESTS)
+
+lint: install-dev ## ruff (rules and format) and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: install-dev ## mend what ruff can
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+clean: ## remove the environments and the caches; outputs stay
+	rm -rf $(VENV) .venv-torch .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+
+ifdef UV
+INSTALL := $(UV) pip install --quiet --python $(PY)
+$(PY):
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
+else
+# Byte-compiling every installed module would take longer than the download.
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
+# Debian's python3 has venv but not ensurepip: then the system's pip puts pip into the new environment.
+$(PY):
+	$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 \
+	  || { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --quiet --python $(PY) install pip; } \
+	  || { rm -rf $(VENV); echo "make: could not make $(VENV): install Python >= 3.11 with pip, or set PYTHON=..." >&2; exit 1; }
+endif
+
+$(VENV)/.installed: pyproject.toml | $(PY)
+	@echo "Installing orchestra-jax into $(VENV): a minute or two the first time."
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(PY)
+	@echo "Installing orchestra-jax and its developer tools into $(VENV): a minute or two the first time."
+	$(INSTALL) -e ".[dev]"
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,189 @@
+"""From Hydra's composed config to a checked `RunConfig`, and the sentences for everything that is wrong with one."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from orchestra_jax.config import ConfigError, RunConfig
+
+
+def load(config: DictConfig, output_dir: str | None = None) -> RunConfig:
+    """The composed config as a validated `RunConfig`.
+
+    Args:
+        config: what Hydra composed on the schema `RunConfig`.
+        output_dir: replaces `output_dir`, e.g. by a sweep's folder of this job.
+
+    Raises:
+        ConfigError: one sentence per problem.
+        omegaconf.errors.OmegaConfBaseException: an interpolation that leads nowhere.
+    """
+    if output_dir is not None:
+        config = OmegaConf.merge(config, {"output_dir": output_dir})  # type: ignore[assignment]
+    if strangers := list(_strangers(config)):  # Hydra lets `+key=value` in
+        raise ConfigError("\n".join(unknown_key(key) for key in strangers))
+    run = OmegaConf.to_object(config)
+    if not isinstance(run, RunConfig):
+        raise ConfigError("This is no run's config: its defaults list must begin with `run_config`.")
+    validate(run)
+    return run
+
+
+def validate(config: RunConfig) -> None:
+    """Raises:
+    ConfigError: with all of `problems(config)`, a line each.
+    """
+    if found := problems(config):
+        raise ConfigError("\n".join(found))
+
+
+def problems(config: RunConfig) -> list[str]:
+    """One sentence, with the fix, for everything in the config that cannot work; reads no file."""
+    found = [problem for key, value, rule in _leaves(config) if (problem := _check(key, value, rule))]
+    sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    if sizes.count(-1) > 1 or 0 in sizes:
+        found.append(f"mesh {sizes} must have sizes >= 1 and at most one -1 (all devices left): change mesh.*.")
+    rollout, algorithm = config.rollout, config.algorithm
+    if rollout.max_new_tokens >= rollout.max_length:
+        found.append(
+            f"rollout.max_new_tokens={rollout.max_new_tokens} leaves no room for a prompt: "
+            f"make it smaller than rollout.max_length={rollout.max_length}."
+        )
+    if rollout.engine == "sglang" and not rollout.urls:
+        found.append("rollout.engine=sglang needs a server: set rollout.urls=[http://HOST:PORT].")
+    samples = algorithm.tasks_per_step * algorithm.group_size
+    if algorithm.minibatches > 0 and samples % algorithm.minibatches:
+        found.append(
+            f"algorithm.minibatches={algorithm.minibatches} must divide the {samples} samples of a step "
+            "(tasks_per_step * group_size): change one of them."
+        )
+    if (config.env.name == "quickstart") != (config.data.source == "quickstart"):
+        found.append(
+            f"env.name={config.env.name} and data.source={config.data.source} do not fit: use env=quickstart "
+            "data=quickstart, or env=qa with a data group of real questions."
+        )
+    return found
+
+
+def missing_inputs(config: RunConfig) -> list[str]:
+    """One sentence, with the fix, for everything the run needs and that is not named or, a file, not there."""
+    found = []
+    model, data = config.model, config.data
+    if model.path is None and not model.random_init:
+        found.append(
+            f"The policy {model.preset} has no weights: set model.path=FOLDER (config.json and *.safetensors), "
+            "or model.random_init=true."
+        )
+    if config.env.name != "quickstart" and not data.training():
+        found.append("There are no training questions: set data.path=FILE.")
+    if config.tools.experts and not config.tools.experts_url:
+        found.append("tools.experts need a server: set tools.experts_url=http://HOST:PORT/v1, or tools=offline.")
+    read = [("model.path", model.path), ("tools.corpus", config.tools.corpus), ("data.eval_path", data.eval_path)]
+    if model.tokenizer != "quickstart":
+        read.append(("model.tokenizer", model.tokenizer))
+    key = "data.path" if data.path is not None else "data.mixture"
+    read += [(key, source.path) for source in data.training()]
+    found += [f"{key}={path} is not there: set {key}." for key, path in read if path and not Path(path).exists()]
+    return found
+
+
+# What may differ between a run and its continuation: how far, where and how much is written.
+_FREE_ON_RESUME = ("steps", "output_dir", "evaluation", "checkpoint", "logger", "rollout.urls", "rollout.slots")
+
+
+def resume_conflicts(saved: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Keys whose change would make `config` another run than the saved one.
+
+    Args:
+        saved: the earlier run's config as plain containers (`dataclasses.asdict`, through JSON or not).
+
+    Returns: `key: old -> new` for each, where keys of a changed schema count too.
+    """
+    old = dict(_flat(saved))
+    new = dict(_flat(asdict(config)))
+    return [
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not any(f"{key}.".startswith(f"{free}.") for free in _FREE_ON_RESUME)
+    ]
+
+
+def keys(schema: type = RunConfig, prefix: str = "") -> dict[str, type | None]:
+    """Every dotted key of the schema, with its dataclass for those that have keys below them."""
+    found: dict[str, type | None] = {}
+    for entry in fields(schema):
+        node = entry.type if isinstance(entry.type, type) and is_dataclass(entry.type) else None
+        found[prefix + entry.name] = node
+        if node is not None:
+            found |= keys(node, f"{prefix}{entry.name}.")
+    return found
+
+
+def unknown_key(key: str) -> str:
+    """One sentence that names the neighbours of a key that the schema does not have."""
+    known = keys()
+    parent = key.rpartition(".")[0]
+    while parent and known.get(parent) is None:
+        parent = parent.rpartition(".")[0]
+    start = f"{parent}." if parent else ""
+    siblings = [name for name in known if name.startswith(start) and "." not in name[len(start) :]]
+    near = get_close_matches(key, siblings, n=2, cutoff=0.75) if "." in key else get_close_matches(key, siblings, n=2)
+    leaf = key.rpartition(".")[2]
+    near = near or [name for name in known if name.rpartition(".")[2] == leaf][:4] or get_close_matches(key, known, n=1)
+    hint = f": did you mean {' or '.join(near)}? " if near else ". "
+    owner = f"{parent} has" if parent else "The top level has"
+    return f"Unknown key '{key}'{hint}{owner}: {', '.join(name[len(start) :] for name in siblings)}."
+
+
+def _strangers(config: DictConfig, schema: type = RunConfig, prefix: str = "") -> Iterator[str]:
+    """Dotted keys of a composed config that the schema does not have."""
+    known = {entry.name: entry.type for entry in fields(schema)}
+    for name in map(str, config):
+        node = known.get(name)
+        if name not in known:
+            yield prefix + name
+        elif isinstance(node, type) and is_dataclass(node):
+            yield from _strangers(config[name], node, f"{prefix}{name}.")
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """(dotted key, value, rule) of every field that has a rule."""
+    for entry in fields(node):
+        value = getattr(node, entry.name)
+        if is_dataclass(value):
+            yield from _leaves(value, f"{prefix}{entry.name}.")
+        elif isinstance(value, list) and value and is_dataclass(value[0]):
+            for index, item in enumerate(value):
+                yield from _leaves(item, f"{prefix}{entry.name}[{index}].")
+        elif entry.metadata and value is not None:
+            yield prefix + entry.name, value, entry.metadata
+
+
+def _check(key: str, value: Any, rule: Mapping[str, Any]) -> str | None:
+    """The sentence for a value outside its range, else None."""
+    if "choices" in rule:
+        if value in rule["choices"]:
+            return None
+        near = get_close_matches(value, rule["choices"], n=1)
+        return f"{key}={value} is unknown: use {f'{near[0]}, or ' if near else ''}one of {', '.join(rule['choices'])}."
+    low, high, bound = rule.get("low"), rule.get("high"), rule.get("above")
+    if high is not None and not low <= value <= high:
+        return f"{key}={value} must be within [{low}, {high}]: change it."
+    if high is None and low is not None and not value >= low:
+        return f"{key}={value} must be at least {low}: change it."
+    if bound is not None and not value > bound:
+        return f"{key}={value} must be above {bound}: change it."
+    return None
+
+
+def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of a tree of mappings; lists are values."""
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,75 @@
+"""The stream of training tasks on grain: shuffled anew each epoch, resumed exactly, sliced by process."""
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import grain
+import numpy as np
+
+from orchestra_jax.types import Task
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class RandomAccess(Protocol[T_co]):
+    """Anything with a length and items by index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> T_co: ...
+
+
+TaskSource = RandomAccess[Task]
+
+
+class TaskIterator(Protocol):
+    """An endless stream of batches; its state is JSON-able and replays exactly. Grain's CheckpointSave takes it."""
+
+    def __next__(self) -> list[Task]: ...
+
+    def __iter__(self) -> "TaskIterator": ...
+
+    def get_state(self) -> dict[str, Any]: ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+def task_iterator(
+    source: RandomAccess[Any],
+    *,
+    seed: int,
+    batch_size: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    build: Callable[[Any, np.random.Generator], Task] | None = None,
+) -> TaskIterator:
+    """Batches of tasks for ever, across epochs without a remainder.
+
+    Each epoch has another order. The order of all tasks depends on the seed alone: process p of P takes every P-th
+    task from the p-th, so the processes' batches together are the batch of one process.
+
+    Args:
+        source: tasks, or whatever `build` makes tasks of.
+        seed: of the order and of the generators.
+        batch_size: tasks per batch of this process.
+        process_index, process_count: this process's slice.
+        build: makes a task of an item with a generator of its own for each position of the stream, so that the same
+            question gets another menu and preference in another epoch.
+
+    Raises:
+        ValueError: an empty source, or a process or batch size out of range.
+    """
+    if len(source) == 0:
+        raise ValueError("The task source is empty; give it at least one task.")
+    if batch_size < 1 or not 0 <= process_index < process_count:
+        raise ValueError(
+            f"batch_size={batch_size} must be positive and process_index={process_index} within process_count="
+            f"{process_count}."
+        )
+    dataset = grain.MapDataset.source(source).seed(seed).shuffle().repeat()
+    if build is not None:
+        dataset = dataset.random_map(build)
+    dataset = dataset[process_index::process_count].batch(batch_size, batch_fn=list)
+    # Tasks are in memory: reading ahead in threads would cost more than it hides.
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    return iter(dataset.to_iter_dataset(options))

@@ -1,0 +1,410 @@
+"""The quickstart world: generated facts, question families, tools, price lists and preferences, all from one seed.
+
+Four families of plain-English questions, each with a different right tool:
+
+======== ========================================= =============================================================
+family   example                                   tools that can answer it
+======== ========================================= =============================================================
+arith    What is 37 * 4 + 9?                       the Python sandbox
+lookup   Where was Alice Moreno born?              local search (free, slow, partly out of date), web search
+easy     Boris is older than Anna. Who is younger? experts: small .80, medium .90, large .98
+hard     In how many ways can 9 people sit in 4    the large expert
+         chairs?
+======== ========================================= =============================================================
+
+People, price lists and preference wordings of the evaluation split never occur in training.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import perm
+
+import numpy as np
+
+from orchestra_jax.types import Preference, Task, ToolSpec
+
+FAMILIES = ("arith", "lookup", "easy", "hard")
+EXPERTS = ("expert_small", "expert_medium", "expert_large")
+
+# Probability that an expert answers a question of the family; experts are weak outside reasoning.
+SKILLS: Mapping[str, Mapping[str, float]] = {
+    "expert_small": {"arith": 0.15, "lookup": 0.05, "easy": 0.80, "hard": 0.10},
+    "expert_medium": {"arith": 0.30, "lookup": 0.10, "easy": 0.90, "hard": 0.35},
+    "expert_large": {"arith": 0.50, "lookup": 0.20, "easy": 0.98, "hard": 0.97},
+}
+# Share of facts for which the local copy of the corpus is out of date.
+STALE = 0.12
+
+# Cents per call and seconds per call, inclusive ranges from which every price list draws.
+PRICE_CENTS = {
+    "python": (0, 1),
+    "local_search": (0, 0),
+    "web_search": (2, 5),
+    "expert_small": (1, 3),
+    "expert_medium": (3, 6),
+    "expert_large": (8, 15),
+}
+LATENCY_S = {
+    "python": (2, 4),
+    "local_search": (9, 15),
+    "web_search": (1, 3),
+    "expert_small": (2, 4),
+    "expert_medium": (4, 7),
+    "expert_large": (8, 14),
+}
+TOOL_NAMES = tuple(PRICE_CENTS)
+
+_QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+_CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+_NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+CATALOGUE: Mapping[str, ToolSpec] = {
+    "python": ToolSpec("python", "Runs Python code and shows the value of its last line.", _CODE, local=True),
+    "local_search": ToolSpec("local_search", "Searches a copy of the corpus kept on this machine.", _QUERY, local=True),
+    "web_search": ToolSpec("web_search", "Searches the up-to-date corpus on the web.", _QUERY),
+    # Experts read the user's question themselves, as in the released `answer(model)` form of the paper's tools.
+    "expert_small": ToolSpec("expert_small", "A small model that reads the question.", _NOTHING),
+    "expert_medium": ToolSpec("expert_medium", "A medium model that reads the question.", _NOTHING),
+    "expert_large": ToolSpec("expert_large", "A large model that reads the question.", _NOTHING),
+}
+
+FIRST_NAMES = (
+    "Alice Anna Boris Bruno Carla Cyrus Daria David Elena Emil Fatima Felix Greta Hana Hugo Ines Ivan Jana Jonas Karl "
+    "Lara Leon Lina Marco Maya Milan Nadia Nina Omar Oscar Paula Pavel Rita Robin Rosa Sami Sara Stefan Tara Tomas "
+    "Vera Viktor Wanda Yara Yusuf Zoe"
+).split()
+LAST_NAMES = (
+    "Adler Bauer Becker Berg Castro Costa Cruz Duarte Ebert Falk Fischer Garcia Haas Hansen Ivanov Jensen Keller Kim "
+    "Klein Kovac Lang Lopez Marin Meyer Moreno Nagy Novak Olsen Ortega Patel Petrov Popov Quist Reyes Rossi Sato "
+    "Schmidt Silva Simon Sousa Tanaka Torres Vargas Vogel Weber Wolf Young Zeman"
+).split()
+CITIES = (
+    "Accra Athens Berlin Bogota Cairo Dakar Delhi Dublin Geneva Hanoi Havana Lagos Lima Lisbon London Madrid Manila "
+    "Milan Nairobi Oslo Paris Porto Prague Quito Rome Seoul Sofia Sydney Tokyo Vienna Warsaw Zurich"
+).split()
+JOBS = (
+    "actor baker barber builder carpenter chef clerk doctor driver farmer fisher judge lawyer miner nurse painter "
+    "pilot plumber poet potter sailor singer tailor teacher waiter writer"
+).split()
+INSTRUMENTS = (
+    "banjo bassoon cello clarinet drum flute guitar harp horn lute oboe organ piano trumpet tuba violin".split()
+)
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+NUMBER_WORDS = ("one", "two", "three", "four", "five", "six")
+
+# attribute -> (values, question, sentence in the corpus, keyword of a good query)
+ATTRIBUTES: Mapping[str, tuple[list[str], str, str]] = {
+    "born": (CITIES, "Where was {name} born?", "{name} was born in {value}."),
+    "job": (JOBS, "Which job does {name} have?", "{name} has the job of {value}."),
+    "instrument": (INSTRUMENTS, "Which instrument does {name} play?", "{name} plays the instrument {value}."),
+}
+
+# kind -> wordings; the last two of each are held out for evaluation. Held-out wordings use words seen in training.
+WORDINGS: Mapping[str, tuple[str, ...]] = {
+    "accuracy": (
+        "Only the right answer counts.",
+        "Be right at any price.",
+        "Accuracy is all that counts.",
+        "I need the right answer at any price.",
+        "Be as accurate as you can.",
+        "Give me the most accurate answer.",
+        "Only accuracy counts.",
+        "I need the most accurate answer.",
+    ),
+    "cost": (
+        "Keep the cost low.",
+        "Spend as little as you can.",
+        "My budget is small.",
+        "Be cheap.",
+        "I want a low cost.",
+        "Give me a cheap answer.",
+        "Keep it cheap.",
+        "I want to spend little.",
+    ),
+    "fast": (
+        "Be fast.",
+        "I am in a hurry.",
+        "Answer as fast as you can.",
+        "I have little time.",
+        "Give me a quick answer.",
+        "Be quick about it.",
+        "I need a quick answer.",
+        "Be as fast as you can.",
+    ),
+    "local": (
+        "Prefer local tools.",
+        "Keep my data on this machine.",
+        "Use local tools when you can.",
+        "My data is private.",
+        "Stay on this machine.",
+        "I want local tools.",
+        "Use tools on this machine.",
+        "Keep it local.",
+    ),
+    "free": (
+        "Avoid paid tools.",
+        "I do not want to pay.",
+        "Use free tools when you can.",
+        "Do not use paid tools.",
+        "Prefer free tools.",
+        "I want free tools.",
+        "Avoid tools I pay for.",
+        "Use only free tools.",
+    ),
+    "cheap_fast": (
+        "Be fast and cheap.",
+        "I want a quick and cheap answer.",
+        "Keep the cost low and be quick.",
+        "I am in a hurry and my budget is small.",
+        "Spend little and be fast.",
+        "Give me a quick and cheap answer.",
+        "Be cheap and fast.",
+        "Keep it cheap and be quick.",
+    ),
+    "local_fast": (
+        "Prefer local tools and be fast.",
+        "Use local tools and be quick.",
+        "Keep my data on this machine and be fast.",
+        "Stay on this machine and be quick.",
+        "My data is private and I am in a hurry.",
+        "I want local tools and a quick answer.",
+        "Keep it local and be quick.",
+        "Use tools on this machine and be fast.",
+    ),
+}
+HELD_OUT_WORDINGS = 2
+PREFERENCE_SHARES = {
+    "accuracy": 0.28, "cost": 0.16, "fast": 0.14, "local": 0.14, "free": 0.1, "cheap_fast": 0.1, "local_fast": 0.08,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question before it is posed under a menu and a preference.
+
+    Attributes:
+        family, text, answer: what is asked and the truth.
+        keywords: words of the question that make a good query (lookup) or program (arith); one word where neither helps.
+        distractors: plausible wrong answers.
+    """
+
+    family: str
+    text: str
+    answer: str
+    keywords: str
+    distractors: tuple[str, ...]
+
+
+def _is_eval_pair(a: int, b: int) -> bool:
+    """Which operand pairs belong to the evaluation split."""
+    return (7 * a + 3 * b) % 5 == 0
+
+
+class QuickstartWorld:
+    """Everything that is fixed by the seed: people and their facts, the two corpora, price lists."""
+
+    def __init__(self, seed: int = 0, people: int = 400, price_lists: int = 64) -> None:
+        self.seed = seed
+        rng = np.random.default_rng([seed, 0])
+        names = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
+        chosen = [names[i] for i in rng.permutation(len(names))[:people]]
+        self.people = {"train": chosen[: people * 3 // 4], "eval": chosen[people * 3 // 4 :]}
+        self.facts = {
+            (name, attribute): str(rng.choice(values))
+            for name in chosen
+            for attribute, (values, _, _) in ATTRIBUTES.items()
+        }
+        self.stale = {key for key in self.facts if rng.random() < STALE}
+        self.local_facts = {
+            (name, attribute): str(rng.choice([v for v in ATTRIBUTES[attribute][0] if v != value]))
+            if (name, attribute) in self.stale
+            else value
+            for (name, attribute), value in self.facts.items()
+        }
+        lists: dict[tuple[tuple[int, int], ...], None] = {}
+        while len(lists) < price_lists:
+            lists[
+                tuple(
+                    (int(rng.integers(low, high + 1)), int(rng.integers(fast, slow + 1)))
+                    for (low, high), (fast, slow) in zip(PRICE_CENTS.values(), LATENCY_S.values(), strict=True)
+                )
+            ] = None
+        half = price_lists * 3 // 4
+        self.price_lists = {"train": list(lists)[:half], "eval": list(lists)[half:]}
+
+    @staticmethod
+    def _passages(facts: Mapping[tuple[str, str], str]) -> list[str]:
+        return [ATTRIBUTES[attribute][2].format(name=name, value=value) for (name, attribute), value in facts.items()]
+
+    @cached_property
+    def local_corpus(self) -> list[str]:
+        return self._passages(self.local_facts)
+
+    @cached_property
+    def web_corpus(self) -> list[str]:
+        return self._passages(self.facts)
+
+    def question(self, family: str, split: str, rng: np.random.Generator) -> Question:
+        """A random question of the family."""
+        makers: Mapping[str, Callable[[str, np.random.Generator], Question]] = {
+            "arith": self._arith, "lookup": self._lookup, "easy": self._easy, "hard": self._hard,
+        }  # fmt: skip
+        return makers[family](split, rng)
+
+    def _arith(self, split: str, rng: np.random.Generator) -> Question:
+        while True:
+            a, b, c = (int(x) for x in rng.integers(2, 100, 3))
+            if _is_eval_pair(a, b) == (split == "eval"):
+                break
+        expression, value = [
+            (f"{a} * {b}", a * b),
+            (f"{a} * {b} + {c}", a * b + c),
+            (f"{a} * {b} - {c}", a * b - c),
+            (f"{a} + {b} * {c}", a + b * c),
+        ][int(rng.integers(4))]
+        wrong = tuple(str(value + d) for d in (10, -10, 2, 100))
+        return Question("arith", f"What is {expression}?", str(value), expression, wrong)
+
+    def _lookup(self, split: str, rng: np.random.Generator) -> Question:
+        name = str(rng.choice(self.people[split]))
+        attribute = str(rng.choice(list(ATTRIBUTES)))
+        values, question, _ = ATTRIBUTES[attribute]
+        truth = self.facts[name, attribute]
+        wrong = tuple(v for v in rng.permutation(values)[:6].tolist() if v != truth)
+        return Question("lookup", question.format(name=name), truth, f"{name} {attribute}", wrong)
+
+    def _easy(self, split: str, rng: np.random.Generator) -> Question:
+        if rng.random() < 0.5:
+            first, second = (str(n) for n in rng.choice(FIRST_NAMES, 2, replace=False))
+            elder = bool(rng.random() < 0.5)
+            text = f"{first} is older than {second}. Who is {'older' if elder else 'younger'}?"
+            answer, wrong = (first, second) if elder else (second, first)
+            return Question("easy", text, answer, "older", (wrong,))
+        start, step = int(rng.integers(7)), int(rng.integers(2, 7))
+        answer = DAYS[(start + step) % 7]
+        text = f"Which day comes {step} days after {DAYS[start]}?"
+        return Question("easy", text, answer, "days", tuple(d for d in DAYS if d != answer))
+
+    def _hard(self, split: str, rng: np.random.Generator) -> Question:
+        kind = int(rng.integers(3))
+        if kind == 0:
+            people, chairs = int(rng.integers(6, 13)), int(rng.integers(2, 5))
+            text, value = f"In how many ways can {people} people sit in {chairs} chairs?", perm(people, chairs)
+            keywords = "chairs"
+        elif kind == 1:
+            sides = int(rng.integers(5, 100))
+            text, value = f"How many diagonals does a polygon with {sides} sides have?", sides * (sides - 3) // 2
+            keywords = "diagonals"
+        else:
+            base, power = int(rng.integers(2, 10)), int(rng.integers(11, 100))
+            text, value = f"Which digit ends {base} to the power {power}?", pow(base, power, 10)
+            keywords = "power"
+        return Question("hard", text, str(value), keywords, tuple(str(abs(value + d)) for d in (1, -2, 12, 30)))
+
+    def menu(self, family: str, split: str, rng: np.random.Generator, *, full: bool = False) -> tuple[ToolSpec, ...]:
+        """A random subset of the tools that can still answer the question, priced by a random list of the split."""
+        needed = {
+            "arith": ["python"],
+            "lookup": [["local_search"], ["web_search"], ["local_search", "web_search"]][int(rng.integers(3))],
+            "easy": [str(rng.choice(EXPERTS))],
+            "hard": ["expert_large"],
+        }[family]
+        rest = [name for name in TOOL_NAMES if name not in needed]
+        extra = rng.permutation(rest)[: int(rng.integers(2, len(rest) + 1))].tolist()
+        offered = set(TOOL_NAMES) if full else {*needed, *extra}
+        prices = self.price_lists[split][int(rng.integers(len(self.price_lists[split])))]
+        menu = [
+            ToolSpec(
+                name,
+                CATALOGUE[name].description,
+                CATALOGUE[name].parameters,
+                price_usd=cents / 100,
+                latency_s=float(seconds),
+                local=CATALOGUE[name].local,
+            )
+            for name, (cents, seconds) in zip(TOOL_NAMES, prices, strict=True)
+            if name in offered
+        ]
+        return tuple(menu[i] for i in rng.permutation(len(menu)))
+
+    def task(self, split: str, index: int) -> Task:
+        """Instance `index` of the split: question, menu and preference drawn from (seed, split, index)."""
+        rng = np.random.default_rng([self.seed, 1 + ("train", "eval").index(split), index])
+        family = FAMILIES[int(rng.choice(4, p=(0.28, 0.28, 0.22, 0.22)))]
+        question = self.question(family, split, rng)
+        menu = self.menu(family, split, rng)
+        kind = str(rng.choice(list(PREFERENCE_SHARES), p=list(PREFERENCE_SHARES.values())))
+        return self.pose(f"{split}-{index}", question, menu, self.preference(kind, split, family, menu, rng))
+
+    def swap_tasks(self, index: int, kinds: tuple[str, ...]) -> list[Task]:
+        """Held-out question `index` with every tool on the menu, posed once under each kind of preference."""
+        rng = np.random.default_rng([self.seed, 3, index])
+        family = FAMILIES[index % len(FAMILIES)]
+        question = self.question(family, "eval", rng)
+        menu = self.menu(family, "eval", rng, full=True)
+        return [
+            self.pose(f"swap-{index}-{kind}", question, menu, self.preference(kind, "eval", family, menu, rng))
+            for kind in kinds
+        ]
+
+    @staticmethod
+    def pose(task_id: str, question: Question, menu: tuple[ToolSpec, ...], preference: Preference) -> Task:
+        extra = {"keywords": question.keywords, "distractors": question.distractors}
+        return Task(task_id, question.text, (question.answer,), menu, preference, question.family, extra)
+
+    def preference(
+        self, kind: str, split: str, family: str, menu: tuple[ToolSpec, ...], rng: np.random.Generator
+    ) -> Preference:
+        """Wording and vector P (its elements sum to 1); tools are weighted only where they can answer the question."""
+        wordings = WORDINGS[kind]
+        cut = len(wordings) - HELD_OUT_WORDINGS
+        wording = str(rng.choice(wordings[:cut] if split == "train" else wordings[cut:]))
+        able = [spec for spec in menu if success_probability(spec.name, family) >= 0.5]
+        local = {spec.name: 0.4 for spec in able if spec.local}
+        free = {spec.name: 0.2 for spec in able if spec.price_usd == 0}
+        match kind:
+            case "accuracy":
+                return Preference(kind, wording)
+            case "cost":
+                return Preference(kind, wording, {}, 0.5, compute=0.5)
+            case "fast":
+                return Preference(kind, wording, {}, 0.5, latency=0.5)
+            case "local":
+                return Preference(kind, wording, local, 0.6 if local else 1.0)
+            case "free":
+                return Preference(kind, wording, free, 0.5, compute=0.3 if free else 0.5)
+            case "cheap_fast":
+                return Preference(kind, wording, {}, 0.5, compute=0.25, latency=0.25)
+            case "local_fast":
+                return Preference(kind, wording, local, 0.5, latency=0.1 if local else 0.5)
+        raise ValueError(f"Unknown preference kind {kind!r}; known: {', '.join(WORDINGS)}.")
+
+
+class QuickstartTasks:
+    """A split of the world as a random-access source: task i is made when it is asked for.
+
+    Args:
+        world: the facts.
+        split: "train" or "eval".
+        length: how many tasks.
+        first: index of the first one.
+    """
+
+    def __init__(self, world: QuickstartWorld, split: str, length: int, first: int = 0) -> None:
+        self._world, self._split, self._length, self._first = world, split, length, first
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Task:
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        return self._world.task(self._split, self._first + index)
+
+
+def success_probability(tool: str, family: str) -> float:
+    """Chance that one good call of the tool answers a question of the family."""
+    if tool in SKILLS:
+        return SKILLS[tool][family]
+    table = {("python", "arith"): 1.0, ("local_search", "lookup"): 1 - STALE, ("web_search", "lookup"): 1.0}
+    return table.get((tool, family), 0.0)

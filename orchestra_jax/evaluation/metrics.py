@@ -1,0 +1,94 @@
+"""Figures of a set of trajectories: accuracy, cost, latency, tool shares and preference utility."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from orchestra_jax.rl.batching import group_arrays
+from orchestra_jax.rl.rewards import ToolFeature, feature_matrix
+from orchestra_jax.types import Status, Trajectory
+
+
+def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Means over the trajectories that did not fail for infrastructure reasons.
+
+    Returns:
+        accuracy: share solved. valid_rate: share that ended with an answer in the right format.
+        cost: dollars a question. cost_per_correct: dollars spent on all questions per solved one (inf if none).
+        latency: seconds a question. calls: executed tool calls a question. failed: infrastructure failures, a count.
+    """
+    counted = [t for t in trajectories if t.status is not Status.FAILED]
+    failed = len(trajectories) - len(counted)
+    if not counted:
+        raise ValueError("No trajectory to summarise: every one failed for infrastructure reasons.")
+    cost, solved = sum(t.cost_usd for t in counted), sum(t.solved for t in counted)
+    return {
+        "accuracy": solved / len(counted),
+        "valid_rate": float(np.mean([t.valid for t in counted])),
+        "cost": cost / len(counted),
+        "cost_per_correct": cost / solved if solved else float("inf"),
+        "latency": float(np.mean([t.latency_s for t in counted])),
+        "calls": float(np.mean([len(t.tool_names) for t in counted])),
+        "failed": float(failed),
+    }
+
+
+def tool_shares(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
+    """Share of each tool among the executed calls, by question family and over all ("all")."""
+    counts: dict[str, Counter[str]] = {}
+    for trajectory in trajectories:
+        for family in (trajectory.task.family, "all"):
+            counts.setdefault(family, Counter()).update(trajectory.tool_names)
+    return {
+        family: {name: count / max(1, found.total()) for name, count in sorted(found.items())}
+        for family, found in sorted(counts.items())
+    }
+
+
+def share_of(trajectories: Sequence[Trajectory], tool: str, among: Sequence[str]) -> float:
+    """Calls of `tool` as a share of the calls of all tools in `among`; 0 without such a call."""
+    calls = [name for t in trajectories for name in t.tool_names if name in among]
+    return calls.count(tool) / len(calls) if calls else 0.0
+
+
+def preference_utility(
+    runs: Sequence[Sequence[Trajectory]], baselines: Sequence[Sequence[Trajectory]], tool_feature: ToolFeature
+) -> Float[np.ndarray, "R Q"]:
+    """P . features of every run on every question, gated by the outcome.
+
+    Each feature is min-max normalised per question over all baselines' runs (0 where they are all equal) and clipped
+    to [0, 1] for runs outside their range.
+
+    Args:
+        runs: R lists of trajectories over the same Q questions in the same order.
+        baselines: the runs that set the range.
+    """
+    tools = max(len(t.task.tools) for t in runs[0])
+
+    def features(run: Sequence[Trajectory]) -> tuple[np.ndarray, Any]:
+        arrays = group_arrays(run, 1, tools)
+        matrix = feature_matrix(
+            arrays.tool_counts, arrays.solved, arrays.cost_usd, arrays.latency_s, tool_feature=tool_feature
+        )
+        return np.asarray(matrix)[:, 0], arrays
+
+    base = np.stack([features(run)[0] for run in baselines])
+    low, high = base.min(axis=0), base.max(axis=0)
+    spread = np.where(high > low, high - low, 1.0)
+    utilities = []
+    for run in runs:
+        matrix, arrays = features(run)
+        norm = np.where(high > low, np.clip((matrix - low) / spread, 0.0, 1.0), 0.0)
+        utilities.append((norm * arrays.preference * arrays.tool_mask).sum(-1) * arrays.solved[:, 0])
+    return np.stack(utilities)
+
+
+def preference_swap(by_kind: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, float]]:
+    """Figures of the same questions under each kind of preference, with the local share among searches."""
+    return {
+        kind: summarize(runs) | {"local_share": share_of(runs, "local_search", ("local_search", "web_search"))}
+        for kind, runs in by_kind.items()
+    }

@@ -1,0 +1,193 @@
+"""The proof of learning: what a finished run's summary says, as tables in the terminal and as three pictures.
+
+A summary is a JSON-able mapping. Only `after` is needed; whatever else is missing is left out of tables and pictures.
+
+    name, seed, steps, seconds   of the run; seconds in total
+    before, after                figures (below), with tool_shares {family: {tool: share}} and greedy (figures at
+                                 temperature 0) beside them; family "all" covers every question
+    baselines                    figures by scripted player
+    preference_swap              {"before" | "after": {kind: figures and local_share}}: the same questions under each
+                                 kind of preference
+
+Figures: accuracy, valid_rate and utility in [0, 1]; cost and cost_per_correct in dollars; latency in seconds; calls;
+failed, a count.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from orchestra_jax.evaluation.figures import draw, plain, value
+
+__all__ = ["draw", "print_summary"]
+
+NOTHING = "–"
+Figures = Mapping[str, Any]
+
+# column: (figure, factor, decimals)
+_COLUMNS: Mapping[str, tuple[str, float, int]] = {
+    "accuracy\n%": ("accuracy", 100, 1),
+    "valid\n%": ("valid_rate", 100, 1),
+    "cost\ncents": ("cost", 100, 2),
+    "cost per\ncorrect": ("cost_per_correct", 100, 2),
+    "latency\ns": ("latency", 1, 1),
+    "calls": ("calls", 1, 2),
+    "utility": ("utility", 1, 3),
+}
+_SWAP_COLUMNS: Mapping[str, tuple[str, float, int]] = {
+    "accuracy %": ("accuracy", 100, 1),
+    "cost cents": ("cost", 100, 2),
+    "latency s": ("latency", 1, 1),
+    "local share %": ("local_share", 100, 0),
+}
+
+
+def print_summary(summary: Mapping[str, Any], console: Console | None = None, *, directory: Path | None = None) -> None:
+    """Prints what the run learned.
+
+    Args:
+        summary: see the module; a missing figure is shown as a dash.
+        console: standard output if None.
+        directory: where the pictures and summary.json lie; `outputs/<name>` if None.
+
+    Raises:
+        ValueError: the summary has no `after`.
+    """
+    if not summary.get("after"):
+        raise ValueError("The summary has no 'after' figures: evaluate the trained policy before reporting.")
+    console = console or Console()
+    console.print()
+    console.print(_results(summary))
+    for line in _changes(summary):
+        console.print(line, highlight=False)
+    swap = {phase: kinds for phase, kinds in (summary.get("preference_swap") or {}).items() if kinds}
+    if swap:
+        console.print()
+        console.print(_swap_table(swap))
+        ratios = _ratio_table(swap)
+        if ratios.row_count:
+            console.print()
+            console.print(ratios)
+    if directory is not None or summary.get("name"):
+        where = directory or Path("outputs") / str(summary["name"])
+        console.print(f"\nPictures and summary.json are in {where}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False
+    )
+
+
+def _shown(number: float | None, factor: float, decimals: int) -> str:
+    if number is None:
+        return NOTHING
+    return f"{factor * number:.{decimals}f}" if math.isfinite(number) else "∞"
+
+
+def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, Figures, str]]:
+    """(label, figures, style) of every row of the main table."""
+    before, after = summary.get("before") or {}, summary["after"]
+    if before:
+        yield "before training", before, ""
+    yield "after training", after, "bold green"
+    if greedy := after.get("greedy"):
+        yield "after, greedy", greedy, "green"
+    for name, figures in (summary.get("baselines") or {}).items():
+        yield plain(name), figures, "dim"
+
+
+def _results(summary: Mapping[str, Any]) -> Table:
+    parts = [str(summary.get("name") or "results")]
+    if summary.get("steps") is not None:
+        parts.append(f"{summary['steps']} steps")
+    if (seconds := value(summary, "seconds")) is not None:
+        parts.append(f"{seconds / 60:.1f} min")
+    if summary.get("seed") is not None:
+        parts.append(f"seed {summary['seed']}")
+    table = _table(", ".join(parts))
+    rows = list(_rows(summary))
+    columns = {
+        title: column
+        for title, column in _COLUMNS.items()
+        if any(value(figures, column[0]) is not None for _, figures, _ in rows)
+    }
+    table.add_column("", no_wrap=True)
+    for title in columns:
+        table.add_column(title, justify="right", no_wrap=True)
+    for label, figures, style in rows:
+        cells = [_shown(value(figures, name), factor, decimals) for name, factor, decimals in columns.values()]
+        table.add_row(label, *cells, style=style)
+    return table
+
+
+def _changes(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What training changed, one line per figure; failures of the infrastructure are named because they hide data."""
+    before, after = summary.get("before"), summary["after"]
+    old, new = value(before, "cost_per_correct"), value(after, "cost_per_correct")
+    if old is not None and new is not None:
+        line = f"Cost per correct answer: {_shown(old, 100, 2)} to {_shown(new, 100, 2)} cents"
+        if 0 < old < math.inf and new < math.inf:
+            line += f" ([bold]{100 * (new / old - 1):+.0f} %[/bold])"
+        yield line
+    old, new = value(before, "accuracy"), value(after, "accuracy")
+    if old is not None and new is not None:
+        points = f"[bold]{100 * (new - old):+.1f} points[/bold]"
+        yield f"Accuracy: {_shown(old, 100, 1)} to {_shown(new, 100, 1)} % ({points})"
+    for phase in ("before", "after"):
+        if failed := value(summary.get(phase), "failed"):
+            yield f"[yellow]{failed:.0f} questions {phase} training failed for infrastructure reasons: not counted.[/]"
+
+
+def _swap_table(swap: Mapping[str, Mapping[str, Figures]]) -> Table:
+    """Figures under each kind of preference, "before → after" in each cell where both are known."""
+    phases = [phase for phase in ("before", "after") if phase in swap]
+    table = _table(f"The same questions under each preference, {' → '.join(phases)} training")
+    table.add_column("preference", no_wrap=True)
+    for title in _SWAP_COLUMNS:
+        table.add_column(title, justify="right", no_wrap=True)
+    for kind in dict.fromkeys(kind for phase in phases for kind in swap[phase]):
+        cells = []
+        for name, factor, decimals in _SWAP_COLUMNS.values():
+            numbers = [_shown(value(swap[phase].get(kind), name), factor, decimals) for phase in phases]
+            cells.append(" → ".join(numbers))
+        table.add_row(plain(kind), *cells)
+    return table
+
+
+def _ratio_table(swap: Mapping[str, Mapping[str, Figures]]) -> Table:
+    """How far the policy heeds a preference: the same figure under two kinds of preference."""
+    table = _table("Does it heed the preference?")
+    table.add_column("", no_wrap=True)
+    for phase in ("before", "after"):
+        table.add_column(phase, justify="right", no_wrap=True)
+
+    def quotient(figure: str, kind: str, other: str) -> list[str]:
+        cells = []
+        for phase in ("before", "after"):
+            kinds = swap.get(phase, {})
+            top, bottom = value(kinds.get(kind), figure), value(kinds.get(other), figure)
+            cells.append(f"{top / bottom:.2f}" if top is not None and bottom else NOTHING)
+        return cells
+
+    def shares() -> list[str]:
+        cells = []
+        for phase in ("before", "after"):
+            kinds = swap.get(phase, {})
+            pair = [value(kinds.get(kind), "local_share") for kind in ("local", "accuracy")]
+            cells.append(NOTHING if None in pair else " vs ".join(f"{_shown(share, 100, 0)} %" for share in pair))
+        return cells
+
+    for label, cells in {
+        'cost under "cost" ÷ under "accuracy"': quotient("cost", "cost", "accuracy"),
+        'latency under "fast" ÷ under "cost"': quotient("latency", "fast", "cost"),
+        'local share of searches, "local" vs "accuracy"': shares(),
+    }.items():
+        if cells != [NOTHING, NOTHING]:
+            table.add_row(label, *cells)
+    return table

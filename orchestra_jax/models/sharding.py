@@ -1,0 +1,137 @@
+"""Mesh, and the rules from logical axes of parameters and activations to its physical axes."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, PyTree
+
+MESH_AXES = ("data", "fsdp", "tensor")
+Axis = str | tuple[str, ...] | None
+
+# Logical axes by the parameter's name; a stacked parameter (scan_layers) has "layers" in front.
+_PARAM_AXES: dict[str, tuple[str, ...]] = {
+    "embed": ("vocab", "embed"),
+    "lm_head": ("embed", "vocab"),
+    "q": ("embed", "heads"),
+    "k": ("embed", "kv_heads"),
+    "v": ("embed", "kv_heads"),
+    "o": ("heads", "embed"),
+    "gate": ("embed", "mlp"),
+    "up": ("embed", "mlp"),
+    "down": ("mlp", "embed"),
+    "norm": ("norm",),
+    "input_norm": ("norm",),
+    "post_norm": ("norm",),
+    "q_norm": ("norm",),
+    "k_norm": ("norm",),
+}
+
+
+@dataclass(frozen=True)
+class ShardingRules:
+    """Mesh axis (or axes, or None to replicate) of every logical axis.
+
+    Attributes:
+        batch: leading axis of data and activations (rows, or rows times length).
+        hidden: model width of activations.
+        embed: model width of parameters; splitting it is FSDP.
+        vocab, heads, kv_heads, mlp: the split axes of tensor parallelism.
+        norm: norm scales.
+        layers: stacked layers.
+    """
+
+    batch: Axis = ("data", "fsdp")
+    hidden: Axis = None
+    embed: Axis = "fsdp"
+    vocab: Axis = "tensor"
+    heads: Axis = "tensor"
+    kv_heads: Axis = "tensor"
+    mlp: Axis = "tensor"
+    norm: Axis = None
+    layers: Axis = None
+
+    def spec(self, axes: Sequence[str | None]) -> PartitionSpec:
+        """Physical axes of the given logical ones (None: replicated)."""
+        return PartitionSpec(*(None if axis is None else getattr(self, axis) for axis in axes))
+
+
+def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh with axes ("data", "fsdp", "tensor") over all of `devices` (default: all devices of all processes).
+
+    One of the sizes may be -1: what the others leave.
+
+    Raises:
+        ValueError: the sizes do not multiply to the number of devices.
+    """
+    available = list(jax.devices() if devices is None else devices)
+    sizes = [data, fsdp, tensor]
+    if sizes.count(-1) == 1:
+        rest = math.prod(size for size in sizes if size != -1)
+        sizes[sizes.index(-1)] = max(len(available) // max(rest, 1), 1)
+    if min(sizes) < 1 or math.prod(sizes) != len(available):
+        raise ValueError(
+            f"A mesh of data={data}, fsdp={fsdp}, tensor={tensor} does not cover {len(available)} device(s); make the "
+            "product of the three equal to that number, or one of them -1."
+        )
+    return jax.make_mesh(tuple(sizes), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=available)
+
+
+def param_shardings(mesh: Mesh, rules: ShardingRules, abstract: PyTree) -> PyTree[NamedSharding]:
+    """Shardings of a parameter tree, or of a tree that contains such trees (optimizer state), by the leaves' names.
+
+    An axis that its mesh axes do not divide evenly is replicated; scalars are replicated.
+
+    Args:
+        abstract: arrays or `jax.ShapeDtypeStruct`s, e.g. `models.qwen3.abstract_params(config)`.
+
+    Raises:
+        ValueError: an array whose name or rank is not that of a Qwen3 parameter.
+    """
+
+    def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        if leaf.ndim == 0:
+            return NamedSharding(mesh, PartitionSpec())
+        axes = logical_axes(path)
+        if axes is None or len(axes) != leaf.ndim:
+            raise ValueError(
+                f"No sharding rule for {jax.tree_util.keystr(path)} of shape {leaf.shape}; add its logical axes to "
+                "models/sharding.py."
+            )
+        return NamedSharding(mesh, _divisible(mesh, rules.spec(axes), leaf.shape))
+
+    return jax.tree_util.tree_map_with_path(sharding, abstract)
+
+
+def logical_axes(path: tuple[Any, ...]) -> tuple[str, ...] | None:
+    """Logical axes of the parameter at a key path (which may start above the parameter tree); None if unknown."""
+    names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
+    if names and names[-1] == "kernel":
+        names.pop()
+    axes = _PARAM_AXES.get(names[-1]) if names else None
+    return ("layers", *axes) if axes is not None and "layers" in names else axes
+
+
+def batch_sharding(mesh: Mesh, rules: ShardingRules) -> NamedSharding:
+    """Sharding of an array whose first axis is the batch."""
+    return NamedSharding(mesh, rules.spec(["batch"]))
+
+
+def activation_constraint(mesh: Mesh, rules: ShardingRules) -> Callable[[Array, tuple[str | None, ...]], Array]:
+    """`Qwen3(constrain=...)`: keeps activations split by batch, so that FSDP gathers weights and not activations."""
+
+    def constrain(x: Array, axes: tuple[str | None, ...]) -> Array:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, rules.spec(axes)))
+
+    return constrain
+
+
+def _divisible(mesh: Mesh, spec: PartitionSpec, shape: tuple[int, ...]) -> PartitionSpec:
+    def keep(axis: Axis, size: int) -> Axis:
+        names = () if axis is None else (axis,) if isinstance(axis, str) else axis
+        return axis if size % math.prod(mesh.shape[name] for name in names) == 0 else None
+
+    return PartitionSpec(*(keep(axis, size) for axis, size in zip(spec, shape, strict=True)))

@@ -1,0 +1,103 @@
+"""Group-relative advantages (Eq. 3) and the paper's three filters.
+
+The homogeneity filter works on groups (`informative_groups`); the format filter and the invalid-output filter work on
+members (`member_masks`). Axes: G groups, N members of a group.
+"""
+
+from typing import Literal, get_args
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float
+
+InvalidMode = Literal["drop", "zero_reward"]
+
+_ROUNDING = 1e-6  # a group whose std equals min_std but for float32 rounding is kept
+
+
+def member_masks(
+    completed: Bool[Array, "G N"], failed: Bool[Array, "G N"], *, invalid: InvalidMode = "drop"
+) -> Bool[Array, "G N"]:
+    """Which members take part in their group's mean, std and gradient: the format and invalid-output filters.
+
+    Args:
+        completed: the trajectory gave a final answer (`Status.COMPLETED`). Members that are neither completed nor
+            failed broke the tool-call format (MALFORMED) or gave no answer (NO_ANSWER).
+        failed: infrastructure failure (`Status.FAILED`) or padding; such a member never takes part.
+        invalid: what happens to malformed and unanswered members. "drop" is the paper: they take no part.
+            "zero_reward" keeps them in the group, where their reward of 0 (Eq. 2 gives it to every member that is not
+            completed) becomes a negative advantage as soon as another member is rewarded.
+
+    Returns:
+        in_group, to pass as `valid` to `group_advantages`. `preference_reward` takes `completed` in both modes.
+
+    Raises:
+        ValueError: `invalid` is unknown.
+    """
+    alive = ~jnp.asarray(failed).astype(bool)
+    if invalid == "drop":
+        return alive & jnp.asarray(completed).astype(bool)
+    if invalid == "zero_reward":
+        return alive
+    raise ValueError(f"Unknown mode {invalid!r} for invalid members: use one of {', '.join(get_args(InvalidMode))}.")
+
+
+def _moments(
+    rewards: Float[Array, "G N"], member: Bool[Array, "G N"]
+) -> tuple[Float[Array, "G N"], Float[Array, "G 1"], Bool[Array, "G 1"]]:
+    """Deviations from the group's mean (0 for non-members), population std, and whether two members differ."""
+    count = jnp.maximum(member.sum(axis=-1, keepdims=True), 1)
+    known = jnp.where(member, rewards, 0.0)
+    mean = known.sum(axis=-1, keepdims=True) / count
+    deviation = jnp.where(member, known - mean, 0.0)
+    std = jnp.sqrt((deviation**2).sum(axis=-1, keepdims=True) / count)
+    high = jnp.where(member, rewards, -jnp.inf).max(axis=-1, keepdims=True)
+    low = jnp.where(member, rewards, jnp.inf).min(axis=-1, keepdims=True)
+    return deviation, std, high > low
+
+
+def informative_groups(
+    rewards: Float[Array, "G N"], valid: Bool[Array, "G N"], *, min_std: float = 0.1
+) -> Bool[Array, " G"]:
+    """The homogeneity filter: True for groups that carry a gradient.
+
+    Args:
+        rewards: R of Eq. 2.
+        valid: members that take part (`member_masks`).
+        min_std: least population standard deviation (divisor: number of valid members) of a kept group.
+
+    Returns:
+        False where the std is below `min_std`, and always where all valid rewards are equal or none is valid.
+    """
+    _, std, differs = _moments(jnp.asarray(rewards), jnp.asarray(valid).astype(bool))
+    return (differs & (std >= min_std * (1 - _ROUNDING)))[:, 0]
+
+
+def group_advantages(
+    rewards: Float[Array, "G N"],
+    valid: Bool[Array, "G N"],
+    *,
+    min_std: float = 0.1,
+    normalize_std: bool = True,
+    clip: float | None = None,
+) -> Float[Array, "G N"]:
+    """Eq. 3: `A = (R - mean) / std` over the valid members of each group, with the homogeneity filter.
+
+    The std is the population form (divisor: number of valid members), both here and in the filter.
+
+    Args:
+        rewards: R of Eq. 2; what invalid members hold is ignored, NaN included.
+        valid: members that take part (`member_masks`).
+        min_std: groups whose reward std is below it get advantages 0 (see `informative_groups`).
+        normalize_std: False leaves out the division by std (Dr. GRPO); the filter stays.
+        clip: if given, advantages are clamped to [-clip, clip]; the authors' training script uses 3.
+
+    Returns:
+        A; 0 for members that are not valid and for whole groups that were filtered.
+    """
+    member = jnp.asarray(valid).astype(bool)
+    deviation, std, _ = _moments(jnp.asarray(rewards), member)
+    kept = informative_groups(rewards, valid, min_std=min_std)[:, None] & member
+    scale = jnp.where(std > 0, std, 1.0) if normalize_std else 1.0
+    advantages = jnp.where(kept, deviation / scale, 0.0)
+    return advantages if clip is None else jnp.clip(advantages, -clip, clip)

@@ -1,0 +1,144 @@
+"""Features of a trajectory, the preference reward of Eq. 2 and the preference score of Eq. 5-6.
+
+Axes: G groups (one per task), N members of a group (rollouts), K tools, F = K + 3 features, E evaluation examples.
+The feature order is fixed everywhere: K tools in the order of the instance's menu, outcome, -cost, -latency.
+"""
+
+from typing import Literal, get_args
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Num
+
+ToolFeature = Literal["count", "used", "share"]
+
+OUTCOME = -3  # index of r_outcome in the feature axis; cost and latency follow it
+
+
+def feature_matrix(
+    tool_counts: Num[Array, "G N K"],
+    solved: Bool[Array, "G N"],
+    cost_usd: Float[Array, "G N"],
+    latency_s: Float[Array, "G N"],
+    *,
+    tool_feature: ToolFeature = "count",
+) -> Float[Array, "G N F"]:
+    """Builds M (section 3.2): `[m_t1 .. m_tK, r_outcome, r_compute, r_latency]` for every trajectory.
+
+    Args:
+        tool_counts: how often each tool was invoked; padding tools have 0.
+        solved: r_outcome of Eq. 1.
+        cost_usd: dollars of the trajectory, >= 0; enters M negated.
+        latency_s: seconds of the trajectory, >= 0; enters M negated.
+        tool_feature: what m_t is. "count" is the paper's number of invocations; "used" is 1 if the tool was invoked at
+            all, else 0; "share" is the count over the trajectory's invocations of all tools, 0 when there were none.
+
+    Returns:
+        M with F = K + 3, in float32 (float64 if an input is).
+
+    Raises:
+        ValueError: `tool_feature` is unknown.
+    """
+    cost, latency = jnp.asarray(cost_usd), jnp.asarray(latency_s)
+    dtype = jnp.result_type(cost.dtype, latency.dtype, jnp.float32)
+    counts = jnp.asarray(tool_counts).astype(dtype)
+    if tool_feature == "count":
+        tools = counts
+    elif tool_feature == "used":
+        tools = (counts > 0).astype(dtype)
+    elif tool_feature == "share":
+        total = counts.sum(axis=-1, keepdims=True)
+        tools = counts / jnp.where(total > 0, total, 1.0)
+    else:
+        raise ValueError(f"Unknown tool_feature {tool_feature!r}: use one of {', '.join(get_args(ToolFeature))}.")
+    rest = jnp.stack([jnp.asarray(solved).astype(dtype), -cost.astype(dtype), -latency.astype(dtype)], axis=-1)
+    return jnp.concatenate([tools, rest], axis=-1)
+
+
+def normalize_features(
+    M: Float[Array, "G N F"], valid: Bool[Array, "G N"], *, normalize_outcome: bool = True
+) -> Float[Array, "G N F"]:
+    """Min-max over the valid members of each group: `(M[k] - min) / (max - min)`, 0 where max equals min.
+
+    Rows of invalid members are 0, whatever they hold (NaN included), and take no part in the minimum and maximum.
+
+    Args:
+        M: features of `feature_matrix`.
+        valid: members that completed.
+        normalize_outcome: False leaves the outcome element of valid members as it is (0 or 1).
+
+    Returns:
+        M_norm, every element in [0, 1].
+    """
+    features = jnp.asarray(M)
+    member = jnp.asarray(valid).astype(bool)[..., None]
+    low = jnp.where(member, features, jnp.inf).min(axis=-2, keepdims=True)
+    high = jnp.where(member, features, -jnp.inf).max(axis=-2, keepdims=True)
+    spread = high > low  # False for constant features and for groups without a valid member
+    inside = member & spread
+    scale = jnp.where(spread, high - low, 1.0)
+    norm = jnp.where(inside, jnp.where(inside, features - jnp.where(spread, low, 0.0), 0.0) / scale, 0.0)
+    if not normalize_outcome:
+        norm = norm.at[..., OUTCOME].set(jnp.where(member[..., 0], features[..., OUTCOME], 0.0))
+    return norm
+
+
+def preference_reward(
+    M: Float[Array, "G N F"],
+    preference: Float[Array, "G F"],
+    solved: Bool[Array, "G N"],
+    valid: Bool[Array, "G N"],
+    tool_mask: Bool[Array, "G F"],
+    *,
+    normalize_outcome: bool = True,
+) -> Float[Array, "G N"]:
+    """Eq. 2: `R = M_norm . P` for solved trajectories, 0 for unsolved ones.
+
+    Args:
+        M: features of `feature_matrix`.
+        preference: P of each group's instance, elements in [0, 1], in the feature order of M.
+        solved: r_outcome of Eq. 1.
+        valid: members that completed. Only they set the min-max, and the others get 0: pass the completed members here
+            also when `advantages.member_masks` keeps malformed ones in the group.
+        tool_mask: features that exist for the instance: False for padding tools, True for outcome, cost and latency.
+            A feature that does not exist adds nothing, whatever M and P hold there.
+        normalize_outcome: True is the paper: in a group that is all right the outcome element is 0 for all. False
+            uses the outcome as it is, so every solved member gets `p_outcome`.
+
+    Returns:
+        R, within [0, sum of P].
+    """
+    exists = jnp.asarray(tool_mask).astype(bool)
+    weights = jnp.where(exists, preference, 0.0)[:, None, :]
+    norm = jnp.where(exists[:, None, :], normalize_features(M, valid, normalize_outcome=normalize_outcome), 0.0)
+    rewarded = jnp.asarray(solved).astype(bool) & jnp.asarray(valid).astype(bool)
+    return jnp.where(rewarded, (norm * weights).sum(axis=-1), 0.0)
+
+
+def preference_score(
+    M_s: Float[Array, "E F"],
+    M_0: Float[Array, "E F"],
+    preference: Float[Array, "E F"],
+    solved: Bool[Array, " E"],
+) -> Float[Array, " E"]:
+    """Eq. 5-6: how well the trained policy follows the preference, relative to the starting checkpoint.
+
+    Eq. 5: tools and outcome give `M_s / max(1, M_0)`, cost and latency give `M_0 / max(1, M_s)`. M holds cost and
+    latency as negatives and Eq. 5 is about magnitudes, so their absolute values are used here. Because of `max(1, .)`
+    the score depends on their units: below one dollar or one second a saving no longer raises it. Eq. 6: dot with P if
+    the trained policy solved the example, else 0.
+
+    Args:
+        M_s: features of the trained policy, one trajectory per example, not normalised.
+        M_0: features of the starting checkpoint on the same examples, in the same units.
+        preference: P; padding tools must weigh 0.
+        solved: whether the trained policy solved the example.
+
+    Returns:
+        Score of each example; the benchmark's figure is the sum, and the mean is reported too.
+    """
+    trained, start = jnp.asarray(M_s), jnp.asarray(M_0)
+    gains = trained[:, : OUTCOME + 1] / jnp.maximum(1.0, start[:, : OUTCOME + 1])
+    savings = jnp.abs(start[:, OUTCOME + 1 :]) / jnp.maximum(1.0, jnp.abs(trained[:, OUTCOME + 1 :]))
+    score = (jnp.concatenate([gains, savings], axis=-1) * preference).sum(axis=-1)
+    return jnp.where(jnp.asarray(solved).astype(bool), score, 0.0)

@@ -1,0 +1,350 @@
+"""Rendering of conversations to ids and reading of what the policy sampled; the one place that knows the chat format.
+
+**Tokens.** Everything that depends on a template is read off the tokenizer's own chat template by rendering sentinels,
+so no control token is written here. In `history: keep` a sequence only grows: sampled ids, then `observation_ids`.
+
+**Untrusted text.** Tool outputs, user turns and the menu may contain the tokenizer's own control strings
+("<|im_end|>", "</tool_response>"). `ChatFormat` writes a space after the first character of each ("< |im_end|>"), so
+that it stays readable and can neither end a turn nor open a tool call. System text is ours and is left alone; assistant
+text keeps the tags (thinking, tool calls, tool responses), its protocol, and loses every other control string.
+
+**Tool calls.** A call is `<tool_call>` + JSON object + `</tool_call>` with "name" and "arguments". Policy by case:
+
+=============================================== ====================================================================
+no `<tool_call>` and no `</tool_call>`          empty list: the text is the final answer
+several calls                                   accepted, in order
+prose before, between or after calls            accepted and ignored
+no newline (or any white space) inside the tags accepted
+nested braces, tags inside JSON strings         accepted: the JSON is parsed, not searched
+unicode escapes                                 accepted; a lone surrogate is an error, since it has no UTF-8 form
+arguments as a JSON string                      accepted if the string is itself a JSON object
+extra keys beside name and arguments            ignored
+missing, empty or non-string name               error
+missing arguments, or not an object             error
+opening tag without its closing tag             error, also at the end of the text
+closing tag without an opening tag              error
+no JSON, broken JSON, text after the object     error; so are raw control characters (newlines) in strings
+duplicate keys at any depth                     error: which one was meant is unknown
+NaN, Infinity, or a number that overflows       error: not JSON
+thinking                                        text up to the last `</think>` is not parsed, tags in it are ignored
+`<think>` never closed                          no call and no answer: empty list and empty final answer
+`<think>` after the first `<tool_call>`         ordinary text
+`</think>` inside a call's arguments            cuts the call there, so the closing tag that is left is an error
+=============================================== ====================================================================
+
+One bad call spoils the turn: the result is a `ParseError` even if other calls of the turn are well formed.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerFast
+
+from orchestra_jax.tools.schema import to_openai
+from orchestra_jax.types import ToolCall, ToolSpec
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+THINK, END_THINK = "<think>", "</think>"
+_PROTOCOL = frozenset((OPEN, CLOSE, THINK, END_THINK, "<tool_response>", "</tool_response>"))
+_USER, _ASSISTANT, _FIRST, _SECOND = (f"sentinel{letter}" for letter in "abcd")
+
+
+@dataclass(frozen=True, slots=True)
+class ParseError:
+    """The turn broke the tool-call format; `reason` is one sentence."""
+
+    reason: str
+
+
+def common_prefix_extends(old_ids: Sequence[int], new_ids: Sequence[int]) -> bool:
+    """Whether `new_ids` starts with all of `old_ids`, so that the same sequence goes on instead of a fork."""
+    return len(old_ids) <= len(new_ids) and tuple(new_ids[: len(old_ids)]) == tuple(old_ids)
+
+
+class ChatFormat:
+    """Turns messages into ids and ids into text for one tokenizer and its chat template.
+
+    A message is `{"role": "system" | "user" | "assistant" | "tool", "content": str}`; an assistant's content is the
+    text that `decode` gave for its sampled ids. Further keys reach the template unchanged.
+
+    Args:
+        tokenizer: Hugging Face fast tokenizer with a chat template.
+        history: "keep" appends to one sequence; "strip_thinking" lets the template re-render every turn, which for
+            Qwen3 drops the thinking of turns before the last user message.
+        enable_thinking: handed to the template; None leaves the template's default. With False, Qwen3 opens every
+            turn with an empty thinking block that it leaves out when it re-renders the turn: use "keep" there.
+        compact_menu: show price_usd, latency_s and local as keys of the tool's "function" instead of in words at the
+            end of its description.
+
+    Attributes:
+        stop_ids: ids that end a turn: the template's end of turn first, then the tokenizer's eos and pad. After a turn
+            that ended on another id than the first, the template's end of turn is missing from the history.
+
+    Raises:
+        ValueError: no chat template, or one that does not show assistant and tool text literally.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        history: Literal["keep", "strip_thinking"] = "keep",
+        enable_thinking: bool | None = None,
+        compact_menu: bool = False,
+    ) -> None:
+        if tokenizer.chat_template is None:
+            raise ValueError("The tokenizer has no chat template; use the tokenizer of a chat model.")
+        if history not in ("keep", "strip_thinking"):
+            raise ValueError(f"history must be 'keep' or 'strip_thinking', not {history!r}.")
+        self.tokenizer = tokenizer
+        self.history = history
+        self._compact_menu = compact_menu
+        self._options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        self._backend = tokenizer.backend_tokenizer
+        added = sorted((token.content for token in tokenizer.added_tokens_decoder.values()), key=lambda s: (-len(s), s))
+        self._control = _alternatives(added)
+        self._assistant_control = _alternatives([token for token in added if token not in _PROTOCOL])
+        self._read_template()
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> str:
+        """The conversation as text up to the point where the policy speaks next, untrusted text neutralised."""
+        text: str = self.tokenizer.apply_chat_template(
+            [{**message, "content": self._safe(message)} for message in messages],
+            tools=[self._tool(spec) for spec in tools] or None,
+            add_generation_prompt=True,
+            tokenize=False,
+            **self._options,
+        )
+        return text
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
+        """Ids of `render(messages, tools)`: turn 0's prompt, or a full re-render where assistant turns are present."""
+        return self.encode(self.render(messages, tools))
+
+    def observation_ids(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """Ids that follow a sampled turn: the results of its calls in order, then the opening of the next turn."""
+        if not texts:
+            raise ValueError("An observation needs the text of at least one tool result.")
+        start, between, end = self._tool_frame
+        return self.encode(start + between.join([self.neutralise(text) for text in texts]) + end)
+
+    def user_ids(self, text: str) -> tuple[int, ...]:
+        """Ids that follow a sampled turn when the user speaks next."""
+        start, end = self._user_frame
+        return self.encode(start + self.neutralise(text) + end)
+
+    def next_prompt(
+        self, old_ids: Sequence[int], messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[tuple[int, ...], bool]:
+        """What to feed before the next turn is sampled: `(suffix, True)` to append, or `(whole prompt, False)` to fork.
+
+        "keep" always appends. "strip_thinking" appends if the re-rendered conversation starts with `old_ids`, or if
+        only its tokenization differs (the policy may sample another split of the same text): then the sampled ids stay.
+
+        Args:
+            old_ids: ids of the sequence so far, the last sampled turn and its stop id included.
+            messages: the whole conversation; the messages after the last assistant turn are new.
+            tools: the menu shown in the first prompt.
+
+        Raises:
+            ValueError: with "keep", if the new messages are neither tool results nor one user message.
+        """
+        if self.history == "keep":
+            last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+            new = messages[last + 1 :]
+            if new and all(message["role"] == "tool" for message in new):
+                return self.observation_ids([message["content"] for message in new]), True
+            if [message["role"] for message in new] == ["user"]:
+                return self.user_ids(new[0]["content"]), True
+            raise ValueError("After an assistant turn, history 'keep' takes tool results or one user message.")
+        new_ids = self.prompt_ids(messages, tools)
+        if common_prefix_extends(old_ids, new_ids):
+            return new_ids[len(old_ids) :], True
+        if old_ids and old_ids[-1] == self.stop_ids[0]:
+            old_text, new_text = self._decode(old_ids), self._decode(new_ids)
+            if new_text.startswith(old_text):
+                return self.encode(new_text[len(old_text) :]), True
+        return new_ids, False
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of text that is already rendered; control strings in it become control tokens."""
+        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of sampled ids, without the stop id at their end, all other control tokens spelled out."""
+        return self._decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
+
+    def neutralise(self, text: str) -> str:
+        """The text with a space after the first character of every control string of the tokenizer."""
+        return self._control.sub(_split, text)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self._backend.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def _safe(self, message: Mapping[str, Any]) -> str:
+        role, content = message["role"], message["content"]
+        if not isinstance(content, str):
+            raise ValueError(f"The content of a {role} message must be text, not {type(content).__name__}.")
+        if role == "system":
+            return content
+        return self._assistant_control.sub(_split, content) if role == "assistant" else self.neutralise(content)
+
+    def _tool(self, spec: ToolSpec) -> dict[str, Any]:
+        tool = to_openai(spec, show_price=not self._compact_menu)
+        if self._compact_menu:
+            menu = {"price_usd": spec.price_usd, "latency_s": spec.latency_s, "local": spec.local}
+            tool = {**tool, "function": {**tool["function"], **menu}}
+        safe: dict[str, Any] = self._safe_tree(tool)
+        return safe
+
+    def _safe_tree(self, node: Any) -> Any:
+        if isinstance(node, str):
+            return self.neutralise(node)
+        if isinstance(node, Mapping):
+            return {self.neutralise(key): self._safe_tree(value) for key, value in node.items()}
+        return [self._safe_tree(value) for value in node] if isinstance(node, list | tuple) else node
+
+    def _read_template(self) -> None:
+        """Cuts the text around sentinels out of rendered conversations: what the template puts after each turn."""
+        first_turns = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ASSISTANT}]
+        one_result = [*first_turns, {"role": "tool", "content": _FIRST}]
+        two_results = [*one_result, {"role": "tool", "content": _SECOND}]
+        user = [*first_turns, {"role": "user", "content": _FIRST}]
+        start, between, end = _cut(self.render(two_results), _ASSISTANT, _FIRST, _SECOND)
+        self._user_frame = _cut(self.render(user), _ASSISTANT, _FIRST)
+        turn_end = self._control.match(start)
+        if turn_end is None or not self._user_frame[0].startswith(turn_end[0]):
+            raise ValueError("The chat template does not end assistant turns with a control token of the tokenizer.")
+        if _cut(self.render(one_result), _ASSISTANT, _FIRST) != (start, end):
+            raise ValueError("The chat template renders one tool result otherwise than the first of two.")
+        skip = len(turn_end[0])
+        self._tool_frame = (start[skip:], between, end)
+        self._user_frame = (self._user_frame[0][skip:], self._user_frame[1])
+        ends = [self.tokenizer.convert_tokens_to_ids(turn_end[0]), self.tokenizer.eos_token_id]
+        ids = dict.fromkeys([*ends, self.tokenizer.pad_token_id])
+        self.stop_ids: tuple[int, ...] = tuple(index for index in ids if index is not None)
+
+
+def parse_tool_calls(text: str) -> list[ToolCall] | ParseError:
+    """The calls in one sampled turn under the policy in the module's docstring; an empty list means no call.
+
+    Args:
+        text: `ChatFormat.decode` of the sampled ids.
+    """
+    rest = _after_thinking(text)
+    if "tool_call>" not in rest:
+        return []
+    calls: list[ToolCall] = []
+    position = 0
+    while True:
+        start = rest.find(OPEN, position)
+        if rest.find(CLOSE, position, start if start >= 0 else len(rest)) >= 0:
+            return ParseError("A </tool_call> has no <tool_call> before it.")
+        if start < 0:
+            return calls
+        begin = _skip_space(rest, start + len(OPEN))
+        try:
+            value, end = _JSON.raw_decode(rest, begin)
+            call = _call(value)
+        except RecursionError:
+            return ParseError("The JSON of a tool call is nested too deeply.")
+        except ValueError as error:
+            return ParseError(f"The text after <tool_call> is not a valid call: {error}.")
+        end = _skip_space(rest, end)
+        if not rest.startswith(CLOSE, end):
+            missing = "the closing </tool_call> is missing" if end == len(rest) else "text follows the JSON object"
+            return ParseError(f"A tool call does not end properly: {missing}.")
+        calls.append(call)
+        position = end + len(CLOSE)
+
+
+def final_answer(text: str) -> str:
+    """What a turn without calls says to the user: the text after thinking, stripped; "" if thinking never closed."""
+    return _after_thinking(text).strip()
+
+
+def _after_thinking(text: str) -> str:
+    """The text after the last `</think>`; empty if a `<think>` before any call is still open."""
+    rest = text.rpartition(END_THINK)[2]
+    start = rest.find(THINK)
+    if start >= 0 and rest.find(OPEN, 0, start) < 0:
+        return ""
+    return rest
+
+
+def _call(value: Any) -> ToolCall:
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    name, arguments = value.get("name"), value.get("arguments")
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError('"name" must be a non-empty string')
+    if isinstance(arguments, str):
+        arguments = _JSON.decode(arguments)
+    if not isinstance(arguments, dict):
+        raise ValueError('"arguments" must be an object')
+    return ToolCall(name, arguments)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    for key, value in pairs:
+        _require_utf8(key)
+        _require_utf8(value)
+    return result
+
+
+def _require_utf8(value: Any) -> None:
+    """Objects inside `value` were checked when they were built, so only strings and lists remain."""
+    if isinstance(value, list):
+        for item in value:
+            _require_utf8(item)
+    elif isinstance(value, str) and not value.isascii():
+        value.encode()
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number is too large")
+    return value
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def _skip_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return match.end() if match else position
+
+
+def _split(match: re.Match[str]) -> str:
+    token = match[0]
+    return f"{token[0]} {token[1:]}"
+
+
+def _alternatives(tokens: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+
+
+def _cut(text: str, *marks: str) -> tuple[str, ...]:
+    """The texts between the marks and after the last one, each mark occurring once and in order."""
+    parts = []
+    rest = text
+    for mark in marks:
+        if text.count(mark) != 1 or mark not in rest:
+            raise ValueError("The chat template does not show assistant, tool and user messages literally, in order.")
+        before, _, rest = rest.partition(mark)
+        parts.append(before)
+    return (*parts[1:], rest)

@@ -1,0 +1,67 @@
+"""The Engine contract: token ids in, sampled ids and their log-probs out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample one generation.
+
+    Attributes:
+        max_new_tokens: upper bound on sampled tokens, stop id included.
+        temperature: softmax(logits / temperature); 0 is greedy, with log-probs reported at temperature 1.
+        stop_ids: sampling one of these ends the generation; it is part of the sampled ids.
+        seed: 64-bit seed of this generation; the same seed, prompt and weights give the same ids.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    stop_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Sampled ids with the log-probs at the sampling temperature.
+
+    Attributes:
+        token_ids: sampled ids, stop id included.
+        logprobs: log softmax(logits / temperature) of each sampled id, fp32.
+        finish_reason: "stop" | "length" | "abort".
+        weight_version: version of the weights that sampled every token.
+        cached_tokens: prompt tokens whose keys and values were already there.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+    weight_version: int
+    cached_tokens: int = 0
+
+
+class Engine(Protocol):
+    """What the collector needs of a sampler. Implementations: `embedded.EmbeddedEngine`."""
+
+    def open_session(self) -> int:
+        """Announces a trajectory: its generations share a growing prefix whose keys and values are kept."""
+        ...
+
+    def close_session(self, session: int) -> None:
+        """Frees what the trajectory held; closing twice is harmless."""
+        ...
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: int | None = None
+    ) -> Generation:
+        """Samples a continuation of `prompt_ids` (the whole sequence so far, not only what is new)."""
+        ...
+
+    async def update_weights(self, params: Any, version: int) -> None:
+        """Replaces the weights; no generation mixes two versions."""
+        ...
+
+    async def close(self) -> None:
+        """Ends the engine; generations under way fail."""
+        ...

@@ -1,0 +1,81 @@
+"""Experts with a known skill table: stand-ins for paid models, deterministic and free."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestra_jax.types import ToolResult, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedExpert:
+    """Answers a question of family f rightly with probability `skill[f]`, always the same way for the same question.
+
+    The draw is a hash of (seed, name, question): stable across calls, processes and runs, independent between
+    experts. Nobody sleeps: the seconds go to the ledger only.
+
+    Attributes:
+        name: the expert's tool name.
+        skill: probability of a right answer by question family, each in [0, 1].
+        price_usd: dollars per call.
+        latency_s: simulated seconds per call.
+        seed: another seed is another expert with the same skills.
+
+    Raises:
+        ValueError: a probability outside [0, 1].
+    """
+
+    name: str
+    skill: Mapping[str, float]
+    price_usd: float = 0.0
+    latency_s: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for family, probability in self.skill.items():
+            if not 0.0 <= probability <= 1.0:
+                raise ValueError(f"Skill {probability} of expert {self.name!r} in {family!r} must be within [0, 1].")
+
+    def knows(self, question: str, family: str) -> bool:
+        """Whether this expert answers this question rightly.
+
+        Raises:
+            ValueError: the skill table has no such family.
+        """
+        if family not in self.skill:
+            raise ValueError(f"Expert {self.name!r} has no skill for {family!r}; it has {sorted(self.skill)}.")
+        return self._draw(question)[0] < self.skill[family]
+
+    def answer(self, question: str, right: str, family: str, distractors: Sequence[str]) -> str:
+        """The right answer or one of the distractors.
+
+        Args:
+            question: the text that identifies the draw.
+            right: the right answer.
+            family: the question's family.
+            distractors: plausible wrong answers; those equal to `right` are ignored.
+
+        Raises:
+            ValueError: an unknown family, or no distractor differs from the right answer.
+        """
+        if self.knows(question, family):
+            return right
+        wrong = [text for text in distractors if text != right]
+        if not wrong:
+            raise ValueError(
+                f"No wrong answer to give for {question!r}: pass a distractor that differs from {right!r}."
+            )
+        return wrong[int(self._draw(question)[1] * len(wrong))]
+
+    def call(self, question: str, right: str, family: str, distractors: Sequence[str]) -> ToolResult:
+        """`answer` as a tool result with its ledger row."""
+        text = self.answer(question, right, family, distractors)
+        return ToolResult(text, (Usage(self.name, cost_usd=self.price_usd, seconds=self.latency_s),))
+
+    def _draw(self, question: str) -> tuple[float, float]:
+        """Two independent uniforms in [0, 1)."""
+        text = f"{self.seed}\x1f{self.name}\x1f{question}"
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        # 53 bits: more would round up to 1.0.
+        first, second = (int.from_bytes(part) >> 11 for part in (digest[:8], digest[8:]))
+        return first / 2**53, second / 2**53

@@ -1,0 +1,195 @@
+"""From a configuration to the parts of a run: world, tokenizer, policy, collector. Checks first, builds after."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from orchestra_jax.config import ConfigError, RunConfig
+from orchestra_jax.config_checks import missing_inputs
+from orchestra_jax.data.pipeline import TaskIterator, task_iterator
+from orchestra_jax.data.preferences import sample_preference
+from orchestra_jax.data.sources import Question, load_tasks
+from orchestra_jax.envs import qa, qa_players, quickstart_players
+from orchestra_jax.envs.base import Environment
+from orchestra_jax.envs.quickstart import QuickstartEnvironment, build_tokenizer, good_call
+from orchestra_jax.envs.quickstart_world import QuickstartTasks, QuickstartWorld
+from orchestra_jax.models import tokenizer as tokenizers
+from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.rollout.chat import ChatFormat
+from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, Script
+from orchestra_jax.tools.local_search import LocalIndex, read_passages
+from orchestra_jax.tools.pricing import PriceList
+from orchestra_jax.tools.sandbox import PythonSandbox
+from orchestra_jax.types import Preference, Task, ToolCall, ToolResult
+
+SWAP_KINDS = ("accuracy", "cost", "fast", "local")
+_PRICES = Path(__file__).resolve().parents[2] / "conf" / "pricing"
+
+
+@dataclass(frozen=True)
+class World:
+    """What a run acts in.
+
+    Attributes:
+        environment: makes episodes.
+        train: makes the endless stream of training tasks, batches of the given size.
+        demonstrations: tasks for the warm start.
+        evaluation: held-out tasks.
+        demonstrate: script of the warm start: right format, tools at random.
+        good_call, answer_from: what copying exactly means here, for the warm start's gate.
+        swap: the same held-out questions under each kind of preference.
+        baselines: scripts to compare with, by name.
+    """
+
+    environment: Environment
+    train: Callable[[int], TaskIterator]
+    demonstrations: Sequence[Task]
+    evaluation: Sequence[Task]
+    demonstrate: Script
+    good_call: Callable[[Task, str], ToolCall]
+    answer_from: Callable[[Sequence[ToolResult]], str]
+    swap: Mapping[str, Sequence[Task]] = field(default_factory=dict)
+    baselines: Mapping[str, Script] = field(default_factory=dict)
+
+
+def preflight(cfg: RunConfig) -> None:
+    """Checks that everything the run needs is there, before anything is made.
+
+    Raises:
+        ConfigError: one sentence for each thing that is missing.
+    """
+    found = missing_inputs(cfg)
+    if cfg.rollout.engine == "sglang":
+        found.append("This version samples with its embedded engine only: set rollout=embedded.")
+    if cfg.tools.experts:
+        found.append("This version calls no outside language models: set tools=offline.")
+    if cfg.model.path is not None and not found:
+        found.append("This version trains from random weights only: leave model.path unset and take model=tiny.")
+    if not (_PRICES / f"{cfg.pricing.name}.yaml").is_file():
+        known = ", ".join(sorted(path.stem for path in _PRICES.glob("*.yaml")))
+        found.append(f"pricing.name={cfg.pricing.name} is no price list: use one of {known}.")
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+def make_world(cfg: RunConfig) -> World:
+    """The environment and its tasks.
+
+    Raises:
+        ConfigError: a file of questions or passages cannot be read.
+    """
+    return _quickstart(cfg) if cfg.env.name == "quickstart" else _questions(cfg)
+
+
+def _quickstart(cfg: RunConfig) -> World:
+    world = QuickstartWorld(cfg.env.seed)
+    train = QuickstartTasks(world, "train", 100_000)
+    swapped = [world.swap_tasks(index, SWAP_KINDS) for index in range(cfg.evaluation.swap_questions)]
+    return World(
+        QuickstartEnvironment(world, workers=cfg.tools.sandbox_workers, timeout_s=cfg.tools.sandbox_timeout_s),
+        lambda size: task_iterator(train, seed=cfg.seed, batch_size=size),
+        QuickstartTasks(world, "train", cfg.warm_start.demonstrations, first=len(train)),  # type: ignore[arg-type]
+        QuickstartTasks(world, "eval", cfg.evaluation.questions),  # type: ignore[arg-type]
+        quickstart_players.random_tools(cfg.seed),
+        good_call,
+        quickstart_players.answer_from,
+        {kind: [tasks[k] for tasks in swapped] for k, kind in enumerate(SWAP_KINDS)} if swapped else {},
+        quickstart_players.BASELINES,
+    )
+
+
+def _questions(cfg: RunConfig) -> World:
+    try:
+        training = [load_tasks(source.path, source.source) for source in cfg.data.training()]
+        held_out = cfg.data.evaluation()
+        if held_out is not None:
+            evaluation = load_tasks(held_out.path, held_out.source)
+        else:
+            count = min(cfg.data.eval_questions, len(training[0]) // 2)
+            evaluation = training[0][len(training[0]) - count :]
+            training[0] = training[0][: len(training[0]) - count]
+        passages = list(read_passages(cfg.tools.corpus)) if cfg.tools.corpus else []
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+    tools = [spec for spec in qa.OFFLINE_TOOLS if spec.name in cfg.tools.names]
+    if not tools:
+        raise ConfigError(f"tools.names={cfg.tools.names} offers no tool of this version: take tools=offline.")
+    named = {spec.name for spec in tools}
+    environment = qa.QAEnvironment(
+        sandbox=PythonSandbox(cfg.tools.sandbox_workers, cfg.tools.sandbox_timeout_s) if "python" in named else None,
+        index=LocalIndex.build(passages) if "local_search" in named else None,
+        prices=load_prices(cfg).prices,
+        top_k=cfg.tools.top_k,
+    )
+
+    def pose(split: str) -> Callable[[Question, np.random.Generator], Task]:
+        def build(question: Question, rng: np.random.Generator) -> Task:
+            wish = sample_preference(tools, rng, split) if cfg.data.preferences else Preference("accuracy", "")
+            return question.task(tools, wish)
+
+        return build
+
+    questions = [question for source in training for question in source]
+    rng = np.random.default_rng(cfg.seed)
+    return World(
+        environment,
+        lambda size: task_iterator(questions, seed=cfg.seed, batch_size=size, build=pose("train")),
+        [pose("train")(question, rng) for question in questions[: cfg.warm_start.demonstrations]],
+        [pose("eval")(question, rng) for question in evaluation[: cfg.evaluation.questions]],
+        qa_players.random_tool,
+        qa_players.good_call,
+        qa_players.answer_from,
+    )
+
+
+def load_prices(cfg: RunConfig) -> OrchestratorPrice:
+    """The price list of the run, with the policy's own tokens at the configured price."""
+    data: dict[str, Any] = yaml.safe_load((_PRICES / f"{cfg.pricing.name}.yaml").read_text())
+    data.pop("latencies", None)
+    data["entries"]["orchestrator"] = {
+        "input": cfg.pricing.orchestrator_input,
+        "output": cfg.pricing.orchestrator_output,
+    }
+    prices = PriceList.from_config(data)
+    return OrchestratorPrice(prices, "orchestrator", cfg.pricing.orchestrator_seconds_per_token)
+
+
+def make_chat(cfg: RunConfig) -> ChatFormat:
+    """Tokenizer and chat format.
+
+    Raises:
+        ConfigError: the tokenizer cannot be read.
+    """
+    if cfg.model.tokenizer == "quickstart":
+        return ChatFormat(build_tokenizer(QuickstartWorld(cfg.env.seed)), compact_menu=True)
+    try:
+        tokenizer = tokenizers.load(str(cfg.model.tokenizer))
+    except FileNotFoundError as error:
+        raise ConfigError(str(error)) from error
+    return ChatFormat(tokenizer, history="keep")
+
+
+def make_model_config(cfg: RunConfig, chat: ChatFormat) -> Qwen3Config:
+    """The architecture: the preset's sizes, a vocabulary that holds the tokenizer's ids, numerics from the config."""
+    numerics = {
+        name: getattr(cfg.model, name) for name in ("dtype", "param_dtype", "scan_layers", "remat", "attention")
+    }
+    return Qwen3Config.preset(cfg.model.preset, vocab_size=len(chat.tokenizer), **numerics)
+
+
+def make_collector(cfg: RunConfig, world: World, chat: ChatFormat) -> Collector:
+    """Episodes of the world under the run's limits and prices."""
+    limits = RolloutLimits(
+        cfg.rollout.max_turns, cfg.env.max_calls, cfg.rollout.max_length, cfg.rollout.max_new_tokens, cfg.rollout.retries
+    )
+    return Collector(world.environment, chat, limits, load_prices(cfg))
+
+
+def config_record(cfg: RunConfig) -> dict[str, Any]:
+    """The config as plain containers, for the checkpoint's meta."""
+    return dataclasses.asdict(cfg)

@@ -1,0 +1,414 @@
+"""The run: warm start, evaluation, group-relative policy optimisation, evaluation. Every part of it resumes."""
+
+import asyncio
+import math
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from orchestra_jax.config import ConfigError, RunConfig
+from orchestra_jax.config_checks import resume_conflicts
+from orchestra_jax.evaluation.runner import Evaluator
+from orchestra_jax.models.qwen3 import init_params
+from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
+from orchestra_jax.rl.batching import GroupArrays, MicroShapes, group_arrays, micro_batches, sequences
+from orchestra_jax.rl.learner import Learner, LearnerConfig, OptimizerConfig, TrainState, init_state, make_optimizer
+from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.rewards import feature_matrix, preference_reward
+from orchestra_jax.rollout.chat import ChatFormat
+from orchestra_jax.rollout.embedded import EmbeddedEngine
+from orchestra_jax.training.build import World, config_record, make_collector, make_model_config
+from orchestra_jax.training.checkpointing import Checkpoints
+from orchestra_jax.training.metrics import MetricLogger, Progress
+from orchestra_jax.training.sft import copy_accuracy, demonstration_rows, supervised_batches
+from orchestra_jax.training.transcripts import write_transcripts
+from orchestra_jax.types import Trajectory
+
+
+class Interrupted(Exception):
+    """The user stopped the run; everything is saved."""
+
+
+class Trainer:
+    """Owns the state of one run.
+
+    Args:
+        cfg: the run.
+        world: environment and tasks.
+        chat: tokenizer and chat format.
+        runner: event loop that the environment's processes belong to.
+
+    Raises:
+        ConfigError: the folder holds another run.
+    """
+
+    def __init__(self, cfg: RunConfig, world: World, chat: ChatFormat, runner: asyncio.Runner) -> None:
+        self.cfg, self.world, self.chat, self._runner = cfg, world, chat, runner
+        self.directory = Path(cfg.output_dir)
+        self.model = make_model_config(cfg, chat)
+        self.collector = make_collector(cfg, world, chat)
+        self.warm = _warm_learner(cfg, self.model)
+        self.policy = _policy_learner(cfg, self.model)
+        self.tasks = world.train(cfg.algorithm.tasks_per_step)
+        self.reference: Any = None
+        self.phase, self.step, self.version = "warm_start", 0, 0
+        self.notes: dict[str, Any] = {"seconds": 0.0}
+        self._began = time.monotonic()
+        self._stop = False
+        self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep)
+        self.state = self._restore_or_init()
+        self.engine = EmbeddedEngine(
+            self.model,
+            self.state.params,
+            version=self.version,
+            slots=cfg.rollout.slots,
+            max_length=cfg.rollout.max_length,
+            chunk=cfg.rollout.chunk,
+            widths=cfg.rollout.widths,
+            lockstep=cfg.rollout.lockstep,
+        )
+        self.evaluator = Evaluator(
+            cfg.evaluation,
+            world.evaluation,
+            world.swap,
+            world.baselines,
+            self.collector,
+            self.engine,
+            cfg.reward.tool_feature,  # type: ignore[arg-type]
+        )
+
+    def train(self) -> dict[str, Any]:
+        """Runs what is left of the run.
+
+        Returns:
+            The summary for summary.json.
+
+        Raises:
+            Interrupted: Ctrl-C; the checkpoint of the last finished step is written.
+        """
+        with (
+            MetricLogger(self.directory, tensorboard=self.cfg.logger.tensorboard) as logger,
+            self._clean_interrupt(),
+        ):
+            logger.truncate_from(self.step + 1 if self.phase == "policy" else 0)
+            try:
+                if self.phase == "warm_start":
+                    self._warm_start()
+                self._optimise(logger)
+            finally:
+                self.checkpoints.close()
+                self._runner.run(self.engine.close())
+            return self._summary()
+
+    # --- state ---
+
+    def _restore_or_init(self) -> TrainState:
+        """The newest checkpoint's state, or a fresh one."""
+        params = init_params(self.model, jax.random.key(self.cfg.seed))
+        meta = self.checkpoints.peek()
+        if meta is None:
+            return init_state(params, self.warm.optimizer)
+        changed = resume_conflicts(meta["config"], self.cfg)
+        if changed:
+            raise ConfigError(
+                f"{self.directory} holds another run ({'; '.join(changed)}): choose another name=..., or delete it."
+            )
+        self.phase, self.step, self.version = meta["phase"], meta["step"], meta["version"]
+        self.notes = meta["notes"]
+        if self.phase == "warm_start":
+            return self.checkpoints.restore({"state": init_state(params, self.warm.optimizer)})["state"]
+        like: dict[str, Any] = {"state": init_state(params, self.policy.optimizer)}
+        if self.cfg.algorithm.kl_coef:
+            like["reference"] = params
+        restored = self.checkpoints.restore(like)
+        self.reference = restored.get("reference")
+        self.tasks.set_state(meta["data"])
+        return restored["state"]
+
+    def _save(self) -> None:
+        """Saves params, optimizer, reference, data cursor, step, version and notes together."""
+        arrays: dict[str, Any] = {"state": self.state}
+        if self.reference is not None:
+            arrays["reference"] = self.reference
+        offset = self.cfg.warm_start.steps + 1 if self.phase == "policy" else 0
+        meta = {
+            "phase": self.phase,
+            "step": self.step,
+            "version": self.version,
+            "data": self.tasks.get_state(),
+            "notes": self.notes | {"seconds": self._seconds()},
+            "config": config_record(self.cfg),
+        }
+        self.checkpoints.save(offset + self.step, arrays, meta)
+
+    def _seconds(self) -> float:
+        return self.notes["seconds"] + time.monotonic() - self._began
+
+    def _check_stop(self) -> None:
+        if self._stop:
+            self._save()
+            raise Interrupted(
+                f"Stopped after step {self.step} of {self.phase}; the same command continues from there."
+            )
+
+    @contextmanager
+    def _clean_interrupt(self) -> Iterator[None]:
+        """The first Ctrl-C ends the run after the step under way; a second one ends it at once."""
+
+        def handler(number: int, frame: Any) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+
+        try:
+            previous = signal.signal(signal.SIGINT, handler)
+        except ValueError:  # not in the main thread (a notebook's or sweep's worker): nothing to install
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def _sync_engine(self) -> None:
+        """Hands the engine the current weights under a new version."""
+        self.version += 1
+        self._runner.run(self.engine.update_weights(self.state.params, self.version))
+
+    # --- warm start ---
+
+    def _warm_start(self) -> None:
+        """Supervised steps until the policy copies well enough, then the switch to the policy optimizer."""
+        cfg = self.cfg.warm_start
+        if cfg.steps and self.cfg.model.path is None:
+            with Progress(cfg.steps, phase="warm start", start=self.step, every=50) as progress:
+                progress.print(f"Making {cfg.demonstrations} demonstrations with random tools ...")
+                demonstrations = self._runner.run(
+                    self.collector.play(self.world.demonstrate, list(self.world.demonstrations))
+                )
+                self._warm_steps(demonstration_rows(demonstrations), progress)
+        self._sync_engine()
+        self.phase, self.step = "policy", 0
+        self.state = init_state(self.state.params, self.policy.optimizer)
+        if self.cfg.algorithm.kl_coef:
+            self.reference = jax.tree.map(jnp.copy, self.state.params)
+        self.notes["before"] = self._evaluate("before")
+        self._save()
+
+    def _warm_steps(self, rows: Sequence[Any], progress: Progress) -> None:
+        cfg = self.cfg.warm_start
+        longest = max(len(row.tokens) for row in rows)
+        shapes = MicroShapes(self.cfg.algorithm.micro_tokens, _widths(rows, longest), ())
+        batches = supervised_batches(rows, cfg.batch_size, shapes, self.cfg.seed, self.step)
+        copied = self.notes.get("copy_accuracy", 0.0)
+        while self.step < cfg.steps and copied < cfg.min_copy_accuracy:
+            self.state, metrics = self.warm.supervised_step(self.state, next(batches))
+            self.step += 1
+            if self.step % cfg.check_every == 0 or self.step == cfg.steps:
+                self._sync_engine()
+                copied = self._measure_copying()
+                self.notes["copy_accuracy"] = copied
+                self._save()
+            progress.update(self.step, {"loss": metrics["loss"], "copied": copied})
+            self._check_stop()
+        if copied < cfg.min_copy_accuracy:
+            progress.print(
+                f"The warm start ended at copy accuracy {copied:.2f}, below warm_start.min_copy_accuracy="
+                f"{cfg.min_copy_accuracy}: more warm_start.steps or demonstrations would help."
+            )
+
+    def _measure_copying(self) -> float:
+        """Copy accuracy of sampled trajectories on fresh training-split tasks."""
+        tasks = [self.world.demonstrations[i] for i in range(min(128, len(self.world.demonstrations)))]
+        trajectories = self._runner.run(
+            self.collector.collect(self.engine, tasks, seed=(self.cfg.seed, 1, self.step))
+        )
+        return copy_accuracy(trajectories, self.world.good_call, self.world.answer_from)
+
+    # --- policy optimisation ---
+
+    def _optimise(self, logger: MetricLogger) -> None:
+        cfg = self.cfg
+        with Progress(cfg.steps, phase="policy", start=self.step) as progress:
+            while self.step < cfg.steps:
+                metrics = self._policy_step()
+                self.step += 1
+                metrics["seconds"] = self._seconds()
+                logger.log(self.step, metrics)
+                shown = {"reward": "reward/mean", "accuracy": "accuracy", "$/question": "cost_usd", "valid": "valid_rate"}
+                progress.update(self.step, {name: metrics[key] for name, key in shown.items()})
+                if cfg.evaluation.every and self.step % cfg.evaluation.every == 0 and self.step < cfg.steps:
+                    self._evaluate(f"step {self.step}")
+                if self.step % cfg.checkpoint.every == 0 or self.step == cfg.steps:
+                    self._save()
+                self._check_stop()
+        if "after" not in self.notes:
+            self.notes["after"] = self._evaluate("after")
+
+    def _policy_step(self) -> dict[str, float]:
+        """Rollouts, rewards, advantages and the update of one step."""
+        cfg = self.cfg
+        start = time.monotonic()
+        trajectories = self._runner.run(
+            self.collector.collect(
+                self.engine,
+                next(self.tasks),
+                group_size=cfg.algorithm.group_size,
+                temperature=cfg.rollout.temperature,
+                seed=(cfg.seed, 2, self.step),
+            )
+        )
+        rolled = time.monotonic()
+        write_transcripts(self.directory / "trajectories", self.step + 1, trajectories[: cfg.logger.trajectories])
+        arrays = group_arrays(trajectories, cfg.algorithm.group_size)
+        rewards, advantages, kept = score_groups(cfg, arrays)
+        updates = self._update(trajectories, advantages.reshape(-1))
+        self._sync_engine()
+        done = time.monotonic()
+        return {
+            **_rollout_metrics(trajectories, rewards, kept),
+            **updates,
+            "time/rollout": rolled - start,
+            "time/update": done - rolled,
+        }
+
+    def _update(self, trajectories: Sequence[Trajectory], advantages: np.ndarray) -> dict[str, float]:
+        """All optimizer steps on one step's trajectories; those with advantage 0 carry no gradient and are left out."""
+        algorithm = self.cfg.algorithm
+        shapes = MicroShapes(
+            algorithm.micro_tokens,
+            tuple(algorithm.row_widths),
+            tuple(algorithm.prefix_widths) if algorithm.share_prefix else (),
+        )
+        found: dict[str, float] = {}
+        size = len(trajectories) // algorithm.minibatches
+        for _ in range(algorithm.epochs):
+            for first in range(0, len(trajectories), size):
+                rows = [
+                    row
+                    for trajectory, advantage in zip(
+                        trajectories[first : first + size], advantages[first : first + size], strict=True
+                    )
+                    if advantage != 0
+                    for row in sequences(trajectory, float(advantage))
+                ]
+                if rows:
+                    batches = micro_batches(rows, shapes)
+                    self.state, metrics = self.policy.policy_step(self.state, batches, self.reference)
+                    found = dict(metrics)
+        return found
+
+    # --- evaluation ---
+
+    def _evaluate(self, name: str) -> dict[str, Any]:
+        """Figures of the current weights on the held-out questions."""
+        if not self.cfg.evaluation.questions:
+            return {}
+        print(f"Evaluating on {self.cfg.evaluation.questions} held-out questions ({name}) ...", flush=True)
+        return self._runner.run(self.evaluator.evaluate())
+
+    def _summary(self) -> dict[str, Any]:
+        """What summary.json holds."""
+        before, after = self.notes["before"], self.notes["after"]
+        summary: dict[str, Any] = {"name": self.cfg.name, "seed": self.cfg.seed, "steps": self.step}
+        summary["seconds"] = self._seconds()
+        summary["copy_accuracy"] = self.notes.get("copy_accuracy")
+        summary["preference_swap"] = {"before": before.pop("swap", {}), "after": after.pop("swap", {})}
+        summary["baselines"] = self._runner.run(self.evaluator.baselines()) if self.cfg.evaluation.questions else {}
+        return summary | {"before": before, "after": after}
+
+
+def score_groups(cfg: RunConfig, arrays: GroupArrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rewards (Eq. 2) [G, N], advantages (Eq. 3 and the filters) [G, N] and kept groups [G]."""
+    reward, algorithm = cfg.reward, cfg.algorithm
+    tools = arrays.preference.shape[1] - 3
+    scale = np.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], np.float32)
+    matrix = feature_matrix(
+        arrays.tool_counts, arrays.solved, arrays.cost_usd, arrays.latency_s, tool_feature=reward.tool_feature
+    )
+    rewards = preference_reward(
+        matrix,
+        arrays.preference * scale,
+        arrays.solved,
+        arrays.completed,
+        arrays.tool_mask,
+        normalize_outcome=reward.normalize_outcome,
+    )
+    members = member_masks(arrays.completed, arrays.failed, invalid=algorithm.invalid)
+    advantages = group_advantages(
+        rewards,
+        members,
+        min_std=algorithm.min_std,
+        normalize_std=algorithm.normalize_std,
+        clip=algorithm.advantage_clip,
+    )
+    kept = informative_groups(rewards, members, min_std=algorithm.min_std)
+    return np.asarray(rewards), np.asarray(advantages), np.asarray(kept)
+
+
+def _rollout_metrics(
+    trajectories: Sequence[Trajectory], rewards: np.ndarray, kept: np.ndarray
+) -> dict[str, float]:
+    solved, cost = sum(t.solved for t in trajectories), sum(t.cost_usd for t in trajectories)
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std(axis=1).mean()),
+        "groups/kept": float(kept.mean()),
+        "accuracy": solved / len(trajectories),
+        "valid_rate": float(np.mean([t.valid for t in trajectories])),
+        "cost_usd": cost / len(trajectories),
+        "cost_per_correct": cost / max(1, solved),
+        "latency_s": float(np.mean([t.latency_s for t in trajectories])),
+        "calls": float(np.mean([len(t.tool_names) for t in trajectories])),
+        "tokens/sampled": float(sum(len(turn.sampled_ids) for t in trajectories for turn in t.turns)),
+    }
+
+
+def _widths(rows: Sequence[Any], longest: int) -> tuple[int, ...]:
+    """Two row widths: one that holds two thirds of the rows, one that holds all."""
+    common = int(np.quantile([len(row.tokens) for row in rows], 0.67))
+    return tuple(sorted({8 * math.ceil(common / 8), 8 * math.ceil(longest / 8)}))
+
+
+def _warm_learner(cfg: RunConfig, model: Any) -> Learner:
+    warm = cfg.warm_start
+    optimizer = OptimizerConfig(
+        warm.learning_rate, warm.optimizer, 20, "cosine", max(1, warm.steps), final_fraction=0.05  # type: ignore[arg-type]
+    )
+    return Learner(model, LearnerConfig(LossConfig(), chunk=2048), make_optimizer(optimizer))
+
+
+def _policy_learner(cfg: RunConfig, model: Any) -> Learner:
+    a = cfg.algorithm
+    optimizer = OptimizerConfig(
+        a.learning_rate,
+        warmup_steps=a.warmup_steps,
+        schedule=a.schedule,  # type: ignore[arg-type]
+        total_steps=max(1, cfg.steps * a.epochs * a.minibatches),
+        weight_decay=a.weight_decay,
+        b1=a.adam_b1,
+        b2=a.adam_b2,
+        max_grad_norm=a.max_grad_norm,
+    )
+    loss = LossConfig(
+        loss=a.loss,  # type: ignore[arg-type]
+        clip_low=a.clip_low,
+        clip_high=a.clip_high,
+        dual_clip=a.dual_clip,
+        kl_coef=a.kl_coef,
+        kl=a.kl,  # type: ignore[arg-type]
+        aggregation=a.aggregation,  # type: ignore[arg-type]
+        importance=a.importance,  # type: ignore[arg-type]
+        importance_cap=a.importance_cap,
+    )
+    learner = LearnerConfig(loss, a.entropy_coef, cfg.rollout.temperature, chunk=2048)
+    return Learner(model, learner, make_optimizer(optimizer))
+
+

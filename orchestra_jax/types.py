@@ -1,0 +1,193 @@
+"""The nouns everybody shares: plain frozen dataclasses, no JAX, no I/O."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Status(StrEnum):
+    """How a trajectory ended."""
+
+    COMPLETED = "completed"  # the policy gave a final answer
+    MALFORMED = "malformed"  # an output broke the tool-call format (the paper's format filter)
+    NO_ANSWER = "no_answer"  # turn cap or context limit reached before an answer (invalid-output filter)
+    FAILED = "failed"  # infrastructure failure: never rewarded, refilled or dropped
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """One tool as the policy sees it, with the price and latency this instance's menu shows.
+
+    Attributes:
+        name: the name the policy calls.
+        description: one paragraph of plain text.
+        parameters: JSON schema of the arguments, as Qwen3's template and the OpenAI API expect it.
+        price_usd: dollars per call shown in the menu, or None where the price is per token.
+        latency_s: typical seconds per call shown in the menu, or None when unknown.
+        local: whether the tool runs on the user's own machine.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    price_usd: float | None = None
+    latency_s: float | None = None
+    local: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """What the user wants: an instruction in words and the vector P of Eq. 2, every weight in [0, 1].
+
+    Attributes:
+        name: the kind of preference, for reports ("cost", "fast", ...).
+        instruction: the wording that is appended to the question.
+        tools: weight by tool name; tools that are absent weigh 0.
+        outcome, compute, latency: the last three elements of P.
+    """
+
+    name: str
+    instruction: str
+    tools: Mapping[str, float] = field(default_factory=dict)
+    outcome: float = 1.0
+    compute: float = 0.0
+    latency: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One instance: a question, its reference answer, the tools on offer and the user's preference.
+
+    Attributes:
+        id: unique and stable across runs.
+        question: the user's text, without the preference.
+        answer: the reference answer(s); any of them counts.
+        tools: the menu of this instance, in the order shown.
+        preference: instruction and vector.
+        family: question family, for reports.
+        extra: what the environment needs to run or score this task.
+    """
+
+    id: str
+    question: str
+    answer: tuple[str, ...]
+    tools: tuple[ToolSpec, ...]
+    preference: Preference
+    family: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A parsed call: `arguments` is a JSON object, not yet validated against the tool's schema."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One ledger row: what one call of a model or tool consumed.
+
+    Attributes:
+        name: tool or model ("orchestrator" for the policy itself).
+        role: "orchestrator" | "tool" | "judge" | "user_simulator"; the last two stay out of a trajectory's cost.
+        prompt_tokens, cached_tokens, completion_tokens: tokens; `cached_tokens` is a part of `prompt_tokens`.
+        cost_usd: dollars.
+        seconds: seconds on the clock that rewards use (simulated where the world says so).
+        price_list: id of the price list that was applied.
+    """
+
+    name: str
+    role: str = "tool"
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float = 0.0
+    seconds: float = 0.0
+    price_list: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool answered. `is_error` marks the tool's own error text, which is an observation like any other."""
+
+    text: str
+    usage: tuple[Usage, ...] = ()
+    is_error: bool = False
+
+
+class InfrastructureError(Exception):
+    """A tool, server or network failed through no fault of the policy: the sample is invalid, not wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One policy generation and what the environment answered.
+
+    Attributes:
+        prompt_ids: ids appended to the sequence before sampling (turn 0: the whole prompt).
+        sampled_ids: the very ids the engine sampled, stop id included.
+        logprobs: the engine's log-probs of `sampled_ids` at the sampling temperature.
+        weight_version: version of the weights that sampled it.
+        finish_reason: "stop" | "length" | "abort".
+        text: decoded `sampled_ids` without the stop token, for logs.
+        calls, results: parsed calls and the results in the same order.
+    """
+
+    prompt_ids: tuple[int, ...]
+    sampled_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    weight_version: int
+    finish_reason: str
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One rollout of one task.
+
+    Attributes:
+        task: what was asked.
+        group: index of the GRPO group within the step; `member`: index within the group.
+        sequences: lists of turns; `history: keep` has one sequence, forks start a new one. Within a sequence the
+            token ids are the concatenation of each turn's `prompt_ids` and `sampled_ids`.
+        status: how it ended; `reason`: one sentence for every status but COMPLETED.
+        answer: the final answer, None without one.
+        solved: r_outcome of Eq. 1.
+        ledger: every call's row; cost and latency are sums over it.
+    """
+
+    task: Task
+    group: int
+    member: int
+    sequences: tuple[tuple[Turn, ...], ...]
+    status: Status
+    reason: str
+    answer: str | None
+    solved: bool
+    ledger: tuple[Usage, ...]
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        return [turn for sequence in self.sequences for turn in sequence]
+
+    @property
+    def valid(self) -> bool:
+        return self.status is Status.COMPLETED
+
+    @property
+    def cost_usd(self) -> float:
+        return sum(row.cost_usd for row in self.ledger if row.role in ("orchestrator", "tool"))
+
+    @property
+    def latency_s(self) -> float:
+        return sum(row.seconds for row in self.ledger if row.role in ("orchestrator", "tool"))
+
+    @property
+    def tool_names(self) -> list[str]:
+        """Name of every executed call, in order."""
+        return [call.name for turn in self.turns for call, _ in zip(turn.calls, turn.results, strict=False)]

@@ -1,0 +1,140 @@
+import math
+
+import numpy as np
+import pytest
+
+from orchestra_jax.evaluation.metrics import preference_swap, preference_utility, share_of, summarize, tool_shares
+from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
+
+TOOLS = "python local_search web_search"
+ACCURACY = Preference("accuracy", "")
+
+
+def run(
+    calls: str = "", *, cost=0.0, latency=0.0, solved=True, status=Status.COMPLETED, family="easy",
+    preference=ACCURACY, tools=TOOLS,
+) -> Trajectory:  # fmt: skip
+    """A trajectory of one turn with these calls; half of cost and latency are the policy's own tokens."""
+    task = Task("t", "?", ("yes",), tuple(ToolSpec(name, "", {}) for name in tools.split()), preference, family)
+    made = tuple(ToolCall(name, {}) for name in calls.split())
+    turn = Turn((1,), (2,), (-0.1,), 0, "stop", "", made, tuple(ToolResult("") for _ in made))
+    ledger = (
+        Usage("orchestrator", "orchestrator", cost_usd=cost / 2, seconds=latency / 2),
+        Usage("tool", "tool", cost_usd=cost / 2, seconds=latency / 2),
+        Usage("judge", "judge", cost_usd=50.0, seconds=50.0),
+    )
+    return Trajectory(task, 0, 0, ((turn,),), status, "", "yes", solved, ledger)
+
+
+# --- summarize -------------------------------------------------------------------------------------------------------
+
+
+def test_summarize_by_hand():
+    found = summarize([
+        run("python python", cost=0.25, latency=4.0),
+        run("web_search", cost=0.5, latency=2.0, solved=False),
+        run("", cost=0.25, latency=0.0, solved=False, status=Status.MALFORMED),
+        run("python", latency=2.0),
+        run("python", cost=8.0, latency=99.0, solved=False, status=Status.FAILED),
+    ])  # fmt: skip
+    assert found == {
+        "accuracy": 0.5,
+        "valid_rate": 0.75,
+        "cost": 0.25,
+        "cost_per_correct": 0.5,  # wrong answers cost too: one dollar for two right ones
+        "latency": 2.0,
+        "calls": 1.0,
+        "failed": 1.0,
+    }
+    assert all(type(number) is float for number in found.values())
+
+
+def test_nothing_solved_costs_infinitely_much_per_correct_answer():
+    assert summarize([run(cost=1.0, solved=False)])["cost_per_correct"] == math.inf
+
+
+def test_only_failures_are_an_error():
+    with pytest.raises(ValueError, match="every one failed for infrastructure reasons"):
+        summarize([run(status=Status.FAILED)])
+    with pytest.raises(ValueError, match="No trajectory"):
+        summarize([])
+
+
+# --- tools -----------------------------------------------------------------------------------------------------------
+
+
+def test_tool_shares_are_of_executed_calls_by_family():
+    found = tool_shares([
+        run("python python web_search", family="arith"),
+        run("python", family="arith"),
+        run("", family="easy"),
+    ])  # fmt: skip
+    assert found == {
+        "all": {"python": 0.75, "web_search": 0.25},
+        "arith": {"python": 0.75, "web_search": 0.25},
+        "easy": {},
+    }
+
+
+def test_share_of_looks_at_the_named_tools_only():
+    runs = [run("local_search python python"), run("web_search web_search local_search web_search web_search")]
+    assert share_of(runs, "local_search", ("local_search", "web_search")) == pytest.approx(2 / 6)
+    assert share_of(runs, "absent", ("absent",)) == 0.0
+
+
+def test_preference_swap_adds_the_local_share():
+    found = preference_swap({
+        "local": [run("local_search", cost=0.5), run("python local_search web_search", cost=0.5)],
+        "cost": [run("python", cost=0.25)],
+    })  # fmt: skip
+    assert found["local"]["local_share"] == pytest.approx(2 / 3)
+    assert found["local"]["cost"] == 0.5
+    assert found["cost"] == summarize([run("python", cost=0.25)]) | {"local_share": 0.0}
+
+
+# --- utility ---------------------------------------------------------------------------------------------------------
+
+WISH = Preference("mixed", "", {"local_search": 0.5}, outcome=0.25, compute=0.125, latency=0.0625)
+
+
+def wished(calls: str, cost: float, latency: float, solved: bool = True) -> Trajectory:
+    return run(calls, cost=cost, latency=latency, solved=solved, preference=WISH)
+
+
+def test_utility_by_hand():
+    cheap, dear = wished("local_search", 0.0, 8.0, solved=False), wished("web_search", 0.5, 4.0)
+    # Against their range: cost 0 to 0.5 dollars, latency 4 to 8 seconds, outcome 0 to 1, local search 0 to 1.
+    runs = [
+        wished("web_search", 0.25, 5.0),
+        wished("local_search", 0.0, 4.0),
+        wished("local_search local_search python", -1.0, 1.0),  # beyond the range on the good side: clipped
+        wished("python", 9.0, 99.0),  # beyond it on the bad side; only the outcome is left
+        wished("local_search", 0.0, 4.0, solved=False),
+    ]
+    found = preference_utility([[r] for r in runs], [[cheap], [dear]], "count")
+    expected = [0.25 + 0.125 / 2 + 0.0625 * 0.75, 0.9375, 0.9375, 0.25, 0.0]
+    np.testing.assert_allclose(found, np.array(expected)[:, None], rtol=1e-6)
+
+
+def test_a_feature_that_never_varies_adds_nothing():
+    same = [[wished("local_search", 0.5, 4.0)]]
+    np.testing.assert_array_equal(preference_utility(same, same, "count"), [[0.0]])
+
+
+def test_every_question_has_its_own_range_and_menu():
+    def question(cost: float, tools: str) -> Trajectory:
+        return run("python", cost=cost, tools=tools, preference=Preference("cost", "", {}, 0.0, compute=1.0))
+
+    low = [question(0.0, "python"), question(1.0, TOOLS)]
+    high = [question(1.0, "python"), question(5.0, TOOLS)]
+    found = preference_utility([[question(0.25, "python"), question(2.0, TOOLS)]], [low, high], "used")
+    np.testing.assert_allclose(found, [[0.75, 0.75]], rtol=1e-6)
+
+
+def test_the_tool_feature_is_the_one_asked_for():
+    preference = Preference("local", "", {"local_search": 1.0}, outcome=0.0)
+    none, twice, half = (
+        [run(calls, preference=preference)] for calls in ("python", "local_search local_search", "local_search python")
+    )
+    for feature, expected in {"count": 0.5, "used": 1.0, "share": 0.5}.items():
+        np.testing.assert_allclose(preference_utility([half], [none, twice], feature), [[expected]])

@@ -1,0 +1,237 @@
+import io
+import math
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from rich.console import Console
+
+from orchestra_jax.evaluation import figures as pictures
+from orchestra_jax.evaluation.report import draw, print_summary
+
+ALL_PICTURES = ["learning_curves.png", "tool_shares.png", "accuracy_cost.png"]
+
+
+def row(accuracy, cost, **more) -> dict:
+    made = {"accuracy": accuracy, "valid_rate": 0.96, "cost": cost, "cost_per_correct": cost / accuracy}
+    return made | {"latency": 5.0, "calls": 1.25, "failed": 0.0, "utility": 0.5} | more
+
+
+def swap(cost, local, fast) -> dict:
+    base = {"accuracy": 0.8, "cost": 0.04, "latency": 8.0, "local_share": 0.25}
+    changes = {"accuracy": {}, "cost": {"cost": cost}, "fast": {"latency": fast}, "local": {"local_share": local}}
+    return {kind: base | change for kind, change in changes.items()}
+
+
+@pytest.fixture
+def summary() -> dict:
+    before = {"arith": {"python": 0.25, "web": 0.75}, "hard": {}, "all": {"python": 0.25, "web": 0.75}}
+    after = {"arith": {"python": 1.0}, "hard": {"expert": 1.0}, "all": {"python": 0.5, "expert": 0.5}}
+    return {
+        "name": "demo",
+        "seed": 3,
+        "steps": 250,
+        "seconds": 90.0,
+        "before": row(0.4, 0.05, tool_shares=before, greedy=row(0.42, 0.048)),
+        "after": row(0.8, 0.02, tool_shares=after, greedy=row(0.82, 0.019), failed=2.0),
+        "baselines": {
+            "random_tool": row(0.3, 0.03),
+            "strongest_expert": row(0.5, 0.09),
+            "cheapest_sufficient": row(0.81, 0.0195),
+            "preference_oracle": row(0.82, 0.0205),
+        },
+        "preference_swap": {"before": swap(0.04, 0.25, 8.0), "after": swap(0.01, 0.875, 2.0)},
+    }
+
+
+@pytest.fixture
+def metrics() -> list[dict]:
+    rng = np.random.default_rng(0)
+    warm = [{"step": i, "sft/loss": 1.0} for i in range(3)]
+    return warm + [
+        {
+            "step": i,
+            "reward/mean": 0.2 + 0.01 * i + rng.normal(0, 0.01),
+            "accuracy": 0.4 + 0.01 * i,
+            "valid_rate": 0.97 + 0.01 * (-1) ** i,
+            "cost_usd": 0.05 - 0.001 * i,
+        }
+        for i in range(40)
+    ]
+
+
+def printed(summary, width: int = 80, **options) -> str:
+    out = io.StringIO()
+    print_summary(summary, Console(file=out, width=width, force_terminal=False), **options)
+    return out.getvalue()
+
+
+def cells(text: str, start: str) -> list[str]:
+    """The columns of the line that starts so."""
+    line = next(line for line in text.splitlines() if line.strip().startswith(start))
+    return line.strip().removeprefix(start).split()
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_summary_fits_a_terminal_of_80_columns(summary):
+    text = printed(summary)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_rows_and_units(summary):
+    text = printed(summary)
+    assert "demo, 250 steps, 1.5 min, seed 3" in text
+    assert cells(text, "before training") == ["40.0", "96.0", "5.00", "12.50", "5.0", "1.25", "0.500"]
+    assert cells(text, "after training")[:4] == ["80.0", "96.0", "2.00", "2.50"]
+    assert cells(text, "after, greedy")[0] == "82.0"
+    assert cells(text, "strongest expert")[:4] == ["50.0", "96.0", "9.00", "18.00"]
+    assert "Cost per correct answer: 12.50 to 2.50 cents (-80 %)" in text
+    assert "Accuracy: 40.0 to 80.0 % (+40.0 points)" in text
+    assert "2 questions after training failed for infrastructure reasons" in text
+    assert "questions before training failed" not in text
+
+
+def test_the_preference_swap(summary):
+    text = printed(summary)
+    assert cells(text, "cost  ")[:6] == ["80.0", "→", "80.0", "4.00", "→", "1.00"]
+    assert cells(text, 'cost under "cost" ÷ under "accuracy"') == ["1.00", "0.25"]
+    assert cells(text, 'latency under "fast" ÷ under "cost"') == ["1.00", "0.25"]
+    assert cells(text, 'local share of searches, "local" vs "accuracy"') == "25 % vs 25 % 88 % vs 25 %".split()
+
+
+def test_where_the_files_lie(summary, tmp_path):
+    assert "Pictures and summary.json are in outputs/demo" in printed(summary)
+    assert f"Pictures and summary.json are in {tmp_path}" in printed(summary, directory=tmp_path)
+    assert "Pictures" not in printed({"after": summary["after"]})
+
+
+def test_after_alone_is_enough_and_missing_figures_are_dashes(summary):
+    text = printed({"after": {"accuracy": 0.5}, "baselines": {"random": {"accuracy": None, "cost": math.nan}}})
+    assert cells(text, "after training") == ["50.0"]
+    assert cells(text, "random") == ["–"]
+    assert "Cost per" not in text
+    with pytest.raises(ValueError, match="no 'after' figures"):
+        printed({"before": summary["before"]})
+
+
+def test_an_infinite_cost_per_correct_answer_is_shown(summary):
+    for infinite in (math.inf, "inf"):  # the second is how strict JSON may hold it
+        summary["before"]["cost_per_correct"] = infinite
+        text = printed(summary)
+        assert cells(text, "before training")[3] == "∞"
+        assert "Cost per correct answer: ∞ to 2.50 cents\n" in text
+
+
+def test_a_swap_after_training_only(summary):
+    del summary["preference_swap"]["before"], summary["preference_swap"]["after"]["fast"]
+    text = printed(summary)
+    assert "The same questions under each preference, after training" in text
+    assert cells(text, 'cost under "cost" ÷ under "accuracy"') == ["–", "0.25"]
+    assert "latency under" not in text
+    assert "under" not in printed(summary | {"preference_swap": {}})
+    assert "under" not in printed(summary | {"preference_swap": {"before": {}, "after": {}}})
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[Figure]:
+    """Figures as they are when saved."""
+    found: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(self, *args, **kwargs):
+        found.append(self)
+        return save(self, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return found
+
+
+def texts(figure: Figure) -> list[Text]:
+    return [t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible()]
+
+
+def words(figure: Figure) -> str:
+    return "\n".join(t.get_text() for t in texts(figure))
+
+
+def test_all_pictures(summary, metrics, tmp_path, drawn):
+    folder = tmp_path / "new" / "folder"
+    assert draw(summary, metrics, folder) == [folder / name for name in ALL_PICTURES]
+    for path in folder.iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size > 20_000
+    curves, shares, plane = drawn
+    assert "Cost per question falls from 4.9" in words(curves)
+    assert "Accuracy rises from 4" in words(curves)
+    assert "Valid rate stays near 97 %" in words(curves)
+    assert "40 steps of training" in words(curves)
+    assert "Expert rises from 0 to 50 % of calls, web falls from 75 to 0 %" in words(shares)
+    assert "arith: python (100 %); hard: expert (100 %)" in words(shares)
+    assert "no calls" in words(shares)
+    assert "After training 80 % right for 2.00 cents a question" in words(plane)
+    assert {"before training", "after training", "after, greedy", "preference oracle"} <= set(words(plane).split("\n"))
+
+
+@pytest.mark.parametrize("crowd", [1.0, 0.02])
+def test_no_label_covers_another(summary, tmp_path, drawn, crowd):
+    """Points that lie on top of each other (`crowd`) keep readable labels."""
+    after = summary["after"]
+    for figures in summary["baselines"].values():
+        for name in ("accuracy", "cost"):
+            figures[name] = after[name] + crowd * (figures[name] - after[name])
+    draw(summary, [], tmp_path)
+    plane = drawn[-1]
+    canvas = plane.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    labels = ["before training", "after training", "after, greedy"]
+    labels += [name.replace("_", " ") for name in summary["baselines"]]
+    boxes = []
+    for text in texts(plane):
+        if text.get_text() in labels:
+            boxes.append(Text.get_window_extent(text, canvas.get_renderer()))
+    assert len(boxes) == len(labels)
+    inside = plane.axes[0].get_window_extent()
+    for i, box in enumerate(boxes):
+        assert inside.x0 <= box.x0 < box.x1 <= inside.x1
+        assert inside.y0 <= box.y0 < box.y1 <= inside.y1
+        assert not any(box.overlaps(other) for other in boxes[:i])
+
+
+def test_what_is_missing_is_not_drawn(summary, metrics, tmp_path, drawn):
+    assert draw({"after": {"accuracy": 0.5}}, [], tmp_path) == []
+    assert draw({}, [{"step": 0, "accuracy": 0.5}], tmp_path) == []  # one point makes no curve
+    assert list(tmp_path.iterdir()) == []
+
+    del summary["baselines"], summary["before"]
+    only_accuracy = [{"step": m["step"], "accuracy": m.get("accuracy", math.nan)} for m in metrics]
+    assert [path.name for path in draw(summary, only_accuracy, tmp_path)] == ALL_PICTURES
+    curves, shares, plane = drawn
+    assert (len(curves.axes), len(shares.axes)) == (1, 1)
+    assert "before" not in words(shares)
+    assert "Accuracy against cost" in words(plane)
+
+
+def test_many_tools_share_the_last_colour(summary, tmp_path, drawn):
+    shares = {f"tool_{i}": (12 - i) / 78 for i in range(12)}
+    summary["before"]["tool_shares"] = summary["after"]["tool_shares"] = {"all": shares}
+    draw(summary, [], tmp_path)
+    legend = [t.get_text() for t in drawn[0].legends[0].get_texts()]
+    assert legend == [f"tool {i}" for i in range(7)] + ["other tools"]
+    bars = drawn[0].axes[0].patches
+    assert sum(bar.get_width() for bar in bars) == pytest.approx(100)
+    assert "Which tools the policy calls" in words(drawn[0])
+
+
+def test_smoothing_keeps_a_constant_and_its_range():
+    steps = np.arange(200.0)
+    np.testing.assert_allclose(pictures.smooth(steps, np.full(200, 3.0)), 3.0)
+    noisy = np.random.default_rng(0).normal(0, 1, 200)
+    assert np.std(pictures.smooth(steps, noisy)) < 0.5 * np.std(noisy)

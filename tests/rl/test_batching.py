@@ -1,0 +1,173 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestra_jax.rl.batching import MicroShapes, TokenSequence, group_arrays, micro_batches, sequences
+from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
+
+
+def task(name: str, tools: str, preference: Preference) -> Task:
+    return Task(name, "Question?", ("yes",), tuple(ToolSpec(tool, "", {}) for tool in tools.split()), preference)
+
+
+def turn(prompt: list[int], sampled: list[int], calls: str = "", results: int | None = None) -> Turn:
+    made = tuple(ToolCall(name, {}) for name in calls.split())
+    answered = tuple(ToolResult("") for _ in range(len(made) if results is None else results))
+    logprobs = tuple(-0.01 * token for token in sampled)
+    return Turn(tuple(prompt), tuple(sampled), logprobs, 0, "stop", "", made, answered)
+
+
+def trajectory(asked: Task, *turns: Turn, status=Status.COMPLETED, solved=True, ledger=(), forks=()) -> Trajectory:
+    return Trajectory(asked, 0, 0, (turns, *forks), status, "", "yes", solved, tuple(ledger))
+
+
+# --- group_arrays ----------------------------------------------------------------------------------------------------
+
+
+def test_group_arrays_by_hand():
+    first = task("a", "python web", Preference("local", "", {"web": 0.2, "python": 0.4, "absent": 1.0}, 0.6))
+    second = task("b", "web small large", Preference("cost", "", {}, 0.5, compute=0.3, latency=0.2))
+    paid = [
+        Usage("orchestrator", "orchestrator", cost_usd=0.25, seconds=1.0),
+        Usage("web", cost_usd=0.5, seconds=2.0),
+        Usage("judge", "judge", cost_usd=9.0, seconds=9.0),
+        Usage("user", "user_simulator", cost_usd=9.0, seconds=9.0),
+    ]
+    members = [
+        trajectory(first, turn([1], [2], "web"), turn([3], [4], "python web"), ledger=paid),
+        trajectory(first, turn([1], [2]), status=Status.MALFORMED, solved=False),
+        trajectory(second, turn([1], [2], "large large"), turn([1], [5], "small"), ledger=paid[:1]),
+        trajectory(second, turn([1], [2], "web small", results=1), status=Status.FAILED, solved=False),
+    ]
+    arrays = group_arrays(members, 2)
+    np.testing.assert_array_equal(arrays.tool_counts, [[[1, 2, 0], [0, 0, 0]], [[0, 1, 2], [1, 0, 0]]])
+    np.testing.assert_array_equal(arrays.solved, [[True, False], [True, False]])
+    np.testing.assert_array_equal(arrays.completed, [[True, False], [True, False]])
+    np.testing.assert_array_equal(arrays.failed, [[False, False], [False, True]])
+    np.testing.assert_array_equal(arrays.cost_usd, [[0.75, 0], [0.25, 0]])
+    np.testing.assert_array_equal(arrays.latency_s, [[3, 0], [1, 0]])
+    wished = [[0.4, 0.2, 0, 0.6, 0, 0], [0, 0, 0, 0.5, 0.3, 0.2]]
+    np.testing.assert_array_equal(arrays.preference, np.float32(wished))
+    np.testing.assert_array_equal(arrays.tool_mask, [[True, True, False, True, True, True], [True] * 6])
+
+
+def test_group_arrays_pads_to_a_given_menu_size():
+    arrays = group_arrays([trajectory(task("a", "x", Preference("", "")), turn([1], [2], "x"))], 1, max_tools=3)
+    np.testing.assert_array_equal(arrays.tool_counts, [[[1, 0, 0]]])
+    np.testing.assert_array_equal(arrays.preference, [[0, 0, 0, 1, 0, 0]])
+    np.testing.assert_array_equal(arrays.tool_mask, [[True, False, False, True, True, True]])
+
+
+def test_a_wrong_group_size_is_an_error():
+    members = [trajectory(task("a", "x", Preference("", "")), turn([1], [2]))] * 3
+    with pytest.raises(ValueError, match="3 trajectories do not divide into groups of 2"):
+        group_arrays(members, 2)
+
+
+# --- sequences -------------------------------------------------------------------------------------------------------
+
+
+def test_sequences_hold_every_id_and_mark_what_was_sampled():
+    asked = task("a", "x", Preference("", ""))
+    kept = (turn([1, 2, 3], [4, 5]), turn([6], [7]), turn([8, 9], [10]))
+    fork = (turn([1, 2], [11]),)
+    rows = sequences(trajectory(asked, *kept, forks=(fork, ())), 0.7)
+    assert rows == [
+        TokenSequence(
+            tokens=(1, 2, 3, 4, 5, 6, 7, 8, 9, 10),
+            sampled=(False, False, False, True, True, False, True, False, False, True),
+            logprobs=(0, 0, 0, -0.04, -0.05, 0, -0.07, 0, 0, -0.1),
+            prefix=2,
+            advantage=0.7,
+        ),
+        TokenSequence((1, 2, 11), (False, False, True), (0, 0, -0.11), 1, 0.7),
+    ]
+
+
+# --- micro_batches ---------------------------------------------------------------------------------------------------
+
+
+def row(prompt: int, length: int, *, group: int = 0, advantage: float = 1.0) -> TokenSequence:
+    """`length` ids of which the first `prompt` are the group's prompt; every third later id is an observation."""
+    tokens = tuple(1 + group for _ in range(prompt)) + tuple(2 + i for i in range(length - prompt))
+    sampled = tuple(i >= prompt and (i - prompt) % 3 != 2 for i in range(length))
+    logprobs = tuple(-0.1 * token if s else 0.0 for token, s in zip(tokens, sampled, strict=True))
+    return TokenSequence(tokens, sampled, logprobs, prompt - 1, advantage)
+
+
+def unpack(batches) -> list[tuple]:
+    """The rows back out of the arrays; padding rows have no sampled token."""
+    found = []
+    for batch in batches:
+        for b in np.flatnonzero(batch.mask.sum(1)):
+            prefix = batch.prefix[batch.prefix_row[b]][: batch.prefix_lengths[batch.prefix_row[b]]]
+            length = np.flatnonzero(batch.mask[b])[-1] + 1
+            tokens = [*prefix.tolist(), *batch.tokens[b, :length].tolist()]
+            sampled = [False] * len(prefix) + [bool(m) for m in batch.mask[b, :length]]
+            logprobs = [0.0] * len(prefix) + batch.logprobs[b, :length].tolist()
+            found.append((tuple(tokens), tuple(sampled), tuple(np.round(logprobs, 5)), float(batch.advantages[b])))
+    return found
+
+
+def trimmed(rows) -> list[tuple]:
+    """What `unpack` should find: ids after the last sampled one cannot be told from padding."""
+    found = []
+    for r in rows:
+        end = max(i for i, s in enumerate(r.sampled) if s) + 1
+        rounded = tuple(np.round(np.float32(r.logprobs[:end]).tolist(), 5))
+        found.append((r.tokens[:end], r.sampled[:end], rounded, float(np.float32(r.advantage))))
+    return found
+
+
+ROWS = st.lists(
+    st.builds(
+        lambda prompt, extra, group, advantage: row(prompt, prompt + extra, group=group, advantage=advantage),
+        st.integers(1, 6), st.integers(1, 12), st.integers(0, 3), st.integers(-4, 4).map(lambda a: a / 4),
+    ), max_size=12,
+)  # fmt: skip
+
+
+@given(ROWS, st.sampled_from([(), (6,), (3, 6)]), st.sampled_from([8, 40, 200]), st.sampled_from([1, 2, 8]))
+def test_every_row_lands_in_one_micro_batch_with_its_very_ids(rows, prefix_widths, tokens, rows_per_prefix):
+    shapes = MicroShapes(tokens, (4, 10, 20), prefix_widths, rows_per_prefix)
+    batches = micro_batches(rows, shapes)
+    assert sorted(unpack(batches)) == sorted(trimmed(rows))
+    for batch in batches:
+        size, width = batch.tokens.shape
+        assert width in shapes.widths
+        assert size == max(1, tokens // width)
+        assert batch.prefix.shape[1] in (0, *prefix_widths)
+        assert batch.num_tokens == batch.mask.sum()
+        # `select` names exactly the positions before the sampled tokens, then only the last one.
+        count = int(batch.num_tokens)
+        np.testing.assert_array_equal(batch.select[:count] + 1, np.flatnonzero(batch.mask))
+        assert (batch.select[count:] == size * width - 1).all()
+        assert len(batch.select) in (size * width // 2, size * width // 2 * 2)
+
+
+def test_a_shared_prompt_is_stored_once():
+    rows = [row(5, 8, group=group) for group in (0, 1) for _ in range(4)]
+    (batch,) = micro_batches(rows, MicroShapes(64, (8,), (6,), rows_per_prefix=4))
+    np.testing.assert_array_equal(batch.prefix, [[1, 1, 1, 1, 0, 0], [2, 2, 2, 2, 0, 0]])
+    np.testing.assert_array_equal(batch.prefix_lengths, [4, 4])
+    np.testing.assert_array_equal(batch.prefix_row, [0] * 4 + [1] * 4)
+    np.testing.assert_array_equal(batch.tokens[5], [2, 2, 3, 4, 0, 0, 0, 0])  # the last prompt id stays in the row
+
+
+def test_too_many_prefixes_start_a_new_micro_batch():
+    rows = [row(5, 8, group=group) for group in range(3)]
+    assert len(micro_batches(rows, MicroShapes(64, (8,), (6,), rows_per_prefix=4))) == 2
+    assert len(micro_batches(rows, MicroShapes(64, (8,), (), rows_per_prefix=4))) == 1
+
+
+def test_no_rows_make_no_micro_batch():
+    assert micro_batches([], MicroShapes()) == []
+
+
+def test_a_too_long_row_or_prefix_is_an_error():
+    with pytest.raises(ValueError, match="A row of 9 tokens exceeds the widest shape 8"):
+        micro_batches([row(5, 9)], MicroShapes(64, (4, 8), ()))
+    micro_batches([row(5, 9)], MicroShapes(64, (4, 8), (6,)))  # the prefix does not count
+    with pytest.raises(ValueError, match="A prefix of 7 tokens exceeds the widest 6"):
+        micro_batches([row(8, 12)], MicroShapes(64, (4, 8), (6,)))

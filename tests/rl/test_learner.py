@@ -1,0 +1,285 @@
+import functools
+import itertools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from orchestra_jax.models.qwen3 import Qwen3Config, forward, init_params, logits
+from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.learner import (
+    Learner,
+    LearnerConfig,
+    OptimizerConfig,
+    init_state,
+    learning_rate,
+    make_optimizer,
+    score_rows,
+)
+from orchestra_jax.rl.losses import LossConfig
+
+CONFIG = Qwen3Config(
+    vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
+    tie_word_embeddings=True, initializer_range=0.3,
+)  # fmt: skip
+WIDTH, ROWS = 16, 8
+# One micro-batch; many small ones; one that shares prompts. Few shapes, so few compilations.
+FULL = MicroShapes(WIDTH * ROWS, (WIDTH,), ())
+MICRO = MicroShapes(WIDTH * 2, (WIDTH,), ())
+SHARED = MicroShapes(WIDTH * ROWS, (WIDTH,), (6,), rows_per_prefix=2)
+
+PARAMS = init_params(CONFIG, jax.random.key(0))
+REFERENCE = init_params(CONFIG, jax.random.key(1))
+
+
+def copied(params):
+    return jax.tree.map(jnp.copy, params)
+
+
+def make_rows(seed: int = 0, count: int = 7, members: int = 3) -> list[TokenSequence]:
+    """Groups of `members` rows with a common prompt, then sampled and observed ids by turns."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for i in range(count):
+        if i % members == 0:
+            prompt = rng.integers(1, 32, 2 + (i // members + 2) % 5).tolist()
+        extra = int(rng.integers(3, WIDTH - 7))
+        tokens = (*prompt, *rng.integers(1, 32, extra).tolist())
+        sampled = (False,) * len(prompt) + tuple(j % 4 != 2 for j in range(extra))
+        behaviour = tuple(float(rng.normal(-3.3, 0.3)) if s else 0.0 for s in sampled)
+        rows.append(TokenSequence(tokens, sampled, behaviour, len(prompt) - 1, float(rng.normal())))
+    return rows
+
+
+def padded(rows) -> tuple[np.ndarray, np.ndarray]:
+    tokens, mask = np.zeros((ROWS, WIDTH), np.int32), np.zeros((ROWS, WIDTH), np.float32)
+    for b, row in enumerate(rows):
+        tokens[b, : len(row.tokens)], mask[b, : len(row.tokens)] = row.tokens, row.sampled
+    return tokens, mask
+
+
+@functools.partial(jax.jit, static_argnames="temperature")
+def naive_scores(params, tokens, mask, temperature=1.0):
+    """Log-probs and entropies of masked tokens by log_softmax of all logits of the whole rows."""
+    hidden, _ = forward(params, CONFIG, tokens, jnp.broadcast_to(jnp.arange(WIDTH), tokens.shape))
+    table = jax.nn.log_softmax(logits(params, CONFIG, hidden)[:, :-1] / temperature)
+    chosen = jnp.take_along_axis(table, tokens[:, 1:, None], axis=-1)[..., 0]
+    entropy = -(jnp.exp(table) * table).sum(-1)
+    return tuple(jnp.pad(x, ((0, 0), (1, 0))) * mask for x in (chosen, entropy))
+
+
+def recorder() -> optax.GradientTransformation:
+    """Keeps the gradient as its state and changes no parameter."""
+    zeros = functools.partial(jax.tree.map, jnp.zeros_like)
+    return optax.GradientTransformation(zeros, lambda grads, state, params=None: (zeros(grads), grads))
+
+
+@functools.cache
+def learner(**loss) -> Learner:
+    cfg = LearnerConfig(LossConfig(**{"clip_low": 0.6, "clip_high": 3.0} | loss), entropy_coef=0.02, temperature=0.8)
+    return Learner(CONFIG, cfg, recorder())
+
+
+KL = {"kl_coef": 0.3, "kl": "k3", "importance": "tis"}
+
+
+def policy_gradient(made: Learner, rows, shapes):
+    reference = REFERENCE if made.cfg.loss.kl_coef else None
+    state, metrics = made.policy_step(
+        init_state(copied(PARAMS), made.optimizer), micro_batches(rows, shapes), reference
+    )
+    return state.opt_state, metrics
+
+
+def supervised_gradient(rows, shapes):
+    made = learner(**KL)
+    state, metrics = made.supervised_step(init_state(copied(PARAMS), made.optimizer), micro_batches(rows, shapes))
+    return state.opt_state, metrics
+
+
+def assert_close(a, b, rtol=1e-4) -> None:
+    """Equal up to `rtol` of the largest element of each leaf."""
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * float(np.abs(y).max()))
+        assert np.abs(y).max() > 0
+
+
+# --- scores ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shapes", "chunk"), [(FULL, None), (SHARED, 7)])
+def test_scores_equal_log_softmax_of_the_whole_rows(shapes, chunk):
+    rows = make_rows()
+    (batch,) = micro_batches(rows, shapes)
+    score = jax.jit(functools.partial(score_rows, config=CONFIG, temperature=0.7, chunk=chunk))
+    found = score(PARAMS, batch=batch)
+    expected = naive_scores(PARAMS, *padded(rows), temperature=0.7)
+    for values, wanted in zip(found, expected, strict=True):
+        assert values.shape == batch.tokens.shape
+        np.testing.assert_array_equal(np.asarray(values) != 0, batch.mask > 0)  # 0 where nothing was sampled
+        for b, row in enumerate(rows):
+            start = row.prefix if shapes is SHARED else 0
+            length = len(row.tokens) - start
+            np.testing.assert_allclose(values[b, :length], wanted[b, start : start + length], atol=2e-5)
+
+
+def test_the_learner_scores_at_its_temperature():
+    rows = make_rows()
+    (batch,) = micro_batches(rows, FULL)
+    expected, _ = naive_scores(PARAMS, *padded(rows), temperature=0.8)
+    np.testing.assert_allclose(learner(**KL).score(PARAMS, batch), expected, atol=2e-5)
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shapes", [MICRO, SHARED])
+def test_policy_gradient_of_micro_batches_is_that_of_the_batch(shapes):
+    made, rows = learner(**KL), make_rows()
+    whole, metrics = policy_gradient(made, rows, FULL)
+    parts, parts_metrics = policy_gradient(made, rows, shapes)
+    assert_close(parts, whole)
+    assert len(micro_batches(rows, shapes)) == (4 if shapes is MICRO else 1)
+    # Sums, extremes and token means of the parts are those of the whole; the effective sample size is no such thing.
+    assert parts_metrics.keys() == metrics.keys()
+    for name in metrics.keys() - {"importance_ess"}:
+        assert parts_metrics[name] == pytest.approx(metrics[name], rel=1e-4, abs=1e-6), name
+    assert metrics["tokens"] == sum(sum(row.sampled) for row in rows)
+    assert metrics["sequences"] == len(rows)
+
+
+def test_sequence_means_add_up_over_micro_batches():
+    made, rows = learner(loss="gspo"), make_rows()
+    assert_close(policy_gradient(made, rows, MICRO)[0], policy_gradient(made, rows, FULL)[0])
+
+
+@pytest.mark.parametrize("shapes", [FULL, MICRO, SHARED])
+def test_supervised_gradient_is_that_of_the_mean_over_sampled_tokens(shapes):
+    rows = make_rows()
+    tokens, mask = padded(rows)
+
+    def loss(params):
+        return -naive_scores(params, tokens, mask)[0].sum() / mask.sum()
+
+    found, metrics = supervised_gradient(rows, shapes)
+    assert_close(found, jax.grad(loss)(PARAMS))
+    assert metrics["loss"] == pytest.approx(float(loss(PARAMS)), rel=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(float(optax.tree.norm(found)), rel=1e-5)
+
+
+def test_what_was_not_sampled_carries_no_loss():
+    def changed(row: TokenSequence) -> TokenSequence:
+        """Other behaviour log-probs where nothing was sampled, and an observation at the end."""
+        logprobs = tuple(p if s else -9.0 for p, s in zip(row.logprobs, row.sampled, strict=True))
+        return TokenSequence(
+            (*row.tokens, 5, 6), (*row.sampled, False, False), (*logprobs, 0.0, 0.0), row.prefix, row.advantage
+        )
+
+    made, rows = learner(**KL), make_rows()
+    others = [changed(row) for row in rows]
+    assert max(len(row.tokens) for row in others) <= WIDTH
+    assert_close(policy_gradient(made, others, FULL)[0], policy_gradient(made, rows, FULL)[0], rtol=1e-6)
+
+
+# --- advantages ------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def plain_learner() -> Learner:
+    """Neither entropy bonus nor KL, and a normaliser that does not depend on the rows."""
+    return Learner(CONFIG, LearnerConfig(LossConfig("dr_grpo", constant=50.0)), recorder())
+
+
+def with_advantage(row: TokenSequence, advantage: float) -> TokenSequence:
+    return TokenSequence(row.tokens, row.sampled, row.logprobs, row.prefix, advantage)
+
+
+def test_rows_without_advantage_change_nothing():
+    rows = make_rows(count=4)
+    silent = [with_advantage(row, 0.0) for row in make_rows(seed=5, count=4)]
+    some, _ = policy_gradient(plain_learner(), rows, FULL)
+    assert_close(policy_gradient(plain_learner(), rows + silent, FULL)[0], some, rtol=1e-6)
+    none, _ = policy_gradient(plain_learner(), silent, FULL)
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(none))
+
+
+def test_a_step_makes_rewarded_tokens_likelier_and_others_rarer():
+    rows = [with_advantage(row, 1.0 if i % 2 else -1.0) for i, row in enumerate(make_rows(members=1))]
+    (batch,) = micro_batches(rows, FULL)
+    made = Learner(CONFIG, LearnerConfig(LossConfig()), make_optimizer(OptimizerConfig(1e-3)))
+    scores = np.asarray(made.score(PARAMS, batch))
+    # On-policy: behaviour log-probs are the policy's own.
+    on_policy = [
+        TokenSequence(r.tokens, r.sampled, tuple(scores[b, : len(r.tokens)].tolist()), r.prefix, r.advantage)
+        for b, r in enumerate(rows)
+    ]
+    batches = micro_batches(on_policy, FULL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a donated buffer of no use would warn
+        state, metrics = made.policy_step(init_state(copied(PARAMS), made.optimizer), batches, None)
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["mismatch_max"] == pytest.approx(0.0, abs=1e-5)
+    assert int(state.step) == 1
+    change = (np.asarray(made.score(state.params, batch)) - scores).sum(1)
+    good = np.array([row.advantage > 0 for row in rows])
+    assert change[:7][good].mean() > 0 > change[:7][~good].mean()
+
+
+def test_no_gradient_leaves_every_bit_of_the_parameters():
+    made = Learner(CONFIG, plain_learner().cfg, make_optimizer(OptimizerConfig(0.1)))
+    rows = [with_advantage(row, 0.0) for row in make_rows()]
+    state, metrics = made.policy_step(init_state(copied(PARAMS), made.optimizer), micro_batches(rows, FULL), None)
+    assert metrics["grad_norm"] == metrics["update_norm"] == 0
+    for new, old in zip(jax.tree.leaves(state.params), jax.tree.leaves(PARAMS), strict=True):
+        assert np.asarray(new).tobytes() == np.asarray(old).tobytes()
+
+
+def test_supervised_steps_lower_the_loss():
+    made = Learner(CONFIG, LearnerConfig(LossConfig()), make_optimizer(OptimizerConfig(1e-2)))
+    state, batches = init_state(copied(PARAMS), made.optimizer), micro_batches(make_rows(), FULL)
+    losses = []
+    for _ in range(5):
+        state, metrics = made.supervised_step(state, batches)
+        losses.append(metrics["loss"])
+    assert all(later < earlier for earlier, later in itertools.pairwise(losses))
+    assert losses[-1] < losses[0] - 0.3
+    assert int(state.step) == 5
+
+
+def test_a_step_needs_rows():
+    made = learner(**KL)
+    with pytest.raises(ValueError, match="at least one micro-batch"):
+        made.supervised_step(init_state(PARAMS, made.optimizer), [])
+
+
+# --- optimizer -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", {0: 0.25, 1: 0.4375, 4: 1.0, 9: 1.0, 14: 1.0, 99: 1.0}),
+        ("linear", {0: 0.25, 2: 0.625, 4: 1.0, 9: 0.6, 14: 0.2, 99: 0.2}),
+        ("cosine", {0: 0.25, 3: 0.8125, 4: 1.0, 9: 0.6, 14: 0.2, 99: 0.2}),
+    ],
+)
+def test_learning_rate_warms_up_then_follows_its_schedule(schedule, expected):
+    cfg = OptimizerConfig(2.0, warmup_steps=4, schedule=schedule, total_steps=14, final_fraction=0.2)
+    rate = learning_rate(cfg)
+    for step, share in expected.items():
+        assert float(rate(step)) == pytest.approx(2.0 * share, rel=1e-6), step
+    assert float(learning_rate(OptimizerConfig(2.0, schedule=schedule, total_steps=14))(0)) == pytest.approx(2.0)
+
+
+def test_the_optimizer_clips_the_global_norm_and_decays_weights():
+    cfg = OptimizerConfig(0.1, weight_decay=0.5, max_grad_norm=1.0)
+    optimizer = make_optimizer(cfg)
+    params = {"w": jnp.array([2.0, -4.0])}
+    big, _ = optimizer.update({"w": jnp.array([300.0, 400.0])}, optimizer.init(params), params)
+    clipped, _ = optimizer.update({"w": jnp.array([0.6, 0.8])}, optimizer.init(params), params)
+    np.testing.assert_allclose(big["w"], clipped["w"], rtol=1e-6)
+    idle, _ = optimizer.update({"w": jnp.zeros(2)}, optimizer.init(params), params)
+    np.testing.assert_allclose(idle["w"], -0.1 * 0.5 * params["w"], rtol=1e-6)
