@@ -4,6 +4,8 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null)
 RUN ?=
+# Large pages for XLA's temporaries: without them every call page-faults its buffers anew, at a third of the CPU time.
+FAST_MALLOC := GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
@@ -17,7 +19,7 @@ install: $(VENV)/.installed ## .venv with what a run needs (CPU)
 install-dev: $(VENV)/.installed-dev ## .venv with the tools for tests and checks besides
 
 quickstart: install ## warm start, RL and the proof on 2 cores: under 10 minutes; add RUN="seed=1 name=seed1" to change it
-	$(PY) experiments/train.py $(RUN)
+	$(FAST_MALLOC) $(PY) experiments/train.py $(RUN)
 
 test: install-dev ## every test that needs neither torch, nor a GPU, nor a server; TESTS=tests/rl for a part
 	$(PY) -m pytest -n 2 -q -m "not (torch or gpu or sglang or slow)" $(TESTS)

@@ -10,9 +10,10 @@ from orchestra_jax.envs.base import Handler, Message, ToolBox
 from orchestra_jax.envs.quickstart_world import (
     CATALOGUE,
     EXPERTS,
+    PHRASES,
     SKILLS,
-    WORDINGS,
     QuickstartWorld,
+    wordings,
 )
 from orchestra_jax.models.tokenizer import build_word_tokenizer
 from orchestra_jax.tools.local_search import NO_RESULTS, LocalIndex, Passage
@@ -35,7 +36,13 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|> assistant{% endif %}"
 )
-SCAFFOLDS = ('\n{"name": "', '", "arguments": {"code": "', '", "arguments": {"query": "', '", "arguments": {}}\n', '"}}\n')
+SCAFFOLDS = (
+    '\n{"name": "',
+    '", "arguments": {"code": "',
+    '", "arguments": {"query": "',
+    '", "arguments": {}}\n',
+    '"}}\n',
+)
 
 
 class QuickstartEpisode:
@@ -128,7 +135,7 @@ def world_texts(world: QuickstartWorld) -> Iterable[str]:
     rng = np.random.default_rng(0)
     yield from world.local_corpus
     yield from world.web_corpus
-    yield from (wording for wordings in WORDINGS.values() for wording in wordings)
+    yield from (wording for kind in PHRASES for split in ("train", "eval") for wording in wordings(kind, split))
     for split in ("train", "eval"):
         for family in SKILLS[EXPERTS[0]]:
             for _ in range(1500):
@@ -136,6 +143,8 @@ def world_texts(world: QuickstartWorld) -> Iterable[str]:
                 yield from (question.text, question.answer, question.keywords, *question.distractors)
     yield " system user assistant tool cents seconds; " + " ".join(CATALOGUE)
     yield "unknown no results SyntaxError: invalid syntax. Perhaps you forgot a comma? (<string>, line 1)"
+    yield " arithmetic lookup easy hard accurate cheap fast local free"
     yield "NameError: name 'chairs' is not defined"
-    yield "invalid decimal literal. leading zeros in decimal integer literals are not permitted; use an 0o prefix for octal"
+    yield "invalid decimal literal. leading zeros in decimal integer literals are not permitted; use an 0o prefix"
+    yield "for octal"
     yield '{"name": "python", "arguments": {"code": "1 + 2"}}\n'

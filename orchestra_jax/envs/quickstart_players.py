@@ -14,7 +14,22 @@ from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec
 
 Script = Callable[[Task, Sequence[ToolResult]], ToolCall | str]
 NO_IDEA = "unknown"
+FAMILY_WORDS = {"arith": "arithmetic", "lookup": "lookup", "easy": "easy", "hard": "hard"}
+WISH_WORDS = {
+    "accuracy": "accurate",
+    "cost": "cheap",
+    "fast": "fast",
+    "local": "local",
+    "free": "free",
+    "cheap_fast": "cheap fast",
+    "local_fast": "local fast",
+}
 CALLS_SHARES = (0.75, 0.18, 0.07)  # demonstrations with one, two and three calls
+
+
+def think_aloud(task: Task) -> str:
+    """What the demonstrator thinks before it acts: the kind of question and what the user wants, not what to call."""
+    return f"{FAMILY_WORDS[task.family]} {WISH_WORDS[task.preference.name]}"
 
 
 def answer_from(results: Sequence[ToolResult]) -> str:

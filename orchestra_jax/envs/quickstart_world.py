@@ -17,7 +17,7 @@ People, price lists and preference wordings of the evaluation split never occur 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import perm
 
 import numpy as np
@@ -34,7 +34,7 @@ SKILLS: Mapping[str, Mapping[str, float]] = {
     "expert_large": {"arith": 0.50, "lookup": 0.20, "easy": 0.98, "hard": 0.97},
 }
 # Share of facts for which the local copy of the corpus is out of date.
-STALE = 0.12
+STALE = 0.16
 
 # Cents per call and seconds per call, inclusive ranges from which every price list draws.
 PRICE_CENTS = {
@@ -99,83 +99,48 @@ ATTRIBUTES: Mapping[str, tuple[list[str], str, str]] = {
     "instrument": (INSTRUMENTS, "Which instrument does {name} play?", "{name} plays the instrument {value}."),
 }
 
-# kind -> wordings; the last two of each are held out for evaluation. Held-out wordings use words seen in training.
-WORDINGS: Mapping[str, tuple[str, ...]] = {
+# What a user may ask for, by kind of preference; a wording is a phrase in a frame.
+PHRASES: Mapping[str, tuple[str, ...]] = {
     "accuracy": (
-        "Only the right answer counts.",
-        "Be right at any price.",
-        "Accuracy is all that counts.",
-        "I need the right answer at any price.",
-        "Be as accurate as you can.",
-        "Give me the most accurate answer.",
-        "Only accuracy counts.",
-        "I need the most accurate answer.",
+        "be right", "get it right", "be accurate", "give the right answer", "make no mistake", "find the correct answer",
     ),
     "cost": (
-        "Keep the cost low.",
-        "Spend as little as you can.",
-        "My budget is small.",
-        "Be cheap.",
-        "I want a low cost.",
-        "Give me a cheap answer.",
-        "Keep it cheap.",
-        "I want to spend little.",
+        "keep the cost low", "spend little money", "be cheap", "save money", "use a small budget", "keep the bill small",
     ),
-    "fast": (
-        "Be fast.",
-        "I am in a hurry.",
-        "Answer as fast as you can.",
-        "I have little time.",
-        "Give me a quick answer.",
-        "Be quick about it.",
-        "I need a quick answer.",
-        "Be as fast as you can.",
-    ),
+    "fast": ("be fast", "be quick", "hurry", "answer soon", "save time", "waste no time"),
     "local": (
-        "Prefer local tools.",
-        "Keep my data on this machine.",
-        "Use local tools when you can.",
-        "My data is private.",
-        "Stay on this machine.",
-        "I want local tools.",
-        "Use tools on this machine.",
-        "Keep it local.",
+        "stay on this machine", "use local tools", "keep my data here", "keep it local", "keep my data private",
+        "stay local",
     ),
     "free": (
-        "Avoid paid tools.",
-        "I do not want to pay.",
-        "Use free tools when you can.",
-        "Do not use paid tools.",
-        "Prefer free tools.",
-        "I want free tools.",
-        "Avoid tools I pay for.",
-        "Use only free tools.",
+        "avoid paid tools", "use free tools", "pay nothing", "take free tools", "keep away from paid tools",
+        "stick to free tools",
     ),
-    "cheap_fast": (
-        "Be fast and cheap.",
-        "I want a quick and cheap answer.",
-        "Keep the cost low and be quick.",
-        "I am in a hurry and my budget is small.",
-        "Spend little and be fast.",
-        "Give me a quick and cheap answer.",
-        "Be cheap and fast.",
-        "Keep it cheap and be quick.",
-    ),
-    "local_fast": (
-        "Prefer local tools and be fast.",
-        "Use local tools and be quick.",
-        "Keep my data on this machine and be fast.",
-        "Stay on this machine and be quick.",
-        "My data is private and I am in a hurry.",
-        "I want local tools and a quick answer.",
-        "Keep it local and be quick.",
-        "Use tools on this machine and be fast.",
-    ),
-}
-HELD_OUT_WORDINGS = 2
-PREFERENCE_SHARES = {
-    "accuracy": 0.28, "cost": 0.16, "fast": 0.14, "local": 0.14, "free": 0.1, "cheap_fast": 0.1, "local_fast": 0.08,
 }  # fmt: skip
+PHRASES = {
+    **PHRASES,
+    **{
+        f"{first}_{second}": tuple(f"{a} and {b}" for a in PHRASES[name] for b in PHRASES["fast"])
+        for name, first, second in (("cost", "cheap", "fast"), ("local", "local", "fast"))
+    },
+}
+FRAMES = ("{}", "Please {}", "Above all {}", "Try to {}", "You must {}", "I want you to {}", "Remember to {}")
+# Shares are such that the preferences for and against each tool are about as frequent.
+PREFERENCE_SHARES = {
+    "accuracy": 0.26, "cost": 0.16, "fast": 0.18, "local": 0.12, "free": 0.08, "cheap_fast": 0.12, "local_fast": 0.08,
+}  # fmt: skip
+
+
+@cache
+def wordings(kind: str, split: str) -> tuple[str, ...]:
+    """The sentences of one kind of preference. No sentence is in both splits, though every phrase and frame is."""
+    found = []
+    for f, frame in enumerate(FRAMES):
+        for p, phrase in enumerate(PHRASES[kind]):
+            if ((f + p + p // 6) % 4 == 0) == (split == "eval"):
+                sentence = frame.format(phrase) + "."
+                found.append(sentence[0].upper() + sentence[1:])
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -184,7 +149,7 @@ class Question:
 
     Attributes:
         family, text, answer: what is asked and the truth.
-        keywords: words of the question that make a good query (lookup) or program (arith); one word where neither helps.
+        keywords: words of the question that make a good query (lookup) or program (arith); one word elsewhere.
         distractors: plausible wrong answers.
     """
 
@@ -203,7 +168,7 @@ def _is_eval_pair(a: int, b: int) -> bool:
 class QuickstartWorld:
     """Everything that is fixed by the seed: people and their facts, the two corpora, price lists."""
 
-    def __init__(self, seed: int = 0, people: int = 400, price_lists: int = 64) -> None:
+    def __init__(self, seed: int = 0, people: int = 1600, price_lists: int = 64) -> None:
         self.seed = seed
         rng = np.random.default_rng([seed, 0])
         names = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
@@ -356,9 +321,7 @@ class QuickstartWorld:
         self, kind: str, split: str, family: str, menu: tuple[ToolSpec, ...], rng: np.random.Generator
     ) -> Preference:
         """Wording and vector P (its elements sum to 1); tools are weighted only where they can answer the question."""
-        wordings = WORDINGS[kind]
-        cut = len(wordings) - HELD_OUT_WORDINGS
-        wording = str(rng.choice(wordings[:cut] if split == "train" else wordings[cut:]))
+        wording = str(rng.choice(wordings(kind, split)))
         able = [spec for spec in menu if success_probability(spec.name, family) >= 0.5]
         local = {spec.name: 0.4 for spec in able if spec.local}
         free = {spec.name: 0.2 for spec in able if spec.price_usd == 0}
@@ -374,10 +337,10 @@ class QuickstartWorld:
             case "free":
                 return Preference(kind, wording, free, 0.5, compute=0.3 if free else 0.5)
             case "cheap_fast":
-                return Preference(kind, wording, {}, 0.5, compute=0.25, latency=0.25)
+                return Preference(kind, wording, {}, 0.5, compute=0.2, latency=0.3)
             case "local_fast":
                 return Preference(kind, wording, local, 0.5, latency=0.1 if local else 0.5)
-        raise ValueError(f"Unknown preference kind {kind!r}; known: {', '.join(WORDINGS)}.")
+        raise ValueError(f"Unknown preference kind {kind!r}; known: {', '.join(PHRASES)}.")
 
 
 class QuickstartTasks:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -71,7 +72,11 @@ def preference_utility(
     def features(run: Sequence[Trajectory]) -> tuple[np.ndarray, Any]:
         arrays = group_arrays(run, 1, tools)
         matrix = feature_matrix(
-            arrays.tool_counts, arrays.solved, arrays.cost_usd, arrays.latency_s, tool_feature=tool_feature
+            jnp.asarray(arrays.tool_counts),
+            jnp.asarray(arrays.solved),
+            jnp.asarray(arrays.cost_usd),
+            jnp.asarray(arrays.latency_s),
+            tool_feature=tool_feature,
         )
         return np.asarray(matrix)[:, 0], arrays
 

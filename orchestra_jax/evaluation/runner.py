@@ -1,4 +1,4 @@
-"""Evaluation of a policy on held-out tasks: at temperature 1 and greedy, under swapped preferences, beside baselines."""
+"""A policy on held-out tasks: at temperature 1 and greedy, under swapped preferences, and beside baselines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

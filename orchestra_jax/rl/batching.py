@@ -127,7 +127,8 @@ class MicroBatch:
         prefix_row: which prefix each row continues.
         tokens: the rows, padded with 0.
         mask: 1.0 where the token was sampled and carries loss.
-        logprobs: behaviour log-probs.
+        rollout_logprobs: the engine's log-probs where sampled.
+        old_logprobs: log-probs at the start of the step; the engine's unless the learner scored the rows itself.
         advantages: per row.
         select: flat index b * T + t of every position whose next token carries loss, padded with B * T - 1.
     """
@@ -137,7 +138,8 @@ class MicroBatch:
     prefix_row: Int[Array, " B"]
     tokens: Int[Array, "B T"]
     mask: Float[Array, "B T"]
-    logprobs: Float[Array, "B T"]
+    rollout_logprobs: Float[Array, "B T"]
+    old_logprobs: Float[Array, "B T"]
     advantages: Float[Array, " B"]
     select: Int[Array, " R"]
 
@@ -155,12 +157,15 @@ class MicroShapes:
         widths: row widths, ascending; the last must hold the longest row.
         prefix_widths: widths of the shared prefix; empty switches sharing off.
         rows_per_prefix: at least one prefix slot for so many rows.
+        response_fractions: shares of a micro-batch's tokens that may be sampled ones, ascending; only so many positions
+            are projected onto the vocabulary, and each share is compiled when it is first needed.
     """
 
     tokens: int = 4096
     widths: tuple[int, ...] = (40, 64, 128)
     prefix_widths: tuple[int, ...] = (80,)
     rows_per_prefix: int = 8
+    response_fractions: tuple[float, ...] = (0.5,)
 
 
 def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes) -> list[MicroBatch]:
@@ -223,7 +228,7 @@ def _micro_batch(
         prefix_row[b] = prefixes[row.tokens[:start]]
         advantages[b] = row.advantage
     found = np.flatnonzero(mask) - 1
-    half = most_rows * width // 2
-    select = np.full(half if len(found) <= half else 2 * half, most_rows * width - 1, np.int32)
+    sizes = (int(most_rows * width * fraction) for fraction in (*shapes.response_fractions, 1.0))
+    select = np.full(next(size for size in sizes if size >= len(found)), most_rows * width - 1, np.int32)
     select[: len(found)] = found
-    return MicroBatch(prefix, prefix_lengths, prefix_row, tokens, mask, logprobs, advantages, select)  # type: ignore[arg-type]
+    return MicroBatch(prefix, prefix_lengths, prefix_row, tokens, mask, logprobs, logprobs, advantages, select)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 Micro-batches are weighted by tokens (or sequences) of the whole batch, so accumulating them equals one large batch.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -166,9 +167,9 @@ class Learner:
             functools.partial(score_rows, config=config, temperature=cfg.temperature, chunk=cfg.chunk)
         )
 
-    def score(self, params: Params, batch: MicroBatch) -> Float[Array, "B T"]:
-        """Log-probs of the sampled tokens, 0 elsewhere."""
-        return self._score(params, batch=batch)[0]
+    def score(self, params: Params, batch: MicroBatch) -> MicroBatch:
+        """The batch with the learner's own log-probs as `old_logprobs`."""
+        return dataclasses.replace(batch, old_logprobs=self._score(params, batch=batch)[0])
 
     def policy_step(
         self, state: TrainState, batches: Sequence[MicroBatch], reference: Params | None
@@ -244,15 +245,18 @@ def _policy_objective(
         ref_logprobs = jax.lax.stop_gradient(ref_logprobs)
     loss, metrics = policy_loss(
         logprobs,
-        batch.logprobs,
+        batch.old_logprobs,
         batch.advantages,
         batch.mask,
         cfg.loss,
-        rollout_logprobs=batch.logprobs,
+        rollout_logprobs=batch.rollout_logprobs,
         ref_logprobs=ref_logprobs,
         denominator=denominator,
     )
     tokens = jnp.maximum(batch.mask.sum(), 1.0)
+    # On the first update of a step nothing has changed yet: the gap is that between learner and engine.
+    gap = jax.lax.stop_gradient(jnp.abs(logprobs - batch.rollout_logprobs)) * batch.mask
+    metrics |= {"mismatch_mean": gap.sum() / tokens, "mismatch_max": gap.max()}
     if cfg.entropy_coef:
         loss = loss - cfg.entropy_coef * entropy.sum() / denominator
     return loss, dict(metrics) | {"loss": loss, "entropy": entropy.sum() / tokens}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestra_jax.envs.base import Environment, Episode
+from orchestra_jax.envs.base import Environment, Episode, Message
 from orchestra_jax.rollout.chat import ChatFormat, ParseError, final_answer, parse_tool_calls
 from orchestra_jax.rollout.engine import Engine, Generation, SamplingParams
 from orchestra_jax.tools.pricing import PriceList
@@ -87,14 +87,21 @@ class EnginePlayer:
 
 
 class ScriptPlayer:
-    """Plays what a function of (task, results so far) says: demonstrations and baselines."""
+    """Plays what a function of (task, results so far) says: demonstrations and baselines.
 
-    def __init__(self, chat: ChatFormat, script: Script) -> None:
-        self._chat, self._script = chat, script
+    Args:
+        script: the next action.
+        think: what to think aloud before the first action, or None.
+    """
+
+    def __init__(self, chat: ChatFormat, script: Script, think: Callable[[Task], str] | None = None) -> None:
+        self._chat, self._script, self._think = chat, script, think
 
     async def act(self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int) -> Generation:
         action = self._script(task, results)
         text = action if isinstance(action, str) else render_call(action)
+        if self._think is not None and turn == 0:
+            text = f"<think> {self._think(task)}</think>{text}"
         sampled = (*self._chat.encode(text), self._chat.stop_ids[0])
         return Generation(sampled, (0.0,) * len(sampled), "stop", 0)
 
@@ -154,9 +161,11 @@ class Collector:
 
         return await self._collect(player, tasks, group_size, on_done)
 
-    async def play(self, script: Script, tasks: Sequence[Task]) -> list[Trajectory]:
+    async def play(
+        self, script: Script, tasks: Sequence[Task], think: Callable[[Task], str] | None = None
+    ) -> list[Trajectory]:
         """Plays every task once with a script instead of a policy."""
-        return await self._collect(lambda *_: ScriptPlayer(self.chat, script), tasks, 1, None)
+        return await self._collect(lambda *_: ScriptPlayer(self.chat, script, think), tasks, 1, None)
 
     async def _collect(
         self,
@@ -179,7 +188,17 @@ class Collector:
 
         # Players are made before any of them runs, so that a lockstep engine knows how many to wait for.
         todo = [(g, m, make_player(g, m, 0)) for g in range(len(tasks)) for m in range(group_size)]
-        return list(await asyncio.gather(*(one(*item) for item in todo)))
+        running = [asyncio.ensure_future(one(*item)) for item in todo]
+        try:
+            return list(await asyncio.gather(*running))
+        finally:
+            # After an error nothing goes on in the background, and no session stays open for an engine to wait for:
+            # a task that was cancelled before it began has not ended its player.
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            for _, _, player in todo:
+                player.end()
 
     def _prompt(self, task: Task) -> tuple[int, ...]:
         episode = self.environment.reset(task)
@@ -195,77 +214,92 @@ class Collector:
             status, reason, answer = Status.FAILED, str(error), None
         finally:
             player.end()
-        return Trajectory(
-            task, group, member, (tuple(run.turns),), status, reason, answer, run.solved, tuple(run.ledger)
-        )
+        sequences = tuple(tuple(sequence) for sequence in run.sequences if sequence)
+        return Trajectory(task, group, member, sequences, status, reason, answer, run.solved, tuple(run.ledger))
 
 
 class _Run:
-    """The state of one trajectory while it runs."""
+    """The state of one trajectory while it runs.
+
+    Attributes:
+        ids: the current sequence up to the next sample; `new` is its part that was not sampled or shown before.
+        sequences: finished turns; a fork starts a new list.
+    """
 
     def __init__(self, collector: Collector, task: Task, prompt: tuple[int, ...], player: Player) -> None:
-        self.collector, self.task, self.prompt, self.player = collector, task, prompt, player
-        self.turns: list[Turn] = []
+        self.collector, self.task, self.player = collector, task, player
+        self.ids, self.new = prompt, prompt
+        self.sequences: list[list[Turn]] = [[]]
         self.ledger: list[Usage] = []
         self.results: list[ToolResult] = []
         self.solved = False
 
     async def turns_until_end(self, episode: Episode) -> tuple[Status, str, str | None]:
-        chat, limits = self.collector.chat, self.collector.limits
-        ids, suffix = self.prompt, self.prompt
+        limits = self.collector.limits
+        messages = list(episode.messages)
         for turn in range(limits.max_turns):
-            if len(ids) >= limits.max_length:
+            if len(self.ids) >= limits.max_length:
                 return Status.NO_ANSWER, f"the context limit of {limits.max_length} tokens was reached", None
-            generation = await self._generate(ids, turn)
-            text = chat.decode(generation.token_ids)
-            calls = parse_tool_calls(text)
-            ended = generation.finish_reason == "stop"
-            problem = calls.reason if isinstance(calls, ParseError) else "" if ended else "the output was cut off"
-            executable = [] if isinstance(calls, ParseError) or problem else calls
-            if len(self.results) + len(executable) > limits.max_calls:
-                self._record(suffix, generation, text)
+            generation = await self._generate(turn)
+            text = self.collector.chat.decode(generation.token_ids)
+            calls, problem = _read(text, generation)
+            if len(self.results) + len(calls) > limits.max_calls:
+                self._record(generation, text, [], [])
                 return Status.NO_ANSWER, f"more than {limits.max_calls} tool calls", None
-            results = list(await asyncio.gather(*(episode.step(call) for call in executable)))
-            self.turns.append(
-                Turn(
-                    suffix, generation.token_ids, generation.logprobs, generation.weight_version,
-                    generation.finish_reason, text, tuple(executable), tuple(results),
-                )  # fmt: skip
-            )
-            self.results += results
-            self.ledger += [row for result in results for row in result.usage]
+            results = await _execute(episode, calls)
+            self._record(generation, text, calls, results)
             if problem:
                 return Status.MALFORMED, problem, None
-            if not executable:
+            if not calls:
                 answer = final_answer(text)
                 if not answer:
                     return Status.NO_ANSWER, "the final answer is empty", None
                 self.solved = await episode.score(answer)
                 return Status.COMPLETED, "", answer
-            suffix = chat.observation_ids([result.text for result in results])
-            ids = (*ids, *generation.token_ids, *suffix)
+            messages.append({"role": "assistant", "content": text})
+            messages += [{"role": "tool", "content": result.text} for result in results]
+            self._advance(generation, messages, episode)
         return Status.NO_ANSWER, f"no answer within {limits.max_turns} turns", None
 
-    def _record(self, suffix: tuple[int, ...], generation: Generation, text: str) -> None:
-        self.turns.append(
+    def _record(
+        self, generation: Generation, text: str, calls: Sequence[ToolCall], results: Sequence[ToolResult]
+    ) -> None:
+        self.sequences[-1].append(
             Turn(
-                suffix, generation.token_ids, generation.logprobs, generation.weight_version,
-                generation.finish_reason, text,
-            )  # fmt: skip
+                self.new,
+                generation.token_ids,
+                generation.logprobs,
+                generation.weight_version,
+                generation.finish_reason,
+                text,
+                tuple(calls),
+                tuple(results),
+            )
         )
+        self.results += results
+        self.ledger += [row for result in results for row in result.usage]
 
-    async def _generate(self, ids: tuple[int, ...], turn: int) -> Generation:
-        """One generation and its ledger row."""
+    def _advance(self, generation: Generation, messages: Sequence[Message], episode: Episode) -> None:
+        """The next prompt: the same sequence goes on, or a fork starts where the template rewrote the history."""
+        ids = (*self.ids, *generation.token_ids)
+        self.new, same = self.collector.chat.next_prompt(ids, messages, episode.tools)
+        self.ids = (*ids, *self.new) if same else self.new
+        if not same:
+            self.sequences.append([])
+
+    async def _generate(self, turn: int) -> Generation:
+        """One generation and its ledger row; what the sequence held before this turn counts as cached."""
         price = self.collector.price
         start = time.perf_counter()
-        generation = await self.player.act(self.task, ids, self.results, turn)
+        generation = await self.player.act(self.task, self.ids, self.results, turn)
+        if generation.finish_reason == "abort":
+            raise InfrastructureError("the engine aborted the generation")
         seconds = time.perf_counter() - start
         if price.seconds_per_token is not None:
             seconds = price.seconds_per_token * len(generation.token_ids)
         usage = {
-            "prompt_tokens": len(ids),
-            # The sequence so far was read or written in earlier turns, whatever the engine kept of it.
-            "cached_tokens": len(ids) - len(self.prompt) if turn else 0,
+            "prompt_tokens": len(self.ids),
+            "cached_tokens": len(self.ids) - len(self.new),
             "completion_tokens": len(generation.token_ids),
         }
         cost = price.prices.cost(price.model, **usage)
@@ -273,3 +307,24 @@ class _Run:
             Usage(price.model, "orchestrator", cost_usd=cost, seconds=seconds, price_list=price.prices.id, **usage)
         )
         return generation
+
+
+async def _execute(episode: Episode, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    """The results of one turn's calls, which run side by side; an error is raised once all of them have ended."""
+    found = await asyncio.gather(*(episode.step(call) for call in calls), return_exceptions=True)
+    results = []
+    for result in found:
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
+
+
+def _read(text: str, generation: Generation) -> tuple[list[ToolCall], str]:
+    """The calls to execute, and what is wrong with the output ("" if nothing is)."""
+    calls = parse_tool_calls(text)
+    if isinstance(calls, ParseError):
+        return [], calls.reason
+    if generation.finish_reason != "stop":
+        return [], "the output was cut off"
+    return calls, ""

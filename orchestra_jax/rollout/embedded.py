@@ -53,7 +53,9 @@ class EmbeddedEngine:
             which makes whole runs reproducible bit for bit; without it sequences decode as they come.
 
     Raises:
-        ValueError: from `generate`, for a prompt that leaves no room in `max_length` or more than four stop ids.
+        ValueError: from `generate`, for a prompt that is empty or leaves no room in `max_length`, no new tokens, more
+            than four stop ids, or a session that is closed or generating already.
+        RuntimeError: from `generate`, once the engine is closed.
     """
 
     def __init__(
@@ -72,16 +74,15 @@ class EmbeddedEngine:
         self.slots, self.max_length, self.chunk, self.lockstep = slots, max_length, chunk, lockstep
         # One spare slot takes the writes of padding rows.
         self._cache = qwen3.empty_cache(config, slots + 1, max_length)
+        self._ids: list[tuple[int, ...]] = [()] * (slots + 1)  # tokens whose keys and values the slot holds
         self._free = list(range(slots))
         self._slot_of: dict[int, int] = {}
-        self._ids: list[tuple[int, ...]] = [()] * (slots + 1)  # tokens whose keys and values the slot holds
         self._waiting: dict[int, _Request] = {}
         self._running: dict[int, _Request] = {}
         self._open: set[int] = set()
         self._next_session = 0
+        self._closed = False
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._loop_task: asyncio.Task[None] | None = None
         self._widths = sorted({min(width, max_length) for width in widths})
         self._rows = sorted({max(1, slots // 16), max(1, slots // 4), slots})
@@ -97,9 +98,10 @@ class EmbeddedEngine:
 
     def close_session(self, session: int) -> None:
         self._open.discard(session)
-        request = self._waiting.pop(session, None) or self._running.pop(session, None)
-        if request is not None and not request.future.done():
+        request = self._under_way(session)
+        if request is not None:
             request.future.cancel()
+            self._forget(request)
         slot = self._slot_of.pop(session, None)
         if slot is not None:
             self._ids[slot] = ()
@@ -109,6 +111,8 @@ class EmbeddedEngine:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: int | None = None
     ) -> Generation:
+        if self._closed:
+            raise RuntimeError("The engine is closed; make a new one.")
         prompt = tuple(prompt_ids)
         if len(prompt) + 1 > self.max_length:
             raise ValueError(
@@ -117,61 +121,77 @@ class EmbeddedEngine:
             )
         if not prompt:
             raise ValueError("The prompt is empty; give at least one token.")
+        if params.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {params.max_new_tokens}.")
         if len(params.stop_ids) > _MAX_STOP_IDS:
             raise ValueError(f"At most {_MAX_STOP_IDS} stop ids are supported, got {len(params.stop_ids)}.")
         own = session is None
         key = self.open_session() if session is None else session
         if key not in self._open:
             raise ValueError(f"Session {key} is not open; call open_session() first.")
+        if self._under_way(key) is not None:
+            raise ValueError(f"Session {key} is generating already; await that first, or open another session.")
+        loop = asyncio.get_running_loop()
         if self._loop_task is None or self._loop_task.done():
-            self._loop_task = asyncio.get_running_loop().create_task(self._run())
-        request = _Request(key, prompt, params, asyncio.get_running_loop().create_future())
+            self._wake = asyncio.Event()  # an event belongs to one loop, an engine may serve several in turn
+            self._loop_task = loop.create_task(self._run())
+        request = _Request(key, prompt, params, loop.create_future())
         self._waiting[key] = request
-        self._idle.clear()
         self._wake.set()
         try:
             return await request.future
         finally:
+            self._forget(request)  # still there only if the caller was cancelled
             if own:
                 self.close_session(key)
 
     async def update_weights(self, params: Any, version: int) -> None:
         """Waits until no generation is under way, then replaces the weights; kept keys and values are forgotten."""
-        await self._idle.wait()
+        while pending := [request.future for request in (*self._waiting.values(), *self._running.values())]:
+            await asyncio.wait(pending)
+            await asyncio.sleep(0)  # lets a cancelled caller withdraw its request
         self.params, self.version = params, version
         self._ids = [()] * (self.slots + 1)
 
     async def close(self) -> None:
-        if self._loop_task is not None:
+        self._closed = True
+        if self._loop_task is not None and not self._loop_task.done():
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
-            self._loop_task = None
-        for request in [*self._waiting.values(), *self._running.values()]:
-            request.future.cancel()
+        self._fail(RuntimeError("The engine was closed while this generation was under way."))
+
+    def _under_way(self, session: int) -> _Request | None:
+        return self._waiting.get(session) or self._running.get(session)
+
+    def _forget(self, request: _Request) -> None:
+        """Withdraws a request; what its slot holds by now stays valid."""
+        for requests in (self._waiting, self._running):
+            if requests.get(request.session) is request:
+                del requests[request.session]
+                self._wake.set()
+
+    def _fail(self, error: Exception) -> None:
+        """Hands the error to every caller: none may wait for ever."""
+        for request in (*self._waiting.values(), *self._running.values()):
+            if not request.future.done():
+                request.future.set_exception(error)
         self._waiting.clear()
         self._running.clear()
 
     async def _run(self) -> None:
-        """Admits, extends and decodes until nothing waits; then sleeps until woken."""
+        """Admits, extends and decodes while there is something to do; then sleeps until woken."""
         while True:
-            if self._ready():
+            while self._ready():
                 try:
                     self._step()
-                except Exception as error:  # handed to every caller: none may wait for ever
-                    for request in [*self._waiting.values(), *self._running.values()]:
-                        if not request.future.done():
-                            request.future.set_exception(error)
-                    self._waiting.clear()
-                    self._running.clear()
+                except Exception as error:
+                    self._fail(error)
+                    # A failed step may have consumed the donated cache.
+                    self._cache = qwen3.empty_cache(self.config, self.slots + 1, self.max_length)
+                    self._ids = [()] * (self.slots + 1)
                 await asyncio.sleep(0)
-            else:
-                if not self._waiting and not self._running:
-                    self._idle.set()
-                self._wake.clear()
-                if not self._ready():
-                    await self._wake.wait()
-                else:
-                    self._idle.clear()
+            self._wake.clear()
+            await self._wake.wait()
 
     def _ready(self) -> bool:
         pending = len(self._waiting) + len(self._running)
@@ -186,9 +206,9 @@ class EmbeddedEngine:
                 self._free.sort()
                 self._slot_of[session] = self._free.pop(0)
             admitted.append(self._waiting.pop(session))
+        self._running.update((request.session, request) for request in admitted)
         if admitted:
             self._fill(admitted)
-            self._running.update((request.session, request) for request in admitted)
         if self._running:
             self._decode_chunk([self._running[session] for session in sorted(self._running)])
 
@@ -279,15 +299,10 @@ class EmbeddedEngine:
             stopped = new[-1] in request.params.stop_ids
             if stopped or count == left[row]:
                 del self._running[request.session]
-                request.future.set_result(
-                    Generation(
-                        tuple(request.sampled),
-                        tuple(request.logprobs),
-                        "stop" if stopped else "length",
-                        self.version,
-                        request.cached,
-                    )
-                )
+                reason = "stop" if stopped else "length"
+                sampled, behaviour = tuple(request.sampled), tuple(request.logprobs)
+                if not request.future.done():  # else its caller was cancelled a moment ago
+                    request.future.set_result(Generation(sampled, behaviour, reason, self.version, request.cached))
 
     def _row_bucket(self, rows: int) -> int:
         """The smallest compiled batch that holds `rows` rows, or the largest there is."""
@@ -355,7 +370,7 @@ def _decode(
     temperature: jax.Array,
     stops: jax.Array,
 ) -> tuple[qwen3.KVCache, jax.Array, jax.Array]:
-    """Decodes up to `chunk` tokens a row; rows that are done give token -1. Returns cache, tokens, logprobs [R, chunk]."""
+    """Decodes up to `chunk` tokens a row. Returns the cache, tokens [R, chunk] (-1 after a row's end) and log-probs."""
     rows = slots.shape[0]
     order = jnp.arange(rows)
     local = jax.tree.map(lambda leaf: jnp.take(leaf, slots, axis=_batch_axis(leaf)), cache)
@@ -363,9 +378,7 @@ def _decode(
 
     def body(carry: Any) -> Any:
         step, local, pending, lengths, left, tokens, logprobs = carry
-        hidden, kv = qwen3.forward(
-            params, config, pending[:, None], lengths[:, None], past=local, past_lengths=lengths
-        )
+        hidden, kv = qwen3.forward(params, config, pending[:, None], lengths[:, None], past=local, past_lengths=lengths)
         logits = qwen3.logits(params, config, hidden[:, 0])
         logits = logits / jnp.where(temperature > 0, temperature, 1.0)[:, None]
         noise = jax.vmap(lambda key, counter: jax.random.gumbel(jax.random.fold_in(key, counter), logits.shape[1:]))(

@@ -55,7 +55,12 @@ class Engine(Protocol):
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: int | None = None
     ) -> Generation:
-        """Samples a continuation of `prompt_ids` (the whole sequence so far, not only what is new)."""
+        """Samples a continuation of `prompt_ids` (the whole sequence so far, not only what is new).
+
+        Raises:
+            ValueError: nothing can be sampled: an empty or too long prompt, no new tokens, a session that is closed.
+            RuntimeError: the engine is closed.
+        """
         ...
 
     async def update_weights(self, params: Any, version: int) -> None:
@@ -63,5 +68,5 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends the engine; generations under way fail."""
+        """Ends the engine; generations under way and later ones fail. Closing twice is harmless."""
         ...

@@ -1,6 +1,7 @@
 """BM25 search over passages on this machine (library bm25s, numpy only)."""
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ TOOL = ToolSpec(
     local=True,
 )
 NO_RESULTS = "no results"
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG and reports every index
+
 _WORDS = re.compile(r"\w+")
 _STOPWORDS = frozenset(STOPWORDS_EN)
 

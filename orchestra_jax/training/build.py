@@ -1,11 +1,13 @@
 """From a configuration to the parts of a run: world, tokenizer, policy, collector. Checks first, builds after."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import yaml
 
@@ -18,8 +20,9 @@ from orchestra_jax.envs import qa, qa_players, quickstart_players
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.quickstart import QuickstartEnvironment, build_tokenizer, good_call
 from orchestra_jax.envs.quickstart_world import QuickstartTasks, QuickstartWorld
+from orchestra_jax.models import safetensors
 from orchestra_jax.models import tokenizer as tokenizers
-from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.models.qwen3 import Params, Qwen3Config, init_params
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, Script
 from orchestra_jax.tools.local_search import LocalIndex, read_passages
@@ -39,8 +42,10 @@ class World:
         environment: makes episodes.
         train: makes the endless stream of training tasks, batches of the given size.
         demonstrations: tasks for the warm start.
+        gate: fresh training tasks on which copying is measured.
         evaluation: held-out tasks.
         demonstrate: script of the warm start: right format, tools at random.
+        think: what a demonstration thinks aloud before its first action.
         good_call, answer_from: what copying exactly means here, for the warm start's gate.
         swap: the same held-out questions under each kind of preference.
         baselines: scripts to compare with, by name.
@@ -49,8 +54,10 @@ class World:
     environment: Environment
     train: Callable[[int], TaskIterator]
     demonstrations: Sequence[Task]
+    gate: Sequence[Task]
     evaluation: Sequence[Task]
     demonstrate: Script
+    think: Callable[[Task], str] | None
     good_call: Callable[[Task, str], ToolCall]
     answer_from: Callable[[Sequence[ToolResult]], str]
     swap: Mapping[str, Sequence[Task]] = field(default_factory=dict)
@@ -66,10 +73,12 @@ def preflight(cfg: RunConfig) -> None:
     found = missing_inputs(cfg)
     if cfg.rollout.engine == "sglang":
         found.append("This version samples with its embedded engine only: set rollout=embedded.")
+    sizes = (cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor)
+    devices = jax.device_count() if -1 in sizes else math.prod(sizes)
+    if devices > 1:
+        found.append(f"This version trains on one device, and mesh {sizes} names {devices}: set mesh=single.")
     if cfg.tools.experts:
         found.append("This version calls no outside language models: set tools=offline.")
-    if cfg.model.path is not None and not found:
-        found.append("This version trains from random weights only: leave model.path unset and take model=tiny.")
     if not (_PRICES / f"{cfg.pricing.name}.yaml").is_file():
         known = ", ".join(sorted(path.stem for path in _PRICES.glob("*.yaml")))
         found.append(f"pricing.name={cfg.pricing.name} is no price list: use one of {known}.")
@@ -94,8 +103,10 @@ def _quickstart(cfg: RunConfig) -> World:
         QuickstartEnvironment(world, workers=cfg.tools.sandbox_workers, timeout_s=cfg.tools.sandbox_timeout_s),
         lambda size: task_iterator(train, seed=cfg.seed, batch_size=size),
         QuickstartTasks(world, "train", cfg.warm_start.demonstrations, first=len(train)),  # type: ignore[arg-type]
+        QuickstartTasks(world, "train", 128, first=len(train) + cfg.warm_start.demonstrations),  # type: ignore[arg-type]
         QuickstartTasks(world, "eval", cfg.evaluation.questions),  # type: ignore[arg-type]
         quickstart_players.random_tools(cfg.seed),
+        quickstart_players.think_aloud,
         good_call,
         quickstart_players.answer_from,
         {kind: [tasks[k] for tasks in swapped] for k, kind in enumerate(SWAP_KINDS)} if swapped else {},
@@ -140,8 +151,10 @@ def _questions(cfg: RunConfig) -> World:
         environment,
         lambda size: task_iterator(questions, seed=cfg.seed, batch_size=size, build=pose("train")),
         [pose("train")(question, rng) for question in questions[: cfg.warm_start.demonstrations]],
+        [pose("train")(question, rng) for question in questions[-32:]],
         [pose("eval")(question, rng) for question in evaluation[: cfg.evaluation.questions]],
         qa_players.random_tool,
+        None,
         qa_players.good_call,
         qa_players.answer_from,
     )
@@ -174,19 +187,28 @@ def make_chat(cfg: RunConfig) -> ChatFormat:
     return ChatFormat(tokenizer, history="keep")
 
 
-def make_model_config(cfg: RunConfig, chat: ChatFormat) -> Qwen3Config:
-    """The architecture: the preset's sizes, a vocabulary that holds the tokenizer's ids, numerics from the config."""
+def make_policy(cfg: RunConfig, chat: ChatFormat) -> tuple[Qwen3Config, Params]:
+    """Architecture and starting weights: a checkpoint's, or random ones with a vocabulary of the tokenizer's size.
+
+    Raises:
+        ConfigError: the checkpoint cannot be read.
+    """
     numerics = {
         name: getattr(cfg.model, name) for name in ("dtype", "param_dtype", "scan_layers", "remat", "attention")
     }
-    return Qwen3Config.preset(cfg.model.preset, vocab_size=len(chat.tokenizer), **numerics)
+    if cfg.model.path is None:
+        config = Qwen3Config.preset(cfg.model.preset, vocab_size=len(chat.tokenizer), **numerics)
+        return config, init_params(config, jax.random.key(cfg.seed))
+    try:
+        return safetensors.load(cfg.model.path, **numerics)
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from error
 
 
 def make_collector(cfg: RunConfig, world: World, chat: ChatFormat) -> Collector:
     """Episodes of the world under the run's limits and prices."""
-    limits = RolloutLimits(
-        cfg.rollout.max_turns, cfg.env.max_calls, cfg.rollout.max_length, cfg.rollout.max_new_tokens, cfg.rollout.retries
-    )
+    r = cfg.rollout
+    limits = RolloutLimits(r.max_turns, cfg.env.max_calls, r.max_length, r.max_new_tokens, r.retries)
     return Collector(world.environment, chat, limits, load_prices(cfg))
 
 

@@ -4,7 +4,7 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,23 +16,47 @@ import numpy as np
 from orchestra_jax.config import ConfigError, RunConfig
 from orchestra_jax.config_checks import resume_conflicts
 from orchestra_jax.evaluation.runner import Evaluator
-from orchestra_jax.models.qwen3 import init_params
+from orchestra_jax.models.qwen3 import Params, Qwen3Config
 from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
 from orchestra_jax.rl.batching import GroupArrays, MicroShapes, group_arrays, micro_batches, sequences
-from orchestra_jax.rl.learner import Learner, LearnerConfig, OptimizerConfig, TrainState, init_state, make_optimizer
+from orchestra_jax.rl.learner import (
+    Learner,
+    LearnerConfig,
+    OptimizerConfig,
+    TrainState,
+    init_state,
+    learning_rate,
+    make_optimizer,
+)
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.rewards import feature_matrix, preference_reward
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.embedded import EmbeddedEngine
-from orchestra_jax.training.build import World, config_record, make_collector, make_model_config
+from orchestra_jax.training.build import World, config_record, make_collector, make_policy
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.metrics import MetricLogger, Progress
 from orchestra_jax.training.sft import copy_accuracy, demonstration_rows, supervised_batches
 from orchestra_jax.training.transcripts import write_transcripts
 from orchestra_jax.types import Trajectory
 
+# The learner's metrics that are logged, and their names there (docs/metrics.md).
+_UPDATE_METRICS = {
+    "loss": "loss",
+    "entropy": "entropy",
+    "kl_ref": "kl/ref",
+    "clip_fraction_low": "clip/low",
+    "clip_fraction_high": "clip/high",
+    "ratio_max": "ratio/max",
+    "mismatch_mean": "mismatch/mean",
+    "mismatch_max": "mismatch/max",
+    "importance_ess": "importance/ess",
+    "grad_norm": "grad_norm",
+}
+# Metrics beside the progress bar: label, name in metrics.jsonl.
+_LIVE = {"reward": "reward/mean", "accuracy": "accuracy", "$/question": "cost_usd", "valid": "valid_rate"}
 
-class Interrupted(Exception):
+
+class Interrupted(Exception):  # noqa: N818  an event, no error
     """The user stopped the run; everything is saved."""
 
 
@@ -52,10 +76,11 @@ class Trainer:
     def __init__(self, cfg: RunConfig, world: World, chat: ChatFormat, runner: asyncio.Runner) -> None:
         self.cfg, self.world, self.chat, self._runner = cfg, world, chat, runner
         self.directory = Path(cfg.output_dir)
-        self.model = make_model_config(cfg, chat)
+        self.model, params = make_policy(cfg, chat)
         self.collector = make_collector(cfg, world, chat)
         self.warm = _warm_learner(cfg, self.model)
         self.policy = _policy_learner(cfg, self.model)
+        self.schedule = learning_rate(_policy_optimizer(cfg))
         self.tasks = world.train(cfg.algorithm.tasks_per_step)
         self.reference: Any = None
         self.phase, self.step, self.version = "warm_start", 0, 0
@@ -63,7 +88,7 @@ class Trainer:
         self._began = time.monotonic()
         self._stop = False
         self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep)
-        self.state = self._restore_or_init()
+        self.state = self._restore_or_init(params)
         self.engine = EmbeddedEngine(
             self.model,
             self.state.params,
@@ -109,9 +134,8 @@ class Trainer:
 
     # --- state ---
 
-    def _restore_or_init(self) -> TrainState:
-        """The newest checkpoint's state, or a fresh one."""
-        params = init_params(self.model, jax.random.key(self.cfg.seed))
+    def _restore_or_init(self, params: Params) -> TrainState:
+        """The newest checkpoint's state, or a fresh one on `params`."""
         meta = self.checkpoints.peek()
         if meta is None:
             return init_state(params, self.warm.optimizer)
@@ -191,7 +215,7 @@ class Trainer:
             with Progress(cfg.steps, phase="warm start", start=self.step, every=50) as progress:
                 progress.print(f"Making {cfg.demonstrations} demonstrations with random tools ...")
                 demonstrations = self._runner.run(
-                    self.collector.play(self.world.demonstrate, list(self.world.demonstrations))
+                    self.collector.play(self.world.demonstrate, list(self.world.demonstrations), self.world.think)
                 )
                 self._warm_steps(demonstration_rows(demonstrations), progress)
         self._sync_engine()
@@ -205,7 +229,12 @@ class Trainer:
     def _warm_steps(self, rows: Sequence[Any], progress: Progress) -> None:
         cfg = self.cfg.warm_start
         longest = max(len(row.tokens) for row in rows)
-        shapes = MicroShapes(self.cfg.algorithm.micro_tokens, _widths(rows, longest), ())
+        shapes = MicroShapes(
+            self.cfg.algorithm.micro_tokens,
+            _widths(rows, longest),
+            prefix_widths=(),
+            response_fractions=tuple(self.cfg.algorithm.response_fractions),
+        )
         batches = supervised_batches(rows, cfg.batch_size, shapes, self.cfg.seed, self.step)
         copied = self.notes.get("copy_accuracy", 0.0)
         while self.step < cfg.steps and copied < cfg.min_copy_accuracy:
@@ -225,8 +254,8 @@ class Trainer:
             )
 
     def _measure_copying(self) -> float:
-        """Copy accuracy of sampled trajectories on fresh training-split tasks."""
-        tasks = [self.world.demonstrations[i] for i in range(min(128, len(self.world.demonstrations)))]
+        """Copy accuracy of sampled trajectories on tasks that no demonstration was made of."""
+        tasks = list(self.world.gate)
         trajectories = self._runner.run(
             self.collector.collect(self.engine, tasks, seed=(self.cfg.seed, 1, self.step))
         )
@@ -240,12 +269,12 @@ class Trainer:
             while self.step < cfg.steps:
                 metrics = self._policy_step()
                 self.step += 1
+                if cfg.evaluation.every and self.step % cfg.evaluation.every == 0 and self.step < cfg.steps:
+                    figures = self._evaluate(f"step {self.step}")
+                    metrics |= {f"eval/{name}": value for name, value in figures.items() if isinstance(value, float)}
                 metrics["seconds"] = self._seconds()
                 logger.log(self.step, metrics)
-                shown = {"reward": "reward/mean", "accuracy": "accuracy", "$/question": "cost_usd", "valid": "valid_rate"}
-                progress.update(self.step, {name: metrics[key] for name, key in shown.items()})
-                if cfg.evaluation.every and self.step % cfg.evaluation.every == 0 and self.step < cfg.steps:
-                    self._evaluate(f"step {self.step}")
+                progress.update(self.step, {name: metrics[key] for name, key in _LIVE.items()})
                 if self.step % cfg.checkpoint.every == 0 or self.step == cfg.steps:
                     self._save()
                 self._check_stop()
@@ -266,7 +295,8 @@ class Trainer:
             )
         )
         rolled = time.monotonic()
-        write_transcripts(self.directory / "trajectories", self.step + 1, trajectories[: cfg.logger.trajectories])
+        shown = trajectories[:: cfg.algorithm.group_size][: cfg.logger.trajectories]
+        write_transcripts(self.directory / "trajectories", self.step + 1, shown)
         arrays = group_arrays(trajectories, cfg.algorithm.group_size)
         rewards, advantages, kept = score_groups(cfg, arrays)
         updates = self._update(trajectories, advantages.reshape(-1))
@@ -286,24 +316,28 @@ class Trainer:
             algorithm.micro_tokens,
             tuple(algorithm.row_widths),
             tuple(algorithm.prefix_widths) if algorithm.share_prefix else (),
+            response_fractions=tuple(algorithm.response_fractions),
         )
-        found: dict[str, float] = {}
         size = len(trajectories) // algorithm.minibatches
+        minibatches = []
+        for first in range(0, len(trajectories), size):
+            part = zip(trajectories[first : first + size], advantages[first : first + size], strict=True)
+            rows = [row for trajectory, a in part if a != 0 for row in sequences(trajectory, float(a))]
+            if rows:
+                minibatches.append(micro_batches(rows, shapes))
+        if algorithm.importance != "none":
+            minibatches = [[self.policy.score(self.state.params, batch) for batch in mini] for mini in minibatches]
+        rate = float(self.schedule(int(self.state.step)))
+        found: list[Mapping[str, float]] = []
         for _ in range(algorithm.epochs):
-            for first in range(0, len(trajectories), size):
-                rows = [
-                    row
-                    for trajectory, advantage in zip(
-                        trajectories[first : first + size], advantages[first : first + size], strict=True
-                    )
-                    if advantage != 0
-                    for row in sequences(trajectory, float(advantage))
-                ]
-                if rows:
-                    batches = micro_batches(rows, shapes)
-                    self.state, metrics = self.policy.policy_step(self.state, batches, self.reference)
-                    found = dict(metrics)
-        return found
+            for batches in minibatches:
+                self.state, metrics = self.policy.policy_step(self.state, batches, self.reference)
+                found.append(metrics)
+        if not found:
+            return {"lr": rate}
+        # The gap between engine and learner shows before the first update, everything else after the last one.
+        merged = {**found[-1], **{name: found[0][name] for name in ("mismatch_mean", "mismatch_max")}}
+        return {"lr": rate} | {shown: merged[name] for name, shown in _UPDATE_METRICS.items() if name in merged}
 
     # --- evaluation ---
 
@@ -329,19 +363,24 @@ def score_groups(cfg: RunConfig, arrays: GroupArrays) -> tuple[np.ndarray, np.nd
     """Rewards (Eq. 2) [G, N], advantages (Eq. 3 and the filters) [G, N] and kept groups [G]."""
     reward, algorithm = cfg.reward, cfg.algorithm
     tools = arrays.preference.shape[1] - 3
-    scale = np.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], np.float32)
+    scale = jnp.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], jnp.float32)
+    solved, completed = jnp.asarray(arrays.solved), jnp.asarray(arrays.completed)
     matrix = feature_matrix(
-        arrays.tool_counts, arrays.solved, arrays.cost_usd, arrays.latency_s, tool_feature=reward.tool_feature
+        jnp.asarray(arrays.tool_counts),
+        solved,
+        jnp.asarray(arrays.cost_usd),
+        jnp.asarray(arrays.latency_s),
+        tool_feature=reward.tool_feature,  # type: ignore[arg-type]
     )
     rewards = preference_reward(
         matrix,
-        arrays.preference * scale,
-        arrays.solved,
-        arrays.completed,
-        arrays.tool_mask,
+        jnp.asarray(arrays.preference) * scale,
+        solved,
+        completed,
+        jnp.asarray(arrays.tool_mask),
         normalize_outcome=reward.normalize_outcome,
     )
-    members = member_masks(arrays.completed, arrays.failed, invalid=algorithm.invalid)
+    members = member_masks(completed, jnp.asarray(arrays.failed), invalid=algorithm.invalid)  # type: ignore[arg-type]
     advantages = group_advantages(
         rewards,
         members,
@@ -367,7 +406,7 @@ def _rollout_metrics(
         "cost_per_correct": cost / max(1, solved),
         "latency_s": float(np.mean([t.latency_s for t in trajectories])),
         "calls": float(np.mean([len(t.tool_names) for t in trajectories])),
-        "tokens/sampled": float(sum(len(turn.sampled_ids) for t in trajectories for turn in t.turns)),
+        "tokens/sampled": float(np.mean([sum(len(turn.sampled_ids) for turn in t.turns) for t in trajectories])),
     }
 
 
@@ -377,7 +416,7 @@ def _widths(rows: Sequence[Any], longest: int) -> tuple[int, ...]:
     return tuple(sorted({8 * math.ceil(common / 8), 8 * math.ceil(longest / 8)}))
 
 
-def _warm_learner(cfg: RunConfig, model: Any) -> Learner:
+def _warm_learner(cfg: RunConfig, model: Qwen3Config) -> Learner:
     warm = cfg.warm_start
     optimizer = OptimizerConfig(
         warm.learning_rate, warm.optimizer, 20, "cosine", max(1, warm.steps), final_fraction=0.05  # type: ignore[arg-type]
@@ -385,9 +424,9 @@ def _warm_learner(cfg: RunConfig, model: Any) -> Learner:
     return Learner(model, LearnerConfig(LossConfig(), chunk=2048), make_optimizer(optimizer))
 
 
-def _policy_learner(cfg: RunConfig, model: Any) -> Learner:
+def _policy_optimizer(cfg: RunConfig) -> OptimizerConfig:
     a = cfg.algorithm
-    optimizer = OptimizerConfig(
+    return OptimizerConfig(
         a.learning_rate,
         warmup_steps=a.warmup_steps,
         schedule=a.schedule,  # type: ignore[arg-type]
@@ -397,6 +436,10 @@ def _policy_learner(cfg: RunConfig, model: Any) -> Learner:
         b2=a.adam_b2,
         max_grad_norm=a.max_grad_norm,
     )
+
+
+def _policy_learner(cfg: RunConfig, model: Qwen3Config) -> Learner:
+    a = cfg.algorithm
     loss = LossConfig(
         loss=a.loss,  # type: ignore[arg-type]
         clip_low=a.clip_low,
@@ -409,6 +452,6 @@ def _policy_learner(cfg: RunConfig, model: Any) -> Learner:
         importance_cap=a.importance_cap,
     )
     learner = LearnerConfig(loss, a.entropy_coef, cfg.rollout.temperature, chunk=2048)
-    return Learner(model, learner, make_optimizer(optimizer))
+    return Learner(model, learner, make_optimizer(_policy_optimizer(cfg)))
 
 

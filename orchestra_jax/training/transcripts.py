@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestra_jax.types import Trajectory
+from orchestra_jax.types import ToolSpec, Trajectory
 
 
 def transcript(trajectory: Trajectory) -> str:
@@ -13,24 +13,23 @@ def transcript(trajectory: Trajectory) -> str:
         f"task {task.id}   family {task.family or '-'}   preference {task.preference.name}",
         f"question   {task.question}",
         f"wish       {task.preference.instruction}",
-        "menu       "
-        + "; ".join(f"{spec.name} {_number(spec.price_usd, '$')} {_number(spec.latency_s, 's')}" for spec in task.tools),
+        "menu       " + "; ".join(_offer(spec) for spec in task.tools),
         f"reference  {' | '.join(task.answer)}",
         "",
     ]
     for number, turn in enumerate(trajectory.turns, 1):
         lines.append(f"[turn {number}] {turn.text}")
         lines += [f"    -> {call.name}: {result.text}" for call, result in zip(turn.calls, turn.results, strict=False)]
-    lines += [
-        "",
-        f"{trajectory.status}{': ' + trajectory.reason if trajectory.reason else ''}   answer {trajectory.answer!r}   "
-        f"{'solved' if trajectory.solved else 'not solved'}   ${trajectory.cost_usd:.6f}   {trajectory.latency_s:.2f} s",
-    ]
+    ending = f"{trajectory.status}: {trajectory.reason}" if trajectory.reason else str(trajectory.status)
+    verdict = "solved" if trajectory.solved else "not solved"
+    charged = f"${trajectory.cost_usd:.6f}   {trajectory.latency_s:.2f} s"
+    lines += ["", f"{ending}   answer {trajectory.answer!r}   {verdict}   {charged}"]
     return "\n".join(lines)
 
 
-def _number(value: float | None, unit: str) -> str:
-    return f"?{unit}" if value is None else f"{value:g}{unit}"
+def _offer(spec: ToolSpec) -> str:
+    price = "by use" if spec.price_usd is None else f"${spec.price_usd:g}"
+    return f"{spec.name} {price}" + ("" if spec.latency_s is None else f" {spec.latency_s:g} s")
 
 
 def write_transcripts(directory: Path, step: int, trajectories: Sequence[Trajectory]) -> None:

@@ -105,7 +105,7 @@ def unpack(batches) -> list[tuple]:
             length = np.flatnonzero(batch.mask[b])[-1] + 1
             tokens = [*prefix.tolist(), *batch.tokens[b, :length].tolist()]
             sampled = [False] * len(prefix) + [bool(m) for m in batch.mask[b, :length]]
-            logprobs = [0.0] * len(prefix) + batch.logprobs[b, :length].tolist()
+            logprobs = [0.0] * len(prefix) + batch.rollout_logprobs[b, :length].tolist()
             found.append((tuple(tokens), tuple(sampled), tuple(np.round(logprobs, 5)), float(batch.advantages[b])))
     return found
 

@@ -1,0 +1,129 @@
+"""The evaluator, on the quickstart world with an engine that plays a script instead of a policy."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from orchestra_jax.config import EvaluationConfig
+from orchestra_jax.envs.quickstart import QuickstartEnvironment, build_tokenizer
+from orchestra_jax.envs.quickstart_players import BASELINES
+from orchestra_jax.envs.quickstart_world import QuickstartWorld
+from orchestra_jax.evaluation.metrics import summarize, tool_shares
+from orchestra_jax.evaluation.runner import Evaluator
+from orchestra_jax.rollout.chat import ChatFormat
+from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits
+from orchestra_jax.rollout.engine import Generation, SamplingParams
+from orchestra_jax.tools.pricing import Price, PriceList
+
+PRICE = OrchestratorPrice(PriceList("test", "2026-11-20", "test", {"orchestrator": Price()}), "orchestrator", 0.0)
+LIMITS = RolloutLimits(max_turns=4, max_calls=3, max_length=160, max_new_tokens=32)
+
+
+class ParrotEngine:
+    """Always says the same; notes the temperature and seed of every generation."""
+
+    def __init__(self, token_ids: tuple[int, ...]) -> None:
+        self.token_ids = token_ids
+        self.asked: list[tuple[float, int | None]] = []
+
+    async def generate(self, ids: Sequence[int], params: SamplingParams, *, session: object = None) -> Generation:
+        self.asked.append((params.temperature, params.seed))
+        return Generation(self.token_ids, (0.0,) * len(self.token_ids), "stop", 0)
+
+    def open_session(self) -> int:
+        return 0
+
+    def close_session(self, session: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def world() -> QuickstartWorld:
+    return QuickstartWorld(0)
+
+
+@pytest.fixture(scope="module")
+def collector(world: QuickstartWorld) -> Iterator[Collector]:
+    environment = QuickstartEnvironment(world)
+    yield Collector(environment, ChatFormat(build_tokenizer(world), compact_menu=True), LIMITS, PRICE)
+    asyncio.run(environment.close())
+
+
+@pytest.fixture
+def parrot(collector: Collector) -> ParrotEngine:
+    chat = collector.chat
+    return ParrotEngine((*chat.encode("Oslo"), chat.stop_ids[0]))
+
+
+def make(world: QuickstartWorld, collector: Collector, engine: ParrotEngine, count: int = 12, swap=True, **settings):
+    kinds = ("accuracy", "local")
+    posed = [world.swap_tasks(index, kinds) for index in range(3)]
+    return Evaluator(
+        EvaluationConfig(questions=count, **settings),
+        [world.task("eval", index) for index in range(count)],
+        {kind: [tasks[k] for tasks in posed] for k, kind in enumerate(kinds)} if swap else {},
+        BASELINES,
+        collector,
+        engine,  # type: ignore[arg-type]
+        "share",
+    )
+
+
+def test_evaluate_measures_both_temperatures_and_the_swap(world, collector, parrot):
+    evaluator = make(world, collector, parrot)
+    found = asyncio.run(evaluator.evaluate())
+    temperatures = [temperature for temperature, _ in parrot.asked]
+    assert temperatures == [1.0] * 12 + [0.0] * 12 + [1.0] * 6
+    assert {"accuracy", "valid_rate", "cost", "latency", "calls", "utility", "tool_shares"} <= found["greedy"].keys()
+    assert found["valid_rate"] == 1.0
+    assert found["calls"] == found["cost"] == 0.0
+    assert found["accuracy"] == sum("Oslo" in task.answer for task in evaluator.tasks) / 12
+    assert found["swap"].keys() == {"accuracy", "local"}
+
+
+@pytest.mark.parametrize("settings", [{"greedy": False}, {"temperature": 0.0}])
+def test_greedy_is_measured_once_at_most(world, collector, parrot, settings):
+    found = asyncio.run(make(world, collector, parrot, swap=False, **settings).evaluate())
+    assert len(parrot.asked) == 12
+    assert not {"greedy", "swap"} & found.keys()
+
+
+def test_evaluations_sample_alike_before_and_after(world, collector, parrot):
+    evaluator = make(world, collector, parrot)
+    first = asyncio.run(evaluator.evaluate())
+    asked, parrot.asked = parrot.asked, []
+    assert asyncio.run(evaluator.evaluate()) == first
+    assert parrot.asked == asked
+    assert len(set(asked[:12])) == 12  # every question with a seed of its own
+
+
+def test_baselines_are_the_scripts_on_the_same_tasks_and_played_once(world, collector, parrot, monkeypatch):
+    evaluator = make(world, collector, parrot, count=40)
+    played = []
+    play = collector.play
+
+    async def counted(script, tasks):
+        played.append(script)
+        return await play(script, tasks)
+
+    monkeypatch.setattr(collector, "play", counted)
+    found = asyncio.run(evaluator.baselines())
+    asyncio.run(evaluator.evaluate())
+    assert played == list(BASELINES.values())
+    runs = {name: asyncio.run(play(script, evaluator.tasks)) for name, script in BASELINES.items()}
+    for name, run in runs.items():
+        assert {key: found[name][key] for key in summarize(run)} == summarize(run)
+        assert set(tool_shares(run)["all"]) <= {spec.name for task in evaluator.tasks for spec in task.tools}
+    best = max(found, key=lambda name: found[name]["utility"])
+    assert best == "preference_oracle"
+    assert all(0.0 <= figures["utility"] <= 1.0 + 1e-6 for figures in found.values())
+
+
+def test_utility_of_a_policy_is_on_the_baselines_scale(world, collector, parrot):
+    evaluator = make(world, collector, parrot, swap=False)
+    found = asyncio.run(evaluator.evaluate())
+    # Free and instant, but a fixed word is hardly ever right; only right answers have utility.
+    assert 0.0 <= found["utility"] <= found["accuracy"]
+    assert np.isfinite(found["utility"])

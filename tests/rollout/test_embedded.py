@@ -1,0 +1,253 @@
+"""The embedded engine: the shared contract in several settings, and what only its slots and schedule can get wrong."""
+
+import asyncio
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from orchestra_jax.models import qwen3
+from orchestra_jax.rollout import embedded
+from orchestra_jax.rollout.embedded import EmbeddedEngine
+from orchestra_jax.rollout.engine import SamplingParams
+from tests.rollout.engine_contract import SECONDS, EngineContract, Subject, prompt_of
+
+CONFIG = qwen3.Qwen3Config(
+    vocab_size=24, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
+    tie_word_embeddings=True, initializer_range=0.3,
+)  # fmt: skip
+SCANNED = replace(CONFIG, scan_layers=True)
+PARAMS = {
+    config.scan_layers: [qwen3.init_params(config, jax.random.key(i)) for i in (0, 1)] for config in (CONFIG, SCANNED)
+}
+LENGTH = 64
+# Prompts of more than 8 tokens take several passes, more than 8 requests wait for a slot.
+SETTINGS = {"slots": 8, "max_length": LENGTH, "chunk": 4, "widths": (4, 8)}
+
+
+@pytest.fixture
+async def make(monkeypatch):
+    """Engines that share their compiled functions, closed at the end."""
+    engines = []
+
+    def build(config=CONFIG, **options):
+        engine = EmbeddedEngine(config, PARAMS[config.scan_layers][0], **{**SETTINGS, **options})
+        share_compiled(engine)
+        engines.append(engine)
+        return engine
+
+    yield build
+    for engine in engines:
+        await engine.close()
+
+
+_COMPILED: dict = {}
+
+
+def share_compiled(engine):
+    """A jitted function keeps what it compiled; one per (config, chunk) serves all engines of this module."""
+    names = ("_prefill", "_extend", "_decode", "_spread")
+    shared = _COMPILED.setdefault((engine.config, engine.chunk), {name: getattr(engine, name) for name in names})
+    for name, function in shared.items():
+        setattr(engine, name, function)
+
+
+KINDS = {
+    "lockstep": {},
+    "continuous": {"lockstep": False},
+    "scan_layers": {"config": SCANNED},
+    "few_slots": {"lockstep": False, "slots": 3, "chunk": 1, "widths": (1024,)},
+}
+
+
+class TestEmbeddedContract(EngineContract):
+    @pytest.fixture(params=KINDS)
+    def subject(self, request, make):
+        engine = make(**KINDS[request.param])
+        params = PARAMS[engine.config.scan_layers]
+        return Subject(engine, engine.config, params[0], params[1], LENGTH)
+
+
+def play_turns(engine, count, turns=3):
+    """`count` sessions of several turns at once; returns (ids, sampled ids, log-probs) of each."""
+
+    async def one(i, session):
+        ids, sampled, logprobs = list(prompt_of(i % 3, 4 + 5 * (i % 3), CONFIG.vocab_size)), [], []
+        for turn in range(turns):
+            params = SamplingParams(3 + i % 4, stop_ids=(1, 2), seed=1000 * i + turn)
+            found = await engine.generate(ids, params, session=session)
+            # Like a tool: how long it takes depends on the session and the turn.
+            for _ in range((7 * i + 3 * turn) % 5):
+                await asyncio.sleep(0)
+            ids += [*found.token_ids, *prompt_of(50 + i + turn, 1 + i % 3, CONFIG.vocab_size)]
+            sampled.append(found.token_ids)
+            logprobs.append(found.logprobs)
+        engine.close_session(session)
+        return tuple(ids), tuple(sampled), tuple(logprobs)
+
+    async def all_of_them():
+        async with asyncio.timeout(SECONDS):
+            return await asyncio.gather(*[one(i, session) for i, session in enumerate(sessions)])
+
+    sessions = [engine.open_session() for _ in range(count)]
+    return all_of_them()
+
+
+async def test_schedule_slots_and_widths_do_not_change_what_is_sampled(make):
+    found = [
+        await play_turns(make(**options), 12)
+        for options in ({}, {"lockstep": False}, {"lockstep": False, "slots": 3, "widths": (16, 64)})
+    ]
+    for other in found[1:]:
+        assert [(ids, sampled) for ids, sampled, _ in other] == [(ids, sampled) for ids, sampled, _ in found[0]]
+        for (_, _, a), (_, _, b) in zip(other, found[0], strict=True):
+            for x, y in zip(a, b, strict=True):
+                np.testing.assert_allclose(x, y, atol=1e-5)
+
+
+async def test_lockstep_repeats_bit_for_bit(make):
+    assert await play_turns(make(), 6) == await play_turns(make(), 6)
+
+
+async def test_lockstep_waits_for_every_open_session(make):
+    engine = make()
+    first, second = engine.open_session(), engine.open_session()
+    caller = asyncio.ensure_future(engine.generate((1, 2), SamplingParams(2), session=first))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not caller.done()
+    engine.close_session(second)
+    async with asyncio.timeout(SECONDS):
+        await caller
+
+
+async def test_a_prompt_shared_by_a_group_is_prefilled_once(make, monkeypatch):
+    engine = make(widths=(4, 8, 32))
+    rows = []
+    prefill = engine._prefill
+    monkeypatch.setattr(engine, "_prefill", lambda params, tokens: rows.append(tokens) or prefill(params, tokens))
+    monkeypatch.setattr(engine, "_extend", None)  # nothing is left to extend
+    prompts = [prompt_of(1, 9, CONFIG.vocab_size)] * 6 + [prompt_of(2, 20, CONFIG.vocab_size)] * 2
+    found = await subject_of(engine).generate_all(prompts, SamplingParams(4), list(range(8)))
+    assert len(rows) == 1
+    assert (rows[0].any(1)).sum() == 2
+    subject_of(engine).expect_learner(prompts, found)
+
+
+def subject_of(engine):
+    return Subject(engine, engine.config, *PARAMS[engine.config.scan_layers], LENGTH)
+
+
+async def test_a_session_reads_only_what_is_new(make):
+    engine, session = make(), None
+    session = engine.open_session()
+    prompt = prompt_of(3, 20, CONFIG.vocab_size)
+    first = await engine.generate(prompt, SamplingParams(5, seed=1), session=session)
+    longer = (*prompt, *first.token_ids, *prompt_of(4, 3, CONFIG.vocab_size))
+    second = await engine.generate(longer, SamplingParams(5, seed=2), session=session)
+    same = await engine.generate(longer, SamplingParams(5, seed=2), session=session)
+    # All but the last sampled token, which was never an input, and at least one token is always run.
+    assert (first.cached_tokens, second.cached_tokens, same.cached_tokens) == (0, 24, 27)
+    assert second.token_ids == same.token_ids
+    engine.close_session(session)
+    assert sorted(engine._free) == list(range(8))
+
+
+async def test_a_failed_step_reaches_every_caller_and_the_engine_recovers(make, monkeypatch):
+    for name in ("_prefill", "_extend", "_decode"):
+        engine = make(slots=2)
+        session = engine.open_session()
+        prompt = prompt_of(5, 20, CONFIG.vocab_size)
+        async with asyncio.timeout(SECONDS):
+            await engine.generate(prompt, SamplingParams(2), session=session)
+            with monkeypatch.context() as patch:
+                patch.setattr(engine, name, breaking(getattr(engine, name), "donate" if name != "_prefill" else ""))
+                callers = [engine.generate(prompt[i:], SamplingParams(2)) for i in range(3)]  # one has no slot
+                found = await asyncio.gather(
+                    engine.generate(prompt, SamplingParams(2), session=session), *callers, return_exceptions=True
+                )
+            assert [str(error) for error in found] == ["out of memory"] * 4
+            engine.close_session(session)
+            again = await engine.generate(prompt, SamplingParams(6))
+        subject_of(engine).expect_learner([prompt], [again])
+
+
+def breaking(function, donate):
+    """Fails after the computation took its donated cache."""
+
+    def fail(*args):
+        if donate:
+            function(*args)
+        raise RuntimeError("out of memory")
+
+    return fail
+
+
+async def test_too_many_stop_ids_and_two_generations_of_one_session(make):
+    engine = make()
+    with pytest.raises(ValueError, match=r"^At most 4 stop ids are supported, got 5\.$"):
+        await engine.generate((1,), SamplingParams(1, stop_ids=(1, 2, 3, 4, 5)))
+    session = engine.open_session()
+    caller = asyncio.ensure_future(engine.generate((1,), SamplingParams(1), session=session))
+    await asyncio.sleep(0)
+    with pytest.raises(ValueError, match=r"is generating already; .*\.$"):
+        await engine.generate((1,), SamplingParams(1), session=session)
+    async with asyncio.timeout(SECONDS):
+        await caller
+
+
+async def test_closing_a_session_cancels_its_generation(make):
+    engine = make()
+    session = engine.open_session()
+    caller = asyncio.ensure_future(engine.generate((1, 2), SamplingParams(30), session=session))
+    await asyncio.sleep(0)
+    engine.close_session(session)
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        await engine.generate((1, 2), SamplingParams(1))
+
+
+async def test_closing_ends_a_pending_weight_update(make):
+    engine = make()
+    session = engine.open_session()  # lockstep waits for it, so the other never runs
+    caller = asyncio.ensure_future(engine.generate((1, 2), SamplingParams(1)))
+    await asyncio.sleep(0)
+    update = asyncio.ensure_future(engine.update_weights(PARAMS[False][1], 1))
+    await asyncio.sleep(0)
+    assert session
+    assert not update.done()
+    async with asyncio.timeout(SECONDS):
+        await engine.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await caller
+        await update
+
+
+def test_an_engine_serves_several_event_loops_in_turn():
+    engine = EmbeddedEngine(CONFIG, PARAMS[False][0], **SETTINGS)
+    share_compiled(engine)
+    first = asyncio.run(engine.generate((1, 2, 3), SamplingParams(3)))
+    with pytest.raises(TimeoutError):  # a loop that ends while a caller waits leaves nothing behind
+        asyncio.run(hang(engine))
+    asyncio.run(engine.update_weights(PARAMS[False][0], 1))
+    second = asyncio.run(engine.generate((1, 2, 3), SamplingParams(3)))
+    asyncio.run(engine.close())
+    assert first.token_ids == second.token_ids
+
+
+async def hang(engine):
+    session = engine.open_session()
+    try:
+        await asyncio.wait_for(engine.generate((1, 2), SamplingParams(1)), 0.05)
+    finally:
+        engine.close_session(session)
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "common"),
+    [((), (), 0), ((1, 2), (1, 2), 2), ((1, 2), (1,), 1), ((1,), (1, 2), 1), ((1, 2, 3), (1, 3), 1), ((1,), (2,), 0)],
+)
+def test_common_prefix(held, wanted, common):
+    assert embedded._common_prefix(held, wanted) == common

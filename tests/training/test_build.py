@@ -1,0 +1,234 @@
+"""From a configuration to the parts of a run: what is missing is said first, and real questions run."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from hydra import compose, initialize_config_dir
+
+from orchestra_jax import cli
+from orchestra_jax.config import ConfigError, RunConfig
+from orchestra_jax.config_checks import load
+from orchestra_jax.models.tokenizer import UNKNOWN
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.training.build import (
+    SWAP_KINDS,
+    config_record,
+    load_prices,
+    make_chat,
+    make_collector,
+    make_policy,
+    make_world,
+)
+from orchestra_jax.training.metrics import read_metrics
+from orchestra_jax.training.run import run
+
+ROOT = Path(__file__).resolve().parents[2]
+OFFLINE = ("+experiment=hle", "mesh=single", "model=tiny", "rollout=embedded", "tools=offline")
+
+
+def config(directory: Path, *overrides: str) -> RunConfig:
+    cli.register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return load(compose("config", list(overrides)), str(directory))
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(6)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+# --- the quickstart --------------------------------------------------------------------------------------------------
+
+
+def test_quickstart_parts_fit_together(tmp_path: Path):
+    cfg = config(tmp_path, "warm_start.demonstrations=5", "evaluation.questions=7", "evaluation.swap_questions=3")
+    world = make_world(cfg)
+    assert len(world.demonstrations) == 5
+    assert [task.id for task in list(world.evaluation)] == [f"eval-{i}" for i in range(7)]
+    assert list(world.swap) == list(SWAP_KINDS)
+    assert all(len(tasks) == 3 for tasks in world.swap.values())
+    by_question = zip(*world.swap.values(), strict=True)
+    for first, *others in by_question:
+        assert all((task.question, task.tools) == (first.question, first.tools) for task in others)
+        assert all(task.preference != first.preference for task in others)
+    chat = make_chat(cfg)
+    model, params = make_policy(cfg, chat)
+    assert model.vocab_size == len(chat.tokenizer)
+    assert any(model.vocab_size in leaf.shape for leaf in jax.tree.leaves(params))
+    asyncio.run(world.environment.close())
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_demonstrations_and_baselines_have_no_unknown_token(tmp_path: Path, seed: int):
+    cfg = config(tmp_path, f"env.seed={seed}", "warm_start.demonstrations=150", "evaluation.questions=80")
+    world, chat = make_world(cfg), make_chat(cfg)
+    collector = make_collector(cfg, world, chat)
+    unknown = chat.tokenizer.convert_tokens_to_ids(UNKNOWN)
+
+    async def play() -> list:
+        runs = await collector.play(world.demonstrate, list(world.demonstrations), world.think)
+        for script in world.baselines.values():
+            runs += await collector.play(script, list(world.evaluation))
+        await world.environment.close()
+        return runs
+
+    for trajectory in asyncio.run(play()):
+        assert trajectory.valid, trajectory.reason
+        for turn in trajectory.turns:
+            assert unknown not in (*turn.prompt_ids, *turn.sampled_ids), turn.text
+
+
+def test_training_tasks_and_demonstrations_do_not_overlap(tmp_path: Path):
+    cfg = config(tmp_path, "warm_start.demonstrations=50")
+    world = make_world(cfg)
+    stream = world.train(16)
+    seen = {task.id for _ in range(20) for task in next(stream)}
+    assert len(seen) == 320
+    assert seen.isdisjoint({task.id for task in list(world.demonstrations)})
+    assert seen.isdisjoint({task.id for task in list(world.evaluation)})
+    asyncio.run(world.environment.close())
+
+
+def test_training_stream_is_of_the_seed_and_resumes(tmp_path: Path):
+    worlds = [make_world(config(tmp_path, f"seed={seed}")) for seed in (0, 0, 1)]
+    first, second, other = (world.train(4) for world in worlds)
+    assert next(first) == next(second) != next(other)
+    saved = json.loads(json.dumps(first.get_state()))
+    expected = [next(first) for _ in range(3)]
+    second.set_state(saved)
+    assert [next(second) for _ in range(3)] == expected
+
+
+def test_prices_of_the_policy_come_from_the_config(tmp_path: Path):
+    cfg = config(tmp_path, "pricing.orchestrator_input=2.0", "pricing.orchestrator_output=8.0")
+    price = load_prices(cfg)
+    cost = price.prices.cost(price.model, prompt_tokens=1_000_000, cached_tokens=0, completion_tokens=500_000)
+    assert cost == pytest.approx(2.0 + 4.0)
+
+
+def test_config_record_survives_json(tmp_path: Path):
+    record = config_record(config(tmp_path))
+    assert json.loads(json.dumps(record)) == record
+
+
+# --- what is missing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((*OFFLINE, "tools.corpus=null", "data.path=/nowhere/q.jsonl"), "data.path=/nowhere/q.jsonl is not there"),
+        (
+            ("+experiment=hle", "rollout=embedded", "tools=offline", "data.path={q}"),
+            "The policy qwen3-8b has no weights",
+        ),
+        (("+experiment=hle", "model=tiny", "tools=offline", "data.path={q}"), "set rollout=embedded"),
+        (("+experiment=hle", "model=tiny", "rollout=embedded", "data.path={q}"), "tools.experts need a server"),
+        (("model.path=/nowhere/model",), "model.path=/nowhere/model is not there"),
+        (("pricing.name=none",), "pricing.name=none is no price list"),
+    ],
+    ids=["questions", "weights", "server", "experts", "model.path", "prices"],
+)
+def test_what_is_missing_ends_the_run_before_anything_is_made(
+    tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], words: str
+):
+    here = [text.format(q=questions) for text in overrides]
+    with pytest.raises(SystemExit) as stop:
+        run(config(tmp_path / "run", *here))
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert any(words in line for line in lines), lines
+    assert all(line.endswith(".") for line in lines)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_line_says_one_sentence_and_leaves_no_run(tmp_path: Path, questions: Path):
+    folder = tmp_path / "run"
+    overrides = (
+        "env=qa", "data=jsonl", "tools=offline", "tools.corpus=null", "tools.names=[python]",
+        f"env.tokenizer={ROOT / 'conf'}", f"data.path={tmp_path / 'nothing.jsonl'}",
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "experiments/train.py", f"output_dir={folder}", *overrides],
+        cwd=ROOT, env=dict(os.environ), text=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("[transformers]")]
+    assert lines == [f"data.path={tmp_path / 'nothing.jsonl'} is not there: set data.path."]
+    assert {path.name for path in folder.iterdir()} <= {".hydra", "train.log"}
+
+
+def test_tools_that_this_version_lacks_are_one_sentence(tmp_path: Path, questions: Path):
+    missing = (*OFFLINE, "tools.corpus=null", f"data.path={questions}", "tools.names=[web_search]")
+    with pytest.raises(ConfigError, match="offers no tool of this version: take tools=offline"):
+        make_world(config(tmp_path, *missing))
+
+
+def test_a_broken_file_of_questions_is_one_sentence(tmp_path: Path):
+    path = tmp_path / "broken.jsonl"
+    path.write_text('{"question": "What?"\n')
+    with pytest.raises(ConfigError, match=r"broken\.jsonl"):
+        make_world(config(tmp_path, *OFFLINE, "tools.corpus=null", f"data.path={path}", "data.eval_path=null"))
+
+
+# --- real questions --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real(data_dir: Path, tmp_path: Path) -> list[str]:
+    """Overrides that train on eight questions of GSM8K, with the real tokenizer and the real corpus."""
+    rows = (data_dir / "qa_sets" / "gsm8k_train.jsonl").read_text().splitlines()[:8]
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text("\n".join(rows) + "\n")
+    return [*OFFLINE, f"data.path={path}", "data.source=gsm8k", "data.eval_path=null", "data.eval_questions=2"]
+
+
+def test_held_out_questions_are_never_trained_on(real: list[str], tmp_path: Path):
+    world = make_world(config(tmp_path, *real))
+    held_out = {task.question for task in world.evaluation}
+    stream = world.train(2)
+    trained = {task.question for _ in range(6) for task in next(stream)}
+    assert len(held_out) == 2
+    assert len(trained) == 6
+    assert held_out.isdisjoint(trained | {task.question for task in world.demonstrations})
+    asyncio.run(world.environment.close())
+
+
+def test_real_questions_train_one_step(real: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    demonstrations = []
+    play = Collector.play
+
+    async def recorded(self, *args):
+        demonstrations.extend(found := await play(self, *args))
+        return found
+
+    monkeypatch.setattr(Collector, "play", recorded)
+    folder = tmp_path / "run"
+    sizes = (
+        "steps=1", "warm_start.steps=1", "warm_start.demonstrations=6", "warm_start.batch_size=2",
+        "algorithm.tasks_per_step=2", "algorithm.group_size=2", "rollout.slots=4", "rollout.max_new_tokens=8",
+        "evaluation.questions=2", "logger.tensorboard=false",
+    )  # fmt: skip
+    run(config(folder, *real, *sizes))
+    found = json.loads((folder / "summary.json").read_text())
+    results = {
+        call.name: result
+        for demonstration in demonstrations
+        for turn in demonstration.turns
+        for call, result in zip(turn.calls, turn.results, strict=True)
+    }
+    assert results.keys() == {"python", "local_search"}
+    assert all(result.text and not result.is_error for result in results.values())
+    assert found["steps"] == 1
+    assert {"accuracy", "cost", "latency"} <= found["after"].keys()
+    assert [row["step"] for row in read_metrics(folder)] == [1]
+    assert "question" in (folder / "trajectories" / "step-000001.txt").read_text()

@@ -1,0 +1,366 @@
+"""The run as a user sees it: what it leaves, that it resumes bit for bit however it was stopped, and what it refuses.
+
+Real processes at tiny sizes. A policy of a few warm-start steps solves nothing, so its rewards and updates would be 0
+and any two runs alike: `DRIVER` scores group members by their index instead.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from hydra import compose, initialize_config_dir
+
+from orchestra_jax import cli
+from orchestra_jax.config import AlgorithmConfig, RewardConfig, RunConfig
+from orchestra_jax.config_checks import load
+from orchestra_jax.rl.batching import GroupArrays
+from orchestra_jax.training.metrics import read_metrics
+from orchestra_jax.training.run import run
+from orchestra_jax.training.trainer import score_groups
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 5
+MICRO = (
+    f"steps={STEPS}", "warm_start.steps=4", "warm_start.check_every=2", "warm_start.demonstrations=64",
+    "warm_start.batch_size=16", "algorithm.tasks_per_step=2", "algorithm.group_size=4", "algorithm.warmup_steps=0",
+    "rollout.slots=8", "evaluation.questions=8", "evaluation.swap_questions=4", "evaluation.every=2",
+    "checkpoint.every=2", "logger.tensorboard=false",
+)  # fmt: skip
+
+# argv: where to stop ("warm_start 3 SIGKILL", or nothing), then the script and its overrides.
+DRIVER = """
+import os, runpy, signal, sys
+import numpy as np
+from orchestra_jax.training import trainer
+
+def score_groups(cfg, arrays):
+    by_member = np.broadcast_to(np.linspace(-1, 1, arrays.solved.shape[1], dtype=np.float32), arrays.solved.shape)
+    return by_member, by_member, np.ones(len(by_member), bool)
+
+def check_stop(self, original=trainer.Trainer._check_stop):
+    print("@", self.phase, self.step, flush=True)
+    if [self.phase, str(self.step)] == stop[:2]:
+        os.killpg(0, signal.Signals[stop[2]])
+    original(self)
+
+stop = sys.argv[1].split()
+trainer.score_groups, trainer.Trainer._check_stop = score_groups, check_stop
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def train(directory: Path, *overrides: str, stop: str = "") -> subprocess.CompletedProcess[str]:
+    """`experiments/train.py` in a process group of its own, stopped by a signal to the group as Ctrl-C would be."""
+    command = [sys.executable, "-c", DRIVER, stop, "experiments/train.py", f"output_dir={directory}", *overrides]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True,
+        start_new_session=True, timeout=300,
+    )  # fmt: skip
+
+
+def config(directory: Path, *overrides: str) -> RunConfig:
+    cli.register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return load(compose("config", list(overrides)), str(directory))
+
+
+def complaints(text: str) -> list[str]:
+    """Lines of stderr without the one that transformers writes where torch is missing."""
+    return [line for line in text.splitlines() if not line.startswith("[transformers]")]
+
+
+def shared(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder that all pytest-xdist workers share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nobody disturbed."""
+    folder = shared(tmp_path_factory, "reference-run")
+    with (folder.parent / "reference.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "summary.json").exists():
+            done = train(folder, *MICRO)
+            assert done.returncode == 0, done.stderr
+    return folder
+
+
+def final_arrays(directory: Path) -> list[np.ndarray]:
+    """Every array of the newest checkpoint: parameters, optimizer, step, reference."""
+    newest = max((directory / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    with ocp.StandardCheckpointer() as checkpointer:
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(checkpointer.restore(newest / "arrays"))]
+
+
+def untimed(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{k: v for k, v in row.items() if k != "seconds" and not k.startswith("time/")} for row in rows]
+
+
+def summary(directory: Path) -> dict:
+    return json.loads((directory / "summary.json").read_text())
+
+
+def transcripts(directory: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted((directory / "trajectories").iterdir())}
+
+
+# --- what a run leaves -----------------------------------------------------------------------------------------------
+
+
+def test_summary_has_every_figure_of_the_report(reference: Path):
+    found = summary(reference)
+    assert {"name", "seed", "steps", "seconds", "before", "after", "baselines", "preference_swap"} <= found.keys()
+    assert (found["seed"], found["steps"]) == (0, STEPS)
+    assert found["seconds"] > 0
+    figures = {"accuracy", "valid_rate", "cost", "cost_per_correct", "latency", "calls", "utility"}
+    for phase in ("before", "after"):
+        assert figures <= found[phase].keys()
+        assert figures <= found[phase]["greedy"].keys()
+        assert found["preference_swap"][phase].keys() == {"accuracy", "cost", "fast", "local"}
+        assert all("local_share" in kind for kind in found["preference_swap"][phase].values())
+    assert found["baselines"].keys() == {
+        "random_tool", "strongest_expert", "cheapest_sufficient", "preference_oracle",
+    }  # fmt: skip
+    for baseline in found["baselines"].values():
+        assert figures <= baseline.keys()
+        assert baseline["valid_rate"] == 1.0
+
+
+def test_pictures_and_hydra_record_are_there(reference: Path):
+    pictures = list(reference.glob("*.png"))
+    assert {picture.stem for picture in pictures} >= {"accuracy_cost", "learning_curves"}
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+    assert (reference / ".hydra" / "config.yaml").is_file()
+    assert not (reference / "tensorboard").exists()
+
+
+def test_metrics_have_each_step_once(reference: Path):
+    rows = read_metrics(reference)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert all({"reward/mean", "accuracy", "valid_rate", "cost_usd", "seconds"} <= row.keys() for row in rows)
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(seconds)
+
+
+def test_evaluations_on_the_way_are_in_the_metrics(reference: Path):
+    rows = {row["step"]: row for row in read_metrics(reference)}
+    evaluated = [step for step, row in rows.items() if "eval/accuracy" in row]
+    assert evaluated == [2, 4]
+    assert {"eval/cost", "eval/latency", "eval/valid_rate", "eval/utility"} <= rows[2].keys()
+
+
+def test_transcripts_are_readable(reference: Path):
+    found = transcripts(reference)
+    assert list(found) == [f"step-{step:06d}.txt" for step in range(1, STEPS + 1)]
+    for text in found.values():
+        for word in ("question", "wish", "menu", "reference", "[turn 1]", "answer", "$"):
+            assert word in text
+
+
+def test_the_updates_are_real(reference: Path):
+    """Else the comparisons below would compare nothing."""
+    newest = max((reference / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    with ocp.StandardCheckpointer() as checkpointer:
+        arrays = checkpointer.restore(newest / "arrays")
+    before, after = jax.tree.leaves(arrays["reference"]), jax.tree.leaves(arrays["state"]["params"])
+    assert len(before) == len(after)
+    assert any(not np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+# --- stopping and going on -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory: pytest.TempPathFactory, reference: Path) -> dict:
+    """The same run, stopped four times: the processes, the steps they made, and those in metrics.jsonl after each."""
+    folder = shared(tmp_path_factory, "disturbed-run")
+    record = folder.parent / "disturbed.json"
+    with (folder.parent / "disturbed.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not record.exists():
+            found = {}
+            for stop in ("warm_start 3 SIGKILL", "warm_start 3 SIGINT", "policy 3 SIGKILL", "policy 4 SIGINT", ""):
+                done = train(folder, *MICRO, stop=stop)
+                steps = [row["step"] for row in read_metrics(folder)]
+                made = [line[2:] for line in done.stdout.splitlines() if line.startswith("@ ")]
+                found[stop] = {"code": done.returncode, "stderr": done.stderr, "steps": steps, "made": made}
+            record.write_text(json.dumps(found))
+    return {"folder": folder, "runs": json.loads(record.read_text())}
+
+
+@pytest.mark.parametrize("stop", ["warm_start 3 SIGKILL", "policy 3 SIGKILL"])
+def test_the_kill_came_in_the_middle(disturbed: dict, stop: str):
+    assert disturbed["runs"][stop]["code"] == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("phase", "step"), [("warm_start", 3), ("policy", 4)])
+def test_ctrl_c_ends_cleanly_with_one_sentence(disturbed: dict, phase: str, step: int):
+    stopped = disturbed["runs"][f"{phase} {step} SIGINT"]
+    assert stopped["code"] == 130
+    assert complaints(stopped["stderr"]) == [
+        f"Stopped after step {step} of {phase}; the same command continues from there."
+    ]
+
+
+def test_runs_go_on_instead_of_starting_over(disturbed: dict):
+    made = {stop: run["made"] for stop, run in disturbed["runs"].items()}
+    # A checkpoint is written in the background: after a kill either of the last two may be the newest complete one.
+    assert made["warm_start 3 SIGINT"] in (["warm_start 3"], [f"warm_start {n}" for n in (1, 2, 3)])
+    assert made["policy 3 SIGKILL"] == ["warm_start 4", "policy 1", "policy 2", "policy 3"]
+    assert made["policy 4 SIGINT"] in (["policy 3", "policy 4"], [f"policy {n}" for n in (1, 2, 3, 4)])
+    assert made[""] == ["policy 5"]
+
+
+def test_the_disturbed_run_ends_bit_for_bit_like_the_other(disturbed: dict, reference: Path):
+    last = disturbed["runs"][""]
+    assert last["code"] == 0, last["stderr"]
+    theirs, ours = final_arrays(reference), final_arrays(disturbed["folder"])
+    assert len(theirs) == len(ours) > 0
+    for x, y in zip(theirs, ours, strict=True):
+        assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
+
+
+def test_the_disturbed_run_reports_the_same(disturbed: dict, reference: Path):
+    folder = disturbed["folder"]
+    assert summary(folder) | {"seconds": 0} == summary(reference) | {"seconds": 0}
+    assert transcripts(folder) == transcripts(reference)
+    assert untimed(read_metrics(folder)) == untimed(read_metrics(reference))
+
+
+def test_metrics_have_each_step_once_after_resuming(disturbed: dict):
+    steps = {stop: run["steps"] for stop, run in disturbed["runs"].items()}
+    assert steps == {
+        "warm_start 3 SIGKILL": [],
+        "warm_start 3 SIGINT": [],
+        "policy 3 SIGKILL": [1, 2, 3],
+        "policy 4 SIGINT": [1, 2, 3, 4],
+        "": [1, 2, 3, 4, 5],
+    }
+
+
+def test_running_a_finished_run_again_trains_nothing(reference: Path):
+    def state() -> tuple:
+        saved = [(p.name, p.stat().st_mtime_ns) for p in sorted((reference / "checkpoints").iterdir())]
+        return saved, (reference / "metrics.jsonl").read_text(), transcripts(reference)
+
+    before, figures = state(), summary(reference)
+    run(config(reference, *MICRO))
+    assert state() == before
+    assert summary(reference) | {"seconds": 0} == figures | {"seconds": 0}
+
+
+def test_another_config_in_the_same_folder_is_refused(reference: Path, capsys: pytest.CaptureFixture[str]):
+    content = (reference / "summary.json").read_bytes()
+    with pytest.raises(SystemExit) as stop:
+        run(config(reference, *MICRO, "algorithm.learning_rate=0.5"))
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{reference} holds another run (algorithm.learning_rate: " in line
+    assert "-> 0.5)" in line
+    assert "name=" in line
+    assert (reference / "summary.json").read_bytes() == content
+
+
+# --- rewards and advantages ------------------------------------------------------------------------------------------
+
+
+def brute_force(cfg: RunConfig, a: GroupArrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Eq. 2 and 3 with the filters, one member after the other."""
+    groups, members, tools = a.tool_counts.shape
+    scale = [cfg.reward.tools] * tools + [cfg.reward.outcome, cfg.reward.compute, cfg.reward.latency]
+    rewards, advantages = np.zeros((groups, members)), np.zeros((groups, members))
+    kept = np.zeros(groups, bool)
+    for g in range(groups):
+        rows = []
+        for n in range(members):
+            counts = a.tool_counts[g, n]
+            share = {"count": counts, "used": counts > 0, "share": counts / max(1, counts.sum())}
+            row = [*share[cfg.reward.tool_feature], a.solved[g, n], -a.cost_usd[g, n], -a.latency_s[g, n]]
+            rows.append([float(value) for value in row])
+        done = [n for n in range(members) if a.completed[g, n]]
+        for n in done:
+            if not a.solved[g, n]:
+                continue
+            for f in range(tools + 3):
+                column = [rows[m][f] for m in done]
+                low, high = min(column), max(column)
+                value = (rows[n][f] - low) / (high - low) if high > low else 0.0
+                if f == tools and not cfg.reward.normalize_outcome:
+                    value = rows[n][f]
+                if a.tool_mask[g, f]:
+                    rewards[g, n] += value * a.preference[g, f] * scale[f]
+        alive = [n for n in range(members) if not a.failed[g, n]]
+        group = done if cfg.algorithm.invalid == "drop" else alive
+        if not group:
+            continue
+        scores = rewards[g, group]
+        kept[g] = scores.std() >= cfg.algorithm.min_std and scores.max() > scores.min()
+        if kept[g]:
+            advantages[g, group] = (scores - scores.mean()) / scores.std()
+    if cfg.algorithm.advantage_clip is not None:
+        advantages = advantages.clip(-cfg.algorithm.advantage_clip, cfg.algorithm.advantage_clip)
+    return rewards, advantages, kept
+
+
+def hand_made() -> GroupArrays:
+    """Three groups of five: everything happens in the first, the second is all right, the third all wrong."""
+    counts = np.array(
+        [
+            [[1, 0, 0], [0, 2, 0], [1, 1, 0], [0, 1, 0], [0, 0, 0]],
+            [[1, 0, 0], [0, 1, 0], [0, 0, 3], [0, 1, 1], [1, 0, 0]],
+            [[1, 0, 0]] * 5,
+        ],
+        np.float32,
+    )
+    yes, no = True, False
+    return GroupArrays(
+        tool_counts=counts,
+        solved=np.array([[yes, yes, no, no, no], [yes] * 5, [no] * 5]),
+        completed=np.array([[yes, yes, yes, no, no], [yes] * 5, [yes, yes, no, yes, yes]]),
+        failed=np.array([[no, no, no, no, yes], [no] * 5, [no] * 5]),
+        cost_usd=np.array([[0.01, 0.08, 0.02, 9.0, 50.0], [0.0, 0.1, 0.2, 0.1, 0.0], [0.1] * 5], np.float32),
+        latency_s=np.array([[3, 9, 4, 99, 999], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]], np.float32),
+        preference=np.array([[0.4, 0, 0, 0.5, 0.25, 0.25], [0, 0.3, 0.9, 0.5, 0.5, 0], [0, 0, 0, 1, 0, 0]], np.float32),
+        tool_mask=np.array([[yes, yes, no, yes, yes, yes], [yes] * 6, [yes] * 6]),
+    )
+
+
+@pytest.mark.parametrize("invalid", ["drop", "zero_reward"])
+@pytest.mark.parametrize(
+    "reward",
+    [
+        RewardConfig(tool_feature="share"),
+        RewardConfig(tool_feature="count", normalize_outcome=False),
+        RewardConfig(outcome=0.5, compute=0.25, latency=0.0, tools=0.75, tool_feature="used"),
+    ],
+    ids=["share", "outcome as it is", "multipliers"],
+)
+def test_score_groups_is_the_paper_by_hand(invalid: str, reward: RewardConfig):
+    cfg = replace(RunConfig(), reward=reward, algorithm=AlgorithmConfig(invalid=invalid, advantage_clip=1.25))
+    for found, expected in zip(score_groups(cfg, hand_made()), brute_force(cfg, hand_made()), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_malformed_member_is_punished_only_in_zero_reward():
+    cfg = replace(RunConfig(), reward=RewardConfig(tool_feature="share"))
+    malformed, failed = 3, 4
+    rewards, dropped, kept = score_groups(cfg, hand_made())
+    assert kept.tolist() == [True, True, False]
+    assert rewards[0, malformed] == dropped[0, malformed] == 0
+    punished = score_groups(replace(cfg, algorithm=AlgorithmConfig(invalid="zero_reward")), hand_made())[1]
+    assert punished[0, malformed] < 0
+    assert dropped[0, failed] == punished[0, failed] == 0
