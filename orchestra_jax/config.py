@@ -63,6 +63,7 @@ class AlgorithmConfig:
 
     tasks_per_step: int = at_least(16, 1)  # groups
     group_size: int = at_least(8, 2)  # rollouts of one task
+    optimizer: str = one_of("adamw", "adamw", "muon")  # of the policy update
     learning_rate: float = above(1e-6, 0)  # peak
     warmup_steps: int = at_least(0, 0)  # optimizer steps, linear from 0
     schedule: str = one_of("constant", "constant", "linear", "cosine")  # after the warm-up, towards 0
@@ -181,6 +182,7 @@ class DataConfig:
     eval_path: str | None = None  # file or folder of evaluation questions
     eval_questions: int = at_least(256, 0)  # rows of `path` held out for evaluation
     preferences: bool = True  # append a user preference to every question
+    wishes: int = at_least(1, 1)  # preferences that each training question is posed under within a step
 
     def training(self) -> list[SourceConfig]:
         """The files to train on: `path`, else the mixture; empty for a generated world."""

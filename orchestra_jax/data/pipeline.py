@@ -34,6 +34,26 @@ class TaskIterator(Protocol):
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
+class Flattened:
+    """Batches of lists of tasks as batches of tasks; the state is the inner iterator's."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> "Flattened":
+        return self
+
+    def __next__(self) -> list[Task]:
+        return [task for tasks in next(self._batches) for task in tasks]
+
+    def get_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._batches.get_state()
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._batches.set_state(state)
+
+
 def task_iterator(
     source: RandomAccess[Any],
     *,

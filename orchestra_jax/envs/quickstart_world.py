@@ -12,10 +12,11 @@ hard     In how many ways can 9 people sit in 4    the large expert
          chairs?
 ======== ========================================= =============================================================
 
-People, price lists and preference wordings of the evaluation split never occur in training.
+Questions, people, price lists and preference wordings of the evaluation split never occur in training.
 """
 
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import perm
@@ -80,7 +81,7 @@ LAST_NAMES = (
 ).split()
 CITIES = (
     "Accra Athens Berlin Bogota Cairo Dakar Delhi Dublin Geneva Hanoi Havana Lagos Lima Lisbon London Madrid Manila "
-    "Milan Nairobi Oslo Paris Porto Prague Quito Rome Seoul Sofia Sydney Tokyo Vienna Warsaw Zurich"
+    "Minsk Nairobi Oslo Paris Porto Prague Quito Rome Seoul Sofia Sydney Tokyo Vienna Warsaw Zurich"
 ).split()
 JOBS = (
     "actor baker barber builder carpenter chef clerk doctor driver farmer fisher judge lawyer miner nurse painter "
@@ -102,10 +103,12 @@ ATTRIBUTES: Mapping[str, tuple[list[str], str, str]] = {
 # What a user may ask for, by kind of preference; a wording is a phrase in a frame.
 PHRASES: Mapping[str, tuple[str, ...]] = {
     "accuracy": (
-        "be right", "get it right", "be accurate", "give the right answer", "make no mistake", "find the correct answer",
+        "be right", "get it right", "make no mistake", "give the right answer", "be accurate",
+        "find the correct answer",
     ),
     "cost": (
-        "keep the cost low", "spend little money", "be cheap", "save money", "use a small budget", "keep the bill small",
+        "keep the cost low", "spend little money", "be cheap", "save money", "use a small budget",
+        "keep the bill small",
     ),
     "fast": ("be fast", "be quick", "hurry", "answer soon", "save time", "waste no time"),
     "local": (
@@ -113,7 +116,7 @@ PHRASES: Mapping[str, tuple[str, ...]] = {
         "stay local",
     ),
     "free": (
-        "avoid paid tools", "use free tools", "pay nothing", "take free tools", "keep away from paid tools",
+        "use free tools", "avoid paid tools", "pay nothing", "take free tools", "keep away from paid tools",
         "stick to free tools",
     ),
 }  # fmt: skip
@@ -160,9 +163,9 @@ class Question:
     distractors: tuple[str, ...]
 
 
-def _is_eval_pair(a: int, b: int) -> bool:
-    """Which operand pairs belong to the evaluation split."""
-    return (7 * a + 3 * b) % 5 == 0
+def _held_out(*facts: object) -> bool:
+    """Whether a question about these numbers or names, in whatever order, belongs to the evaluation split."""
+    return zlib.crc32(repr(sorted(map(str, facts))).encode()) % 5 == 0
 
 
 class QuickstartWorld:
@@ -210,25 +213,14 @@ class QuickstartWorld:
         return self._passages(self.facts)
 
     def question(self, family: str, split: str, rng: np.random.Generator) -> Question:
-        """A random question of the family."""
-        makers: Mapping[str, Callable[[str, np.random.Generator], Question]] = {
-            "arith": self._arith, "lookup": self._lookup, "easy": self._easy, "hard": self._hard,
-        }  # fmt: skip
-        return makers[family](split, rng)
-
-    def _arith(self, split: str, rng: np.random.Generator) -> Question:
+        """A random question of the family; no question, whatever the order of its parts, is in both splits."""
+        if family == "lookup":
+            return self._lookup(split, rng)
+        make = {"arith": _arithmetic, "easy": _easy, "hard": _hard}[family]
         while True:
-            a, b, c = (int(x) for x in rng.integers(2, 100, 3))
-            if _is_eval_pair(a, b) == (split == "eval"):
-                break
-        expression, value = [
-            (f"{a} * {b}", a * b),
-            (f"{a} * {b} + {c}", a * b + c),
-            (f"{a} * {b} - {c}", a * b - c),
-            (f"{a} + {b} * {c}", a + b * c),
-        ][int(rng.integers(4))]
-        wrong = tuple(str(value + d) for d in (10, -10, 2, 100))
-        return Question("arith", f"What is {expression}?", str(value), expression, wrong)
+            question, facts = make(rng)
+            if _held_out(*facts) == (split == "eval"):
+                return question
 
     def _lookup(self, split: str, rng: np.random.Generator) -> Question:
         name = str(rng.choice(self.people[split]))
@@ -237,34 +229,6 @@ class QuickstartWorld:
         truth = self.facts[name, attribute]
         wrong = tuple(v for v in rng.permutation(values)[:6].tolist() if v != truth)
         return Question("lookup", question.format(name=name), truth, f"{name} {attribute}", wrong)
-
-    def _easy(self, split: str, rng: np.random.Generator) -> Question:
-        if rng.random() < 0.5:
-            first, second = (str(n) for n in rng.choice(FIRST_NAMES, 2, replace=False))
-            elder = bool(rng.random() < 0.5)
-            text = f"{first} is older than {second}. Who is {'older' if elder else 'younger'}?"
-            answer, wrong = (first, second) if elder else (second, first)
-            return Question("easy", text, answer, "older", (wrong,))
-        start, step = int(rng.integers(7)), int(rng.integers(2, 7))
-        answer = DAYS[(start + step) % 7]
-        text = f"Which day comes {step} days after {DAYS[start]}?"
-        return Question("easy", text, answer, "days", tuple(d for d in DAYS if d != answer))
-
-    def _hard(self, split: str, rng: np.random.Generator) -> Question:
-        kind = int(rng.integers(3))
-        if kind == 0:
-            people, chairs = int(rng.integers(6, 13)), int(rng.integers(2, 5))
-            text, value = f"In how many ways can {people} people sit in {chairs} chairs?", perm(people, chairs)
-            keywords = "chairs"
-        elif kind == 1:
-            sides = int(rng.integers(5, 100))
-            text, value = f"How many diagonals does a polygon with {sides} sides have?", sides * (sides - 3) // 2
-            keywords = "diagonals"
-        else:
-            base, power = int(rng.integers(2, 10)), int(rng.integers(11, 100))
-            text, value = f"Which digit ends {base} to the power {power}?", pow(base, power, 10)
-            keywords = "power"
-        return Question("hard", text, str(value), keywords, tuple(str(abs(value + d)) for d in (1, -2, 12, 30)))
 
     def menu(self, family: str, split: str, rng: np.random.Generator, *, full: bool = False) -> tuple[ToolSpec, ...]:
         """A random subset of the tools that can still answer the question, priced by a random list of the split."""
@@ -294,12 +258,24 @@ class QuickstartWorld:
 
     def task(self, split: str, index: int) -> Task:
         """Instance `index` of the split: question, menu and preference drawn from (seed, split, index)."""
+        return self.contrast(split, index, 1)[0]
+
+    def contrast(self, split: str, index: int, wishes: int) -> list[Task]:
+        """Instance `index` under `wishes` different preferences; the first one is `task(split, index)`."""
         rng = np.random.default_rng([self.seed, 1 + ("train", "eval").index(split), index])
         family = FAMILIES[int(rng.choice(4, p=(0.28, 0.28, 0.22, 0.22)))]
         question = self.question(family, split, rng)
         menu = self.menu(family, split, rng)
-        kind = str(rng.choice(list(PREFERENCE_SHARES), p=list(PREFERENCE_SHARES.values())))
-        return self.pose(f"{split}-{index}", question, menu, self.preference(kind, split, family, menu, rng))
+        kinds = rng.choice(list(PREFERENCE_SHARES), wishes, replace=False, p=list(PREFERENCE_SHARES.values()))
+        return [
+            self.pose(
+                f"{split}-{index}" + (f"-{n}" if n else ""),
+                question,
+                menu,
+                self.preference(str(kind), split, family, menu, rng),
+            )
+            for n, kind in enumerate(kinds)
+        ]
 
     def swap_tasks(self, index: int, kinds: tuple[str, ...]) -> list[Task]:
         """Held-out question `index` with every tool on the menu, posed once under each kind of preference."""
@@ -321,6 +297,8 @@ class QuickstartWorld:
         self, kind: str, split: str, family: str, menu: tuple[ToolSpec, ...], rng: np.random.Generator
     ) -> Preference:
         """Wording and vector P (its elements sum to 1); tools are weighted only where they can answer the question."""
+        if kind not in PHRASES:
+            raise ValueError(f"Unknown preference kind {kind!r}; known: {', '.join(PHRASES)}.")
         wording = str(rng.choice(wordings(kind, split)))
         able = [spec for spec in menu if success_probability(spec.name, family) >= 0.5]
         local = {spec.name: 0.4 for spec in able if spec.local}
@@ -338,9 +316,53 @@ class QuickstartWorld:
                 return Preference(kind, wording, free, 0.5, compute=0.3 if free else 0.5)
             case "cheap_fast":
                 return Preference(kind, wording, {}, 0.5, compute=0.2, latency=0.3)
-            case "local_fast":
+            case _:  # local_fast
                 return Preference(kind, wording, local, 0.5, latency=0.1 if local else 0.5)
-        raise ValueError(f"Unknown preference kind {kind!r}; known: {', '.join(PHRASES)}.")
+
+
+def _arithmetic(rng: np.random.Generator) -> tuple[Question, tuple[object, ...]]:
+    a, b, c = (int(x) for x in rng.integers(2, 100, 3))
+    expression, value = [
+        (f"{a} * {b}", a * b),
+        (f"{a} * {b} + {c}", a * b + c),
+        (f"{a} * {b} - {c}", a * b - c),
+        (f"{c} + {a} * {b}", c + a * b),
+    ][int(rng.integers(4))]
+    wrong = tuple(str(value + d) for d in (10, -10, 2, 100))
+    return Question("arith", f"What is {expression}?", str(value), expression, wrong), (a, b)
+
+
+def _easy(rng: np.random.Generator) -> tuple[Question, tuple[object, ...]]:
+    if rng.random() < 0.5:
+        first, second = (str(n) for n in rng.choice(FIRST_NAMES, 2, replace=False))
+        elder = bool(rng.random() < 0.5)
+        text = f"{first} is older than {second}. Who is {'older' if elder else 'younger'}?"
+        answer, wrong = (first, second) if elder else (second, first)
+        return Question("easy", text, answer, "older", (wrong,)), (first, second)
+    start, step = int(rng.integers(7)), int(rng.integers(2, 7))
+    answer = DAYS[(start + step) % 7]
+    text = f"Which day comes {step} days after {DAYS[start]}?"
+    others = tuple(day for day in DAYS if day != answer)
+    return Question("easy", text, answer, "days", others), (DAYS[start], step)
+
+
+def _hard(rng: np.random.Generator) -> tuple[Question, tuple[object, ...]]:
+    facts: tuple[object, ...]
+    kind = int(rng.integers(3))
+    if kind == 0:
+        people, chairs = int(rng.integers(6, 30)), int(rng.integers(2, 5))
+        text, value = f"In how many ways can {people} people sit in {chairs} chairs?", perm(people, chairs)
+        keywords, facts = "chairs", (people, chairs)
+    elif kind == 1:
+        sides = int(rng.integers(5, 100))
+        text, value = f"How many diagonals does a polygon with {sides} sides have?", sides * (sides - 3) // 2
+        keywords, facts = "diagonals", (sides,)
+    else:
+        base, power = int(rng.integers(2, 10)), int(rng.integers(11, 100))
+        text, value = f"Which digit ends {base} to the power {power}?", pow(base, power, 10)
+        keywords, facts = "power", (base, power)
+    wrong = tuple(str(abs(value + d)) for d in (1, -2, 12, 30))
+    return Question("hard", text, str(value), keywords, wrong), facts
 
 
 class QuickstartTasks:
@@ -363,6 +385,22 @@ class QuickstartTasks:
         if not 0 <= index < self._length:
             raise IndexError(index)
         return self._world.task(self._split, self._first + index)
+
+
+class QuickstartContrasts:
+    """The training split as questions, each under several preferences: item i is a list of tasks.
+
+    Seeing one question and menu under different wishes in the same step singles out what the wish changes.
+    """
+
+    def __init__(self, world: QuickstartWorld, length: int, wishes: int) -> None:
+        self._world, self._length, self._wishes = world, length, wishes
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> list[Task]:
+        return self._world.contrast("train", index, self._wishes)
 
 
 def success_probability(tool: str, family: str) -> float:

@@ -163,7 +163,12 @@ class _Worker:
         command = [sys.executable, "-s", "-S", "-P", "-B", "-X", "utf8", str(_WORKER), config]
         try:
             self.process = subprocess.Popen(
-                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env={"PYTHONHASHSEED": "0"}, cwd=directory
+                command,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={"PYTHONHASHSEED": "0"},
+                cwd=directory,
+                start_new_session=True,  # Ctrl-C in the terminal is for the trainer, which ends the workers itself
             )
         except OSError as error:
             ours.close()

@@ -13,13 +13,13 @@ import yaml
 
 from orchestra_jax.config import ConfigError, RunConfig
 from orchestra_jax.config_checks import missing_inputs
-from orchestra_jax.data.pipeline import TaskIterator, task_iterator
+from orchestra_jax.data.pipeline import Flattened, TaskIterator, task_iterator
 from orchestra_jax.data.preferences import sample_preference
 from orchestra_jax.data.sources import Question, load_tasks
 from orchestra_jax.envs import qa, qa_players, quickstart_players
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.quickstart import QuickstartEnvironment, build_tokenizer, good_call
-from orchestra_jax.envs.quickstart_world import QuickstartTasks, QuickstartWorld
+from orchestra_jax.envs.quickstart_world import PREFERENCE_SHARES, QuickstartContrasts, QuickstartTasks, QuickstartWorld
 from orchestra_jax.models import safetensors
 from orchestra_jax.models import tokenizer as tokenizers
 from orchestra_jax.models.qwen3 import Params, Qwen3Config, init_params
@@ -97,13 +97,19 @@ def make_world(cfg: RunConfig) -> World:
 
 def _quickstart(cfg: RunConfig) -> World:
     world = QuickstartWorld(cfg.env.seed)
-    train = QuickstartTasks(world, "train", 100_000)
+    length, wishes = 100_000, cfg.data.wishes
+    if cfg.algorithm.tasks_per_step % wishes or wishes > len(PREFERENCE_SHARES):
+        raise ConfigError(
+            f"data.wishes={wishes} must divide algorithm.tasks_per_step={cfg.algorithm.tasks_per_step} and be at most "
+            f"{len(PREFERENCE_SHARES)}: change one of them."
+        )
+    train = QuickstartContrasts(world, length, wishes)
     swapped = [world.swap_tasks(index, SWAP_KINDS) for index in range(cfg.evaluation.swap_questions)]
     return World(
         QuickstartEnvironment(world, workers=cfg.tools.sandbox_workers, timeout_s=cfg.tools.sandbox_timeout_s),
-        lambda size: task_iterator(train, seed=cfg.seed, batch_size=size),
-        QuickstartTasks(world, "train", cfg.warm_start.demonstrations, first=len(train)),  # type: ignore[arg-type]
-        QuickstartTasks(world, "train", 128, first=len(train) + cfg.warm_start.demonstrations),  # type: ignore[arg-type]
+        lambda size: Flattened(task_iterator(train, seed=cfg.seed, batch_size=size // wishes)),
+        QuickstartTasks(world, "train", cfg.warm_start.demonstrations, first=length),  # type: ignore[arg-type]
+        QuickstartTasks(world, "train", 128, first=length + cfg.warm_start.demonstrations),  # type: ignore[arg-type]
         QuickstartTasks(world, "eval", cfg.evaluation.questions),  # type: ignore[arg-type]
         quickstart_players.random_tools(cfg.seed),
         quickstart_players.think_aloud,

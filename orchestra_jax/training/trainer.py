@@ -428,6 +428,7 @@ def _policy_optimizer(cfg: RunConfig) -> OptimizerConfig:
     a = cfg.algorithm
     return OptimizerConfig(
         a.learning_rate,
+        a.optimizer,  # type: ignore[arg-type]
         warmup_steps=a.warmup_steps,
         schedule=a.schedule,  # type: ignore[arg-type]
         total_steps=max(1, cfg.steps * a.epochs * a.minibatches),
