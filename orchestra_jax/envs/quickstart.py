@@ -144,7 +144,7 @@ def world_texts(world: QuickstartWorld) -> Iterable[str]:
     yield " system user assistant tool cents seconds; " + " ".join(CATALOGUE)
     yield "unknown no results SyntaxError: invalid syntax. Perhaps you forgot a comma? (<string>, line 1)"
     yield " arithmetic lookup easy hard accurate cheap fast local free"
-    yield "NameError: name 'chairs' is not defined"
+    yield "NameError: name 'seats' is not defined"
     yield "invalid decimal literal. leading zeros in decimal integer literals are not permitted; use an 0o prefix"
     yield "for octal"
     yield '{"name": "python", "arguments": {"code": "1 + 2"}}\n'

@@ -172,9 +172,14 @@ class Learner:
         return dataclasses.replace(batch, old_logprobs=self._score(params, batch=batch)[0])
 
     def policy_step(
-        self, state: TrainState, batches: Sequence[MicroBatch], reference: Params | None
+        self, state: TrainState, batches: Sequence[MicroBatch], reference: Params | None, kl_scale: float = 1.0
     ) -> tuple[TrainState, Mapping[str, float]]:
-        """One optimizer step on the policy loss over all micro-batches together."""
+        """One optimizer step on the policy loss over all micro-batches together.
+
+        Args:
+            reference: parameters of the KL's reference policy; unused without a KL coefficient.
+            kl_scale: multiplies the KL coefficient.
+        """
         aggregation = self.cfg.loss.resolved_aggregation
         if aggregation == "token":
             denominator = sum(batch.num_tokens for batch in batches)
@@ -182,7 +187,7 @@ class Learner:
             denominator = float(sum((batch.mask.sum(1) > 0).sum() for batch in batches))
         else:
             denominator = self.cfg.loss.constant or float(sum(batch.mask.size for batch in batches))
-        extra = (reference if self.cfg.loss.kl_coef else None,)
+        extra = (np.float32(kl_scale), reference if self.cfg.loss.kl_coef else None)
         return self._step(self._policy, state, batches, denominator, extra)
 
     def supervised_step(
@@ -236,6 +241,7 @@ def _policy_objective(
     params: Params,
     batch: MicroBatch,
     denominator: Array,
+    kl_scale: Array,
     reference: Params | None,
 ) -> tuple[Array, dict[str, Array]]:
     logprobs, entropy = score_rows(params, config, batch, temperature=cfg.temperature, chunk=cfg.chunk)
@@ -252,6 +258,7 @@ def _policy_objective(
         rollout_logprobs=batch.rollout_logprobs,
         ref_logprobs=ref_logprobs,
         denominator=denominator,
+        kl_scale=kl_scale,
     )
     tokens = jnp.maximum(batch.mask.sum(), 1.0)
     # On the first update of a step nothing has changed yet: the gap is that between learner and engine.

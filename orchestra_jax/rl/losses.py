@@ -194,6 +194,7 @@ def policy_loss(
     rollout_logprobs: Float[Array, "B T"] | None = None,
     ref_logprobs: Float[Array, "B T"] | None = None,
     denominator: Float[Array, ""] | float | None = None,
+    kl_scale: Float[Array, ""] | float = 1.0,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
     """Loss to minimise, and its metrics; all arithmetic is at least float32.
 
@@ -213,6 +214,7 @@ def policy_loss(
         denominator: replaces the normaliser of the aggregation: the number of masked tokens for "token", of sequences
             with a masked token for "sequence", `cfg.constant` for "constant". Given the whole batch's figure, the
             losses and gradients of its micro-batches add up exactly to those of the batch.
+        kl_scale: multiplies `cfg.kl_coef`; a schedule passes it, so that a new value compiles nothing.
 
     Returns:
         loss: scalar.
@@ -262,7 +264,7 @@ def policy_loss(
     if ref_logprobs is not None:
         ref = constant(ref_logprobs)
         kl_loss = _aggregate(kl_estimate(new, ref, cfg.kl), kept, cfg, denominator)
-        loss = loss + cfg.kl_coef * kl_loss
+        loss = loss + cfg.kl_coef * kl_scale * kl_loss
         metrics |= {"kl_ref": _masked_mean(kl_estimate(new, ref, "k3"), kept), "kl_loss": kl_loss}
     elif cfg.kl_coef != 0:
         raise ValueError(f"kl_coef={cfg.kl_coef} needs ref_logprobs: pass the reference's or set kl_coef to 0.")

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import math
 import sys
 from pathlib import Path
+from typing import Any
 
 from orchestra_jax.config import ConfigError, RunConfig
 from orchestra_jax.evaluation.report import draw, print_summary
@@ -38,6 +40,13 @@ def run(cfg: RunConfig) -> None:
             raise SystemExit(130) from None
         finally:
             runner.run(world.environment.close())
-    (directory / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    (directory / "summary.json").write_text(json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n")
     draw(summary, read_metrics(directory), directory)
     print_summary(summary, directory=directory)
+
+
+def _finite(node: Any) -> Any:
+    """The summary for JSON, which has no infinity: the cost per correct answer is null where nothing was solved."""
+    if isinstance(node, dict):
+        return {key: _finite(value) for key, value in node.items()}
+    return None if isinstance(node, float) and not math.isfinite(node) else node

@@ -12,12 +12,13 @@ def demonstration_rows(demonstrations: Sequence[Trajectory]) -> list[TokenSequen
     """The demonstrations as rows; the script's tokens carry loss, prompts and observations do not.
 
     Raises:
-        ValueError: a demonstration did not end well, which means that the script and the world disagree.
+        ValueError: a demonstration did not end with an answer.
     """
     for demonstration in demonstrations:
         if not demonstration.valid:
             raise ValueError(
-                f"The demonstration of task {demonstration.task.id} is {demonstration.status}: {demonstration.reason}."
+                f"The demonstration of task {demonstration.task.id} ended as {demonstration.status} "
+                f"({demonstration.reason}): raise rollout.max_length if it is too long."
             )
     return [row for demonstration in demonstrations for row in sequences(demonstration, 1.0)]
 

@@ -217,7 +217,11 @@ class Trainer:
                 demonstrations = self._runner.run(
                     self.collector.play(self.world.demonstrate, list(self.world.demonstrations), self.world.think)
                 )
-                self._warm_steps(demonstration_rows(demonstrations), progress)
+                try:
+                    rows = demonstration_rows(demonstrations)
+                except ValueError as error:
+                    raise ConfigError(str(error)) from error
+                self._warm_steps(rows, progress)
         self._sync_engine()
         self.phase, self.step = "policy", 0
         self.state = init_state(self.state.params, self.policy.optimizer)
@@ -328,10 +332,11 @@ class Trainer:
         if algorithm.importance != "none":
             minibatches = [[self.policy.score(self.state.params, batch) for batch in mini] for mini in minibatches]
         rate = float(self.schedule(int(self.state.step)))
+        kl_scale = 1.0 - (1.0 - algorithm.kl_final) * self.step / max(1, self.cfg.steps)
         found: list[Mapping[str, float]] = []
         for _ in range(algorithm.epochs):
             for batches in minibatches:
-                self.state, metrics = self.policy.policy_step(self.state, batches, self.reference)
+                self.state, metrics = self.policy.policy_step(self.state, batches, self.reference, kl_scale)
                 found.append(metrics)
         if not found:
             return {"lr": rate}
