@@ -34,11 +34,11 @@ SKILLS: Mapping[str, Mapping[str, float]] = {
     "expert_large": {"arith": 0.45, "lookup": 0.20, "easy": 0.98, "hard": 0.97},
 }
 # Share of facts for which the local copy of the corpus is out of date.
-STALE = 0.16
+STALE = 0.14
 
 # Share of menus that offer every tool able to answer.
 CHOICE_SHARE = 0.8
-FAMILY_SHARES = (0.22, 0.32, 0.28, 0.18)
+FAMILY_SHARES = (0.26, 0.32, 0.22, 0.20)
 
 # Cents per call and seconds per call, inclusive ranges from which every price list draws.
 PRICE_CENTS = {
@@ -133,7 +133,7 @@ PHRASES = {
 FRAMES = ("{}", "Please {}", "Above all {}", "Try to {}", "You must {}", "I want you to {}", "Remember to {}")
 # Shares are such that the preferences for and against each tool are about as frequent.
 PREFERENCE_SHARES = {
-    "accuracy": 0.26, "cost": 0.16, "fast": 0.18, "local": 0.12, "free": 0.08, "cheap_fast": 0.12, "local_fast": 0.08,
+    "accuracy": 0.32, "cost": 0.16, "fast": 0.16, "local": 0.12, "free": 0.06, "cheap_fast": 0.10, "local_fast": 0.08,
 }  # fmt: skip
 
 
