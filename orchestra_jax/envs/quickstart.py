@@ -105,9 +105,7 @@ class QuickstartEnvironment:
 
     def _expert_handler(self, name: str, task: Task) -> Handler:
         async def ask(arguments: Mapping[str, Any]) -> str:
-            return self._experts[name].answer(
-                task.question, task.answer[0], task.family, task.extra["distractors"]
-            )
+            return self._experts[name].answer(task.question, task.answer[0], task.family, task.extra["distractors"])
 
         return ask
 

@@ -34,7 +34,7 @@ SKILLS: Mapping[str, Mapping[str, float]] = {
     "expert_large": {"arith": 0.45, "lookup": 0.20, "easy": 0.98, "hard": 0.97},
 }
 # Share of facts for which the local copy of the corpus is out of date.
-STALE = 0.14
+STALE = 0.2
 
 # Share of menus that offer every tool able to answer.
 CHOICE_SHARE = 0.8
@@ -133,7 +133,7 @@ PHRASES = {
 FRAMES = ("{}", "Please {}", "Above all {}", "Try to {}", "You must {}", "I want you to {}", "Remember to {}")
 # Shares are such that the preferences for and against each tool are about as frequent.
 PREFERENCE_SHARES = {
-    "accuracy": 0.32, "cost": 0.16, "fast": 0.16, "local": 0.12, "free": 0.06, "cheap_fast": 0.10, "local_fast": 0.08,
+    "accuracy": 0.40, "cost": 0.16, "fast": 0.14, "local": 0.12, "free": 0.04, "cheap_fast": 0.10, "local_fast": 0.04,
 }  # fmt: skip
 
 
@@ -280,7 +280,7 @@ class QuickstartWorld:
     def swap_tasks(self, index: int, kinds: tuple[str, ...]) -> list[Task]:
         """Held-out question `index` with every tool on the menu, posed once under each kind of preference."""
         rng = np.random.default_rng([self.seed, 3, index])
-        family = FAMILIES[index % len(FAMILIES)]
+        family = FAMILIES[int(rng.choice(4, p=FAMILY_SHARES))]
         question = self.question(family, "eval", rng)
         menu = self.menu(family, "eval", rng, full=True)
         return [

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import yaml
 
 from orchestra_jax.config import ConfigError, RunConfig
 from orchestra_jax.config_checks import missing_inputs
@@ -26,7 +25,7 @@ from orchestra_jax.models.qwen3 import Params, Qwen3Config, init_params
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, Script
 from orchestra_jax.tools.local_search import LocalIndex, read_passages
-from orchestra_jax.tools.pricing import PriceList
+from orchestra_jax.tools.pricing import Price, PriceList
 from orchestra_jax.tools.sandbox import PythonSandbox
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult
 
@@ -168,13 +167,9 @@ def _questions(cfg: RunConfig) -> World:
 
 def load_prices(cfg: RunConfig) -> OrchestratorPrice:
     """The price list of the run, with the policy's own tokens at the configured price."""
-    data: dict[str, Any] = yaml.safe_load((_PRICES / f"{cfg.pricing.name}.yaml").read_text())
-    data.pop("latencies", None)
-    data["entries"]["orchestrator"] = {
-        "input": cfg.pricing.orchestrator_input,
-        "output": cfg.pricing.orchestrator_output,
-    }
-    prices = PriceList.from_config(data)
+    prices = PriceList.load(_PRICES / f"{cfg.pricing.name}.yaml")
+    own = Price(input=cfg.pricing.orchestrator_input, output=cfg.pricing.orchestrator_output)
+    prices = dataclasses.replace(prices, entries={**prices.entries, "orchestrator": own})
     return OrchestratorPrice(prices, "orchestrator", cfg.pricing.orchestrator_seconds_per_token)
 
 

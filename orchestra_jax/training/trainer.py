@@ -178,9 +178,7 @@ class Trainer:
     def _check_stop(self) -> None:
         if self._stop:
             self._save()
-            raise Interrupted(
-                f"Stopped after step {self.step} of {self.phase}; the same command continues from there."
-            )
+            raise Interrupted(f"Stopped after step {self.step} of {self.phase}; the same command continues from there.")
 
     @contextmanager
     def _clean_interrupt(self) -> Iterator[None]:
@@ -260,9 +258,7 @@ class Trainer:
     def _measure_copying(self) -> float:
         """Copy accuracy of sampled trajectories on tasks that no demonstration was made of."""
         tasks = list(self.world.gate)
-        trajectories = self._runner.run(
-            self.collector.collect(self.engine, tasks, seed=(self.cfg.seed, 1, self.step))
-        )
+        trajectories = self._runner.run(self.collector.collect(self.engine, tasks, seed=(self.cfg.seed, 1, self.step)))
         return copy_accuracy(trajectories, self.world.good_call, self.world.answer_from)
 
     # --- policy optimisation ---
@@ -397,9 +393,7 @@ def score_groups(cfg: RunConfig, arrays: GroupArrays) -> tuple[np.ndarray, np.nd
     return np.asarray(rewards), np.asarray(advantages), np.asarray(kept)
 
 
-def _rollout_metrics(
-    trajectories: Sequence[Trajectory], rewards: np.ndarray, kept: np.ndarray
-) -> dict[str, float]:
+def _rollout_metrics(trajectories: Sequence[Trajectory], rewards: np.ndarray, kept: np.ndarray) -> dict[str, float]:
     solved, cost = sum(t.solved for t in trajectories), sum(t.cost_usd for t in trajectories)
     return {
         "reward/mean": float(rewards.mean()),
@@ -424,7 +418,12 @@ def _widths(rows: Sequence[Any], longest: int) -> tuple[int, ...]:
 def _warm_learner(cfg: RunConfig, model: Qwen3Config) -> Learner:
     warm = cfg.warm_start
     optimizer = OptimizerConfig(
-        warm.learning_rate, warm.optimizer, 20, "cosine", max(1, warm.steps), final_fraction=0.05  # type: ignore[arg-type]
+        warm.learning_rate,
+        warm.optimizer,
+        20,
+        "cosine",
+        max(1, warm.steps),
+        final_fraction=0.05,  # type: ignore[arg-type]
     )
     return Learner(model, LearnerConfig(LossConfig(), chunk=2048), make_optimizer(optimizer))
 
@@ -459,5 +458,3 @@ def _policy_learner(cfg: RunConfig, model: Qwen3Config) -> Learner:
     )
     learner = LearnerConfig(loss, a.entropy_coef, cfg.rollout.temperature, chunk=2048)
     return Learner(model, learner, make_optimizer(_policy_optimizer(cfg)))
-
-

@@ -151,7 +151,7 @@ def test_an_unknown_kind_of_preference_is_refused(world: QuickstartWorld):
 def test_every_menu_has_a_tool_that_can_answer(tasks: dict[str, list[Task]]):
     for task in tasks["train"] + tasks["eval"]:
         names = [spec.name for spec in task.tools]
-        assert len(names) == len(set(names)) >= 3
+        assert len(names) == len(set(names)) >= 2
         assert max(success_probability(name, task.family) for name in names) >= 0.75, (task.family, names)
     assert {task.family for task in tasks["train"]} == {task.family for task in tasks["eval"]} == set(FAMILIES)
 
