@@ -77,7 +77,8 @@ class AlgorithmConfig:
     dual_clip: float | None = above(None, 1)  # bound of the loss where the advantage is negative
     kl_coef: float = at_least(0.0, 0)  # weight of the KL to the reference policy; 0 keeps no reference
     kl: str = one_of("k2", "k1", "k2", "k3")  # its estimator
-    kl_final: float = within(1.0, 0, 1)  # share of kl_coef that is left at the end, falling linearly
+    kl_final: float = within(1.0, 0, 1)  # share of kl_coef that is left after kl_fade, falling linearly
+    kl_fade: float = within(1.0, 0, 1)  # share of the run's steps over which kl_coef falls
     aggregation: str | None = one_of(None, "token", "sequence", "constant")  # mean over what; null: the loss's own
     importance: str = one_of("none", "none", "tis", "icepop")  # correction for the engine's log-probs
     importance_cap: float = at_least(2.0, 1)  # its cap

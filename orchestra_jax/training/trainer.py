@@ -16,28 +16,22 @@ import numpy as np
 from orchestra_jax.config import ConfigError, RunConfig
 from orchestra_jax.config_checks import resume_conflicts
 from orchestra_jax.evaluation.runner import Evaluator
-from orchestra_jax.models.qwen3 import Params, Qwen3Config
-from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
-from orchestra_jax.rl.batching import GroupArrays, MicroShapes, group_arrays, micro_batches, sequences
+from orchestra_jax.models.qwen3 import Params
+from orchestra_jax.rl.batching import MicroShapes, group_arrays, micro_batches, sequences
 from orchestra_jax.rl.learner import (
-    Learner,
-    LearnerConfig,
-    OptimizerConfig,
     TrainState,
     init_state,
     learning_rate,
-    make_optimizer,
 )
-from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.rewards import feature_matrix, preference_reward
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.embedded import EmbeddedEngine
 from orchestra_jax.training.build import World, config_record, make_collector, make_policy
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.metrics import MetricLogger, Progress
+from orchestra_jax.training.objective import kl_share, policy_learner, policy_optimizer, score_groups, warm_learner
 from orchestra_jax.training.sft import copy_accuracy, demonstration_rows, supervised_batches
 from orchestra_jax.training.transcripts import write_transcripts
-from orchestra_jax.types import Trajectory
+from orchestra_jax.types import Status, Trajectory
 
 # The learner's metrics that are logged, and their names there (docs/metrics.md).
 _UPDATE_METRICS = {
@@ -78,9 +72,9 @@ class Trainer:
         self.directory = Path(cfg.output_dir)
         self.model, params = make_policy(cfg, chat)
         self.collector = make_collector(cfg, world, chat)
-        self.warm = _warm_learner(cfg, self.model)
-        self.policy = _policy_learner(cfg, self.model)
-        self.schedule = learning_rate(_policy_optimizer(cfg))
+        self.warm = warm_learner(cfg, self.model)
+        self.policy = policy_learner(cfg, self.model)
+        self.schedule = learning_rate(policy_optimizer(cfg))
         self.tasks = world.train(cfg.algorithm.tasks_per_step)
         self.reference: Any = None
         self.phase, self.step, self.version = "warm_start", 0, 0
@@ -310,7 +304,7 @@ class Trainer:
         }
 
     def _update(self, trajectories: Sequence[Trajectory], advantages: np.ndarray) -> dict[str, float]:
-        """All optimizer steps on one step's trajectories; those with advantage 0 carry no gradient and are left out."""
+        """All optimizer steps on one step's trajectories."""
         algorithm = self.cfg.algorithm
         shapes = MicroShapes(
             algorithm.micro_tokens,
@@ -318,17 +312,24 @@ class Trainer:
             tuple(algorithm.prefix_widths) if algorithm.share_prefix else (),
             response_fractions=tuple(algorithm.response_fractions),
         )
+        kl_scale = kl_share(algorithm, self.step, self.cfg.steps)
+        # Without a pull towards the reference, a trajectory with advantage 0 has no gradient and need not be run.
+        regularised = algorithm.kl_coef * kl_scale > 0 or algorithm.entropy_coef > 0
         size = len(trajectories) // algorithm.minibatches
         minibatches = []
         for first in range(0, len(trajectories), size):
             part = zip(trajectories[first : first + size], advantages[first : first + size], strict=True)
-            rows = [row for trajectory, a in part if a != 0 for row in sequences(trajectory, float(a))]
+            rows = [
+                row
+                for trajectory, a in part
+                if a != 0 or (regularised and trajectory.status is not Status.FAILED)
+                for row in sequences(trajectory, float(a))
+            ]
             if rows:
                 minibatches.append(micro_batches(rows, shapes))
         if algorithm.importance != "none":
             minibatches = [[self.policy.score(self.state.params, batch) for batch in mini] for mini in minibatches]
         rate = float(self.schedule(int(self.state.step)))
-        kl_scale = 1.0 - (1.0 - algorithm.kl_final) * self.step / max(1, self.cfg.steps)
         found: list[Mapping[str, float]] = []
         for _ in range(algorithm.epochs):
             for batches in minibatches:
@@ -360,39 +361,6 @@ class Trainer:
         return summary | {"before": before, "after": after}
 
 
-def score_groups(cfg: RunConfig, arrays: GroupArrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rewards (Eq. 2) [G, N], advantages (Eq. 3 and the filters) [G, N] and kept groups [G]."""
-    reward, algorithm = cfg.reward, cfg.algorithm
-    tools = arrays.preference.shape[1] - 3
-    scale = jnp.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], jnp.float32)
-    solved, completed = jnp.asarray(arrays.solved), jnp.asarray(arrays.completed)
-    matrix = feature_matrix(
-        jnp.asarray(arrays.tool_counts),
-        solved,
-        jnp.asarray(arrays.cost_usd),
-        jnp.asarray(arrays.latency_s),
-        tool_feature=reward.tool_feature,  # type: ignore[arg-type]
-    )
-    rewards = preference_reward(
-        matrix,
-        jnp.asarray(arrays.preference) * scale,
-        solved,
-        completed,
-        jnp.asarray(arrays.tool_mask),
-        normalize_outcome=reward.normalize_outcome,
-    )
-    members = member_masks(completed, jnp.asarray(arrays.failed), invalid=algorithm.invalid)  # type: ignore[arg-type]
-    advantages = group_advantages(
-        rewards,
-        members,
-        min_std=algorithm.min_std,
-        normalize_std=algorithm.normalize_std,
-        clip=algorithm.advantage_clip,
-    )
-    kept = informative_groups(rewards, members, min_std=algorithm.min_std)
-    return np.asarray(rewards), np.asarray(advantages), np.asarray(kept)
-
-
 def _rollout_metrics(trajectories: Sequence[Trajectory], rewards: np.ndarray, kept: np.ndarray) -> dict[str, float]:
     solved, cost = sum(t.solved for t in trajectories), sum(t.cost_usd for t in trajectories)
     return {
@@ -413,48 +381,3 @@ def _widths(rows: Sequence[Any], longest: int) -> tuple[int, ...]:
     """Two row widths: one that holds two thirds of the rows, one that holds all."""
     common = int(np.quantile([len(row.tokens) for row in rows], 0.67))
     return tuple(sorted({8 * math.ceil(common / 8), 8 * math.ceil(longest / 8)}))
-
-
-def _warm_learner(cfg: RunConfig, model: Qwen3Config) -> Learner:
-    warm = cfg.warm_start
-    optimizer = OptimizerConfig(
-        warm.learning_rate,
-        warm.optimizer,
-        20,
-        "cosine",
-        max(1, warm.steps),
-        final_fraction=0.05,  # type: ignore[arg-type]
-    )
-    return Learner(model, LearnerConfig(LossConfig(), chunk=2048), make_optimizer(optimizer))
-
-
-def _policy_optimizer(cfg: RunConfig) -> OptimizerConfig:
-    a = cfg.algorithm
-    return OptimizerConfig(
-        a.learning_rate,
-        a.optimizer,  # type: ignore[arg-type]
-        warmup_steps=a.warmup_steps,
-        schedule=a.schedule,  # type: ignore[arg-type]
-        total_steps=max(1, cfg.steps * a.epochs * a.minibatches),
-        weight_decay=a.weight_decay,
-        b1=a.adam_b1,
-        b2=a.adam_b2,
-        max_grad_norm=a.max_grad_norm,
-    )
-
-
-def _policy_learner(cfg: RunConfig, model: Qwen3Config) -> Learner:
-    a = cfg.algorithm
-    loss = LossConfig(
-        loss=a.loss,  # type: ignore[arg-type]
-        clip_low=a.clip_low,
-        clip_high=a.clip_high,
-        dual_clip=a.dual_clip,
-        kl_coef=a.kl_coef,
-        kl=a.kl,  # type: ignore[arg-type]
-        aggregation=a.aggregation,  # type: ignore[arg-type]
-        importance=a.importance,  # type: ignore[arg-type]
-        importance_cap=a.importance_cap,
-    )
-    learner = LearnerConfig(loss, a.entropy_coef, cfg.rollout.temperature, chunk=2048)
-    return Learner(model, learner, make_optimizer(_policy_optimizer(cfg)))

@@ -24,8 +24,8 @@ from orchestra_jax.config import AlgorithmConfig, RewardConfig, RunConfig
 from orchestra_jax.config_checks import load
 from orchestra_jax.rl.batching import GroupArrays
 from orchestra_jax.training.metrics import read_metrics
+from orchestra_jax.training.objective import score_groups
 from orchestra_jax.training.run import run
-from orchestra_jax.training.trainer import score_groups
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 5

@@ -1,0 +1,99 @@
+"""What the configuration asks the learner to do: rewards and advantages of a step, optimizers and losses."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from orchestra_jax.config import AlgorithmConfig, RunConfig
+from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
+from orchestra_jax.rl.batching import GroupArrays
+from orchestra_jax.rl.learner import Learner, LearnerConfig, OptimizerConfig, make_optimizer
+from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.rewards import feature_matrix, preference_reward
+
+
+def kl_share(algorithm: AlgorithmConfig, step: int, steps: int) -> float:
+    """The share of kl_coef in force at `step`: from 1 linearly to kl_final over the first kl_fade of the run."""
+    done = min(1.0, step / max(1.0, algorithm.kl_fade * steps))
+    return 1.0 - (1.0 - algorithm.kl_final) * done
+
+
+def score_groups(cfg: RunConfig, arrays: GroupArrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rewards (Eq. 2) [G, N], advantages (Eq. 3 and the filters) [G, N] and kept groups [G]."""
+    reward, algorithm = cfg.reward, cfg.algorithm
+    tools = arrays.preference.shape[1] - 3
+    scale = jnp.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], jnp.float32)
+    solved, completed = jnp.asarray(arrays.solved), jnp.asarray(arrays.completed)
+    matrix = feature_matrix(
+        jnp.asarray(arrays.tool_counts),
+        solved,
+        jnp.asarray(arrays.cost_usd),
+        jnp.asarray(arrays.latency_s),
+        tool_feature=reward.tool_feature,  # type: ignore[arg-type]
+    )
+    rewards = preference_reward(
+        matrix,
+        jnp.asarray(arrays.preference) * scale,
+        solved,
+        completed,
+        jnp.asarray(arrays.tool_mask),
+        normalize_outcome=reward.normalize_outcome,
+    )
+    members = member_masks(completed, jnp.asarray(arrays.failed), invalid=algorithm.invalid)  # type: ignore[arg-type]
+    advantages = group_advantages(
+        rewards,
+        members,
+        min_std=algorithm.min_std,
+        normalize_std=algorithm.normalize_std,
+        clip=algorithm.advantage_clip,
+    )
+    kept = informative_groups(rewards, members, min_std=algorithm.min_std)
+    return np.asarray(rewards), np.asarray(advantages), np.asarray(kept)
+
+
+def warm_learner(cfg: RunConfig, model: Qwen3Config) -> Learner:
+    """The learner of the warm start."""
+    warm = cfg.warm_start
+    optimizer = OptimizerConfig(
+        warm.learning_rate,
+        warm.optimizer,  # type: ignore[arg-type]
+        warmup_steps=20,
+        schedule="cosine",
+        total_steps=max(1, warm.steps),
+        final_fraction=0.05,
+    )
+    return Learner(model, LearnerConfig(LossConfig(), chunk=2048), make_optimizer(optimizer))
+
+
+def policy_optimizer(cfg: RunConfig) -> OptimizerConfig:
+    """Optimizer and schedule of the policy updates."""
+    a = cfg.algorithm
+    return OptimizerConfig(
+        a.learning_rate,
+        a.optimizer,  # type: ignore[arg-type]
+        warmup_steps=a.warmup_steps,
+        schedule=a.schedule,  # type: ignore[arg-type]
+        total_steps=max(1, cfg.steps * a.epochs * a.minibatches),
+        weight_decay=a.weight_decay,
+        b1=a.adam_b1,
+        b2=a.adam_b2,
+        max_grad_norm=a.max_grad_norm,
+    )
+
+
+def policy_learner(cfg: RunConfig, model: Qwen3Config) -> Learner:
+    """The learner of the policy updates."""
+    a = cfg.algorithm
+    loss = LossConfig(
+        loss=a.loss,  # type: ignore[arg-type]
+        clip_low=a.clip_low,
+        clip_high=a.clip_high,
+        dual_clip=a.dual_clip,
+        kl_coef=a.kl_coef,
+        kl=a.kl,  # type: ignore[arg-type]
+        aggregation=a.aggregation,  # type: ignore[arg-type]
+        importance=a.importance,  # type: ignore[arg-type]
+        importance_cap=a.importance_cap,
+    )
+    learner = LearnerConfig(loss, a.entropy_coef, cfg.rollout.temperature, chunk=2048)
+    return Learner(model, learner, make_optimizer(policy_optimizer(cfg)))
