@@ -91,7 +91,9 @@ class AlgorithmConfig:
     minibatches: int = at_least(1, 1)  # optimizer steps per pass
     share_prefix: bool = True  # run a group's common prompt once for all its members
     micro_tokens: int = at_least(4096, 1)  # tokens of one micro-batch
-    row_widths: list[int] = field(default_factory=lambda: [128, 512, 2048])  # compiled row widths
+    row_widths: list[int] = field(
+        default_factory=lambda: [128, 512, 2048]
+    )  # row widths to compile; max_length is added
     response_fractions: list[float] = field(default_factory=lambda: [0.5])  # shares of sampled tokens to compile for
     prefix_widths: list[int] = field(default_factory=lambda: [128, 512, 2048])  # compiled widths of shared prompts
 

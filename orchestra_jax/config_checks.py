@@ -53,11 +53,6 @@ def problems(config: RunConfig) -> list[str]:
             f"rollout.max_new_tokens={rollout.max_new_tokens} leaves no room for a prompt: "
             f"make it smaller than rollout.max_length={rollout.max_length}."
         )
-    if algorithm.row_widths and max(algorithm.row_widths) < rollout.max_length:
-        found.append(
-            f"algorithm.row_widths={algorithm.row_widths} must end at rollout.max_length={rollout.max_length} or "
-            "beyond, so that every trajectory fits a row: add it."
-        )
     if rollout.engine == "sglang" and not rollout.urls:
         found.append("rollout.engine=sglang needs a server: set rollout.urls=[http://HOST:PORT].")
     samples = algorithm.tasks_per_step * algorithm.group_size

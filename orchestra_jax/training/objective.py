@@ -6,7 +6,7 @@ import numpy as np
 from orchestra_jax.config import AlgorithmConfig, RunConfig
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
-from orchestra_jax.rl.batching import GroupArrays
+from orchestra_jax.rl.batching import GroupArrays, MicroShapes
 from orchestra_jax.rl.learner import Learner, LearnerConfig, OptimizerConfig, make_optimizer
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.rewards import feature_matrix, preference_reward
@@ -49,6 +49,21 @@ def score_groups(cfg: RunConfig, arrays: GroupArrays) -> tuple[np.ndarray, np.nd
     )
     kept = informative_groups(rewards, members, min_std=algorithm.min_std)
     return np.asarray(rewards), np.asarray(advantages), np.asarray(kept)
+
+
+def policy_shapes(cfg: RunConfig) -> MicroShapes:
+    """Shapes of the update's micro-batches: the configured widths, and one that holds the longest trajectory."""
+    algorithm, longest = cfg.algorithm, cfg.rollout.max_length
+
+    def reaching(widths: list[int]) -> tuple[int, ...]:
+        return tuple(sorted({*(width for width in widths if width < longest), longest}))
+
+    return MicroShapes(
+        algorithm.micro_tokens,
+        reaching(algorithm.row_widths),
+        reaching(algorithm.prefix_widths) if algorithm.share_prefix else (),
+        response_fractions=tuple(algorithm.response_fractions),
+    )
 
 
 def warm_learner(cfg: RunConfig, model: Qwen3Config) -> Learner:

@@ -28,7 +28,14 @@ from orchestra_jax.rollout.embedded import EmbeddedEngine
 from orchestra_jax.training.build import World, config_record, make_collector, make_policy
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.metrics import MetricLogger, Progress
-from orchestra_jax.training.objective import kl_share, policy_learner, policy_optimizer, score_groups, warm_learner
+from orchestra_jax.training.objective import (
+    kl_share,
+    policy_learner,
+    policy_optimizer,
+    policy_shapes,
+    score_groups,
+    warm_learner,
+)
 from orchestra_jax.training.sft import copy_accuracy, demonstration_rows, supervised_batches
 from orchestra_jax.training.transcripts import write_transcripts
 from orchestra_jax.types import Status, Trajectory
@@ -306,12 +313,7 @@ class Trainer:
     def _update(self, trajectories: Sequence[Trajectory], advantages: np.ndarray) -> dict[str, float]:
         """All optimizer steps on one step's trajectories."""
         algorithm = self.cfg.algorithm
-        shapes = MicroShapes(
-            algorithm.micro_tokens,
-            tuple(algorithm.row_widths),
-            tuple(algorithm.prefix_widths) if algorithm.share_prefix else (),
-            response_fractions=tuple(algorithm.response_fractions),
-        )
+        shapes = policy_shapes(self.cfg)
         kl_scale = kl_share(algorithm, self.step, self.cfg.steps)
         # Without a pull towards the reference, a trajectory with advantage 0 has no gradient and need not be run.
         regularised = algorithm.kl_coef * kl_scale > 0 or algorithm.entropy_coef > 0
