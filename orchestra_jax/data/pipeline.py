@@ -86,7 +86,9 @@ def task_iterator(
             f"batch_size={batch_size} must be positive and process_index={process_index} within process_count="
             f"{process_count}."
         )
-    dataset = grain.MapDataset.source(source).seed(seed).shuffle().repeat()
+    # Practically endless; grain's own endless repeat overflows in batches of one.
+    epochs = (1 << 40) // len(source) + 1
+    dataset = grain.MapDataset.source(source).seed(seed).shuffle().repeat(epochs)
     if build is not None:
         dataset = dataset.random_map(build)
     dataset = dataset[process_index::process_count].batch(batch_size, batch_fn=list)

@@ -332,7 +332,8 @@ def _arithmetic(rng: np.random.Generator) -> tuple[Question, tuple[object, ...]]
         # Results below 100 are one token: what is hard here is the choice of tools, not the copying of digits.
         if 0 <= value < 100:
             wrong = tuple(str(abs(value + d)) for d in (10, -10, 2, -1) if abs(value + d) != value)
-            return Question("arith", f"What is {expression}?", str(value), expression, wrong), (a, b, c)
+            facts = expression.replace("+", " ").replace("-", " ").replace("*", " ").split()
+            return Question("arith", f"What is {expression}?", str(value), expression, wrong), tuple(facts)
 
 
 def _easy(rng: np.random.Generator) -> tuple[Question, tuple[object, ...]]:

@@ -130,7 +130,7 @@ def test_the_learner_scores_at_its_temperature():
     rows = make_rows()
     (batch,) = micro_batches(rows, FULL)
     expected, _ = naive_scores(PARAMS, *padded(rows), temperature=0.8)
-    np.testing.assert_allclose(learner(**KL).score(PARAMS, batch), expected, atol=2e-5)
+    np.testing.assert_allclose(learner(**KL).score(PARAMS, batch).old_logprobs, expected, atol=2e-5)
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_a_step_makes_rewarded_tokens_likelier_and_others_rarer():
     rows = [with_advantage(row, 1.0 if i % 2 else -1.0) for i, row in enumerate(make_rows(members=1))]
     (batch,) = micro_batches(rows, FULL)
     made = Learner(CONFIG, LearnerConfig(LossConfig()), make_optimizer(OptimizerConfig(1e-3)))
-    scores = np.asarray(made.score(PARAMS, batch))
+    scores = np.asarray(made.score(PARAMS, batch).old_logprobs)
     # On-policy: behaviour log-probs are the policy's own.
     on_policy = [
         TokenSequence(r.tokens, r.sampled, tuple(scores[b, : len(r.tokens)].tolist()), r.prefix, r.advantage)
@@ -223,7 +223,7 @@ def test_a_step_makes_rewarded_tokens_likelier_and_others_rarer():
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["mismatch_max"] == pytest.approx(0.0, abs=1e-5)
     assert int(state.step) == 1
-    change = (np.asarray(made.score(state.params, batch)) - scores).sum(1)
+    change = (np.asarray(made.score(state.params, batch).old_logprobs) - scores).sum(1)
     good = np.array([row.advantage > 0 for row in rows])
     assert change[:7][good].mean() > 0 > change[:7][~good].mean()
 
