@@ -29,6 +29,7 @@ class RolloutLimits:
         max_length: tokens of one sequence.
         max_new_tokens: tokens of one generation.
         retries: fresh attempts after an infrastructure failure.
+        deadline_s: wall-clock seconds of one attempt; a longer one counts as an infrastructure failure.
     """
 
     max_turns: int = 50
@@ -36,6 +37,7 @@ class RolloutLimits:
     max_length: int = 32_000
     max_new_tokens: int = 8_000
     retries: int = 2
+    deadline_s: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -209,9 +211,13 @@ class Collector:
     ) -> Trajectory:
         run = _Run(self, task, prompt, player)
         try:
-            status, reason, answer = await run.turns_until_end(self.environment.reset(task))
+            async with asyncio.timeout(self.limits.deadline_s):
+                status, reason, answer = await run.turns_until_end(self.environment.reset(task))
         except InfrastructureError as error:
             status, reason, answer = Status.FAILED, str(error), None
+        except TimeoutError:
+            late = f"the trajectory took longer than its deadline of {self.limits.deadline_s:g} s"
+            status, reason, answer = Status.FAILED, late, None
         finally:
             player.end()
         sequences = tuple(tuple(sequence) for sequence in run.sequences if sequence)

@@ -209,7 +209,7 @@ def make_policy(cfg: RunConfig, chat: ChatFormat) -> tuple[Qwen3Config, Params]:
 def make_collector(cfg: RunConfig, world: World, chat: ChatFormat) -> Collector:
     """Episodes of the world under the run's limits and prices."""
     r = cfg.rollout
-    limits = RolloutLimits(r.max_turns, cfg.env.max_calls, r.max_length, r.max_new_tokens, r.retries)
+    limits = RolloutLimits(r.max_turns, cfg.env.max_calls, r.max_length, r.max_new_tokens, r.retries, r.deadline_s)
     return Collector(world.environment, chat, limits, load_prices(cfg))
 
 

@@ -374,6 +374,17 @@ async def test_a_bug_in_a_tool_surfaces_and_leaves_the_engine_usable(words, lock
     await engine.close()
 
 
+async def test_a_trajectory_past_its_deadline_fails_and_is_never_scored(words):
+    collector, _, chat = make(words, limits=replace(LIMITS, deadline_s=0.005, retries=1))
+    engine = Scripted(chat, says(call("echo", "slow")), lockstep=True)
+    (trajectory,), _ = await roll(collector, engine)
+    assert trajectory.status is Status.FAILED
+    assert "deadline of 0.005 s" in trajectory.reason
+    assert not trajectory.solved
+    assert not engine._open
+    await engine.close()
+
+
 async def test_retries_do_not_block_a_lockstep_engine(words):
     collector, world, chat = make(words)
     world.failures = 7
