@@ -4,7 +4,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null)
 RUN ?=
-# Large pages for XLA's big temporaries: without them every call page-faults its buffers anew.
+# Large pages for the big temporaries of XLA: without them every call page-faults its buffers anew.
 FAST_MALLOC := GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 TESTS ?= tests
 
