@@ -1,6 +1,6 @@
 """The stream of training tasks on grain: shuffled anew each epoch, resumed exactly, sliced by process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import grain
@@ -55,13 +55,13 @@ class Flattened:
 
 
 def task_iterator(
-    source: RandomAccess[Any],
-    *,
+    *sources: RandomAccess[Any],
     seed: int,
     batch_size: int,
     process_index: int = 0,
     process_count: int = 1,
     build: Callable[[Any, np.random.Generator], Task] | None = None,
+    weights: Sequence[float] | None = None,
 ) -> TaskIterator:
     """Batches of tasks for ever, across epochs without a remainder.
 
@@ -69,26 +69,33 @@ def task_iterator(
     task from the p-th, so the processes' batches together are the batch of one process.
 
     Args:
-        source: tasks, or whatever `build` makes tasks of.
+        sources: tasks, or whatever `build` makes tasks of; several are mixed by weight, each shuffled in itself.
         seed: of the order and of the generators.
         batch_size: tasks per batch of this process.
         process_index, process_count: this process's slice.
         build: makes a task of an item with a generator of its own for each position of the stream, so that the same
             question gets another menu and preference in another epoch.
+        weights: share of each source in the stream, up to a factor; None: equal shares.
 
     Raises:
-        ValueError: an empty source, or a process or batch size out of range.
+        ValueError: an empty source, weights that are not one positive number a source, or a process or batch size out
+            of range.
     """
-    if len(source) == 0:
+    if not sources or any(len(source) == 0 for source in sources):
         raise ValueError("The task source is empty; give it at least one task.")
+    if weights is not None and (len(weights) != len(sources) or min(weights) <= 0):
+        raise ValueError(f"weights={list(weights)} must be one positive number for each of {len(sources)} source(s).")
     if batch_size < 1 or not 0 <= process_index < process_count:
         raise ValueError(
             f"batch_size={batch_size} must be positive and process_index={process_index} within process_count="
             f"{process_count}."
         )
     # Practically endless; grain's own endless repeat overflows in batches of one.
-    epochs = (1 << 40) // len(source) + 1
-    dataset = grain.MapDataset.source(source).seed(seed).shuffle().repeat(epochs)
+    shuffled = [
+        grain.MapDataset.source(source).seed(seed + n).shuffle().repeat((1 << 40) // len(source) + 1)
+        for n, source in enumerate(sources)
+    ]
+    dataset = shuffled[0] if len(shuffled) == 1 else grain.MapDataset.mix(shuffled, weights).seed(seed)
     if build is not None:
         dataset = dataset.random_map(build)
     dataset = dataset[process_index::process_count].batch(batch_size, batch_fn=list)

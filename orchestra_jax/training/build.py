@@ -121,7 +121,8 @@ def _quickstart(cfg: RunConfig) -> World:
 
 def _questions(cfg: RunConfig) -> World:
     try:
-        training = [load_tasks(source.path, source.source) for source in cfg.data.training()]
+        sources = cfg.data.training()
+        training = [load_tasks(source.path, source.source) for source in sources]
         held_out = cfg.data.evaluation()
         if held_out is not None:
             evaluation = load_tasks(held_out.path, held_out.source)
@@ -154,7 +155,13 @@ def _questions(cfg: RunConfig) -> World:
     rng = np.random.default_rng(cfg.seed)
     return World(
         environment,
-        lambda size: task_iterator(questions, seed=cfg.seed, batch_size=size, build=pose("train")),
+        lambda size: task_iterator(
+            *training,
+            seed=cfg.seed,
+            batch_size=size,
+            build=pose("train"),
+            weights=[source.weight for source in sources],
+        ),
         [pose("train")(question, rng) for question in questions[: cfg.warm_start.demonstrations]],
         [pose("train")(question, rng) for question in questions[-32:]],
         [pose("eval")(question, rng) for question in evaluation[: cfg.evaluation.questions]],

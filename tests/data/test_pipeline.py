@@ -1,6 +1,7 @@
 """The task stream: every task once per epoch, another order each epoch, exact replay, slices that add up."""
 
 import json
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -37,6 +38,26 @@ def test_the_seed_is_the_order():
     assert first != other
     second_epoch = [identity for batch in first for identity in batch][300:380]
     assert second_epoch != [identity for batch in other for identity in batch][:80]
+
+
+def test_sources_mix_by_weight():
+    large = [replace(task, id=f"large-{task.id}") for task in TASKS]
+    small = [replace(task, id=f"small-{n}") for n, task in enumerate(TASKS[:40])]
+    mixed = task_iterator(large, small, seed=1, batch_size=20, weights=(3, 1))
+    stream = [identity for batch in ids(mixed, 20) for identity in batch]
+    assert sum(identity.startswith("small") for identity in stream) == pytest.approx(len(stream) / 4, abs=1)
+    assert set(stream[:160]) >= {f"small-{n}" for n in range(40)}  # every item once per epoch of its source
+    state = json.loads(json.dumps(mixed.get_state()))
+    wanted = ids(mixed, 5)
+    again = task_iterator(large, small, seed=1, batch_size=20, weights=(3, 1))
+    again.set_state(state)
+    assert ids(again, 5) == wanted
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, -2.0)])
+def test_weights_that_make_no_sense(weights):
+    with pytest.raises(ValueError, match="one positive number for each of 2"):
+        task_iterator(TASKS, TASKS, seed=1, batch_size=4, weights=weights)
 
 
 def test_state_replays_exactly():
