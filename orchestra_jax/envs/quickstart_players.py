@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from orchestra_jax.envs.quickstart import good_call, read_answer
-from orchestra_jax.envs.quickstart_world import EXPERTS, success_probability
-from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec
+from orchestra_jax.envs.quickstart_world import EXPERTS, best_tool, success_probability
+from orchestra_jax.types import Task, ToolCall, ToolResult
 
 Script = Callable[[Task, Sequence[ToolResult]], ToolCall | str]
 NO_IDEA = "unknown"
@@ -80,31 +80,9 @@ def cheapest_sufficient(task: Task, threshold: float = 0.8) -> str:
     return min(able, key=lambda spec: (spec.price_usd or 0.0, spec.latency_s or 0.0)).name
 
 
-def preference_oracle(task: Task) -> str:
-    """The tool with the highest expected preference utility, knowing the family, every skill, price and latency.
-
-    The expected utility of a tool is its success probability times P . features, with cost and latency min-max
-    normalised over the menu (Eq. 2 with one run of each tool as the group).
-    """
-    wish = task.preference
-
-    def saving(value: Callable[[ToolSpec], float]) -> Mapping[str, float]:
-        values = {spec.name: value(spec) for spec in task.tools}
-        low, high = min(values.values()), max(values.values())
-        return {name: (high - v) / (high - low) if high > low else 0.0 for name, v in values.items()}
-
-    cheap, fast = saving(lambda spec: spec.price_usd or 0.0), saving(lambda spec: spec.latency_s or 0.0)
-
-    def expected(spec: ToolSpec) -> float:
-        utility = wish.outcome + wish.compute * cheap[spec.name] + wish.latency * fast[spec.name]
-        return success_probability(spec.name, task.family) * (utility + wish.tools.get(spec.name, 0.0))
-
-    return max(task.tools, key=expected).name
-
-
 BASELINES: Mapping[str, Script] = {
     "random_tool": random_tools(0, calls=1),
     "strongest_expert": _one_call(strongest_expert),
     "cheapest_sufficient": _one_call(cheapest_sufficient),
-    "preference_oracle": _one_call(preference_oracle),
+    "preference_oracle": _one_call(best_tool),
 }

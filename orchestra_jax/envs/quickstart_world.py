@@ -15,7 +15,7 @@ Questions, people, price lists and preference wordings of the evaluation split n
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import perm
@@ -261,21 +261,31 @@ class QuickstartWorld:
         return self.contrast(split, index, 1)[0]
 
     def contrast(self, split: str, index: int, wishes: int) -> list[Task]:
-        """Instance `index` under `wishes` different preferences; the first one is `task(split, index)`."""
+        """Instance `index` under `wishes` different preferences; the first one is `task(split, index)`.
+
+        The further ones are those that call for another tool, as far as there are such: in one step the policy sees
+        the same question and menu with different right choices, and what it learns of the wish cannot be drowned by
+        what it learns of the family.
+        """
         rng = np.random.default_rng([self.seed, 1 + ("train", "eval").index(split), index])
         family = FAMILIES[int(rng.choice(4, p=FAMILY_SHARES))]
         question = self.question(family, split, rng)
         menu = self.menu(family, split, rng)
-        kinds = rng.choice(list(PREFERENCE_SHARES), wishes, replace=False, p=list(PREFERENCE_SHARES.values()))
-        return [
+        shares = list(PREFERENCE_SHARES.values())
+        kinds = rng.choice(list(PREFERENCE_SHARES), len(shares), replace=False, p=shares).tolist()
+        tasks = [
             self.pose(
                 f"{split}-{index}" + (f"-{n}" if n else ""),
                 question,
                 menu,
-                self.preference(str(kind), split, family, menu, rng),
+                self.preference(kind, split, family, menu, rng),
             )
             for n, kind in enumerate(kinds)
         ]
+        first: dict[str, Task] = {}
+        for task in tasks:
+            first.setdefault(best_tool(task), task)
+        return sorted(tasks, key=lambda task: first[best_tool(task)] is not task)[:wishes]
 
     def swap_tasks(self, index: int, kinds: tuple[str, ...]) -> list[Task]:
         """Held-out question `index` with every tool on the menu, posed once under each kind of preference."""
@@ -392,10 +402,7 @@ class QuickstartTasks:
 
 
 class QuickstartContrasts:
-    """The training split as questions, each under several preferences: item i is a list of tasks.
-
-    Seeing one question and menu under different wishes in the same step singles out what the wish changes.
-    """
+    """The training split as questions, each under several preferences (`contrast`): item i is a list of tasks."""
 
     def __init__(self, world: QuickstartWorld, length: int, wishes: int) -> None:
         self._world, self._length, self._wishes = world, length, wishes
@@ -413,3 +420,25 @@ def success_probability(tool: str, family: str) -> float:
         return SKILLS[tool][family]
     table = {("python", "arith"): 1.0, ("local_search", "lookup"): 1 - STALE, ("web_search", "lookup"): 1.0}
     return table.get((tool, family), 0.0)
+
+
+def best_tool(task: Task) -> str:
+    """The tool with the highest expected preference utility, knowing the family, every skill, price and latency.
+
+    The expected utility of a tool is its success probability times P . features, with cost and latency min-max
+    normalised over the menu (Eq. 2 with one run of each tool as the group).
+    """
+    wish = task.preference
+
+    def saving(value: Callable[[ToolSpec], float]) -> Mapping[str, float]:
+        values = {spec.name: value(spec) for spec in task.tools}
+        low, high = min(values.values()), max(values.values())
+        return {name: (high - v) / (high - low) if high > low else 0.0 for name, v in values.items()}
+
+    cheap, fast = saving(lambda spec: spec.price_usd or 0.0), saving(lambda spec: spec.latency_s or 0.0)
+
+    def expected(spec: ToolSpec) -> float:
+        utility = wish.outcome + wish.compute * cheap[spec.name] + wish.latency * fast[spec.name]
+        return success_probability(spec.name, task.family) * (utility + wish.tools.get(spec.name, 0.0))
+
+    return max(task.tools, key=expected).name

@@ -14,7 +14,7 @@ from scipy import stats
 
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.quickstart import QuickstartEnvironment, build_tokenizer, good_call, read_answer
-from orchestra_jax.envs.quickstart_players import BASELINES, NO_IDEA, answer_from, preference_oracle, random_tools
+from orchestra_jax.envs.quickstart_players import BASELINES, NO_IDEA, answer_from, random_tools
 from orchestra_jax.envs.quickstart_world import (
     ATTRIBUTES,
     EXPERTS,
@@ -26,6 +26,7 @@ from orchestra_jax.envs.quickstart_world import (
     Question,
     QuickstartTasks,
     QuickstartWorld,
+    best_tool,
     success_probability,
     wordings,
 )
@@ -178,14 +179,31 @@ def test_preference_vectors_are_within_bounds(tasks: dict[str, list[Task]]):
 
 def test_no_tool_is_best_under_every_preference(world: QuickstartWorld):
     posed = full_menus(world, 4 * len(KINDS) * 8)
-    best = {kind: Counter(preference_oracle(t) for t in posed if t.preference.name == kind) for kind in KINDS}
+    best = {kind: Counter(best_tool(t) for t in posed if t.preference.name == kind) for kind in KINDS}
     assert len(set().union(*best.values())) >= 4
     for name in TOOL_NAMES:
         assert any(found[name] < found.total() for found in best.values())
     # The wish alone changes the choice: the same questions, another best tool.
     kinds = ("accuracy", "cost", "fast", "local")
-    swapped = [[preference_oracle(task) for task in world.swap_tasks(index, kinds)] for index in range(40)]
+    swapped = [[best_tool(task) for task in world.swap_tasks(index, kinds)] for index in range(40)]
     assert sum(len(set(choices)) > 1 for choices in swapped) >= 10
+
+
+def test_the_wishes_of_one_question_call_for_different_tools(world: QuickstartWorld):
+    differ = 0
+    for index in range(200):
+        posed = world.contrast("train", index, 3)
+        assert posed[0] == world.task("train", index)
+        assert all(
+            (t.question, t.tools, t.answer) == (posed[0].question, posed[0].tools, posed[0].answer) for t in posed
+        )
+        assert len({t.preference.name for t in posed}) == len({t.id for t in posed}) == 3
+        best = [best_tool(t) for t in posed]
+        # The second wish repeats the first one's tool only where all seven wishes do.
+        every = {best_tool(t) for t in world.contrast("train", index, len(KINDS))}
+        assert len(set(best)) == min(3, len(every))
+        differ += best[1] != best[0]
+    assert 60 <= differ < 140
 
 
 # --- training and evaluation do not meet -----------------------------------------------------------------------------
