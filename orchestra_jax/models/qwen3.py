@@ -6,7 +6,8 @@ Parameters are a plain pytree (the inside of linen's "params" collection):
     layers_<i>, or layers           one dict per layer, or one dict whose leaves have a leading layer axis (scan_layers)
         input_norm, post_norm       [D]
         q_norm, k_norm              [d]
-        q, k, v, o, gate, up, down  {"kernel": [in, out]}
+        q, k, v, o, gate, up, down  {"kernel": [in, out]}, and lora_a [in, r], lora_b [r, out] once `models.lora.attach`
+                                    has put them there
     norm                            [D]
     lm_head                         [D, V], absent when the embedding is tied
 """
@@ -72,6 +73,17 @@ def apply_rope(
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
 
 
+class Dense(nn.Dense):
+    """x @ kernel, plus (x @ lora_a) @ lora_b where the parameters hold these two leaves (`models.lora.attach`)."""
+
+    def __call__(self, x: Float[Array, "N in"]) -> Float[Array, "N out"]:
+        y = super().__call__(x)
+        if not self.has_variable("params", "lora_a"):
+            return y
+        lora_a, lora_b = (self.get_variable("params", name).astype(y.dtype) for name in ("lora_a", "lora_b"))
+        return y + (x.astype(y.dtype) @ lora_a) @ lora_b
+
+
 class Block(nn.Module):
     """One decoder layer. Tokens are flattened to [B*S, D]: XLA:CPU differentiates matrices faster than 3-D Dense."""
 
@@ -91,8 +103,8 @@ class Block(nn.Module):
         config = self.config
         batch, length, _ = rope[0].shape
 
-        def dense(features: int, name: str) -> nn.Dense:
-            return nn.Dense(
+        def dense(features: int, name: str) -> Dense:
+            return Dense(
                 features,
                 use_bias=False,
                 dtype=config.dtype,

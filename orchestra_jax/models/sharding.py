@@ -80,16 +80,19 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, *, devices: Sequenc
     return jax.make_mesh(tuple(sizes), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=available)
 
 
-def param_shardings(mesh: Mesh, rules: ShardingRules, abstract: PyTree) -> PyTree[NamedSharding]:
+def param_shardings(
+    mesh: Mesh, rules: ShardingRules, abstract: PyTree, *, replicate_others: bool = False
+) -> PyTree[NamedSharding]:
     """Shardings of a parameter tree, or of a tree that contains such trees (optimizer state), by the leaves' names.
 
     An axis that its mesh axes do not divide evenly is replicated; scalars are replicated.
 
     Args:
         abstract: arrays or `jax.ShapeDtypeStruct`s, e.g. `models.qwen3.abstract_params(config)`.
+        replicate_others: whether arrays that are no Qwen3 parameters (an optimizer's constants) are replicated.
 
     Raises:
-        ValueError: an array whose name or rank is not that of a Qwen3 parameter.
+        ValueError: an array whose name or rank is not that of a Qwen3 parameter, unless `replicate_others`.
     """
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
@@ -97,6 +100,8 @@ def param_shardings(mesh: Mesh, rules: ShardingRules, abstract: PyTree) -> PyTre
             return NamedSharding(mesh, PartitionSpec())
         axes = logical_axes(path)
         if axes is None or len(axes) != leaf.ndim:
+            if replicate_others:
+                return NamedSharding(mesh, PartitionSpec())
             raise ValueError(
                 f"No sharding rule for {jax.tree_util.keystr(path)} of shape {leaf.shape}; add its logical axes to "
                 "models/sharding.py."
@@ -106,13 +111,22 @@ def param_shardings(mesh: Mesh, rules: ShardingRules, abstract: PyTree) -> PyTre
     return jax.tree_util.tree_map_with_path(sharding, abstract)
 
 
-def logical_axes(path: tuple[Any, ...]) -> tuple[str, ...] | None:
-    """Logical axes of the parameter at a key path (which may start above the parameter tree); None if unknown."""
+def logical_axes(path: tuple[Any, ...]) -> tuple[str | None, ...] | None:
+    """Logical axes of the parameter at a key path (which may start above the parameter tree); None if unknown.
+
+    Adapters (`models.lora`) are split like their target's input (lora_a) and output (lora_b); the rank never is.
+    """
     names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
-    if names and names[-1] == "kernel":
-        names.pop()
-    axes = _PARAM_AXES.get(names[-1]) if names else None
+    kind = names.pop() if names and names[-1] in ("kernel", "lora_a", "lora_b") else ""
+    axes: tuple[str | None, ...] | None = _PARAM_AXES.get(names[-1]) if names else None
+    if axes is not None and kind.startswith("lora"):
+        axes = (axes[0], None) if kind == "lora_a" else (None, axes[-1])
     return ("layers", *axes) if axes is not None and "layers" in names else axes
+
+
+def batch_shards(mesh: Mesh, rules: ShardingRules) -> int:
+    """Into how many parts the batch is split."""
+    return _size(mesh, rules.batch)
 
 
 def batch_sharding(mesh: Mesh, rules: ShardingRules) -> NamedSharding:
@@ -129,9 +143,11 @@ def activation_constraint(mesh: Mesh, rules: ShardingRules) -> Callable[[Array, 
     return constrain
 
 
-def _divisible(mesh: Mesh, spec: PartitionSpec, shape: tuple[int, ...]) -> PartitionSpec:
-    def keep(axis: Axis, size: int) -> Axis:
-        names = () if axis is None else (axis,) if isinstance(axis, str) else axis
-        return axis if size % math.prod(mesh.shape[name] for name in names) == 0 else None
+def _size(mesh: Mesh, axis: Axis) -> int:
+    names = () if axis is None else (axis,) if isinstance(axis, str) else axis
+    return math.prod(mesh.shape[name] for name in names)
 
-    return PartitionSpec(*(keep(axis, size) for axis, size in zip(spec, shape, strict=True)))
+
+def _divisible(mesh: Mesh, spec: PartitionSpec, shape: tuple[int, ...]) -> PartitionSpec:
+    kept = (axis if size % _size(mesh, axis) == 0 else None for axis, size in zip(spec, shape, strict=True))
+    return PartitionSpec(*kept)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orchestra_jax.models.attention import attention
+from orchestra_jax.models.attention import attention, dense_attention
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
@@ -67,9 +67,30 @@ def test_large_scores_stay_finite_and_bfloat16_stays_close() -> None:
     np.testing.assert_allclose(half.astype(jnp.float32), attention(q, k, v), atol=0.05)
 
 
+@pytest.mark.parametrize(
+    ("length", "past", "blockwise"),
+    [(256, 768, False), (512, 0, False), (513, 0, True), (256, 8192, True), (1, 2**20, False)],
+)
+def test_long_chunks_go_by_blocks_and_short_ones_do_not(length: int, past: int, blockwise: bool) -> None:
+    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+    q, k, cache = shape(1, length, 2, 8), shape(1, 1, length, 8), shape(1, 1, past, 8)
+
+    def program(method) -> str:
+        def run(q, k, v, cache):
+            return method(q, k, v, past=(cache, cache) if past else None)
+
+        return str(jax.make_jaxpr(run)(q, k, k, cache))
+
+    assert ("custom_vjp" in program(attention)) == blockwise
+    if not blockwise:
+        assert program(attention) == program(dense_attention)
+
+
 def test_errors() -> None:
     q, k = normal(0, 1, 2, 3, 4), normal(1, 1, 2, 2, 4)
-    with pytest.raises(ValueError, match=r"Unknown attention backend 'flash'; choose one of .*xla"):
+    with pytest.raises(ValueError, match=r"Unknown attention backend 'flash'; choose one of cudnn, xla"):
         attention(q, k, k, backend="flash")
     with pytest.raises(ValueError, match="3 query heads"):
         attention(q, k, k)

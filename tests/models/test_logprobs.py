@@ -2,8 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from orchestra_jax.models.logprobs import token_logprobs
+from orchestra_jax.models.sharding import make_mesh
 
 T, D, V = 37, 8, 50
 
@@ -82,6 +84,53 @@ def test_chunks_bound_the_logits() -> None:
 
     assert peak(None) > 4096 * 1000 * 4
     assert peak(128) < 4096 * 1000 * 4 / 4
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_memory_does_not_grow_with_tokens_times_vocabulary(with_gradient: bool) -> None:
+    """Qwen3's vocabulary and 4k and 8k tokens; compiled, not run."""
+    vocab, dim, chunk = 151_936, 16, 128
+
+    def score(hidden, head, targets):
+        logprobs, entropy = token_logprobs(hidden, head, targets, temperature=0.9, chunk=chunk)
+        return (logprobs + entropy).sum()
+
+    def memory(tokens: int) -> int:
+        hidden = jax.ShapeDtypeStruct((tokens, dim), jnp.bfloat16)
+        head = jax.ShapeDtypeStruct((dim, vocab), jnp.float32)
+        targets = jax.ShapeDtypeStruct((tokens,), jnp.int32)
+        function = jax.grad(score, (0, 1)) if with_gradient else score
+        return jax.jit(function).lower(hidden, head, targets).compile().memory_analysis().temp_size_in_bytes
+
+    small, large = memory(4096), memory(8192)
+    assert large < 4 * chunk * vocab * 4  # a few arrays of one chunk's logits; all logits would take 5 GB
+    assert large - small < 4096 * 1024  # of the 2.5 GB of 4,096 more tokens' logits: 1 kB per token
+
+
+@pytest.mark.parametrize(("data", "tensor"), [(1, 8), (2, 4)])
+def test_a_head_split_by_vocabulary_is_never_gathered(data: int, tensor: int) -> None:
+    tokens, dim, vocab = 48, 8, 320
+    mesh = make_mesh(data=data, tensor=tensor)
+    keys = jax.random.split(jax.random.key(3), 4)
+    hidden, head = jax.random.normal(keys[0], (tokens, dim)), jax.random.normal(keys[1], (dim, vocab))
+    targets, weights = jax.random.randint(keys[2], (tokens,), 0, vocab), jax.random.normal(keys[3], (2, tokens))
+
+    def loss(hidden, head, targets):
+        logprobs, entropy = token_logprobs(hidden, head, targets, temperature=0.7, chunk=12)
+        return weights[0] @ logprobs + weights[1] @ entropy, (logprobs, entropy)
+
+    def put(x: jax.Array, *axes: str | None) -> jax.Array:
+        return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+    split = put(hidden, "data"), put(head, None, "tensor"), put(targets, "data")
+    step = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+    program = step.lower(*split).compile().as_text()
+    gathered = [line for line in program.splitlines() if "all-gather" in line or "all-to-all" in line]
+    assert not [line for line in gathered if str(vocab) in line]
+
+    got, want = step(*split), step(hidden, head, targets)
+    assert got[1][1].sharding.spec == PartitionSpec(None, "tensor")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-5), got, want)
 
 
 def test_errors() -> None:

@@ -1,0 +1,349 @@
+"""LoRA: a frozen base and low-rank adapters of its matrices, trained alone, exported as PEFT writes them.
+
+An adapted matrix computes x W + (alpha / r) (x A) B (Hu et al. 2021, section 4.1). Adapters are a tree of their own:
+
+    layers_<i>, or layers           one dict per layer, or one dict whose leaves have a leading layer axis (scan_layers)
+        q, k, v, o, gate, up, down  {"lora_a": [in, r], "lora_b": [r, out]}; the targets only
+
+A PEFT folder holds `adapter_config.json` and `adapter_model.safetensors`.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jaxtyping import PRNGKeyArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from orchestra_jax.models.config import Qwen3Config
+from orchestra_jax.models.hf_names import Source, sources
+from orchestra_jax.models.qwen3 import Params, abstract_params
+
+Adapters = Mapping[str, Any]
+
+TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+_PEFT_TARGETS = {f"{target}_proj": target for target in TARGETS}
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+# Fields of adapter_config.json that change the arithmetic, and the only value that this module computes.
+_ONLY: dict[str, Any] = {
+    "peft_type": "LORA",
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "use_rslora": False,
+    "use_dora": False,
+    "lora_bias": False,
+    "modules_to_save": None,
+    "layers_to_transform": None,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+}
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Which matrices are adapted, and how.
+
+    Attributes:
+        rank: r, columns of A and rows of B.
+        alpha: the adapters' product is scaled by alpha / rank.
+        targets: names of the adapted matrices of every layer, in any order; kept in the order of `TARGETS`.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = TARGETS
+
+    def __post_init__(self) -> None:
+        unknown = [target for target in self.targets if target not in TARGETS]
+        if unknown or not self.targets:
+            what = f"Unknown LoRA target {unknown[0]!r}" if unknown else "LoRA has no targets"
+            raise ValueError(f"{what}; choose from {', '.join(TARGETS)}.")
+        if self.rank < 1 or not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"LoRA needs rank >= 1 and alpha > 0, not rank={self.rank} and alpha={self.alpha}.")
+        object.__setattr__(self, "targets", tuple(target for target in TARGETS if target in self.targets))
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return self.alpha / self.rank
+
+
+def init_adapters(key: PRNGKeyArray, config: Qwen3Config, lora: LoRA) -> dict[str, Any]:
+    """Fresh adapters: A uniform in +-1/sqrt(in) as PEFT draws it, B zero, so that the adapted model is the base.
+
+    They are fp32 whatever the base's dtype is, since a bf16 weight would swallow the optimizer's small steps.
+    """
+    abstract = abstract_adapters(config, lora)
+    keys = iter(jax.random.split(key, len(jax.tree.leaves(abstract))))
+
+    def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        bound = leaf.shape[-2] ** -0.5
+        own = next(keys)
+        if path[-1].key == "lora_b":
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        return jax.random.uniform(own, leaf.shape, leaf.dtype, -bound, bound)
+
+    return cast(dict[str, Any], jax.tree_util.tree_map_with_path(draw, abstract))
+
+
+def abstract_adapters(config: Qwen3Config, lora: LoRA) -> dict[str, Any]:
+    """The tree of `init_adapters` with shapes and dtypes only; allocates nothing."""
+    return _abstract_for(abstract_params(config), lora)
+
+
+def attach(base: Params, adapters: Adapters, lora: LoRA) -> dict[str, Any]:
+    """The base's parameters with the adapters in its matrices' dicts, lora_b times alpha / rank: what `forward` runs.
+
+    Differentiable in the adapters; the base's arrays are the same ones, not copies.
+
+    Raises:
+        ValueError: the adapters are not of this base's layers, targets or shapes, or not of this rank.
+    """
+
+    def join(kernel: Any, pair: Mapping[str, Any]) -> dict[str, Any]:
+        return {"kernel": kernel, "lora_a": pair["lora_a"], "lora_b": pair["lora_b"] * lora.scale}
+
+    return _with_adapters(base, adapters, lora, join)
+
+
+def merge(base: Params, adapters: Adapters, lora: LoRA) -> dict[str, Any]:
+    """Plain parameters whose matrices are W + (alpha / r) A B, summed in fp32 and stored in the base's dtype.
+
+    Raises:
+        ValueError: as `attach`.
+    """
+
+    def add(kernel: Any, pair: Mapping[str, Any]) -> dict[str, Any]:
+        # HIGHEST: a GPU would multiply fp32 matrices in TF32.
+        a, b = (pair[name].astype(jnp.float32) for name in ("lora_a", "lora_b"))
+        change = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST) * lora.scale
+        return {"kernel": (kernel.astype(jnp.float32) + change).astype(kernel.dtype)}
+
+    return _with_adapters(base, adapters, lora, add)
+
+
+def save_peft(
+    folder: str | Path,
+    config: Qwen3Config,
+    adapters: Adapters,
+    lora: LoRA,
+    base_name: str,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Writes the adapters as PEFT does, in their own dtype.
+
+    Under its own name the folder is complete or absent: it is written as `.NAME.partial` beside it, then renamed.
+    With several processes all must call this; process 0 writes.
+
+    Args:
+        base_name: the base's folder or Hub name, for PEFT's `base_model_name_or_path`.
+        overwrite: replace an existing folder, whatever it holds.
+
+    Raises:
+        FileExistsError: the folder exists, is not empty, and `overwrite` is off.
+        ValueError: the adapters are not those of `config` and `lora`.
+    """
+    folder = Path(folder).absolute()
+    _check_tree(abstract_adapters(config, lora), adapters)
+    tensors: dict[str, np.ndarray] = {}
+
+    def collect(source: Source, leaf: Any) -> None:
+        array = _to_host(leaf)
+        for name, part in zip(source.names, array if source.stacked else [array], strict=True):
+            tensors[name] = np.ascontiguousarray(part.T)
+
+    jax.tree.map(collect, _adapter_sources(config, lora), dict(adapters))
+    if jax.process_index() == 0:
+        values = _ONLY | {
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base_name,
+            "r": lora.rank,
+            "lora_alpha": int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": [name for name, target in _PEFT_TARGETS.items() if target in lora.targets],
+            "init_lora_weights": True,
+            "inference_mode": True,
+        }
+        with _whole_folder(folder, overwrite) as partial:
+            save_file(tensors, partial / _WEIGHTS, metadata={"format": "pt"})
+            (partial / _CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(f"saved {folder}")
+
+
+def load_peft(folder: str | Path, config: Qwen3Config) -> tuple[LoRA, dict[str, Any]]:
+    """The inverse of `save_peft`, for the layout (`scan_layers`) that `config` says; also reads what PEFT wrote.
+
+    Returns:
+        What the adapters adapt, and the adapters in fp32, bit-equal to an fp32 file.
+
+    Raises:
+        FileNotFoundError: the folder or one of its two files is missing.
+        ValueError: not LoRA, a variant that this module does not compute, a damaged file, missing or unexpected
+            tensors, or a wrong shape or dtype.
+    """
+    folder = Path(folder)
+    absent = [name for name in (_CONFIG, _WEIGHTS) if not (folder / name).is_file()]
+    if absent:
+        raise FileNotFoundError(f"No {absent[0]} in {str(folder)!r}; give a folder that PEFT's save_pretrained wrote.")
+    lora = _read_config(folder / _CONFIG)
+    try:
+        with safe_open(folder / _WEIGHTS, framework="numpy") as file:
+            tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            return lora, _read_tensors(folder, config, lora, tensors)
+    except SafetensorError as error:
+        raise ValueError(f"{str(folder / _WEIGHTS)!r} is damaged ({error}); save or download it again.") from error
+
+
+def _layers(params: Params) -> list[str]:
+    return [name for name in params if name.startswith("layers")]
+
+
+def _abstract_for(base: Params, lora: LoRA) -> dict[str, Any]:
+    def pair(kernel: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        *stack, inputs, outputs = kernel.shape
+        return {
+            "lora_a": jax.ShapeDtypeStruct((*stack, inputs, lora.rank), jnp.float32),
+            "lora_b": jax.ShapeDtypeStruct((*stack, lora.rank, outputs), jnp.float32),
+        }
+
+    return {name: {target: pair(base[name][target]["kernel"]) for target in lora.targets} for name in _layers(base)}
+
+
+def _with_adapters(
+    base: Params, adapters: Adapters, lora: LoRA, change: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """The base with `change(kernel, adapter pair)` in place of every adapted matrix's dict."""
+    _check_tree(_abstract_for(base, lora), adapters)
+    changed = dict(base)
+    for name in _layers(base):
+        pairs = adapters[name].items()
+        changed[name] = {**base[name], **{target: change(base[name][target]["kernel"], pair) for target, pair in pairs}}
+    return changed
+
+
+def _check_tree(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Raises ValueError unless `found` has the leaves and shapes of `wanted`, in a dtype that a file can hold."""
+
+    def by_path(tree: Mapping[str, Any]) -> dict[str, Any]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+    wanted, found = by_path(wanted), by_path(found)
+    if wanted.keys() != found.keys():
+        what = "no" if wanted.keys() - found.keys() else "an unexpected"
+        path = min(wanted.keys() - found.keys() or found.keys() - wanted.keys())
+        raise ValueError(f"The adapters have {what} {path!r}; give those of this base, its scan_layers and its LoRA.")
+    for path, leaf in wanted.items():
+        if found[path].shape != leaf.shape:
+            raise ValueError(
+                f"Adapter {path!r} has shape {found[path].shape}, but the base and the rank need {leaf.shape}; give "
+                "the adapters of this base and this LoRA."
+            )
+        if str(found[path].dtype) not in _DTYPES.values():
+            raise ValueError(
+                f"Adapter {path!r} is {found[path].dtype}; cast it to one of {', '.join(_DTYPES.values())}."
+            )
+
+
+def _adapter_sources(config: Qwen3Config, lora: LoRA) -> dict[str, Any]:
+    """A tree shaped like the adapters, with the names of PEFT's tensors; all are the transposes of our matrices."""
+
+    def named(source: Source, letter: str) -> Source:
+        names = (f"base_model.model.{name.removesuffix('weight')}lora_{letter}.weight" for name in source.names)
+        return Source(tuple(names), True, source.stacked)
+
+    def pair(source: Source) -> dict[str, Source]:
+        return {"lora_a": named(source, "A"), "lora_b": named(source, "B")}
+
+    base = sources(config)
+    return {name: {target: pair(base[name][target]["kernel"]) for target in lora.targets} for name in _layers(base)}
+
+
+def _to_host(leaf: Any) -> np.ndarray:
+    """A whole adapter as numpy; a collective where it spans several processes."""
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated:
+        leaf = multihost_utils.process_allgather(leaf, tiled=True)
+    return np.asarray(leaf)
+
+
+@contextmanager
+def _whole_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
+    """Gives a folder to write into, which takes the place of `folder` at the end if nothing is raised."""
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not overwrite)):
+        raise FileExistsError(f"{str(folder)!r} exists; give a new folder, or overwrite=True to replace it.")
+    partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
+    for left_over in (partial, old):
+        shutil.rmtree(left_over, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise
+
+
+def _read_config(path: Path) -> LoRA:
+    try:
+        values = json.loads(path.read_text())
+        rank, alpha, targets = values["r"], values["lora_alpha"], values["target_modules"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(path)!r} is no LoRA config of PEFT ({error!r}); save or download it again.") from error
+    for name, only in _ONLY.items():
+        # PEFT leaves out what is newer than its version, and writes null for an empty pattern.
+        found = values.get(name, only)
+        if found != only and (found or only):
+            raise ValueError(f"{str(path)!r} has {name}={found!r}; only adapters with {name}={only!r} can be read.")
+    unknown = [targets] if isinstance(targets, str) else [name for name in targets if name not in _PEFT_TARGETS]
+    if unknown:
+        raise ValueError(
+            f"{str(path)!r} has the target module {unknown[0]!r}; only lists of {', '.join(_PEFT_TARGETS)} can be read."
+        )
+    return LoRA(rank, float(alpha), tuple(_PEFT_TARGETS[name] for name in targets))
+
+
+def _read_tensors(folder: Path, config: Qwen3Config, lora: LoRA, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The adapters from lazy slices of the file's tensors."""
+    wanted = _adapter_sources(config, lora)
+    names = {name for source in jax.tree.leaves(wanted) for name in source.names}
+    for what, wrong in (("lacks", names - tensors.keys()), ("has an unexpected", tensors.keys() - names)):
+        if wrong:
+            raise ValueError(
+                f"{str(folder / _WEIGHTS)!r} {what} {min(wrong)!r} ({len(wrong)} in all); give adapters of this base "
+                f"that match their {_CONFIG}."
+            )
+
+    def read(source: Source, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        shape = leaf.shape[:-3:-1]  # of one layer, transposed
+        parts = []
+        for name in source.names:
+            found, code = tuple(tensors[name].get_shape()), tensors[name].get_dtype()
+            if found != shape:
+                raise ValueError(
+                    f"Tensor {name!r} has shape {found}, but the config and r={lora.rank} need {shape}; give adapters "
+                    "of this base."
+                )
+            if code not in _DTYPES:
+                raise ValueError(f"Tensor {name!r} is stored as {code}; give one of {', '.join(_DTYPES.values())}.")
+            parts.append(tensors[name][:].astype(leaf.dtype).T)
+        return jnp.asarray(np.stack(parts) if source.stacked else parts[0])
+
+    return cast(dict[str, Any], jax.tree.map(read, wanted, abstract_adapters(config, lora)))
