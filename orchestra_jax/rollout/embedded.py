@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from orchestra_jax.models import qwen3
 from orchestra_jax.rollout.engine import Generation, SamplingParams
@@ -356,6 +357,39 @@ def _extend(
     return qwen3.write_cache(cache, kv, slots, offsets, counts, after=hidden)
 
 
+def sample(
+    logits: Float[Array, "R V"], uniform: Float[Array, " R"], block: int = 128
+) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
+    """Draws a token a row by inverting the cumulative distribution; fp32 throughout.
+
+    One uniform number in [0, 1) per row instead of one Gumbel number per vocabulary entry, and a cumulative sum over
+    the blocks' sums and inside the chosen block only: several times faster where the vocabulary is large.
+
+    Args:
+        block: vocabulary entries summed first.
+
+    Returns:
+        The tokens, each with a probability above 0, and the log of every row's partition function.
+    """
+    rows, vocab = logits.shape
+    top = logits.max(-1, keepdims=True)
+    weights = jnp.exp(logits - top)
+    blocks = jnp.pad(weights, ((0, 0), (0, -vocab % block))).reshape(rows, -1, block)
+    sums = blocks.sum(-1)
+    ends = jnp.cumsum(sums, -1)
+    total = ends[:, -1:]
+    # Rounding must not reach the total: beyond it there is no block.
+    target = jnp.minimum(uniform[:, None] * total, jnp.nextafter(total, jnp.zeros_like(total)))
+    which = (ends <= target).sum(-1, keepdims=True)
+    chosen = jnp.take_along_axis(blocks, which[:, :, None], 1)[:, 0]
+    target -= jnp.take_along_axis(ends, which, 1) - jnp.take_along_axis(sums, which, 1)
+    inside = (jnp.cumsum(chosen, -1) <= target).sum(-1)
+    # Rounded, the target may lie past the block's last entry, or past its last possible one.
+    last = block - 1 - jnp.argmax((chosen > 0)[:, ::-1], -1)
+    token = which[:, 0] * block + jnp.minimum(inside, last)
+    return token.astype(jnp.int32), (top + jnp.log(total))[:, 0]
+
+
 def _decode(
     config: qwen3.Qwen3Config,
     chunk: int,
@@ -381,11 +415,12 @@ def _decode(
         hidden, kv = qwen3.forward(params, config, pending[:, None], lengths[:, None], past=local, past_lengths=lengths)
         logits = qwen3.logits(params, config, hidden[:, 0])
         logits = logits / jnp.where(temperature > 0, temperature, 1.0)[:, None]
-        noise = jax.vmap(lambda key, counter: jax.random.gumbel(jax.random.fold_in(key, counter), logits.shape[1:]))(
+        uniform = jax.vmap(lambda key, counter: jax.random.uniform(jax.random.fold_in(key, counter)))(
             keys, counters + step.astype(jnp.uint32)
         )
-        token = jnp.argmax(jnp.where((temperature > 0)[:, None], logits + noise, logits), axis=-1).astype(jnp.int32)
-        logprob = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
+        drawn, partition = sample(logits, uniform)
+        token = jnp.where(temperature > 0, drawn, logits.argmax(-1).astype(jnp.int32))
+        logprob = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0] - partition
         active = left > 0
         local = qwen3.write_cache(local, kv, order, lengths, active.astype(jnp.int32), after=hidden)
         stopped = (token[:, None] == stops).any(-1)

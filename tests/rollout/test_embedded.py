@@ -4,12 +4,13 @@ import asyncio
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from orchestra_jax.models import qwen3
 from orchestra_jax.rollout import embedded
-from orchestra_jax.rollout.embedded import EmbeddedEngine
+from orchestra_jax.rollout.embedded import EmbeddedEngine, sample
 from orchestra_jax.rollout.engine import SamplingParams
 from tests.rollout.engine_contract import SECONDS, EngineContract, Subject, prompt_of
 
@@ -251,3 +252,28 @@ async def hang(engine):
 )
 def test_common_prefix(held, wanted, common):
     assert embedded._common_prefix(held, wanted) == common
+
+
+@pytest.mark.parametrize("vocab", [5, 128, 300])
+def test_sampling_inverts_the_cumulative_distribution(vocab):
+    rng = np.random.default_rng(vocab)
+    logits = rng.normal(size=(1, vocab)).astype(np.float32) * 3
+    logits[0, rng.permutation(vocab)[: vocab // 3]] = -np.inf
+    weights = np.exp(logits[0].astype(np.float64))
+    ends = np.cumsum(weights) / weights.sum()
+    uniform = np.linspace(0, 1, 4001, dtype=np.float32)[:-1]
+    tokens, partition = sample(jnp.repeat(jnp.asarray(logits), 4000, 0), jnp.asarray(uniform))
+    wanted = np.searchsorted(ends, uniform.astype(np.float64), side="right")
+    # The cumulative sums are fp32: only a number right at a border may fall to the other side.
+    at_border = np.abs(ends[:, None] - uniform).min(0) < 1e-6
+    assert at_border.mean() < 0.01
+    np.testing.assert_array_equal(np.asarray(tokens)[~at_border], wanted[~at_border])
+    assert (weights[np.asarray(tokens)] > 0).all()
+    np.testing.assert_allclose(partition, np.log(weights.sum()), rtol=1e-5)
+
+
+def test_the_largest_uniform_number_never_leaves_the_vocabulary():
+    logits = jnp.full((3, 130), -jnp.inf).at[:, 1].set(0.0).at[1, 129].set(-30.0).at[2, 127].set(2.0)
+    largest = jnp.full(3, np.nextafter(np.float32(1), np.float32(0)))
+    np.testing.assert_array_equal(sample(logits, largest)[0], [1, 1, 127])
+    np.testing.assert_array_equal(sample(logits, jnp.zeros(3))[0], [1, 1, 1])
