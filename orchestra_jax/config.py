@@ -34,6 +34,17 @@ def above(default: float | None, low: float) -> Any:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """Adapters that are trained instead of the policy itself; the policy at model.path is their frozen base."""
+
+    rank: int = at_least(0, 0)  # of the adapters; 0 trains the whole policy
+    alpha: float = above(32.0, 0)  # the adapters' product is scaled by alpha / rank
+    targets: list[str] = field(
+        default_factory=lambda: ["q", "k", "v", "o", "gate", "up", "down"]
+    )  # the matrices that get one
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The policy."""
 
@@ -46,6 +57,7 @@ class ModelConfig:
     scan_layers: bool = False  # scan over stacked layers: compiles fast on a GPU; unrolled runs faster on a CPU
     remat: str = one_of("none", "none", "full", "dots")  # what the backward pass recomputes
     attention: str = one_of("xla", "xla", "cudnn")  # backend
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(frozen=True)
@@ -96,6 +108,12 @@ class AlgorithmConfig:
     )  # row widths to compile; max_length is added
     response_fractions: list[float] = field(default_factory=lambda: [0.5])  # shares of sampled tokens to compile for
     prefix_widths: list[int] = field(default_factory=lambda: [128, 512, 2048])  # compiled widths of shared prompts
+    packing: bool = False  # several sequences in a row; row_widths, share_prefix and prefix_widths are then unused
+    row_length: int | None = at_least(None, 1)  # tokens of a packed row; null: rollout.max_length
+    row_sequences: int = at_least(64, 1)  # sequences that a packed micro-batch may hold
+    moment_dtype: str = one_of("float32", "float32", "bfloat16")  # storage of the optimizer's moments
+    reference_dtype: str = one_of("float32", "float32", "bfloat16")  # storage of the KL's reference policy
+    reference_offload: bool = False  # keep the reference in host memory between its one use per step
 
 
 @dataclass(frozen=True)
@@ -223,10 +241,11 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What a killed run continues from."""
+    """What a killed run continues from, and what it leaves."""
 
     every: int = at_least(50, 1)  # training steps
     keep: int = at_least(2, 1)  # newest checkpoints kept
+    export: bool = True  # at the end, write the policy in Hugging Face format (with LoRA: the adapters in PEFT's)
 
 
 @dataclass(frozen=True)
@@ -235,6 +254,19 @@ class LoggerConfig:
 
     tensorboard: bool = True  # event files
     trajectories: int = at_least(2, 0)  # trajectories per step written in readable form
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """What experiments/plan.py is asked beside the run itself; training ignores it."""
+
+    gpu: str = "h100-80gb"  # a GPU of training/hardware.py
+    mfu: float = within(0.4, 0.001, 1)  # assumed share of its dense bf16 peak
+    gpus_per_node: int = at_least(8, 1)  # GPUs that share a node
+    memory_fraction: float = within(0.92, 0.01, 1)  # share of a GPU's memory that JAX may take
+    compiler: str = one_of("auto", "auto", "cuda", "cpu")  # auto: cuda where jax[cuda12] is installed
+    tokens: int | None = at_least(None, 1)  # mean tokens of a trajectory; null: rollout.max_length
+    response: float = within(0.25, 0, 1)  # share of a trajectory's tokens that the policy sampled
 
 
 @dataclass(frozen=True)
@@ -258,3 +290,4 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)

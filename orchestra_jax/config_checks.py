@@ -10,6 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from orchestra_jax.config import ConfigError, RunConfig
 
+_LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+
 
 def load(config: DictConfig, output_dir: str | None = None) -> RunConfig:
     """The composed config as a validated `RunConfig`.
@@ -61,6 +63,15 @@ def problems(config: RunConfig) -> list[str]:
             f"algorithm.minibatches={algorithm.minibatches} must divide the {samples} samples of a step "
             "(tasks_per_step * group_size): change one of them."
         )
+    if algorithm.packing and (algorithm.row_length or rollout.max_length) < rollout.max_length:
+        found.append(
+            f"algorithm.row_length={algorithm.row_length} does not hold a trajectory of rollout.max_length="
+            f"{rollout.max_length}: make it at least as long, or null."
+        )
+    if config.model.lora.rank and config.model.path is None:
+        found.append("model.lora.rank needs a base to freeze: set model.path=FOLDER, or model.lora.rank=0.")
+    if unknown := sorted(set(config.model.lora.targets) - set(_LORA_TARGETS)):
+        found.append(f"model.lora.targets has {unknown[0]}: choose from {', '.join(_LORA_TARGETS)}.")
     if (config.env.name == "quickstart") != (config.data.source == "quickstart"):
         found.append(
             f"env.name={config.env.name} and data.source={config.data.source} do not fit: use env=quickstart "
@@ -92,7 +103,7 @@ def missing_inputs(config: RunConfig) -> list[str]:
 
 
 # What may differ between a run and its continuation: how far, where and how much is written.
-_FREE_ON_RESUME = ("steps", "output_dir", "evaluation", "checkpoint", "logger", "rollout.urls", "rollout.slots")
+_FREE_ON_RESUME = ("steps", "output_dir", "evaluation", "checkpoint", "logger", "plan", "rollout.urls", "rollout.slots")
 
 
 def resume_conflicts(saved: Mapping[str, Any], config: RunConfig) -> list[str]:

@@ -1,12 +1,16 @@
 """Trajectories into arrays: the [G, N] arrays of the reward and the padded micro-batches of the update.
 
-A row is one sequence without the prefix it shares with its group: the prefix is run once per group and its keys and
-values serve every member (`share_prefix`), so a prompt costs one forward and backward pass however many members the
-group has. Rows are sorted by width into a few fixed shapes, so nothing recompiles after the first steps.
+Here a row is one sequence without the prefix it shares with its group: the prefix is run once per group and its keys
+and values serve every member (`share_prefix`), so a prompt costs one forward and backward pass however many members the
+group has. Rows are sorted by width into a few fixed shapes, so nothing recompiles after the first steps. `rl.packing`
+makes rows of several sequences instead.
 """
 
+import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -117,35 +121,133 @@ def sequences(trajectory: Trajectory, advantage: float) -> list[TokenSequence]:
     return found
 
 
+@dataclass(frozen=True, order=True)
+class BatchShape:
+    """Shape of the part of a micro-batch that one batch shard holds; what the update is compiled for.
+
+    Attributes:
+        rows, length: B / S and T.
+        sequences, sequence_length: N / S and L.
+        prefixes, prefix_length: G / S and P.
+        packed: whether a row may hold several sequences.
+        selected: R.
+    """
+
+    rows: int
+    length: int
+    sequences: int
+    sequence_length: int
+    prefixes: int
+    prefix_length: int
+    packed: bool
+    selected: int
+
+    def abstract(self, shards: int = 1) -> "MicroBatch":
+        """A micro-batch of `jax.ShapeDtypeStruct`s, for compiling ahead of time; allocates nothing."""
+        prefixes, rows, sequences = (shards * size for size in (self.prefixes, self.rows, self.sequences))
+
+        def ints(*shape: int) -> Any:
+            return jax.ShapeDtypeStruct(shape, np.int32)
+
+        def floats(*shape: int) -> Any:
+            return jax.ShapeDtypeStruct(shape, np.float32)
+
+        return MicroBatch(
+            prefix=ints(prefixes, self.prefix_length),
+            prefix_lengths=ints(prefixes),
+            prefix_row=ints(rows),
+            tokens=ints(rows, self.length),
+            segment_ids=ints(rows, self.length) if self.packed else None,
+            positions=ints(rows, self.length),
+            select=ints(shards, self.selected),
+            place=ints(shards, self.selected),
+            mask=floats(sequences, self.sequence_length),
+            rollout_logprobs=floats(sequences, self.sequence_length),
+            old_logprobs=floats(sequences, self.sequence_length),
+            ref_logprobs=floats(sequences, self.sequence_length),
+            advantages=floats(sequences),
+        )
+
+    def empty(self, shards: int = 1) -> "MicroBatch":
+        """A micro-batch of padding only, as numpy arrays: no token of it carries loss."""
+        batch: Any = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.abstract(shards))
+        batch.positions[:] = np.arange(self.length)
+        batch.select[:] = self.rows * self.length - 1
+        batch.place[:] = self.sequences * self.sequence_length
+        return cast(MicroBatch, batch)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MicroBatch:
-    """One fixed-shape piece of a batch: B rows of T tokens over G shared prefixes of at most P tokens.
+    """One fixed-shape piece of a batch, in two layouts and S equal parts, one for each batch shard of the mesh.
+
+    The model runs B rows of T tokens over G shared prefixes of at most P tokens; a row holds one sequence, or several
+    (packed). The loss sees N sequences of L tokens. Unpacked, both are the same. Every array's first axis is split
+    into S parts; indices count within a part, so that no token leaves its device.
 
     Attributes:
         prefix, prefix_lengths: shared prefixes, padded; P is 0 when nothing is shared.
-        prefix_row: which prefix each row continues.
+        prefix_row: which prefix of its part each row continues.
         tokens: the rows, padded with 0.
+        segment_ids: 1, 2, ... for the packed sequences of a row, 0 for padding; None when unpacked.
+        positions: position of each token in its sequence, without its shared prefix.
+        select: index b * T + t of every position whose next token carries loss, padded with the part's last position.
+        place: index n * L + l of that next token in the loss layout, padded with one past the part's end.
         mask: 1.0 where the token was sampled and carries loss.
         rollout_logprobs: the engine's log-probs where sampled.
         old_logprobs: log-probs at the start of the step; the engine's unless the learner scored the rows itself.
-        advantages: per row.
-        select: flat index b * T + t of every position whose next token carries loss, padded with B * T - 1.
+        ref_logprobs: the reference policy's, for a KL; 0 until the learner has scored them.
+        advantages: per sequence.
     """
 
     prefix: Int[Array, "G P"]
     prefix_lengths: Int[Array, " G"]
     prefix_row: Int[Array, " B"]
     tokens: Int[Array, "B T"]
-    mask: Float[Array, "B T"]
-    rollout_logprobs: Float[Array, "B T"]
-    old_logprobs: Float[Array, "B T"]
-    advantages: Float[Array, " B"]
-    select: Int[Array, " R"]
+    segment_ids: Int[Array, "B T"] | None
+    positions: Int[Array, "B T"]
+    select: Int[Array, "S R"]
+    place: Int[Array, "S R"]
+    mask: Float[Array, "N L"]
+    rollout_logprobs: Float[Array, "N L"]
+    old_logprobs: Float[Array, "N L"]
+    ref_logprobs: Float[Array, "N L"]
+    advantages: Float[Array, " N"]
 
     @property
     def num_tokens(self) -> float:
+        """Tokens that carry loss."""
         return float(self.mask.sum())
+
+    @property
+    def num_sequences(self) -> float:
+        """Sequences with a token that carries loss."""
+        return float((self.mask.sum(1) > 0).sum())
+
+    @property
+    def shards(self) -> int:
+        """S."""
+        return self.select.shape[0]
+
+    @property
+    def shape(self) -> BatchShape:
+        """Shape of one of the S parts."""
+        shards, selected = self.select.shape
+        (rows, length), (sequences, sequence_length) = self.tokens.shape, self.mask.shape
+        prefixes, prefix_length = self.prefix.shape
+        return BatchShape(
+            rows // shards, length, sequences // shards, sequence_length, prefixes // shards, prefix_length,
+            self.segment_ids is not None, selected,
+        )  # fmt: skip
+
+    def widened(self, selected: int) -> "MicroBatch":
+        """The same batch with R = `selected`, which must not be smaller than it is."""
+        shape = self.shape
+        more = ((0, 0), (0, selected - shape.selected))
+        select: Any = np.pad(self.select, more, constant_values=shape.rows * shape.length - 1)
+        place: Any = np.pad(self.place, more, constant_values=shape.sequences * shape.sequence_length)
+        return dataclasses.replace(self, select=select, place=place)
 
 
 @dataclass(frozen=True)
@@ -153,7 +255,7 @@ class MicroShapes:
     """The shapes that get compiled.
 
     Attributes:
-        tokens: tokens of a micro-batch: a width w gives tokens // w rows.
+        tokens: tokens of a micro-batch on each batch shard: a width w gives tokens // w rows.
         widths: row widths, ascending; the last must hold the longest row.
         prefix_widths: widths of the shared prefix; empty switches sharing off.
         rows_per_prefix: at least one prefix slot for so many rows.
@@ -168,11 +270,14 @@ class MicroShapes:
     response_fractions: tuple[float, ...] = (0.5,)
 
 
-def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes) -> list[MicroBatch]:
+def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes, shards: int = 1) -> list[MicroBatch]:
     """Splits rows into micro-batches of few shapes; every row lands in exactly one.
 
+    Args:
+        shards: S, the batch shards of the mesh that this process feeds.
+
     Raises:
-        ValueError: a row or prefix is longer than the widest shape.
+        ValueError: a row or prefix is longer than the widest shape, or a row begins with a sampled token.
     """
     share = bool(shapes.prefix_widths)
     by_width: dict[int, list[TokenSequence]] = {}
@@ -181,6 +286,7 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes) -> list[Mi
         width = next((w for w in shapes.widths if w >= length), None)
         if width is None:
             raise ValueError(f"A row of {length} tokens exceeds the widest shape {shapes.widths[-1]}; widen it.")
+        check_start(row, row.prefix if share else 0)
         by_width.setdefault(width, []).append(row)
     batches = []
     for width, members in sorted(by_width.items()):
@@ -196,7 +302,38 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes) -> list[Mi
             prefixes.setdefault(prefix, len(prefixes))
             part.append(row)
         batches.append(_micro_batch(part, prefixes, width, most_rows, most_prefixes, shapes))
-    return batches
+    return stack_parts(batches, shards)
+
+
+def check_start(row: TokenSequence, start: int = 0) -> None:
+    """Raises:
+    ValueError: the row from `start` on begins with a token that carries loss, so that nothing in it predicts it.
+    """
+    if row.sampled[start : start + 1] == (True,):
+        raise ValueError("A row begins with a sampled token, which nothing predicts: put one prompt token before it.")
+
+
+def select_size(found: int, positions: int, fractions: Sequence[float]) -> int:
+    """R for `found` selected of `positions` positions: the smallest of the compiled shares that holds them."""
+    sizes = (int(positions * fraction) for fraction in (*fractions, 1.0))
+    return next(size for size in sizes if size >= found)
+
+
+def stack_parts(parts: Sequence[MicroBatch], shards: int) -> list[MicroBatch]:
+    """Micro-batches of S = `shards` from such of S = 1; parts of one shape come together, empty ones fill up."""
+    if shards == 1:
+        return list(parts)
+    stacked = []
+    ordered = sorted(parts, key=lambda part: dataclasses.astuple(part.shape), reverse=True)
+    for _, same in itertools.groupby(ordered, key=lambda part: dataclasses.astuple(part.shape)[:-1]):
+        members = list(same)
+        for first in range(0, len(members), shards):
+            chosen = members[first : first + shards]
+            shape = chosen[0].shape  # the largest R comes first
+            chosen = [part.widened(shape.selected) for part in chosen]
+            chosen += [shape.empty()] * (shards - len(chosen))
+            stacked.append(jax.tree.map(lambda *leaves: np.concatenate(leaves), *chosen))
+    return stacked
 
 
 def _micro_batch(
@@ -211,24 +348,22 @@ def _micro_batch(
     prefix_width = next((w for w in (0, *shapes.prefix_widths) if w >= longest), None)
     if prefix_width is None:
         raise ValueError(f"A prefix of {longest} tokens exceeds the widest {shapes.prefix_widths[-1]}; widen it.")
-    prefix = np.zeros((most_prefixes, prefix_width), np.int32)
-    prefix_lengths = np.zeros(most_prefixes, np.int32)
+    shared = bool(shapes.prefix_widths)
+    found = sum(sum(row.sampled[row.prefix if shared else 0 :]) for row in part)
+    selected = select_size(found, most_rows * width, shapes.response_fractions)
+    shape = BatchShape(most_rows, width, most_rows, width, most_prefixes, prefix_width, False, selected)
+    arrays: Any = shape.empty()
     for ids, index in prefixes.items():
-        prefix[index, : len(ids)] = ids
-        prefix_lengths[index] = len(ids)
-    tokens = np.zeros((most_rows, width), np.int32)
-    mask, logprobs = np.zeros((most_rows, width), np.float32), np.zeros((most_rows, width), np.float32)
-    prefix_row, advantages = np.zeros(most_rows, np.int32), np.zeros(most_rows, np.float32)
+        arrays.prefix[index, : len(ids)] = ids
+        arrays.prefix_lengths[index] = len(ids)
     for b, row in enumerate(part):
-        start = row.prefix if shapes.prefix_widths else 0
+        start = row.prefix if shared else 0
         length = len(row.tokens) - start
-        tokens[b, :length] = row.tokens[start:]
-        mask[b, :length] = row.sampled[start:]
-        logprobs[b, :length] = row.logprobs[start:]
-        prefix_row[b] = prefixes[row.tokens[:start]]
-        advantages[b] = row.advantage
-    found = np.flatnonzero(mask) - 1
-    sizes = (int(most_rows * width * fraction) for fraction in (*shapes.response_fractions, 1.0))
-    select = np.full(next(size for size in sizes if size >= len(found)), most_rows * width - 1, np.int32)
-    select[: len(found)] = found
-    return MicroBatch(prefix, prefix_lengths, prefix_row, tokens, mask, logprobs, logprobs, advantages, select)  # type: ignore[arg-type]
+        arrays.tokens[b, :length] = row.tokens[start:]
+        arrays.mask[b, :length] = row.sampled[start:]
+        arrays.rollout_logprobs[b, :length] = row.logprobs[start:]
+        arrays.prefix_row[b] = prefixes[row.tokens[:start]]
+        arrays.advantages[b] = row.advantage
+    carrying = np.flatnonzero(arrays.mask)
+    arrays.select[0, :found], arrays.place[0, :found] = carrying - 1, carrying
+    return dataclasses.replace(arrays, old_logprobs=arrays.rollout_logprobs)

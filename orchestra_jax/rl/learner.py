@@ -1,25 +1,29 @@
 """The update: scores rows with the policy, differentiates a loss, accumulates micro-batches, takes an optimizer step.
 
-Micro-batches are weighted by tokens (or sequences) of the whole batch, so accumulating them equals one large batch.
+Micro-batches are weighted by tokens (or sequences) of the whole batch, so accumulating them equals one large batch. The
+same functions serve one device and a mesh of several processes.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import optax.contrib
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
-from orchestra_jax.models.logprobs import token_logprobs
-from orchestra_jax.models.qwen3 import Params, Qwen3Config, forward, output_head
+from orchestra_jax.models.lora import LoRA, abstract_adapters, attach
+from orchestra_jax.models.qwen3 import Params, Qwen3Config, abstract_params
+from orchestra_jax.models.sharding import ShardingRules, batch_sharding, param_shardings
 from orchestra_jax.rl.batching import MicroBatch
+from orchestra_jax.rl.distributed import agree_on_batches, batch_to_mesh, process_shards, tree_to_mesh
 from orchestra_jax.rl.losses import LossConfig, policy_loss
+from orchestra_jax.rl.scoring import score_rows
 
 
 @jax.tree_util.register_dataclass
@@ -28,7 +32,7 @@ class TrainState:
     """Everything the optimizer step changes.
 
     Attributes:
-        params: the policy.
+        params: the policy, or with LoRA its adapters.
         opt_state: of the optax optimizer.
         step: optimizer steps done, int32.
     """
@@ -38,98 +42,10 @@ class TrainState:
     step: Array
 
 
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """The optimizer, with gradient clipping and a schedule.
-
-    Attributes:
-        name: "adamw", or "muon": orthogonalised momentum for matrices, Adam for the rest. A small policy that learns
-            to copy from random weights needs about half as many steps with it.
-        learning_rate: peak value.
-        warmup_steps: linear warm-up from 0.
-        schedule: "constant" | "linear" | "cosine"; the last two fall to `final_fraction` of the peak at `total_steps`.
-        total_steps: length of the run in optimizer steps.
-        max_grad_norm: global-norm clip.
-    """
-
-    learning_rate: float
-    name: Literal["adamw", "muon"] = "adamw"
-    warmup_steps: int = 0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    total_steps: int = 1
-    final_fraction: float = 0.1
-    weight_decay: float = 0.0
-    b1: float = 0.9
-    b2: float = 0.95
-    max_grad_norm: float = 1.0
-
-
-def learning_rate(cfg: OptimizerConfig) -> optax.Schedule:
-    """Learning rate by optimizer step."""
-    peak, rest = cfg.learning_rate, max(1, cfg.total_steps - cfg.warmup_steps)
-    after = {
-        "constant": lambda: optax.constant_schedule(peak),
-        "linear": lambda: optax.linear_schedule(peak, peak * cfg.final_fraction, rest),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, rest, cfg.final_fraction),
-    }[cfg.schedule]()
-    if not cfg.warmup_steps:
-        return after
-    # Warm-up ends at the peak and its first step is not 0.
-    warm = optax.linear_schedule(peak / cfg.warmup_steps, peak, cfg.warmup_steps)
-    return optax.join_schedules([warm, after], [cfg.warmup_steps])
-
-
-def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
-    """Clip by global norm, then the configured optimizer."""
-    rate = learning_rate(cfg)
-    if cfg.name == "muon":
-        update = optax.contrib.muon(rate, adam_b1=cfg.b1, adam_b2=cfg.b2, weight_decay=cfg.weight_decay)
-    else:
-        update = optax.adamw(rate, b1=cfg.b1, b2=cfg.b2, weight_decay=cfg.weight_decay)
-    return optax.chain(optax.clip_by_global_norm(cfg.max_grad_norm), update)
-
-
 def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step, which donates `params`: keep a copy where they serve as the reference too."""
-    return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
-
-
-def score_rows(
-    params: Params,
-    config: Qwen3Config,
-    batch: MicroBatch,
-    *,
-    temperature: float,
-    chunk: int | None = None,
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """Log-probs and entropies of the sampled tokens at the sampling temperature, 0 elsewhere.
-
-    Shared prefixes run once; the rows continue their keys and values, through which gradients flow.
-
-    Args:
-        chunk: tokens whose logits exist at once; None for all.
-    """
-    rows, width = batch.tokens.shape
-    past, past_lengths = None, None
-    positions = jnp.broadcast_to(jnp.arange(width), (rows, width))
-    if batch.prefix.shape[1]:
-        prefix_positions = jnp.broadcast_to(jnp.arange(batch.prefix.shape[1]), batch.prefix.shape)
-        _, kv = forward(params, config, batch.prefix, prefix_positions)
-        past = jax.tree.map(lambda leaf: jnp.take(leaf, batch.prefix_row, axis=leaf.ndim - 4), kv)
-        past_lengths = batch.prefix_lengths[batch.prefix_row]
-        positions = positions + past_lengths[:, None]
-    hidden, _ = forward(params, config, batch.tokens, positions, past=past, past_lengths=past_lengths)
-    flat = hidden.reshape(rows * width, -1)
-    targets = jnp.take(batch.tokens.reshape(-1), batch.select + 1, mode="clip")
-    logprobs, entropy = token_logprobs(
-        flat[batch.select], output_head(params, config), targets, temperature=temperature, chunk=chunk
-    )
-
-    def place(values: Array) -> Array:
-        # Padding selects the last position; its target would lie one past the end and is dropped.
-        return jnp.zeros(rows * width, values.dtype).at[batch.select + 1].set(values, mode="drop").reshape(rows, width)
-
-    return place(logprobs), place(entropy)
+    """The state before the first step, on `params` themselves; moments are fp32 whatever the parameters are."""
+    masters = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(jnp.float32), params)
+    return TrainState(params, optimizer.init(masters), jnp.zeros((), jnp.int32))
 
 
 @dataclass(frozen=True)
@@ -140,7 +56,7 @@ class LearnerConfig:
         loss: surrogate, clipping, KL and importance correction.
         entropy_coef: weight of the entropy bonus.
         temperature: of the rollouts; the learner scores at the same.
-        chunk: tokens whose logits exist at once.
+        chunk: tokens of a batch shard whose logits exist at once.
     """
 
     loss: LossConfig
@@ -152,68 +68,196 @@ class LearnerConfig:
 class Learner:
     """Compiled functions of one policy: supervised and policy gradients over micro-batches, and the optimizer step.
 
+    On a mesh, parameters, moments and gradients are sharded by `rules` and every micro-batch has one part for each of
+    `shards` batch shards of this process. With several processes all call the same methods in the same order, each
+    with the micro-batches of its own rows.
+
     Args:
         config: the policy's architecture.
         cfg: what the update computes.
         optimizer: from `make_optimizer`.
+        mesh, rules: where arrays live; None: on the default device.
+        adapters: train these adapters of a frozen base instead of the policy itself.
+
+    Raises:
+        ValueError: two processes would feed the same batch shard.
     """
 
-    def __init__(self, config: Qwen3Config, cfg: LearnerConfig, optimizer: optax.GradientTransformation) -> None:
-        self.config, self.cfg, self.optimizer = config, cfg, optimizer
-        self._policy = jax.jit(functools.partial(_accumulate, functools.partial(_policy_objective, config, cfg)))
-        self._supervised = jax.jit(functools.partial(_accumulate, functools.partial(_supervised_objective, config)))
-        self._apply = jax.jit(functools.partial(_apply, optimizer), donate_argnums=0)
-        self._score = jax.jit(
-            functools.partial(score_rows, config=config, temperature=cfg.temperature, chunk=cfg.chunk)
+    def __init__(
+        self,
+        config: Qwen3Config,
+        cfg: LearnerConfig,
+        optimizer: optax.GradientTransformation,
+        *,
+        mesh: Mesh | None = None,
+        rules: ShardingRules | None = None,
+        adapters: LoRA | None = None,
+    ) -> None:
+        self.config, self.cfg, self.optimizer, self.adapters = config, cfg, optimizer, adapters
+        self.mesh, self.rules = mesh, rules or ShardingRules()
+        self.shards = 1 if mesh is None else process_shards(mesh, self.rules)
+        self._abstract_base = abstract_params(config)
+        trained = self._abstract_base if adapters is None else abstract_adapters(config, adapters)
+        self._abstract_state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), trained)
+
+        state, grads, base, batch, scalar = self._shardings()
+        params, frozen = (None if state is None else state.params), (base if adapters is not None else None)
+        score = functools.partial(
+            score_rows, config=config, temperature=cfg.temperature, chunk=cfg.chunk, mesh=mesh, rules=self.rules
         )
+        supervised_score = functools.partial(score, temperature=1.0, chunk=None)
+        compute = functools.partial(_compute_tree, adapters)
 
-    def score(self, params: Params, batch: MicroBatch) -> MicroBatch:
-        """The batch with the learner's own log-probs as `old_logprobs`."""
-        return dataclasses.replace(batch, old_logprobs=self._score(params, batch=batch)[0])
+        def jit(function: Callable[..., Any], inputs: Any, outputs: Any, donated: tuple[int, ...] = ()) -> Any:
+            if mesh is None:
+                return jax.jit(function, donate_argnums=donated)
+            return jax.jit(function, in_shardings=inputs, out_shardings=outputs, donate_argnums=donated)
 
-    def policy_step(
-        self, state: TrainState, batches: Sequence[MicroBatch], reference: Params | None, kl_scale: float = 1.0
-    ) -> tuple[TrainState, Mapping[str, float]]:
-        """One optimizer step on the policy loss over all micro-batches together.
+        sums = (grads, scalar)  # accumulated gradients and loss
+        inputs, outputs = (sums, params, frozen, batch, scalar, scalar), (sums, scalar)
+        policy = functools.partial(_accumulate, functools.partial(_policy_objective, cfg, score, compute))
+        supervised = functools.partial(_accumulate, functools.partial(_supervised_objective, supervised_score, compute))
+        self._policy = jit(policy, inputs, outputs, (0,))
+        self._supervised = jit(supervised, inputs, outputs, (0,))
+        self._zeros = jit(functools.partial(_zeros, self._abstract_state.params), (), sums)
+        self._apply = jit(functools.partial(_apply, optimizer), (state, sums), (state, scalar), (0,))
+        self._init = jit(functools.partial(init_state, optimizer=optimizer), (params,), state, (0,))
+        self._score = jit(functools.partial(_score, score, compute), (params, frozen, batch), batch)
+        self._score_reference = jit(functools.partial(_score, score, _plain), (base, None, batch), batch)
+
+    def init(self, params: Params, *, donate: bool = False) -> TrainState:
+        """The state before the first step.
 
         Args:
-            reference: parameters of the KL's reference policy; unused without a KL coefficient.
-            kl_scale: multiplies the KL coefficient.
+            params: the policy, or with LoRA its adapters; jax or numpy arrays, cast to the stored dtype. They stay
+                valid: the state has copies.
+            donate: let the state take over the buffers of `params` instead.
         """
+        placed = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, self._abstract_state.params)
+        sharding = None if self.mesh is None else param_shardings(self.mesh, self.rules, placed)
+        placed = tree_to_mesh(placed, sharding)
+        if not donate:
+            placed = jax.tree.map(jnp.copy, placed)
+        return cast(TrainState, self._init(placed))
+
+    def place_params(self, params: Params) -> Params:
+        """A whole policy (a reference, a LoRA base) on the mesh in its own dtype; no copy where it already is there."""
+        sharding = None if self.mesh is None else param_shardings(self.mesh, self.rules, params)
+        return cast(Params, tree_to_mesh(params, sharding))
+
+    def place(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """This process's micro-batches as arrays of the whole mesh.
+
+        With several processes this is a collective: they agree on number and shapes, and empty micro-batches fill up.
+
+        Raises:
+            ValueError: a micro-batch was not made with shards=`self.shards`.
+        """
+        if self.mesh is None or (batches and all(isinstance(batch.select, jax.Array) for batch in batches)):
+            return list(batches)
+        if wrong := [batch.shards for batch in batches if batch.shards != self.shards]:
+            raise ValueError(f"A micro-batch has {wrong[0]} part(s), this process feeds {self.shards} batch shard(s).")
+        agreed = agree_on_batches(batches, self.shards)
+        return [batch_to_mesh(batch, batch_sharding(self.mesh, self.rules)) for batch in agreed]
+
+    def score(self, params: Params, batch: MicroBatch, *, base: Params | None = None) -> MicroBatch:
+        """The batch with the learner's own log-probs as `old_logprobs`; several processes `place` it first."""
+        (batch,) = self.place([batch])
+        return dataclasses.replace(batch, old_logprobs=self._score(params, base, batch))
+
+    def score_reference(self, params: Params, batch: MicroBatch) -> MicroBatch:
+        """The batch with the log-probs of a whole policy `params` as `ref_logprobs`.
+
+        Args:
+            params: any dtype, on the mesh or in host memory (`place_params` once where many batches follow).
+        """
+        (batch,) = self.place([batch])
+        return dataclasses.replace(batch, ref_logprobs=self._score_reference(self.place_params(params), None, batch))
+
+    def policy_step(
+        self,
+        state: TrainState,
+        batches: Sequence[MicroBatch],
+        *,
+        kl_scale: float = 1.0,
+        base: Params | None = None,
+    ) -> tuple[TrainState, Mapping[str, float]]:
+        """One optimizer step on the policy loss over all micro-batches together; `state` is used up.
+
+        Args:
+            batches: of this process's rows; with a KL coefficient they hold the reference's log-probs.
+            kl_scale: multiplies the KL coefficient.
+            base: the frozen parameters under the adapters.
+
+        Returns:
+            The new state, and metrics: those of `policy_loss` with loss, entropy, grad_norm and update_norm; skipped
+            is 1 where the loss or the gradient was not finite, and then the state is the old one, bit for bit.
+
+        Raises:
+            ValueError: no micro-batch, or `base` is missing.
+        """
+        batches = self.place(batches)
         aggregation = self.cfg.loss.resolved_aggregation
         if aggregation == "token":
             denominator = sum(batch.num_tokens for batch in batches)
         elif aggregation == "sequence":
-            denominator = float(sum((batch.mask.sum(1) > 0).sum() for batch in batches))
+            denominator = sum(batch.num_sequences for batch in batches)
         else:
             denominator = self.cfg.loss.constant or float(sum(batch.mask.size for batch in batches))
-        extra = (np.float32(kl_scale), reference if self.cfg.loss.kl_coef else None)
-        return self._step(self._policy, state, batches, denominator, extra)
+        return self._step(self._policy, state, batches, base, denominator, kl_scale)
 
     def supervised_step(
-        self, state: TrainState, batches: Sequence[MicroBatch]
+        self, state: TrainState, batches: Sequence[MicroBatch], *, base: Params | None = None
     ) -> tuple[TrainState, Mapping[str, float]]:
-        """One optimizer step on the mean negative log-likelihood of the tokens that carry loss."""
-        return self._step(self._supervised, state, batches, sum(batch.num_tokens for batch in batches), ())
+        """As `policy_step`, on the mean negative log-likelihood of the tokens that carry loss."""
+        batches = self.place(batches)
+        return self._step(self._supervised, state, batches, base, sum(batch.num_tokens for batch in batches), 0.0)
+
+    def lowered(self, batch: MicroBatch) -> dict[str, jax.stages.Lowered]:
+        """The gradient of one micro-batch and the optimizer step, lowered but not compiled; nothing is allocated.
+
+        Args:
+            batch: of `jax.ShapeDtypeStruct`s for the whole mesh (`BatchShape.abstract(shards)`). The mesh may be one
+                of devices that are not there (`jax.experimental.topologies`).
+        """
+        scalar = jax.ShapeDtypeStruct((), jnp.float32)
+        sums = (jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), self._abstract_state.params), scalar)
+        base = None if self.adapters is None else self._abstract_base
+        return {
+            "gradients": self._policy.lower(sums, self._abstract_state.params, base, batch, scalar, scalar),
+            "update": self._apply.lower(self._abstract_state, sums),
+        }
+
+    def _shardings(self) -> tuple[Any, Any, Any, Any, Any]:
+        """Of state, gradients, base, batch and scalars; None without a mesh."""
+        if self.mesh is None:
+            return None, None, None, None, None
+        named = functools.partial(param_shardings, self.mesh, self.rules)
+        params, opt_state = named(self._abstract_state.params), self._abstract_state.opt_state
+        scalar = NamedSharding(self.mesh, PartitionSpec())
+        state = TrainState(params, named(opt_state, replicate_others=True), scalar)  # type: ignore[arg-type]
+        return state, params, named(self._abstract_base), batch_sharding(self.mesh, self.rules), scalar
 
     def _step(
         self,
         gradients: Callable[..., Any],
         state: TrainState,
         batches: Sequence[MicroBatch],
+        base: Params | None,
         denominator: float,
-        extra: tuple[Any, ...],
+        kl_scale: float,
     ) -> tuple[TrainState, Mapping[str, float]]:
         if not batches:
             raise ValueError("An optimizer step needs at least one micro-batch.")
-        grads = jax.tree.map(jnp.zeros_like, state.params)
-        weights, found = [], []
+        if (base is None) != (self.adapters is None):
+            raise ValueError("Pass base=, the frozen parameters, when the learner has adapters, and only then.")
+        sums, weights, found = self._zeros(), [], []
         for batch in batches:
-            grads, metrics = gradients(grads, state.params, batch, np.float32(denominator), *extra)
+            sums, metrics = gradients(sums, state.params, base, batch, np.float32(denominator), np.float32(kl_scale))
             weights.append(batch.num_tokens)
             found.append(metrics)
-        state, norms = self._apply(state, grads)
-        return state, _combine(jax.device_get(found), weights) | {k: float(v) for k, v in norms.items()}
+        state, outcome = self._apply(state, sums)
+        return state, _combine(jax.device_get(found), weights) | {k: float(v) for k, v in outcome.items()}
 
 
 _SUMMED = frozenset({"loss", "policy_loss", "kl_loss", "tokens", "sequences"})
@@ -235,20 +279,36 @@ def _combine(found: Sequence[Mapping[str, np.ndarray]], weights: Sequence[float]
     return combined
 
 
+def _plain(params: Params, base: None) -> Params:
+    return params
+
+
+def _compute_tree(adapters: LoRA | None, params: PyTree[Array], base: Params | None) -> Params:
+    """The tree that the model runs, from what is trained and what is frozen."""
+    return params if adapters is None or base is None else attach(base, params, adapters)
+
+
+def _score(
+    score: Callable[..., Any],
+    compute: Callable[..., Params],
+    params: PyTree[Array],
+    base: Params | None,
+    batch: MicroBatch,
+) -> Float[Array, "N L"]:
+    return score(compute(params, base), batch=batch)[0]
+
+
 def _policy_objective(
-    config: Qwen3Config,
     cfg: LearnerConfig,
-    params: Params,
+    score: Callable[..., tuple[Array, Array]],
+    compute: Callable[..., Params],
+    params: PyTree[Array],
+    base: Params | None,
     batch: MicroBatch,
     denominator: Array,
     kl_scale: Array,
-    reference: Params | None,
 ) -> tuple[Array, dict[str, Array]]:
-    logprobs, entropy = score_rows(params, config, batch, temperature=cfg.temperature, chunk=cfg.chunk)
-    ref_logprobs = None
-    if reference is not None:
-        ref_logprobs, _ = score_rows(reference, config, batch, temperature=cfg.temperature, chunk=cfg.chunk)
-        ref_logprobs = jax.lax.stop_gradient(ref_logprobs)
+    logprobs, entropy = score(compute(params, base), batch=batch)
     loss, metrics = policy_loss(
         logprobs,
         batch.old_logprobs,
@@ -256,7 +316,7 @@ def _policy_objective(
         batch.mask,
         cfg.loss,
         rollout_logprobs=batch.rollout_logprobs,
-        ref_logprobs=ref_logprobs,
+        ref_logprobs=batch.ref_logprobs if cfg.loss.kl_coef else None,
         denominator=denominator,
         kl_scale=kl_scale,
     )
@@ -270,27 +330,42 @@ def _policy_objective(
 
 
 def _supervised_objective(
-    config: Qwen3Config, params: Params, batch: MicroBatch, denominator: Array
+    score: Callable[..., tuple[Array, Array]],
+    compute: Callable[..., Params],
+    params: PyTree[Array],
+    base: Params | None,
+    batch: MicroBatch,
+    denominator: Array,
+    kl_scale: Array,
 ) -> tuple[Array, dict[str, Array]]:
-    logprobs, _ = score_rows(params, config, batch, temperature=1.0)
+    logprobs, _ = score(compute(params, base), batch=batch)
     loss = -(logprobs * batch.mask).sum() / denominator
     return loss, {"loss": loss}
 
 
+Sums = tuple[PyTree[Array], Array]  # gradients and loss of the micro-batches so far, fp32
+
+
+def _zeros(params: PyTree[jax.ShapeDtypeStruct]) -> Sums:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params), jnp.zeros((), jnp.float32)
+
+
 def _accumulate(
-    objective: Callable[..., tuple[Array, dict[str, Array]]],
-    grads: PyTree[Array],
-    params: Params,
-    *args: Any,
-) -> tuple[PyTree[Array], dict[str, Array]]:
-    new, metrics = jax.grad(objective, has_aux=True)(params, *args)
-    return jax.tree.map(jnp.add, grads, new), metrics
+    objective: Callable[..., tuple[Array, dict[str, Array]]], sums: Sums, params: PyTree[Array], *args: Any
+) -> tuple[Sums, dict[str, Array]]:
+    grads, metrics = jax.grad(objective, has_aux=True)(params, *args)
+    return (jax.tree.map(jnp.add, sums[0], grads), sums[1] + metrics["loss"]), metrics
 
 
 def _apply(
-    optimizer: optax.GradientTransformation, state: TrainState, grads: PyTree[Array]
+    optimizer: optax.GradientTransformation, state: TrainState, sums: Sums
 ) -> tuple[TrainState, dict[str, Array]]:
+    grads, loss = sums
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    norms = {"grad_norm": optax.tree.norm(grads), "update_norm": optax.tree.norm(updates)}
-    return TrainState(params, opt_state, state.step + 1), norms
+    norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    # A select and not a branch: the old state's buffers are reused either way.
+    new = jax.tree.map(functools.partial(jnp.where, finite), TrainState(params, opt_state, state.step + 1), state)
+    update_norm = jnp.where(finite, optax.tree.norm(updates), 0.0)
+    return new, {"grad_norm": norm, "update_norm": update_norm, "skipped": 1.0 - finite}

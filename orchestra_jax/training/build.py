@@ -1,7 +1,6 @@
 """From a configuration to the parts of a run: world, tokenizer, policy, collector. Checks first, builds after."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, Rollou
 from orchestra_jax.tools.local_search import LocalIndex, read_passages
 from orchestra_jax.tools.pricing import Price, PriceList
 from orchestra_jax.tools.sandbox import PythonSandbox
+from orchestra_jax.training.weights import device_mesh
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult
 
 SWAP_KINDS = ("accuracy", "cost", "fast", "local")
@@ -72,10 +72,12 @@ def preflight(cfg: RunConfig) -> None:
     found = missing_inputs(cfg)
     if cfg.rollout.engine == "sglang":
         found.append("This version samples with its embedded engine only: set rollout=embedded.")
-    sizes = (cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor)
-    devices = jax.device_count() if -1 in sizes else math.prod(sizes)
-    if devices > 1:
-        found.append(f"This version trains on one device, and mesh {sizes} names {devices}: set mesh=single.")
+    try:
+        device_mesh(cfg.mesh)
+    except ValueError as error:
+        found.append(str(error))
+    if jax.process_count() > 1:
+        found.append("This version's rollouts run in one process: start one, on the node that has the devices.")
     if cfg.tools.experts:
         found.append("This version calls no outside language models: set tools=offline.")
     if not (_PRICES / f"{cfg.pricing.name}.yaml").is_file():

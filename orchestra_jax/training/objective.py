@@ -1,14 +1,20 @@
-"""What the configuration asks the learner to do: rewards and advantages of a step, optimizers and losses."""
+"""What the configuration asks the learner to do: rewards and advantages of a step, its batches, optimizers, losses."""
+
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from orchestra_jax.config import AlgorithmConfig, RunConfig
+from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
-from orchestra_jax.rl.batching import GroupArrays, MicroShapes
-from orchestra_jax.rl.learner import Learner, LearnerConfig, OptimizerConfig, make_optimizer
+from orchestra_jax.rl.batching import GroupArrays, MicroBatch, MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.optimizer import OptimizerConfig, make_optimizer
+from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.rewards import feature_matrix, preference_reward
 
 
@@ -51,9 +57,17 @@ def score_groups(cfg: RunConfig, arrays: GroupArrays) -> tuple[np.ndarray, np.nd
     return np.asarray(rewards), np.asarray(advantages), np.asarray(kept)
 
 
-def policy_shapes(cfg: RunConfig) -> MicroShapes:
-    """Shapes of the update's micro-batches: the configured widths, and one that holds the longest trajectory."""
+def policy_shapes(cfg: RunConfig) -> MicroShapes | PackShapes:
+    """Shapes of the update's micro-batches on one batch shard; the longest trajectory fits.
+
+    Unpacked: the configured widths and one that holds rollout.max_length. Packed: one shape.
+    """
     algorithm, longest = cfg.algorithm, cfg.rollout.max_length
+    fractions = tuple(algorithm.response_fractions)
+    if algorithm.packing:
+        length = algorithm.row_length or longest
+        rows = max(1, algorithm.micro_tokens // length)
+        return PackShapes(length, rows, max(rows, algorithm.row_sequences), fractions)
 
     def reaching(widths: list[int]) -> tuple[int, ...]:
         return tuple(sorted({*(width for width in widths if width < longest), longest}))
@@ -62,11 +76,23 @@ def policy_shapes(cfg: RunConfig) -> MicroShapes:
         algorithm.micro_tokens,
         reaching(algorithm.row_widths),
         reaching(algorithm.prefix_widths) if algorithm.share_prefix else (),
-        response_fractions=tuple(algorithm.response_fractions),
+        response_fractions=fractions,
     )
 
 
-def warm_learner(cfg: RunConfig, model: Qwen3Config) -> Learner:
+def policy_batches(cfg: RunConfig, rows: Sequence[TokenSequence], shards: int) -> list[MicroBatch]:
+    """The rows of one optimizer step as micro-batches, packed or not as configured."""
+    shapes = policy_shapes(cfg)
+    return pack(rows, shapes, shards) if isinstance(shapes, PackShapes) else micro_batches(rows, shapes, shards)
+
+
+def adapters(cfg: RunConfig) -> LoRA | None:
+    """The adapters to train; None where the whole policy is trained."""
+    lora = cfg.model.lora
+    return LoRA(lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None
+
+
+def warm_learner(cfg: RunConfig, model: Qwen3Config, mesh: Mesh | None = None) -> Learner:
     """The learner of the warm start."""
     warm = cfg.warm_start
     optimizer = OptimizerConfig(
@@ -77,7 +103,7 @@ def warm_learner(cfg: RunConfig, model: Qwen3Config) -> Learner:
         total_steps=max(1, warm.steps),
         final_fraction=0.05,
     )
-    return Learner(model, LearnerConfig(LossConfig(), chunk=2048), make_optimizer(optimizer))
+    return Learner(model, LearnerConfig(LossConfig(), chunk=2048), make_optimizer(optimizer), mesh=mesh)
 
 
 def policy_optimizer(cfg: RunConfig) -> OptimizerConfig:
@@ -93,10 +119,11 @@ def policy_optimizer(cfg: RunConfig) -> OptimizerConfig:
         b1=a.adam_b1,
         b2=a.adam_b2,
         max_grad_norm=a.max_grad_norm,
+        moment_dtype=a.moment_dtype,  # type: ignore[arg-type]
     )
 
 
-def policy_learner(cfg: RunConfig, model: Qwen3Config) -> Learner:
+def policy_learner(cfg: RunConfig, model: Qwen3Config, mesh: Mesh | None = None) -> Learner:
     """The learner of the policy updates."""
     a = cfg.algorithm
     loss = LossConfig(
@@ -111,4 +138,4 @@ def policy_learner(cfg: RunConfig, model: Qwen3Config) -> Learner:
         importance_cap=a.importance_cap,
     )
     learner = LearnerConfig(loss, a.entropy_coef, cfg.rollout.temperature, chunk=2048)
-    return Learner(model, learner, make_optimizer(policy_optimizer(cfg)))
+    return Learner(model, learner, make_optimizer(policy_optimizer(cfg)), mesh=mesh, adapters=adapters(cfg))

@@ -24,15 +24,19 @@ def demonstration_rows(demonstrations: Sequence[Trajectory]) -> list[TokenSequen
 
 
 def supervised_batches(
-    rows: Sequence[TokenSequence], batch_size: int, shapes: MicroShapes, seed: int, start: int
+    rows: Sequence[TokenSequence], batch_size: int, shapes: MicroShapes, seed: int, start: int, shards: int = 1
 ) -> Iterator[list[MicroBatch]]:
-    """Endless shuffled batches from step `start` on; step n is the same wherever the iterator began."""
+    """Endless shuffled batches from step `start` on; step n is the same wherever the iterator began.
+
+    Args:
+        shards: batch shards of the mesh.
+    """
     per_epoch = max(1, len(rows) // batch_size)
     step = start
     while True:
         order = np.random.default_rng([seed, step // per_epoch]).permutation(len(rows))
         first = step % per_epoch * batch_size
-        yield micro_batches([rows[i] for i in order[first : first + batch_size]], shapes)
+        yield micro_batches([rows[i] for i in order[first : first + batch_size]], shapes, shards)
         step += 1
 
 

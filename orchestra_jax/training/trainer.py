@@ -10,34 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from orchestra_jax.config import ConfigError, RunConfig
 from orchestra_jax.config_checks import resume_conflicts
 from orchestra_jax.evaluation.runner import Evaluator
+from orchestra_jax.models.lora import init_adapters
 from orchestra_jax.models.qwen3 import Params
-from orchestra_jax.rl.batching import MicroShapes, group_arrays, micro_batches, sequences
-from orchestra_jax.rl.learner import (
-    TrainState,
-    init_state,
-    learning_rate,
-)
+from orchestra_jax.rl.batching import MicroShapes, group_arrays, sequences
+from orchestra_jax.rl.learner import TrainState
+from orchestra_jax.rl.optimizer import learning_rate
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.embedded import EmbeddedEngine
 from orchestra_jax.training.build import World, config_record, make_collector, make_policy
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.metrics import MetricLogger, Progress
 from orchestra_jax.training.objective import (
+    adapters,
     kl_share,
+    policy_batches,
     policy_learner,
     policy_optimizer,
-    policy_shapes,
     score_groups,
     warm_learner,
 )
 from orchestra_jax.training.sft import copy_accuracy, demonstration_rows, supervised_batches
 from orchestra_jax.training.transcripts import write_transcripts
+from orchestra_jax.training.weights import device_mesh, export, for_engine, reference_copy, whole_policy
 from orchestra_jax.types import Status, Trajectory
 
 # The learner's metrics that are logged, and their names there (docs/metrics.md).
@@ -52,6 +51,7 @@ _UPDATE_METRICS = {
     "mismatch_max": "mismatch/max",
     "importance_ess": "importance/ess",
     "grad_norm": "grad_norm",
+    "skipped": "updates/skipped",
 }
 # Metrics beside the progress bar: label, name in metrics.jsonl.
 _LIVE = {"reward": "reward/mean", "accuracy": "accuracy", "$/question": "cost_usd", "valid": "valid_rate"}
@@ -79,11 +79,16 @@ class Trainer:
         self.directory = Path(cfg.output_dir)
         self.model, params = make_policy(cfg, chat)
         self.collector = make_collector(cfg, world, chat)
-        self.warm = warm_learner(cfg, self.model)
-        self.policy = policy_learner(cfg, self.model)
+        self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg)
+        self.warm = warm_learner(cfg, self.model, self.mesh)
+        self.policy = policy_learner(cfg, self.model, self.mesh)
         self.schedule = learning_rate(policy_optimizer(cfg))
         self.tasks = world.train(cfg.algorithm.tasks_per_step)
-        self.reference: Any = None
+        self.base: Any = None  # what LoRA freezes
+        if self.lora is not None:
+            self.base = self.policy.place_params(params)
+            params = init_adapters(jax.random.key(cfg.seed), self.model, self.lora)
+        self.reference: Any = None  # of the KL; with LoRA it is the base
         self.phase, self.step, self.version = "warm_start", 0, 0
         self.notes: dict[str, Any] = {"seconds": 0.0}
         self._began = time.monotonic()
@@ -92,7 +97,7 @@ class Trainer:
         self.state = self._restore_or_init(params)
         self.engine = EmbeddedEngine(
             self.model,
-            self.state.params,
+            self._engine_params(),
             version=self.version,
             slots=cfg.rollout.slots,
             max_length=cfg.rollout.max_length,
@@ -137,9 +142,11 @@ class Trainer:
 
     def _restore_or_init(self, params: Params) -> TrainState:
         """The newest checkpoint's state, or a fresh one on `params`."""
+        # Only a policy with random weights has a warm start to go through, or to resume.
+        first = self.warm if self._warms else self.policy
         meta = self.checkpoints.peek()
         if meta is None:
-            return init_state(params, self.warm.optimizer)
+            return first.init(params)
         changed = resume_conflicts(meta["config"], self.cfg)
         if changed:
             raise ConfigError(
@@ -148,14 +155,30 @@ class Trainer:
         self.phase, self.step, self.version = meta["phase"], meta["step"], meta["version"]
         self.notes = meta["notes"]
         if self.phase == "warm_start":
-            return self.checkpoints.restore({"state": init_state(params, self.warm.optimizer)})["state"]
-        like: dict[str, Any] = {"state": init_state(params, self.policy.optimizer)}
-        if self.cfg.algorithm.kl_coef:
-            like["reference"] = params
+            return self.checkpoints.restore({"state": first.init(params)})["state"]
+        like: dict[str, Any] = {"state": self.policy.init(params)}
+        if self._keeps_reference:
+            like["reference"] = self._reference_copy(like["state"].params)
         restored = self.checkpoints.restore(like)
         self.reference = restored.get("reference")
         self.tasks.set_state(meta["data"])
         return restored["state"]
+
+    @property
+    def _warms(self) -> bool:
+        return bool(self.cfg.warm_start.steps) and self.cfg.model.path is None
+
+    @property
+    def _keeps_reference(self) -> bool:
+        """Whether a copy of the starting policy is kept for the KL; under LoRA's adapters it is there anyway."""
+        return self.cfg.algorithm.kl_coef > 0 and self.lora is None
+
+    def _reference_copy(self, params: Params) -> Any:
+        algorithm = self.cfg.algorithm
+        return reference_copy(params, algorithm.reference_dtype, offload=algorithm.reference_offload)
+
+    def _engine_params(self) -> Params:
+        return for_engine(whole_policy(self.state.params, self.base, self.lora), self.mesh)
 
     def _save(self) -> None:
         """Saves params, optimizer, reference, data cursor, step, version and notes together."""
@@ -203,14 +226,14 @@ class Trainer:
     def _sync_engine(self) -> None:
         """Hands the engine the current weights under a new version."""
         self.version += 1
-        self._runner.run(self.engine.update_weights(self.state.params, self.version))
+        self._runner.run(self.engine.update_weights(self._engine_params(), self.version))
 
     # --- warm start ---
 
     def _warm_start(self) -> None:
         """Supervised steps until the policy copies well enough, then the switch to the policy optimizer."""
         cfg = self.cfg.warm_start
-        if cfg.steps and self.cfg.model.path is None:
+        if self._warms:
             with Progress(cfg.steps, phase="warm start", start=self.step, every=50) as progress:
                 progress.print(f"Making {cfg.demonstrations} demonstrations with random tools ...")
                 demonstrations = self._runner.run(
@@ -223,9 +246,9 @@ class Trainer:
                 self._warm_steps(rows, progress)
         self._sync_engine()
         self.phase, self.step = "policy", 0
-        self.state = init_state(self.state.params, self.policy.optimizer)
-        if self.cfg.algorithm.kl_coef:
-            self.reference = jax.tree.map(jnp.copy, self.state.params)
+        self.state = self.policy.init(self.state.params)  # copies: the engine holds the others
+        if self._keeps_reference:
+            self.reference = self._reference_copy(self.state.params)
         self.notes["before"] = self._evaluate("before")
         self._save()
 
@@ -238,7 +261,7 @@ class Trainer:
             prefix_widths=(),
             response_fractions=tuple(self.cfg.algorithm.response_fractions),
         )
-        batches = supervised_batches(rows, cfg.batch_size, shapes, self.cfg.seed, self.step)
+        batches = supervised_batches(rows, cfg.batch_size, shapes, self.cfg.seed, self.step, self.warm.shards)
         copied = self.notes.get("copy_accuracy", 0.0)
         while self.step < cfg.steps and copied < cfg.min_copy_accuracy:
             self.state, metrics = self.warm.supervised_step(self.state, next(batches))
@@ -275,12 +298,18 @@ class Trainer:
                     metrics |= {f"eval/{name}": value for name, value in figures.items() if isinstance(value, float)}
                 metrics["seconds"] = self._seconds()
                 logger.log(self.step, metrics)
+                if metrics.get("updates/skipped"):
+                    progress.print(f"Step {self.step}: loss or gradient was not finite, so its update was skipped.")
                 progress.update(self.step, {name: metrics[key] for name, key in _LIVE.items()})
                 if self.step % cfg.checkpoint.every == 0 or self.step == cfg.steps:
                     self._save()
                 self._check_stop()
         if "after" not in self.notes:
             self.notes["after"] = self._evaluate("after")
+        if cfg.checkpoint.export:
+            folder = self.directory / "policy"
+            export(folder, self.model, self.state.params, self.lora, base=cfg.model.path, tokenizer=self.chat.tokenizer)
+            print(f"The policy is in {folder}" + (" (adapters in PEFT's format)." if self.lora else "."), flush=True)
 
     def _policy_step(self) -> dict[str, float]:
         """Rollouts, rewards, advantages and the update of one step."""
@@ -313,7 +342,6 @@ class Trainer:
     def _update(self, trajectories: Sequence[Trajectory], advantages: np.ndarray) -> dict[str, float]:
         """All optimizer steps on one step's trajectories."""
         algorithm = self.cfg.algorithm
-        shapes = policy_shapes(self.cfg)
         kl_scale = kl_share(algorithm, self.step, self.cfg.steps)
         # Without a pull towards the reference, a trajectory with advantage 0 has no gradient and need not be run.
         regularised = algorithm.kl_coef * kl_scale > 0 or algorithm.entropy_coef > 0
@@ -328,19 +356,30 @@ class Trainer:
                 for row in sequences(trajectory, float(a))
             ]
             if rows:
-                minibatches.append(micro_batches(rows, shapes))
+                minibatches.append(policy_batches(self.cfg, rows, self.policy.shards))
         if algorithm.importance != "none":
-            minibatches = [[self.policy.score(self.state.params, batch) for batch in mini] for mini in minibatches]
+            minibatches = [
+                [self.policy.score(self.state.params, batch, base=self.base) for batch in batches]
+                for batches in minibatches
+            ]
+        if algorithm.kl_coef * kl_scale > 0:
+            reference = self.policy.place_params(self.base if self.reference is None else self.reference)
+            minibatches = [
+                [self.policy.score_reference(reference, batch) for batch in batches] for batches in minibatches
+            ]
         rate = float(self.schedule(int(self.state.step)))
         found: list[Mapping[str, float]] = []
         for _ in range(algorithm.epochs):
             for batches in minibatches:
-                self.state, metrics = self.policy.policy_step(self.state, batches, self.reference, kl_scale)
+                self.state, metrics = self.policy.policy_step(self.state, batches, kl_scale=kl_scale, base=self.base)
                 found.append(metrics)
         if not found:
             return {"lr": rate}
         # The gap between engine and learner shows before the first update, everything else after the last one.
         merged = {**found[-1], **{name: found[0][name] for name in ("mismatch_mean", "mismatch_max")}}
+        merged["skipped"] = sum(metrics["skipped"] for metrics in found)
+        if algorithm.kl_coef * kl_scale == 0:
+            merged.pop("kl_ref", None)  # nothing was scored by the reference
         return {"lr": rate} | {shown: merged[name] for name, shown in _UPDATE_METRICS.items() if name in merged}
 
     # --- evaluation ---

@@ -1,9 +1,10 @@
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra_jax.rl.batching import MicroShapes, TokenSequence, group_arrays, micro_batches, sequences
+from orchestra_jax.rl.batching import BatchShape, MicroShapes, TokenSequence, group_arrays, micro_batches, sequences
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 
@@ -141,9 +142,14 @@ def test_every_row_lands_in_one_micro_batch_with_its_very_ids(rows, prefix_width
         assert batch.num_tokens == batch.mask.sum()
         # `select` names exactly the positions before the sampled tokens, then only the last one.
         count = int(batch.num_tokens)
-        np.testing.assert_array_equal(batch.select[:count] + 1, np.flatnonzero(batch.mask))
-        assert (batch.select[count:] == size * width - 1).all()
-        assert len(batch.select) in (size * width // 2, size * width // 2 * 2)
+        (select,), (place,) = batch.select, batch.place
+        np.testing.assert_array_equal(place[:count], np.flatnonzero(batch.mask))
+        np.testing.assert_array_equal(select[:count] + 1, np.flatnonzero(batch.mask))
+        assert (select[count:] == size * width - 1).all()
+        assert (place[count:] == size * width).all()
+        assert len(select) in (size * width // 2, size * width // 2 * 2)
+        assert batch.segment_ids is None
+        np.testing.assert_array_equal(batch.positions, np.tile(np.arange(width), (size, 1)))
 
 
 def test_a_shared_prompt_is_stored_once():
@@ -163,6 +169,55 @@ def test_too_many_prefixes_start_a_new_micro_batch():
 
 def test_no_rows_make_no_micro_batch():
     assert micro_batches([], MicroShapes()) == []
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+@pytest.mark.parametrize("prefix_widths", [(), (6,)])
+def test_parts_of_a_sharded_micro_batch_are_micro_batches_of_their_own(shards, prefix_widths):
+    rows = [row(5, 7 + i % 9, group=i // 4, advantage=i) for i in range(14)]
+    shapes = MicroShapes(24, (4, 12, 16), prefix_widths, 2, response_fractions=(0.25, 0.5))
+    single, sharded = micro_batches(rows, shapes), micro_batches(rows, shapes, shards)
+    parts = []
+    for batch in sharded:
+        assert batch.shards == shards
+        assert batch.num_tokens == sum(part.num_tokens for part in split(batch))
+        parts += [part for part in split(batch) if part.num_tokens]
+    assert sorted(unpack(parts)) == sorted(unpack(single))
+    for part in parts:
+        count = int(part.num_tokens)
+        np.testing.assert_array_equal(part.place[0, :count], np.flatnonzero(part.mask))
+        assert (part.place[0, count:] == part.mask.size).all()
+        assert (part.select[0, count:] == part.tokens.size - 1).all()
+    assert len(parts) == len(single)
+    assert len({batch.shape for batch in sharded}) <= 4
+
+
+def split(batch) -> list:
+    """The parts of a sharded micro-batch."""
+    halves = jax.tree.map(lambda leaf: np.split(leaf, batch.shards), batch)
+    return [
+        jax.tree.map(lambda leaf, i=i: leaf[i], halves, is_leaf=lambda leaf: isinstance(leaf, list))
+        for i in range(batch.shards)
+    ]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_empty_micro_batch_has_its_shape_and_no_token(packed):
+    shape = BatchShape(2, 8, 3, 10, 1, 4, packed, 5)
+    batch = shape.empty(3)
+    assert batch.shape == shape
+    assert batch.shards == 3
+    assert batch.num_tokens == batch.num_sequences == 0
+    assert (batch.select == 15).all()
+    assert (batch.place == 30).all()
+    same = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), batch, shape.abstract(3))
+    assert all(jax.tree.leaves(same))
+
+
+def test_a_row_that_begins_with_a_sampled_token_is_an_error():
+    bad = TokenSequence((1, 2), (True, True), (-1.0, -1.0), 0, 1.0)
+    with pytest.raises(ValueError, match="begins with a sampled token"):
+        micro_batches([bad], MicroShapes(64, (8,), ()))
 
 
 def test_a_too_long_row_or_prefix_is_an_error():

@@ -8,18 +8,13 @@ import numpy as np
 import optax
 import pytest
 
+from orchestra_jax.models.lora import LoRA, attach, init_adapters
 from orchestra_jax.models.qwen3 import Qwen3Config, forward, init_params, logits
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
-from orchestra_jax.rl.learner import (
-    Learner,
-    LearnerConfig,
-    OptimizerConfig,
-    init_state,
-    learning_rate,
-    make_optimizer,
-    score_rows,
-)
+from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from orchestra_jax.rl.scoring import score_rows
 
 CONFIG = Qwen3Config(
     vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
@@ -33,10 +28,6 @@ SHARED = MicroShapes(WIDTH * ROWS, (WIDTH,), (6,), rows_per_prefix=2)
 
 PARAMS = init_params(CONFIG, jax.random.key(0))
 REFERENCE = init_params(CONFIG, jax.random.key(1))
-
-
-def copied(params):
-    return jax.tree.map(jnp.copy, params)
 
 
 def make_rows(seed: int = 0, count: int = 7, members: int = 3) -> list[TokenSequence]:
@@ -87,16 +78,16 @@ KL = {"kl_coef": 0.3, "kl": "k3", "importance": "tis"}
 
 
 def policy_gradient(made: Learner, rows, shapes):
-    reference = REFERENCE if made.cfg.loss.kl_coef else None
-    state, metrics = made.policy_step(
-        init_state(copied(PARAMS), made.optimizer), micro_batches(rows, shapes), reference
-    )
+    batches = micro_batches(rows, shapes)
+    if made.cfg.loss.kl_coef:
+        batches = [made.score_reference(REFERENCE, batch) for batch in batches]
+    state, metrics = made.policy_step(made.init(PARAMS), batches)
     return state.opt_state, metrics
 
 
 def supervised_gradient(rows, shapes):
     made = learner(**KL)
-    state, metrics = made.supervised_step(init_state(copied(PARAMS), made.optimizer), micro_batches(rows, shapes))
+    state, metrics = made.supervised_step(made.init(PARAMS), micro_batches(rows, shapes))
     return state.opt_state, metrics
 
 
@@ -219,7 +210,7 @@ def test_a_step_makes_rewarded_tokens_likelier_and_others_rarer():
     batches = micro_batches(on_policy, FULL)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a donated buffer of no use would warn
-        state, metrics = made.policy_step(init_state(copied(PARAMS), made.optimizer), batches, None)
+        state, metrics = made.policy_step(made.init(PARAMS), batches)
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["mismatch_max"] == pytest.approx(0.0, abs=1e-5)
     assert int(state.step) == 1
@@ -231,7 +222,7 @@ def test_a_step_makes_rewarded_tokens_likelier_and_others_rarer():
 def test_no_gradient_leaves_every_bit_of_the_parameters():
     made = Learner(CONFIG, plain_learner().cfg, make_optimizer(OptimizerConfig(0.1)))
     rows = [with_advantage(row, 0.0) for row in make_rows()]
-    state, metrics = made.policy_step(init_state(copied(PARAMS), made.optimizer), micro_batches(rows, FULL), None)
+    state, metrics = made.policy_step(made.init(PARAMS), micro_batches(rows, FULL))
     assert metrics["grad_norm"] == metrics["update_norm"] == 0
     for new, old in zip(jax.tree.leaves(state.params), jax.tree.leaves(PARAMS), strict=True):
         assert np.asarray(new).tobytes() == np.asarray(old).tobytes()
@@ -239,7 +230,7 @@ def test_no_gradient_leaves_every_bit_of_the_parameters():
 
 def test_supervised_steps_lower_the_loss():
     made = Learner(CONFIG, LearnerConfig(LossConfig()), make_optimizer(OptimizerConfig(1e-2)))
-    state, batches = init_state(copied(PARAMS), made.optimizer), micro_batches(make_rows(), FULL)
+    state, batches = made.init(PARAMS), micro_batches(make_rows(), FULL)
     losses = []
     for _ in range(5):
         state, metrics = made.supervised_step(state, batches)
@@ -252,7 +243,99 @@ def test_supervised_steps_lower_the_loss():
 def test_a_step_needs_rows():
     made = learner(**KL)
     with pytest.raises(ValueError, match="at least one micro-batch"):
-        made.supervised_step(init_state(PARAMS, made.optimizer), [])
+        made.supervised_step(made.init(PARAMS), [])
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+def as_bytes(tree) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_reported():
+    made = Learner(CONFIG, plain_learner().cfg, make_optimizer(OptimizerConfig(1e-2, warmup_steps=3)))
+    rows = make_rows()
+    state, metrics = made.policy_step(made.init(PARAMS), micro_batches(rows, MICRO))
+    assert metrics["skipped"] == 0
+    before = as_bytes(state)
+    broken = [*rows[:-1], with_advantage(rows[-1], float("nan"))]  # in one of several micro-batches
+    state, metrics = made.policy_step(state, micro_batches(broken, MICRO))
+    assert metrics["skipped"] == 1
+    assert metrics["update_norm"] == 0
+    assert not np.isfinite(metrics["grad_norm"])
+    assert as_bytes(state) == before
+    state, metrics = made.policy_step(state, micro_batches(rows, MICRO))
+    assert metrics["skipped"] == 0
+    assert int(state.step) == 2
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+
+
+def test_the_state_has_copies_unless_donated():
+    made, batches = learner(**KL), micro_batches(make_rows(), FULL)
+    params = jax.tree.map(jnp.copy, PARAMS)
+    made.supervised_step(made.init(params), batches)
+    assert as_bytes(params) == as_bytes(PARAMS)
+    made.supervised_step(made.init(params, donate=True), batches)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(params))
+
+
+def test_params_are_cast_to_the_stored_dtype_and_a_host_reference_is_scored():
+    made = learner(**KL)
+    host = jax.tree.map(lambda leaf: np.asarray(leaf, jnp.bfloat16), REFERENCE)
+    assert {leaf.dtype for leaf in jax.tree.leaves(made.init(host).params)} == {jnp.dtype("float32")}
+    (batch,) = micro_batches(rows := make_rows(), FULL)
+    widened = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), host)
+    expected, _ = naive_scores(widened, *padded(rows), temperature=0.8)
+    scored = made.score_reference(host, batch)
+    np.testing.assert_allclose(scored.ref_logprobs, expected, atol=2e-2)
+    assert scored.old_logprobs is batch.old_logprobs
+
+
+# --- adapters --------------------------------------------------------------------------------------------------------
+
+ADAPTERS = LoRA(rank=2, alpha=6.0, targets=("q", "v", "down"))
+
+
+def some_adapters():
+    """Adapters that change the policy: B is not zero."""
+    fresh = init_adapters(jax.random.key(4), CONFIG, ADAPTERS)
+    leaves, treedef = jax.tree.flatten(fresh)
+    keys = jax.random.split(jax.random.key(5), len(leaves))
+    return treedef.unflatten([0.3 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)])
+
+
+def test_adapters_have_the_gradient_of_the_adapted_policy_and_the_base_stays():
+    made = Learner(CONFIG, learner(**KL).cfg, recorder(), adapters=ADAPTERS)
+    rows, adapters = make_rows(), some_adapters()
+    tokens, mask = padded(rows)
+
+    def loss(adapters):
+        return -naive_scores(attach(PARAMS, adapters, ADAPTERS), tokens, mask)[0].sum() / mask.sum()
+
+    before = as_bytes(PARAMS)
+    state, metrics = made.supervised_step(made.init(adapters), micro_batches(rows, MICRO), base=PARAMS)
+    assert as_bytes(PARAMS) == before
+    assert metrics["loss"] == pytest.approx(float(loss(adapters)), rel=1e-5)
+    assert jax.tree.structure(state.params) == jax.tree.structure(adapters)
+    assert_close(state.opt_state, jax.grad(loss)(adapters))
+
+
+def test_adapters_train_against_their_own_base():
+    made = Learner(CONFIG, learner(**KL).cfg, make_optimizer(OptimizerConfig(1e-2)), adapters=ADAPTERS)
+    (batch,) = micro_batches(make_rows(), FULL)
+    state = made.init(init_adapters(jax.random.key(4), CONFIG, ADAPTERS))
+    batch = made.score_reference(PARAMS, made.score(state.params, batch, base=PARAMS))
+    np.testing.assert_allclose(batch.ref_logprobs, batch.old_logprobs, atol=1e-6)  # fresh adapters change nothing
+    before = as_bytes(state.params)
+    state, metrics = made.policy_step(state, [batch], base=PARAMS)
+    assert metrics["kl_loss"] == pytest.approx(0, abs=1e-9)
+    assert metrics["update_norm"] > 0
+    assert as_bytes(state.params) != before
+    state, metrics = made.policy_step(state, [batch], base=PARAMS)
+    assert metrics["kl_loss"] > 0
+    with pytest.raises(ValueError, match="Pass base=, the frozen parameters, when the learner has adapters"):
+        made.policy_step(state, [batch])
 
 
 # --- optimizer -------------------------------------------------------------------------------------------------------
@@ -283,3 +366,45 @@ def test_the_optimizer_clips_the_global_norm_and_decays_weights():
     np.testing.assert_allclose(big["w"], clipped["w"], rtol=1e-6)
     idle, _ = optimizer.update({"w": jnp.zeros(2)}, optimizer.init(params), params)
     np.testing.assert_allclose(idle["w"], -0.1 * 0.5 * params["w"], rtol=1e-6)
+
+
+def test_bf16_moments_follow_fp32_ones():
+    params = {"w": jax.random.normal(jax.random.key(0), (64, 64))}
+    exact, stored = (make_optimizer(OptimizerConfig(0.1, moment_dtype=kind)) for kind in ("float32", "bfloat16"))
+    states, moved = [exact.init(params), stored.init(params)], []
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(states[1])} == {"bfloat16", "int32"}
+    for step in range(10):
+        grads = {"w": jax.random.normal(jax.random.key(step), (64, 64))}
+        for i, optimizer in enumerate((exact, stored)):
+            updates, states[i] = jax.jit(optimizer.update)(grads, states[i], params)
+            moved.append(updates["w"])
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(states[1])} == {"bfloat16", "int32"}
+    wanted, found = moved[-2], moved[-1]
+    assert found.dtype == jnp.float32
+    assert float(jnp.linalg.norm(found - wanted) / jnp.linalg.norm(wanted)) < 0.02
+
+
+def test_a_bf16_second_moment_decays_as_its_b2_says():
+    """To nearest it would not: 0.999 * nu rounds back to nu."""
+    optimizer = make_optimizer(OptimizerConfig(0.1, b1=0.9, b2=0.999, moment_dtype="bfloat16"))
+    params = {"w": jnp.ones(4096)}
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    _, state = update({"w": jnp.ones(4096) / 64}, state, params)
+
+    def mean_nu() -> float:
+        (nu,) = (
+            leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if ".nu" in jax.tree_util.keystr(path)
+        )
+        return float(nu.astype(jnp.float32).mean())
+
+    start = mean_nu()
+    assert start == pytest.approx(0.001 / 64**2, rel=1e-3)
+    for _ in range(500):
+        _, state = update({"w": jnp.zeros(4096)}, state, params)
+    assert mean_nu() / start == pytest.approx(0.999**500, rel=0.02)
+
+
+def test_an_unknown_moment_dtype_is_an_error():
+    with pytest.raises(ValueError, match="Unknown moment_dtype 'float16'"):
+        OptimizerConfig(0.1, moment_dtype="float16")

@@ -1,0 +1,81 @@
+"""Arrays of one process to arrays of the whole mesh, and what several processes must agree on before a step."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import PyTree
+
+from orchestra_jax.models.sharding import ShardingRules, batch_sharding, batch_shards
+from orchestra_jax.rl.batching import BatchShape, MicroBatch
+
+
+def process_shards(mesh: Mesh, rules: ShardingRules) -> int:
+    """Batch shards that this process feeds: those on its own devices.
+
+    Raises:
+        ValueError: a batch shard lies on devices of two processes.
+    """
+    shards = batch_shards(mesh, rules)
+    owners: dict[Any, set[int]] = {}
+    held: Any = batch_sharding(mesh, rules).devices_indices_map((shards,))
+    for device, index in held.items():
+        owners.setdefault(index[0].start, set()).add(device.process_index)
+    if any(len(processes) > 1 for processes in owners.values()):
+        raise ValueError("A batch shard spans two processes: keep mesh.tensor within the devices of one process.")
+    # A mesh of devices that are not there (a planner's topology) belongs to nobody.
+    return sum(jax.process_index() in processes for processes in owners.values()) or shards
+
+
+def tree_to_mesh(tree: PyTree, shardings: PyTree[NamedSharding] | None) -> PyTree:
+    """Every leaf, which all processes hold whole or which is sharded already, as an array of its sharding."""
+    if shardings is None:
+        return jax.tree.map(jax.numpy.asarray, tree)
+
+    def place(leaf: Any, sharding: NamedSharding) -> jax.Array:
+        if sharding.is_fully_addressable or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
+            return jax.device_put(leaf, sharding)
+        host = np.asarray(leaf)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(place, tree, shardings)
+
+
+def batch_to_mesh(batch: MicroBatch, sharding: NamedSharding) -> MicroBatch:
+    """A global micro-batch from this process's parts."""
+    return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)
+
+
+def agree_on_batches(batches: Sequence[MicroBatch], shards: int) -> list[MicroBatch]:
+    """This process's micro-batches in an order, number and shapes that are those of all processes.
+
+    Processes exchange their shapes; empty micro-batches fill up, and R is the largest of any process. A collective.
+    """
+    if jax.process_count() == 1:
+        return list(batches)
+    fields = len(dataclasses.fields(BatchShape))
+    own = np.array([dataclasses.astuple(batch.shape) for batch in batches], np.int32).reshape(-1, fields)
+    counts = multihost_utils.process_allgather(np.int32(len(own))).reshape(-1)
+    padded = np.zeros((counts.max(), fields), np.int32)
+    padded[: len(own)] = own
+    everyone = multihost_utils.process_allgather(padded)
+    tables = [
+        sorted(map(tuple, table[:count].tolist()), reverse=True) for table, count in zip(everyone, counts, strict=True)
+    ]
+
+    mine = sorted(batches, key=lambda batch: dataclasses.astuple(batch.shape), reverse=True)
+    agreed = []
+    for shape in sorted({row[:-1] for table in tables for row in table}, reverse=True):
+        selected = [[row[-1] for row in table if row[:-1] == shape] for table in tables]
+        members = iter([batch for batch in mine if dataclasses.astuple(batch.shape)[:-1] == shape])
+        for sizes in itertools.zip_longest(*selected, fillvalue=0):
+            common = BatchShape(*(*shape, max(sizes)))
+            common = dataclasses.replace(common, packed=bool(common.packed))  # an integer on the way here
+            batch = next(members, None)
+            agreed.append(common.empty(shards) if batch is None else batch.widened(common.selected))
+    return agreed

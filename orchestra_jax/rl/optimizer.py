@@ -1,0 +1,120 @@
+"""The optimizer: clipping, AdamW or Muon, learning-rate schedule, and the dtype its moments are stored in."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+from jaxtyping import Array, PyTree
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimizer, with gradient clipping and a schedule.
+
+    Attributes:
+        name: "adamw", or "muon": orthogonalised momentum for matrices, Adam for the rest. A small policy that learns
+            to copy from random weights needs about half as many steps with it.
+        learning_rate: peak value.
+        warmup_steps: linear warm-up from 0.
+        schedule: "constant" | "linear" | "cosine"; the last two fall to `final_fraction` of the peak at `total_steps`.
+        total_steps: length of the run in optimizer steps.
+        max_grad_norm: global-norm clip.
+        moment_dtype: "float32" or "bfloat16": what both moments are stored in; the arithmetic is fp32 either way.
+
+    Raises:
+        ValueError: unknown moment dtype.
+    """
+
+    learning_rate: float
+    name: Literal["adamw", "muon"] = "adamw"
+    warmup_steps: int = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    total_steps: int = 1
+    final_fraction: float = 0.1
+    weight_decay: float = 0.0
+    b1: float = 0.9
+    b2: float = 0.95
+    max_grad_norm: float = 1.0
+    moment_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.moment_dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"Unknown moment_dtype {self.moment_dtype!r}: use float32 or bfloat16.")
+
+
+def learning_rate(cfg: OptimizerConfig) -> optax.Schedule:
+    """Learning rate by optimizer step."""
+    peak, rest = cfg.learning_rate, max(1, cfg.total_steps - cfg.warmup_steps)
+    after = {
+        "constant": lambda: optax.constant_schedule(peak),
+        "linear": lambda: optax.linear_schedule(peak, peak * cfg.final_fraction, rest),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, rest, cfg.final_fraction),
+    }[cfg.schedule]()
+    if not cfg.warmup_steps:
+        return after
+    # Warm-up ends at the peak and its first step is not 0.
+    warm = optax.linear_schedule(peak / cfg.warmup_steps, peak, cfg.warmup_steps)
+    return optax.join_schedules([warm, after], [cfg.warmup_steps])
+
+
+def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
+    """Clip by global norm, then the configured optimizer."""
+    rate = learning_rate(cfg)
+    if cfg.name == "muon":
+        update = optax.contrib.muon(rate, adam_b1=cfg.b1, adam_b2=cfg.b2, weight_decay=cfg.weight_decay)
+    else:
+        update = optax.adamw(rate, b1=cfg.b1, b2=cfg.b2, weight_decay=cfg.weight_decay)
+    if cfg.moment_dtype == "bfloat16":
+        update = bfloat16_moments(update)
+    return optax.chain(optax.clip_by_global_norm(cfg.max_grad_norm), update)
+
+
+class RoundedState(NamedTuple):
+    """State of `bfloat16_moments`: updates done, and the inner state with its moments in bf16."""
+
+    step: Array
+    inner: PyTree
+
+
+def bfloat16_moments(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Stores the moments (the fields `mu` and `nu`) of an optimizer in bf16; its arithmetic stays fp32.
+
+    Rounding is stochastic: to nearest, 0.999 * nu would be nu again and a second moment could never fall.
+    """
+
+    def init(params: PyTree) -> RoundedState:
+        return RoundedState(
+            jnp.zeros((), jnp.int32), _on_moments(lambda i, m: m.astype(jnp.bfloat16), inner.init(params))
+        )
+
+    def update(grads: PyTree, state: RoundedState, params: PyTree = None) -> tuple[PyTree, RoundedState]:
+        exact = _on_moments(lambda i, m: m.astype(jnp.float32), state.inner)
+        updates, exact = inner.update(grads, exact, params)
+        # The same at every run and on every mesh: the key is the step, and threefry does not depend on the sharding.
+        key = jax.random.key(state.step)
+        rounded = _on_moments(lambda i, m: _round_stochastically(jax.random.fold_in(key, i), m), exact)
+        return updates, RoundedState(state.step + 1, rounded)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _on_moments(change: Any, state: PyTree) -> PyTree:
+    """`change(index, leaf)` on every leaf below a field called mu or nu."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
+    moment = [any(getattr(key, "name", None) in ("mu", "nu") for key in path) for path, _ in leaves]
+    changed = [
+        change(i, leaf) if is_moment else leaf
+        for i, ((_, leaf), is_moment) in enumerate(zip(leaves, moment, strict=True))
+    ]
+    return jax.tree.unflatten(treedef, changed)
+
+
+def _round_stochastically(key: Array, x: Array) -> Array:
+    """fp32 to one of its two bf16 neighbours, the nearer one the likelier, so that the mean is x."""
+    noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
+    bits = (jax.lax.bitcast_convert_type(x, jnp.uint32) + noise) & jnp.uint32(0xFFFF0000)
+    rounded = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)

@@ -1,0 +1,127 @@
+"""Several sequences in one row: a bin packer, and the packed micro-batches of a fixed set of shapes."""
+
+import bisect
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from orchestra_jax.rl.batching import BatchShape, MicroBatch, TokenSequence, check_start, select_size, stack_parts
+
+
+@dataclass(frozen=True)
+class PackShapes:
+    """The shapes that get compiled, on each batch shard of the mesh.
+
+    Attributes:
+        row_length: tokens of a row; the longest sequence must fit.
+        rows: rows of a micro-batch.
+        sequences: sequences of a micro-batch.
+        response_fractions: shares of a micro-batch's tokens that may be sampled ones, ascending; only so many positions
+            are projected onto the vocabulary, and each share (and 1) is compiled when it is first needed.
+
+    Raises:
+        ValueError: a size below 1, or fewer sequences than rows.
+    """
+
+    row_length: int
+    rows: int = 1
+    sequences: int = 64
+    response_fractions: tuple[float, ...] = (0.5,)
+
+    def __post_init__(self) -> None:
+        if min(self.row_length, self.rows) < 1 or self.sequences < self.rows:
+            raise ValueError(
+                f"PackShapes needs row_length >= 1 and sequences >= rows >= 1, not row_length={self.row_length}, "
+                f"rows={self.rows} and sequences={self.sequences}."
+            )
+
+    def batch_shape(self, selected: int | None = None) -> BatchShape:
+        """What is compiled for R = `selected`, or for the smallest of the response fractions."""
+        if selected is None:
+            selected = select_size(0, self.rows * self.row_length, self.response_fractions)
+        return BatchShape(self.rows, self.row_length, self.sequences, self.row_length, 1, 0, True, selected)
+
+
+def bin_rows(lengths: Sequence[int], row_length: int, most: int) -> list[list[int]]:
+    """Puts sequences into rows: the longest first, each into the fullest row that still holds it (best fit).
+
+    Args:
+        lengths: tokens of each sequence.
+        row_length: tokens of a row.
+        most: sequences that a row may hold.
+
+    Returns:
+        The sequences' indices, row by row.
+    """
+    rows: list[list[int]] = []
+    open_rows: list[tuple[int, int]] = []  # (free tokens, row), ascending
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        at = bisect.bisect_left(open_rows, (lengths[index], -1))
+        if at == len(open_rows):
+            free, row = row_length, len(rows)
+            rows.append([])
+        else:
+            free, row = open_rows.pop(at)
+        rows[row].append(index)
+        if len(rows[row]) < most:
+            bisect.insort(open_rows, (free - lengths[index], row))
+    return rows
+
+
+def pack(sequences: Sequence[TokenSequence], shapes: PackShapes, shards: int = 1) -> list[MicroBatch]:
+    """Packs sequences into micro-batches of one shape (up to the response fraction); every one lands in exactly one.
+
+    A sequence sees only itself, at positions that start at 0. A row or micro-batch that has all the sequences it may
+    hold stays partly empty.
+
+    Args:
+        shards: S, the batch shards of the mesh that this process feeds.
+
+    Raises:
+        ValueError: a sequence is longer than a row, or begins with a sampled token.
+    """
+    for sequence in sequences:
+        check_start(sequence)
+    lengths = [len(sequence.tokens) for sequence in sequences]
+    if max(lengths, default=0) > shapes.row_length:
+        raise ValueError(
+            f"A sequence of {max(lengths)} tokens exceeds the packed row of {shapes.row_length}; lengthen the row."
+        )
+    # Rows of many sequences first, each into the first micro-batch with room for it.
+    parts: list[list[list[int]]] = []
+    for row in sorted(bin_rows(lengths, shapes.row_length, shapes.sequences), key=len, reverse=True):
+        for part in parts:
+            if len(part) < shapes.rows and sum(map(len, part)) + len(row) <= shapes.sequences:
+                part.append(row)
+                break
+        else:
+            parts.append([row])
+    return stack_parts([_packed([[sequences[i] for i in row] for row in part], shapes) for part in parts], shards)
+
+
+def _packed(rows: Sequence[Sequence[TokenSequence]], shapes: PackShapes) -> MicroBatch:
+    positions = shapes.rows * shapes.row_length
+    found = sum(sum(sequence.sampled) for row in rows for sequence in row)
+    shape = shapes.batch_shape(select_size(found, positions, shapes.response_fractions))
+    batch: Any = shape.empty()
+    batch.positions[:] = 0
+    n = 0
+    sources = []  # position in the rows of each sequence's first token
+    for b, row in enumerate(rows):
+        start = 0
+        for segment, sequence in enumerate(row, start=1):
+            length = len(sequence.tokens)
+            where = slice(start, start + length)
+            batch.tokens[b, where], batch.segment_ids[b, where] = sequence.tokens, segment
+            batch.positions[b, where] = np.arange(length)
+            batch.mask[n, :length], batch.rollout_logprobs[n, :length] = sequence.sampled, sequence.logprobs
+            batch.advantages[n] = sequence.advantage
+            sources.append(b * shapes.row_length + start)
+            start, n = start + length, n + 1
+    sequence_of, token_of = np.nonzero(batch.mask)
+    batch.select[0, :found] = np.array(sources, np.int64)[sequence_of] + token_of - 1
+    batch.place[0, :found] = np.flatnonzero(batch.mask)
+    return dataclasses.replace(batch, old_logprobs=batch.rollout_logprobs)

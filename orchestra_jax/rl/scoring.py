@@ -1,0 +1,137 @@
+"""Log-probs and entropies of a micro-batch's sampled tokens, from the model's layout of rows to that of the loss."""
+
+import dataclasses
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from orchestra_jax.models.logprobs import token_logprobs
+from orchestra_jax.models.qwen3 import Params, Qwen3Config, forward, output_head
+from orchestra_jax.models.sharding import (
+    ShardingRules,
+    activation_constraint,
+    batch_sharding,
+    batch_shards,
+    logical_axes,
+    param_shardings,
+)
+from orchestra_jax.rl.batching import MicroBatch
+
+
+def score_rows(
+    params: Params,
+    config: Qwen3Config,
+    batch: MicroBatch,
+    *,
+    temperature: float,
+    chunk: int | None = None,
+    mesh: Mesh | None = None,
+    rules: ShardingRules | None = None,
+) -> tuple[Float[Array, "N L"], Float[Array, "N L"]]:
+    """Log-probs and entropies of the sampled tokens at the sampling temperature, 0 elsewhere.
+
+    Shared prefixes run once; the rows continue their keys and values, through which gradients flow.
+
+    Args:
+        chunk: tokens of a batch shard whose logits exist at once; None for all.
+        mesh, rules: what the parameters and the batch are sharded over.
+
+    Raises:
+        ValueError: the batch has not one part for each batch shard of the mesh.
+    """
+    rules = rules or ShardingRules()
+    shards = batch.shards
+    if mesh is not None and shards != batch_shards(mesh, rules):
+        raise ValueError(f"The micro-batch has {shards} part(s), the mesh {batch_shards(mesh, rules)} batch shard(s).")
+    constrain = None if mesh is None else activation_constraint(mesh, rules)
+    params = _compute_params(params, config, mesh, rules)
+
+    past, past_lengths, positions = None, None, batch.positions
+    if batch.prefix.shape[1]:
+        prefix_positions = jnp.broadcast_to(jnp.arange(batch.prefix.shape[1]), batch.prefix.shape)
+        _, kv = forward(params, config, batch.prefix, prefix_positions, constrain=constrain)
+        past = jax.tree.map(lambda leaf: _rows_of(leaf, batch.prefix_row, leaf.ndim - 4, shards), kv)
+        past_lengths = _rows_of(batch.prefix_lengths, batch.prefix_row, 0, shards)
+        positions = positions + past_lengths[:, None]
+    hidden, _ = forward(
+        params,
+        config,
+        batch.tokens,
+        positions,
+        segment_ids=batch.segment_ids,
+        past=past,
+        past_lengths=past_lengths,
+        constrain=constrain,
+    )
+    head = _compute_head(params, config, mesh, rules)
+    size, length = batch.mask.shape[0] // shards, batch.mask.shape[1]
+
+    def score_part(
+        hidden: Float[Array, "n D"], tokens: Int[Array, " n"], select: Int[Array, " R"], place: Int[Array, " R"]
+    ) -> tuple[Array, Array]:
+        # Padding selects the last position; its target would lie one past the end.
+        targets = jnp.take(tokens, select + 1, mode="clip")
+        scores = token_logprobs(hidden[select], head, targets, temperature=temperature, chunk=chunk)
+        # Padding is placed one past the end, and so dropped.
+        empty = jnp.zeros(size * length, scores[0].dtype)
+        return empty.at[place].set(scores[0], mode="drop"), empty.at[place].set(scores[1], mode="drop")
+
+    if shards == 1:
+        found = score_part(
+            hidden.reshape(-1, hidden.shape[-1]), batch.tokens.reshape(-1), batch.select[0], batch.place[0]
+        )
+    else:
+        # Each shard sums its own gradient of the head over its chunks; they are added once, and not per chunk.
+        axes = None if mesh is None else batch_sharding(mesh, rules).spec[0]
+        parts = (
+            hidden.reshape(shards, -1, hidden.shape[-1]),
+            batch.tokens.reshape(shards, -1),
+            batch.select,
+            batch.place,
+        )
+        found = jax.vmap(score_part, spmd_axis_name=axes)(*parts)
+    logprobs, entropy = (x.reshape(batch.mask.shape) for x in found)
+    return logprobs, entropy
+
+
+def _compute_params(params: Params, config: Qwen3Config, mesh: Mesh | None, rules: ShardingRules) -> Params:
+    """The layers' matrices in the compute dtype, still sharded: FSDP then gathers half the bytes of fp32 masters.
+
+    Norm scales stay as they are, and so does the embedding, whose gradient sums over all tokens of an id.
+    """
+
+    def to_compute(path: tuple[Any, ...], leaf: Array) -> Array:
+        axes = logical_axes(path)
+        return leaf if axes is None or "norm" in axes else leaf.astype(config.dtype)
+
+    layers = {name: value for name, value in params.items() if name.startswith("layers")}
+    return {**params, **_pinned(jax.tree_util.tree_map_with_path(to_compute, layers), mesh, rules)}
+
+
+def _compute_head(params: Params, config: Qwen3Config, mesh: Mesh | None, rules: ShardingRules) -> Float[Array, "D V"]:
+    """The output matrix in the compute dtype, gathered over FSDP once and not for every chunk of tokens."""
+    head = output_head(params, config).astype(config.dtype)
+    pinned = _pinned({"lm_head": head}, mesh, rules)
+    whole = _pinned(pinned, mesh, dataclasses.replace(rules, embed=None))
+    return cast(Array, whole["lm_head"])
+
+
+def _pinned(params: Params, mesh: Mesh | None, rules: ShardingRules) -> Params:
+    """Keeps a cast in front of the gather: left alone, the partitioner may gather first and cast then."""
+    if mesh is None:
+        return params
+    return cast(Params, jax.lax.with_sharding_constraint(params, param_shardings(mesh, rules, params)))
+
+
+def _rows_of(values: Array, index: Array, axis: int, shards: int) -> Array:
+    """`values` at `index` along `axis`, where both are in `shards` parts and indices count within a part."""
+    if shards == 1:
+        return jnp.take(values, index, axis=axis)
+    parts = values.reshape(*values.shape[:axis], shards, -1, *values.shape[axis + 1 :])
+    taken = jax.vmap(lambda v, i: jnp.take(v, i, axis=axis), in_axes=(axis, 0), out_axes=axis)(
+        parts, index.reshape(shards, -1)
+    )
+    return taken.reshape(*values.shape[:axis], -1, *values.shape[axis + 1 :])

@@ -1,0 +1,57 @@
+"""The policy's weights outside the update: on the mesh, as the reference, for the engine, and for other programs."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from orchestra_jax.config import MeshConfig
+from orchestra_jax.models import safetensors
+from orchestra_jax.models.lora import LoRA, merge, save_peft
+from orchestra_jax.models.qwen3 import Params, Qwen3Config
+from orchestra_jax.models.sharding import make_mesh
+
+
+def device_mesh(cfg: MeshConfig) -> Mesh | None:
+    """The configured mesh; None for a single device.
+
+    Raises:
+        ValueError: the sizes do not multiply to the number of devices.
+    """
+    if (cfg.data, cfg.fsdp, cfg.tensor) == (1, 1, 1):
+        return None
+    mesh = make_mesh(cfg.data, cfg.fsdp, cfg.tensor)
+    return None if mesh.size == 1 else mesh
+
+
+def reference_copy(params: Params, dtype: str, *, offload: bool) -> Any:
+    """A frozen copy of the policy for the KL, sharded like it, or in host memory as numpy arrays."""
+    copy = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.dtype(dtype), copy=True), params)
+    return jax.device_get(copy) if offload else copy
+
+
+def whole_policy(trained: Any, base: Params | None, lora: LoRA | None) -> Params:
+    """The policy as a plain tree: what is trained, or the base with the adapters merged in."""
+    return trained if base is None or lora is None else jax.jit(merge, static_argnums=2)(base, trained, lora)
+
+
+def for_engine(params: Params, mesh: Mesh | None) -> Params:
+    """The parameters as an engine on one device takes them."""
+    return params if mesh is None else jax.device_put(params, jax.local_devices()[0])
+
+
+def export(
+    folder: Path, config: Qwen3Config, trained: Any, lora: LoRA | None, *, base: str | None, tokenizer: Any
+) -> None:
+    """Writes the policy so that transformers and SGLang load it, or its adapters so that PEFT does.
+
+    Args:
+        folder: made, or replaced.
+        base: where the adapters' base came from, for PEFT's config.
+    """
+    if lora is not None:
+        save_peft(folder, config, trained, lora, str(base), overwrite=True)
+    else:
+        safetensors.save(folder, config, trained, tokenizer=tokenizer, overwrite=True)

@@ -1,0 +1,171 @@
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestra_jax.models.qwen3 import Qwen3Config, init_params
+from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.learner import Learner, LearnerConfig
+from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.packing import PackShapes, bin_rows, pack
+
+from .packed_rows import VOCAB, assert_trees_close, random_sequences, recording_sgd
+
+CONFIG = Qwen3Config(
+    vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
+    tie_word_embeddings=True, initializer_range=0.3,
+)  # fmt: skip
+PARAMS = init_params(CONFIG, jax.random.key(0))
+REFERENCE = init_params(CONFIG, jax.random.key(1))
+
+
+# --- the bin packer --------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(50, 80), st.integers(1, 6))
+def test_every_sequence_lies_in_one_row_that_holds_it(lengths, row_length, most):
+    rows = bin_rows(lengths, row_length, most)
+    assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
+    for row in rows:
+        assert 1 <= len(row) <= most
+        assert sum(lengths[i] for i in row) <= row_length
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_less_than_5_percent_of_the_tokens_are_padding(seed):
+    """256 log-normal lengths (median 4k) of 500 to 24k tokens in rows of 32k."""
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(np.log(4000), 0.9, 256), 500, 24_000).astype(int).tolist()
+    rows = bin_rows(lengths, 32_768, 64)
+    assert sum(lengths) > 0.95 * len(rows) * 32_768
+    shuffled = rng.permutation(lengths).tolist()
+    assert len(bin_rows(shuffled, 32_768, 64)) == len(rows)
+
+
+# --- packed micro-batches --------------------------------------------------------------------------------------------
+
+
+def unpack(batch) -> list[TokenSequence]:
+    """The sequences back out of one part, with only what the arrays hold."""
+    found, tokens, length = [], batch.tokens.reshape(-1), batch.mask.shape[1]
+    place, select = batch.place[0], batch.select[0]
+    for b, row in enumerate(batch.segment_ids):
+        for segment in range(1, row.max(initial=0) + 1):
+            (where,) = np.nonzero(row == segment)
+            assert (np.diff(where) == 1).all()
+            np.testing.assert_array_equal(batch.positions[b, where], np.arange(len(where)))
+            flat = b * len(row) + where
+            chosen = np.isin(select, flat) & (place < batch.mask.size)
+            (n,) = set((place[chosen] // length).tolist())
+            # What is placed at token l of sequence n is predicted from the token before it.
+            np.testing.assert_array_equal(select[chosen] - flat[0] + 1, place[chosen] % length)
+            np.testing.assert_array_equal(np.sort(place[chosen] % length), np.flatnonzero(batch.mask[n]))
+            sampled = tuple(bool(m) for m in batch.mask[n, : len(where)])
+            logprobs = tuple(batch.rollout_logprobs[n, : len(where)].tolist())
+            found.append((tuple(tokens[flat].tolist()), sampled, logprobs, float(batch.advantages[n])))
+    return found
+
+
+def plain(sequence: TokenSequence) -> tuple:
+    logprobs = tuple(np.float32(sequence.logprobs).tolist())
+    return sequence.tokens, sequence.sampled, logprobs, float(np.float32(sequence.advantage))
+
+
+@given(st.integers(0, 99), st.integers(0, 30), st.integers(1, 3), st.integers(3, 6), st.permutations(range(30)))
+def test_every_sequence_is_packed_once_with_its_very_ids(seed, count, rows, most, order):
+    sequences = random_sequences(seed, count)
+    shapes = PackShapes(24, rows, most, response_fractions=(0.3, 0.6))
+    batches = pack([sequences[i] for i in order if i < count], shapes)
+    assert sorted(found for batch in batches for found in unpack(batch)) == sorted(map(plain, sequences))
+    for batch in batches:
+        shape = batch.shape
+        assert (shape.rows, shape.length, shape.sequences, shape.sequence_length) == (rows, 24, most, 24)
+        assert shape.selected in {int(rows * 24 * share) for share in (0.3, 0.6, 1.0)}
+        padding = batch.segment_ids == 0
+        assert (batch.tokens[padding] == 0).all()
+        np.testing.assert_array_equal(batch.old_logprobs, batch.rollout_logprobs)
+    assert len(batches) == len(pack(sequences, shapes))
+
+
+def test_sharded_batches_hold_the_same_sequences():
+    sequences = random_sequences(3, 21)
+    for batch in (batches := pack(sequences, PackShapes(24, 2, 5), shards=3)):
+        assert batch.shards == 3
+        assert batch.tokens.shape == (6, 24)
+        assert batch.mask.shape == (15, 24)
+    assert sum(batch.num_sequences for batch in batches) == 21
+    assert sum(batch.num_tokens for batch in batches) == sum(sum(s.sampled) for s in sequences)
+
+
+def test_what_does_not_fit_is_an_error():
+    (long,) = [s for s in random_sequences(0, 40) if len(s.tokens) == 20][:1]
+    with pytest.raises(ValueError, match="A sequence of 20 tokens exceeds the packed row of 19"):
+        pack([long], PackShapes(19))
+    with pytest.raises(ValueError, match="sequences >= rows >= 1, not row_length=32, rows=4 and sequences=3"):
+        PackShapes(32, 4, 3)
+    bad = TokenSequence((1, 2), (True, True), (-1.0, -1.0), 0, 1.0)
+    with pytest.raises(ValueError, match="begins with a sampled token"):
+        pack([bad], PackShapes(19))
+
+
+# --- packed and unpacked arithmetic ----------------------------------------------------------------------------------
+
+
+def gradient(learner: Learner, batches):
+    batches = [learner.score_reference(REFERENCE, batch) for batch in batches]
+    state, metrics = learner.policy_step(learner.init(PARAMS), batches, kl_scale=0.7)
+    return state.opt_state[0], metrics
+
+
+UNPACKED = MicroShapes(240, (20,), ())
+SEQUENCES = random_sequences(7, 11)
+
+
+@pytest.mark.parametrize(
+    ("loss", "aggregation", "rows"),
+    [
+        ("sequence", None, 6),
+        ("gspo", None, 2),
+        ("grpo", "token", 2),
+        ("dr_grpo", "constant", 6),
+        ("cispo", "sequence", 2),
+    ],
+)
+def test_packed_and_unpacked_gradients_are_equal(loss, aggregation, rows):
+    cfg = LossConfig(
+        loss,
+        clip_low=0.6,
+        clip_high=3.0,
+        kl_coef=0.3,
+        kl="k3",
+        aggregation=aggregation,
+        constant=40.0,
+        importance="tis",
+    )
+    learner = Learner(CONFIG, LearnerConfig(cfg, entropy_coef=0.05, temperature=0.8, chunk=16), recording_sgd())
+    (one,) = micro_batches(SEQUENCES, UNPACKED)
+    packed = pack(SEQUENCES, PackShapes(26, rows, 4 * rows))
+    assert max(len(row) for batch in packed for row in map(np.unique, batch.segment_ids)) > 2  # several in one row
+    assert len(packed) > 1 or rows == 6
+    expected, metrics = gradient(learner, [one])
+    found, packed_metrics = gradient(learner, packed)
+    assert_trees_close(found, expected, rtol=1e-5)
+    for name in ("loss", "policy_loss", "kl_loss", "tokens", "sequences", "entropy", "mismatch_max", "grad_norm"):
+        assert packed_metrics[name] == pytest.approx(metrics[name], rel=1e-5), name
+
+
+def test_nothing_compiles_after_the_warm_up():
+    learner = Learner(CONFIG, LearnerConfig(LossConfig(kl_coef=0.1)), recording_sgd())
+    shapes = PackShapes(64, 2, 16, response_fractions=(0.75,))
+    state, counts, sizes = learner.init(PARAMS), [], set()
+    for step, longest in enumerate((20, 20, 64, 5, 40, 12)):
+        sequences = random_sequences(step, 8 + 5 * step, longest)
+        batches = [learner.score(state.params, batch) for batch in pack(sequences, shapes)]
+        batches = [learner.score_reference(REFERENCE, batch) for batch in batches]
+        state, _ = learner.policy_step(state, batches)
+        sizes.add(len(batches))
+        compiled = (learner._policy, learner._apply, learner._score, learner._score_reference, learner._zeros)
+        counts.append([function._cache_size() for function in compiled])
+    assert counts == [[1] * 5] * 6
+    assert len(sizes) > 1

@@ -1,0 +1,211 @@
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from orchestra_jax.models.qwen3 import Qwen3Config, init_params
+from orchestra_jax.models.sharding import make_mesh
+from orchestra_jax.rl.batching import MicroShapes, micro_batches
+from orchestra_jax.rl.learner import Learner, LearnerConfig
+from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.optimizer import OptimizerConfig, make_optimizer
+from orchestra_jax.rl.packing import PackShapes, pack
+
+from .packed_rows import VOCAB, assert_trees_close, random_sequences, recording_sgd
+
+CONFIG = Qwen3Config(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8,
+    tie_word_embeddings=True, initializer_range=0.3,
+)  # fmt: skip
+UNTIED_SCAN = CONFIG.replace(num_layers=2, tie_word_embeddings=False, scan_layers=True, remat="dots")
+LOSS = LossConfig("gspo", clip_low=0.6, clip_high=3.0, kl_coef=0.3, kl="k3")
+SEQUENCES = random_sequences(5, 18)
+needs_8 = pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
+
+
+def make_learner(mesh=None, config: Qwen3Config = CONFIG, optimizer=None) -> Learner:
+    cfg = LearnerConfig(LOSS, entropy_coef=0.05, temperature=0.8, chunk=8)
+    return Learner(config, cfg, optimizer or recording_sgd(), mesh=mesh)
+
+
+def two_steps(learner: Learner, batches):
+    """Two optimizer steps with a reference that lies on the host."""
+    state = learner.init(init_params(learner.config, jax.random.key(0)))
+    reference = jax.tree.map(np.asarray, init_params(learner.config, jax.random.key(1)))
+    batches = [learner.score_reference(reference, batch) for batch in learner.place(batches)]
+    state, _ = learner.policy_step(state, batches)
+    return learner.policy_step(state, batches, kl_scale=0.5)
+
+
+_expected: dict = {}
+
+
+def expected(config: Qwen3Config):
+    if config not in _expected:
+        _expected[config] = two_steps(make_learner(config=config), pack(SEQUENCES, PackShapes(26, 4, 16)))
+    return _expected[config]
+
+
+def assert_same_step(found, config: Qwen3Config) -> None:
+    (state, metrics), (wanted, wanted_metrics) = found, expected(config)
+    assert_trees_close(state.opt_state[0], wanted.opt_state[0], rtol=2e-5)
+    assert_trees_close(state.params, wanted.params, rtol=2e-5)
+    for name in ("loss", "kl_loss", "tokens", "sequences", "entropy", "mismatch_max", "grad_norm", "update_norm"):
+        assert metrics[name] == pytest.approx(wanted_metrics[name], rel=2e-5), name
+
+
+@needs_8
+@pytest.mark.parametrize(
+    ("sizes", "config"),
+    [((1, 8, 1), CONFIG), ((1, 4, 2), UNTIED_SCAN), ((2, 4, 1), UNTIED_SCAN.replace(remat="full"))],
+)
+def test_a_sharded_step_is_that_of_one_device(sizes, config):
+    mesh = make_mesh(*sizes)
+    learner = make_learner(mesh, config)
+    shards = sizes[0] * sizes[1]
+    assert learner.shards == shards
+    state, metrics = two_steps(learner, pack(SEQUENCES, PackShapes(26, 1, 4), shards))
+    kernel = (state.params["layers_0"] if "layers_0" in state.params else state.params["layers"])["up"]["kernel"]
+    assert kernel.sharding.spec[-2:] == ("fsdp", "tensor")
+    gradient, momentum = state.opt_state[0], state.opt_state[1][0].trace
+    for like_params in (gradient, momentum):
+        assert all(jax.tree.leaves(jax.tree.map(lambda a, b: a.sharding == b.sharding, like_params, state.params)))
+    assert_same_step((state, metrics), config)
+
+
+def test_shared_prefixes_stay_within_their_part():
+    shapes = MicroShapes(20, (20,), (20,), rows_per_prefix=1, response_fractions=())
+    learner, params = make_learner(), init_params(CONFIG, jax.random.key(0))
+    (batch,) = micro_batches(SEQUENCES[:4], shapes, 4)
+    single = micro_batches(SEQUENCES[:4], shapes)
+    assert batch.prefix_row.tolist() == [0] * 4
+    assert len(single) == 4
+    scored = learner.score(params, batch).old_logprobs
+    for row, wanted in zip(scored, single, strict=True):
+        np.testing.assert_allclose(row, learner.score(params, wanted).old_logprobs[0], atol=1e-5)
+
+
+def test_two_processes_step_as_one(tmp_path: Path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script, output = Path(__file__).with_name("sharded_worker.py"), tmp_path / "out.npz"
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false",
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    }
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(process), str(port), str(output)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for process in range(2)
+    ]
+    try:
+        for worker in workers:
+            log, _ = worker.communicate(timeout=600)
+            assert worker.returncode == 0, log
+    finally:
+        for worker in workers:
+            worker.kill()
+    wanted, wanted_metrics = expected(CONFIG)
+    with np.load(output) as found:
+        leaves = [found[f"arr_{i}"] for i in range(len(found.files)) if f"arr_{i}" in found]
+        assert_trees_close(leaves, jax.tree.leaves((wanted.opt_state[0], wanted.params)), rtol=2e-5)
+        assert found["counts"] >= 2
+        for name in ("loss", "kl_loss", "tokens", "sequences", "entropy", "grad_norm"):
+            assert float(found[name]) == pytest.approx(wanted_metrics[name], rel=2e-5), name
+
+
+# --- bf16 compute over fp32 masters ----------------------------------------------------------------------------------
+
+BF16 = UNTIED_SCAN.replace(dtype="bfloat16", remat="full")
+
+
+@needs_8
+def test_weights_are_gathered_in_the_compute_dtype(tmp_path: Path):
+    learner = make_learner(make_mesh(1, 4, 2), BF16)
+    lowered = learner.lowered(PackShapes(34, 1, 4).batch_shape().abstract(4))["gradients"]
+    # As partitioned: the CPU backend widens bf16 later on. A cached program would dump nothing, so none is cached.
+    shortest = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
+    try:
+        lowered.compile({"xla_dump_to": str(tmp_path), "xla_dump_hlo_pass_re": "spmd-partitioning"})
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", shortest)
+    (dump,) = tmp_path.glob("*after_spmd-partitioning*.txt")
+    gathers = re.findall(r"= (\w+)\[([\d,]+)\]\S* all-gather\(", dump.read_text())
+    matrices = [dtype for dtype, shape in gathers if dtype != "s32" and "," in shape]
+    assert len(matrices) >= 15  # 7 matrices, forward and backward, and the head
+    assert set(matrices) == {"bf16"}
+
+
+@needs_8
+def test_bf16_compute_leaves_masters_and_gradients_in_fp32():
+    (batch,) = pack(SEQUENCES[:8], PackShapes(26, 2, 8), 4)
+    learner = make_learner(make_mesh(1, 4, 2), BF16)
+    state, _ = learner.supervised_step(learner.init(init_params(BF16, jax.random.key(0))), [batch])
+    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32"), jnp.dtype("int32")}
+    exact = make_learner(config=UNTIED_SCAN)
+    (whole,) = pack(SEQUENCES[:8], PackShapes(26, 8, 32))
+    wanted, _ = exact.supervised_step(exact.init(init_params(UNTIED_SCAN, jax.random.key(0))), [whole])
+    # bf16 has 8 bits: each leaf's gradient agrees in direction and within a few per cent in size.
+    for x, y in zip(jax.tree.leaves(state.opt_state[0]), jax.tree.leaves(wanted.opt_state[0]), strict=True):
+        x, y = np.asarray(x).ravel(), np.asarray(y).ravel()
+        assert x @ y > 0.995 * np.linalg.norm(x) * np.linalg.norm(y)
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+@needs_8
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("moments", ["float32", "bfloat16"])
+def test_every_moment_is_sharded_like_its_parameter(name, moments):
+    optimizer = make_optimizer(OptimizerConfig(1e-3, name, moment_dtype=moments))
+    learner = make_learner(make_mesh(1, 4, 2), optimizer=optimizer)
+    params = init_params(CONFIG, jax.random.key(0))
+    state = learner.init(params)
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
+    found = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state):
+        where = jax.tree_util.keystr(path)
+        if "mu" in where or "nu" in where:
+            if where.endswith("['up']['kernel']"):
+                assert leaf.sharding.spec == P("fsdp", "tensor")
+                found += 1
+            assert leaf.dtype == moments or leaf.ndim == 0 or "ns_coeffs" in where
+    assert found == (4 if name == "adamw" else 2)
+
+
+@needs_8
+def test_a_batch_for_another_mesh_is_an_error():
+    learner = make_learner(make_mesh(1, 4, 2))
+    with pytest.raises(ValueError, match=r"A micro-batch has 1 part\(s\), this process feeds 4 batch shard"):
+        learner.supervised_step(learner.init(init_params(CONFIG, jax.random.key(0))), pack(SEQUENCES, PackShapes(26)))
+
+
+@needs_8
+def test_lowering_ahead_of_time_is_the_step_and_allocates_nothing():
+    learner = make_learner(make_mesh(1, 4, 2))
+    before = len(jax.live_arrays())
+    lowered = learner.lowered(PackShapes(26, 1, 4).batch_shape().abstract(4))
+    assert len(jax.live_arrays()) == before
+    assert set(lowered) == {"gradients", "update"}
+    memory = lowered["update"].compile().memory_analysis()
+    # Per device: the state in place; parameters are split over 8, norms and step are not.
+    assert memory.alias_size_in_bytes > 0.9 * memory.output_size_in_bytes
+    whole = 4 * sum(leaf.size for leaf in jax.tree.leaves(learner.init(init_params(CONFIG, jax.random.key(0)))))
+    assert memory.output_size_in_bytes < whole / 6
