@@ -152,8 +152,12 @@ def _mask(
 def _scan_pairs(plan: _Plan, mask: _Mask, step: Callable[[_State, Array, Array], _State], state: _State) -> _State:
     """Replaces blocks (i, j) of `state` by step(blocks, i, j), for one visited pair after the other."""
 
-    def body(state: _State, pair: tuple[Array, ...]) -> tuple[_State, None]:
-        i, j, *visited = pair
+    pairs = tuple(jnp.asarray(blocks, jnp.int32) for blocks in plan.pairs())
+    count = pairs[0].shape[0]
+
+    def body(carry: tuple[Array, _State]) -> tuple[Array, _State]:
+        n, state = carry
+        i, j = (_at(blocks, n) for blocks in pairs)
         index = ((i,) * len(state[0]), (j,) * len(state[1]))
 
         def visit(blocks: _State) -> _State:
@@ -163,11 +167,12 @@ def _scan_pairs(plan: _Plan, mask: _Mask, step: Callable[[_State, Array, Array],
             return blocks
 
         blocks = jax.tree.map(_at, state, index)
-        blocks = jax.lax.cond(visited[0], visit, skip, blocks) if visited else visit(blocks)
-        return jax.tree.map(_put, state, blocks, index), None
+        blocks = visit(blocks) if mask.visited is None else jax.lax.cond(_at(mask.visited, n), visit, skip, blocks)
+        return n + 1, jax.tree.map(_put, state, blocks, index)
 
-    pairs = tuple(jnp.asarray(blocks, jnp.int32) for blocks in plan.pairs())
-    return jax.lax.scan(body, state, pairs if mask.visited is None else (*pairs, mask.visited))[0]
+    # Not a scan: inside a scan over layers that is differentiated, JAX would hoist what depends on the mask alone out
+    # of the layers and store it for every pair of blocks, length x length again. A while loop cannot be split so.
+    return jax.lax.while_loop(lambda carry: carry[0] < count, body, (jnp.int32(0), state))[1]
 
 
 def _at(x: Array, index: Array) -> Array:
