@@ -367,6 +367,7 @@ class Trainer:
             minibatches = [
                 [self.policy.score_reference(reference, batch) for batch in batches] for batches in minibatches
             ]
+            del reference  # an offloaded one leaves the devices before the update
         rate = float(self.schedule(int(self.state.step)))
         found: list[Mapping[str, float]] = []
         for _ in range(algorithm.epochs):

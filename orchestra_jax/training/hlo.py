@@ -1,0 +1,329 @@
+"""What one run of a compiled program does, counted in its text: matrix FLOPs, bytes, collectives.
+
+XLA's own cost analysis counts the body of a loop once, whatever its length, and an executable that was compiled for a
+GPU without one has none. Here every loop counts as often as it runs, which is written into the text.
+"""
+
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+COLLECTIVES = (
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
+    "collective-broadcast",
+)  # fmt: skip
+_BITS = {"pred": 8, "token": 0, "opaque": 0, "c64": 64, "c128": 128}
+# Move no data of their own: names for buffers, control flow, and the second halves of asynchronous pairs.
+_FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
+    "iota", "partition-id", "replica-id", "async-start", "async-update", "async-done", "copy-done",
+    *(f"{name}-done" for name in COLLECTIVES),
+}  # fmt: skip
+# An operand that a fusion reads only through these is read where they read it.
+_ELEMENTWISE = {"bitcast", "reshape", "convert", "copy", "transpose"}
+_SLICES = {"dynamic-slice", "slice", "gather"}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """All runs of one kind of collective.
+
+    Attributes:
+        kind: as XLA names it.
+        devices: of a group.
+        per_node: most devices of a group that share a node; fewer than `devices` where it spans nodes.
+        count: runs.
+        bytes: whole (gathered, or not yet scattered) arrays, per device.
+        wire_bytes: what each device sends with ring algorithms.
+    """
+
+    kind: str
+    devices: int
+    per_node: int
+    count: float
+    bytes: float
+    wire_bytes: float
+
+
+@dataclass(frozen=True)
+class ProgramCost:
+    """One run of a program on one device.
+
+    Attributes:
+        flops: of matrix products and convolutions, two per multiply-add.
+        bytes: read and written by all kernels, as if no kernel found another's output in a cache.
+        collectives: by kind and group.
+        uncounted: custom calls whose FLOPs are unknown, and loops of unknown length (counted as one run).
+    """
+
+    flops: float
+    bytes: float
+    collectives: tuple[Collective, ...]
+    uncounted: tuple[str, ...]
+
+
+def program_cost(text: str, devices_per_node: int = 8) -> ProgramCost:
+    """Counts a compiled program, `jax.stages.Compiled.as_text()`.
+
+    Args:
+        devices_per_node: devices i and j share a node where i // devices_per_node == j // devices_per_node.
+
+    Raises:
+        ValueError: the text has no entry computation.
+    """
+    total = _Counter(_computations(text), devices_per_node).entry()
+    collectives = tuple(
+        Collective(*key, count, total.payload[key], total.wire[key]) for key, count in sorted(total.runs.items())
+    )
+    return ProgramCost(total.flops, total.bytes, collectives, tuple(sorted(total.uncounted)))
+
+
+@dataclass(frozen=True)
+class _Instruction:
+    name: str
+    type: str
+    opcode: str
+    operands: tuple[str, ...]
+    rest: str  # the attributes
+    root: bool
+
+    @functools.cached_property
+    def size(self) -> float:
+        return _type_bytes(self.type)
+
+
+_Group = tuple[str, int, int]  # kind, devices, devices per node
+
+
+@dataclass
+class _Tally:
+    flops: float = 0.0
+    bytes: float = 0.0
+    runs: dict[_Group, float] = field(default_factory=dict)
+    payload: dict[_Group, float] = field(default_factory=dict)
+    wire: dict[_Group, float] = field(default_factory=dict)
+    uncounted: set[str] = field(default_factory=set)
+
+    def add(self, other: "_Tally", times: float = 1.0) -> None:
+        self.flops += times * other.flops
+        self.bytes += times * other.bytes
+        for mine, theirs in ((self.runs, other.runs), (self.payload, other.payload), (self.wire, other.wire)):
+            for key, value in theirs.items():
+                mine[key] = mine.get(key, 0.0) + times * value
+        self.uncounted |= other.uncounted
+
+
+class _Counter:
+    def __init__(self, computations: Mapping[str, Sequence[_Instruction]], devices_per_node: int) -> None:
+        self.computations, self.devices_per_node = computations, devices_per_node
+        self.done: dict[str, _Tally] = {}
+
+    def entry(self) -> _Tally:
+        if "ENTRY" not in self.computations:
+            raise ValueError("This is no compiled program: it has no ENTRY computation.")
+        return self.run("ENTRY")
+
+    def run(self, name: str) -> _Tally:
+        """One run of a computation."""
+        if name not in self.done:
+            total = _Tally()
+            instructions = self.computations[name]
+            types = {instruction.name: instruction for instruction in instructions}
+            for instruction in instructions:
+                self.count(instruction, types, total)
+            self.done[name] = total
+        return self.done[name]
+
+    def count(self, i: _Instruction, types: Mapping[str, _Instruction], total: _Tally) -> None:
+        operands = [types[name] for name in i.operands if name in types]
+        kind = i.opcode.removesuffix("-start")
+        if kind in COLLECTIVES:
+            size, per_node = self.reach(i)
+            taken = sum(operand.size for operand in operands)
+            payload = taken * (size if kind == "all-gather" else 1)
+            given = payload / (size if kind == "reduce-scatter" else 1)
+            share = 1.0 if kind in ("collective-permute", "collective-broadcast") else (size - 1) / size
+            wire = payload * share * (2 if kind == "all-reduce" else 1)
+            key = (kind, size, per_node)
+            total.add(_Tally(0.0, taken + given, {key: 1.0}, {key: payload}, {key: wire}))
+        elif i.opcode == "while":
+            trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', i.rest)
+            if trips is None:
+                total.uncounted.add("a loop of unknown length")
+            for called in _called(i, "body", "condition"):
+                total.add(self.run(called), float(trips[1]) if trips else 1.0)
+        elif i.opcode == "conditional":
+            # Which branch runs is not known here: the costliest.
+            branches = [
+                self.run(called)
+                for called in _called(i, "branch_computations", "true_computation", "false_computation")
+            ]
+            total.add(max(branches, key=lambda branch: (branch.flops, branch.bytes)))
+        elif i.opcode in ("call", "async-start"):
+            for called in _called(i, "to_apply", "calls"):
+                total.add(self.run(called))
+        elif i.opcode == "fusion":
+            for called in _called(i, "calls"):
+                inside = self.run(called)
+                total.flops += inside.flops  # its inner bytes stay in registers
+                total.uncounted |= inside.uncounted
+                total.bytes += _fusion_bytes(self.computations[called], operands, i)
+        else:
+            total.flops += _flops(i, operands)
+            if i.opcode == "custom-call" and _is_unknown(i):
+                total.uncounted.add(f"custom call {_target(i)}")
+            total.bytes += _plain_bytes(i, operands)
+
+    def reach(self, i: _Instruction) -> tuple[int, int]:
+        """Devices of the largest group of a collective, and most of them that share a node."""
+        groups = max(_groups(i.rest), key=len, default=[0])
+        nodes = Counter(device // self.devices_per_node for device in groups)
+        return len(groups), max(nodes.values())
+
+
+def _computations(text: str) -> dict[str, list[_Instruction]]:
+    found: dict[str, list[_Instruction]] = {}
+    current: list[_Instruction] | None = None
+    for line in re.sub(r"/\*.*?\*/", "", text).splitlines():
+        if current is None:
+            if header := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
+                current = found.setdefault("ENTRY" if header[1] else header[2], [])
+        elif line.startswith("}"):
+            current = None
+        elif match := re.match(r"\s+(ROOT )?%?([\w.\-]+) = (.*)", line):
+            current.append(_instruction(match[2], match[3], bool(match[1])))
+    return found
+
+
+def _instruction(name: str, text: str, root: bool) -> _Instruction:
+    end = _closing(text, 0) if text.startswith("(") else text.index(" ")
+    opened = text.index("(", end)
+    closed = _closing(text, opened)
+    operands = tuple(re.findall(r"%([\w.\-]+)", text[opened:closed]))
+    return _Instruction(name, text[:end], text[end:opened].strip(), operands, text[closed:], root)
+
+
+def _closing(text: str, opened: int) -> int:
+    """One past the parenthesis that closes the one at `opened`."""
+    depth = 0
+    for k in range(opened, len(text)):
+        depth += (text[k] == "(") - (text[k] == ")")
+        if depth == 0:
+            return k + 1
+    raise ValueError(f"Unbalanced parentheses in the program's text: {text[:80]}")
+
+
+def _shapes(type_: str) -> list[tuple[str, tuple[int, ...]]]:
+    return [
+        (dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", type_)
+    ]
+
+
+def _type_bytes(type_: str) -> float:
+    total = 0.0
+    for dtype, dims in _shapes(type_):
+        digits = re.match(r"[a-z]+(\d+)", dtype)
+        bits = _BITS.get(dtype, int(digits[1]) if digits else 0)
+        total += math.prod(dims) * bits / 8
+    return total
+
+
+def _called(i: _Instruction, *keys: str) -> Iterator[str]:
+    for key in keys:
+        if found := re.search(rf"\b{key}=(\{{[^}}]*\}}|%?[\w.\-]+)", i.rest):
+            yield from re.findall(r"[\w.\-]+", found[1])
+
+
+def _groups(rest: str) -> Iterator[Sequence[int]]:
+    """Device groups of a collective, in any of XLA's three notations; pairs for a permutation."""
+    if found := re.search(r"source_target_pairs=\{(.*?)\}\}", rest):
+        yield from ([int(n) for n in pair.split(",")] for pair in re.findall(r"(\d+,\d+)", found[1]))
+    elif found := re.search(r"replica_groups=mesh\[(.*?)\] ?\{(.*?)\}", rest):
+        axes = re.findall(r"'?([\w.]+)'?=(\d+)", found[1])
+        devices = np.arange(math.prod(int(size) for _, size in axes)).reshape([int(size) for _, size in axes])
+        used = [k for k, (name, _) in enumerate(axes) if name in re.findall(r"[\w.]+", found[2])]
+        kept = [k for k in range(len(axes)) if k not in used]
+        yield from devices.transpose(kept + used).reshape(-1, math.prod(devices.shape[k] for k in used)).tolist()
+    elif found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest):
+        shape, source = ([int(n) for n in part.split(",")] for part in (found[1], found[2]))
+        order = [int(n) for n in found[3].split(",")] if found[3] else list(range(len(source)))
+        yield from np.arange(math.prod(source)).reshape(source).transpose(order).reshape(shape).tolist()
+    elif found := re.search(r"replica_groups=\{(.*?)\}\}", rest):
+        yield from ([int(n) for n in re.findall(r"\d+", group)] for group in re.findall(r"\{([\d,]+)", found[1] + "}"))
+
+
+def _target(i: _Instruction) -> str:
+    found = re.search(r'custom_call_target="([^"]+)"', i.rest)
+    return found[1] if found else "?"
+
+
+def _is_gemm(i: _Instruction) -> bool:
+    return i.opcode == "custom-call" and ("gemm" in _target(i) or "matmul" in _target(i))
+
+
+def _is_unknown(i: _Instruction) -> bool:
+    # Helpers of XLA's without arithmetic of weight.
+    helpers = ("AllocateBuffer", "Sharding", "SPMD", "TopK", "annotate", "Pin", "Unpin", "MoveTo")
+    return not _is_gemm(i) and not any(word in _target(i) for word in helpers)
+
+
+def _flops(i: _Instruction, operands: Sequence[_Instruction]) -> float:
+    if i.opcode == "convolution":
+        window = math.prod(_shapes(operands[1].type)[0][1]) / max(_shapes(i.type)[0][1][-1], 1)
+        return 2.0 * math.prod(_shapes(i.type)[0][1]) * window
+    if i.opcode != "dot" and not _is_gemm(i):
+        return 0.0
+    contracted = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)', i.rest)
+    lhs = _shapes(operands[0].type)[0][1]
+    dims = [int(n) for n in re.findall(r"\d+", contracted[1])] if contracted else [len(lhs) - 1]
+    return 2.0 * math.prod(_shapes(i.type)[0][1]) * math.prod(lhs[d] for d in dims)
+
+
+def _plain_bytes(i: _Instruction, operands: Sequence[_Instruction]) -> float:
+    if i.opcode in _FREE:
+        return 0.0
+    if i.opcode in _SLICES:
+        return 2 * i.size
+    if i.opcode == "dynamic-update-slice":
+        return 2 * operands[1].size
+    return i.size + sum(operand.size for operand in operands)
+
+
+def _fusion_bytes(inside: Sequence[_Instruction], operands: Sequence[_Instruction], i: _Instruction) -> float:
+    """Operands and results of a fusion; an array that it only slices or updates in place counts with that part."""
+    by_name = {instruction.name: instruction for instruction in inside}
+    users: dict[str, list[_Instruction]] = {}
+    for instruction in inside:
+        for name in instruction.operands:
+            users.setdefault(name, []).append(instruction)
+
+    def read(name: str) -> float:
+        total = 0.0
+        for user in users.get(name, []):
+            if user.opcode in _SLICES and user.operands[0] == name:
+                total += user.size
+            elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
+                continue
+            elif user.opcode in _ELEMENTWISE:
+                total += read(user.name)
+            else:
+                return math.inf
+        return total
+
+    def written(name: str) -> float:
+        instruction = by_name[name]
+        if instruction.opcode == "dynamic-update-slice":
+            return by_name[instruction.operands[1]].size
+        if instruction.opcode in ("bitcast", "tuple"):
+            return sum(written(operand) for operand in instruction.operands)
+        return instruction.size
+
+    root = next(instruction.name for instruction in inside if instruction.root)
+    parameters = [p for p in inside if p.opcode == "parameter"]
+    sizes = sum(min(p.size, read(p.name)) for p in parameters)
+    return sizes + min(i.size, written(root))
