@@ -181,7 +181,8 @@ class Qwen3(nn.Module):
 
         x = jnp.take(table, tokens.reshape(-1), axis=0).astype(config.dtype)
         if self.constrain is not None:
-            x = self.constrain(x, ("batch", "hidden"))
+            # Looked up where the table lies; otherwise XLA may gather the whole table first.
+            x = self.constrain(self.constrain(x, (None, "embed")), ("batch", "hidden"))
         rope = rope_angles(positions, config.head_dim, config.rope_theta)
         block = _remat_block(config)
         kv: KVCache
