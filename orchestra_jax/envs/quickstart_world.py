@@ -15,7 +15,7 @@ Questions, people, price lists and preference wordings of the evaluation split n
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import perm
@@ -282,10 +282,12 @@ class QuickstartWorld:
             )
             for n, kind in enumerate(kinds)
         ]
-        first: dict[str, Task] = {}
-        for task in tasks:
-            first.setdefault(best_tool(task), task)
-        return sorted(tasks, key=lambda task: first[best_tool(task)] is not task)[:wishes]
+        # As a group of rollouts sees it that has learned who can answer: Eq. 2 normalises over those tools only.
+        able = [spec for spec in menu if success_probability(spec.name, family) >= 0.5]
+        best = [best_tool(task, able) for task in tasks]
+        first = {tool: best.index(tool) for tool in best}
+        order = sorted(range(len(tasks)), key=lambda n: first[best[n]] != n)
+        return [tasks[n] for n in order[:wishes]]
 
     def swap_tasks(self, index: int, kinds: tuple[str, ...]) -> list[Task]:
         """Held-out question `index` with every tool on the menu, posed once under each kind of preference."""
@@ -422,16 +424,16 @@ def success_probability(tool: str, family: str) -> float:
     return table.get((tool, family), 0.0)
 
 
-def best_tool(task: Task) -> str:
+def best_tool(task: Task, tools: Sequence[ToolSpec] = ()) -> str:
     """The tool with the highest expected preference utility, knowing the family, every skill, price and latency.
 
     The expected utility of a tool is its success probability times P . features, with cost and latency min-max
-    normalised over the menu (Eq. 2 with one run of each tool as the group).
+    normalised over `tools` (Eq. 2 with one run of each as the group), by default the whole menu.
     """
-    wish = task.preference
+    wish, tools = task.preference, tools or task.tools
 
     def saving(value: Callable[[ToolSpec], float]) -> Mapping[str, float]:
-        values = {spec.name: value(spec) for spec in task.tools}
+        values = {spec.name: value(spec) for spec in tools}
         low, high = min(values.values()), max(values.values())
         return {name: (high - v) / (high - low) if high > low else 0.0 for name, v in values.items()}
 
@@ -441,4 +443,4 @@ def best_tool(task: Task) -> str:
         utility = wish.outcome + wish.compute * cheap[spec.name] + wish.latency * fast[spec.name]
         return success_probability(spec.name, task.family) * (utility + wish.tools.get(spec.name, 0.0))
 
-    return max(task.tools, key=expected).name
+    return max(tools, key=expected).name

@@ -189,6 +189,10 @@ def test_no_tool_is_best_under_every_preference(world: QuickstartWorld):
     assert sum(len(set(choices)) > 1 for choices in swapped) >= 10
 
 
+def best_of_the_able(task: Task) -> str:
+    return best_tool(task, [spec for spec in task.tools if success_probability(spec.name, task.family) >= 0.5])
+
+
 def test_the_wishes_of_one_question_call_for_different_tools(world: QuickstartWorld):
     differ = 0
     for index in range(200):
@@ -198,12 +202,20 @@ def test_the_wishes_of_one_question_call_for_different_tools(world: QuickstartWo
             (t.question, t.tools, t.answer) == (posed[0].question, posed[0].tools, posed[0].answer) for t in posed
         )
         assert len({t.preference.name for t in posed}) == len({t.id for t in posed}) == 3
-        best = [best_tool(t) for t in posed]
+        best = [best_of_the_able(t) for t in posed]
         # The second wish repeats the first one's tool only where all seven wishes do.
-        every = {best_tool(t) for t in world.contrast("train", index, len(KINDS))}
+        every = {best_of_the_able(t) for t in world.contrast("train", index, len(KINDS))}
         assert len(set(best)) == min(3, len(every))
         differ += best[1] != best[0]
     assert 60 <= differ < 140
+
+
+def test_in_a_group_a_saving_counts_in_full(world: QuickstartWorld):
+    """On the whole menu the web is cheap beside the large expert; between the two searches it is the dear one."""
+    tasks = [t for index in range(60) for t in world.swap_tasks(index, ("cost",)) if t.family == "lookup"]
+    searches = [[spec for spec in t.tools if "search" in spec.name] for t in tasks]
+    assert {best_tool(t, able) for t, able in zip(tasks, searches, strict=True)} == {"local_search"}
+    assert "web_search" in {best_tool(t) for t in tasks}
 
 
 # --- training and evaluation do not meet -----------------------------------------------------------------------------
