@@ -33,9 +33,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(("mesh.fsdp=4", "mesh.tensor=2"), id="mesh"),
+        pytest.param(("mesh.fsdp=4", "mesh.tensor=2"), id="mesh", marks=pytest.mark.slow),
         pytest.param(PACKED, id="packed"),
-        pytest.param((*PACKED, "mesh.data=2", "mesh.fsdp=4", "algorithm.reference_offload=true"), id="all"),
+        pytest.param(
+            (*PACKED, "mesh.data=2", "mesh.fsdp=4", "algorithm.reference_offload=true"),
+            id="all",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_first_update_is_that_of_one_device(tmp_path: Path, plain: Path, overrides: tuple[str, ...]):
@@ -50,6 +54,7 @@ def test_the_first_update_is_that_of_one_device(tmp_path: Path, plain: Path, ove
         assert row["updates/skipped"] == 0
 
 
+@pytest.mark.slow
 def test_a_run_on_a_mesh_resumes_bit_for_bit(tmp_path: Path):
     mesh = ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
     assert train(tmp_path / "whole", *SMALL, *mesh).returncode == 0
@@ -69,7 +74,9 @@ def test_the_exported_policy_is_the_trained_one(plain: Path):
     assert (plain / "policy" / "tokenizer.json").is_file()
 
 
-@pytest.mark.parametrize("mesh", [(), ("mesh.fsdp=8",)], ids=["one", "mesh"])
+@pytest.mark.parametrize(
+    "mesh", [pytest.param((), id="one"), pytest.param(("mesh.fsdp=8",), id="mesh", marks=pytest.mark.slow)]
+)
 def test_adapters_train_on_a_frozen_base(tmp_path: Path, plain: Path, mesh: tuple[str, ...]):
     adapted = (f"model.path={plain / 'policy'}", "model.lora.rank=4", "model.lora.targets=[q,v,down]", *mesh)
     done = train(tmp_path, *SMALL, *adapted)
