@@ -219,8 +219,7 @@ class DataConfig:
 class WarmStartConfig:
     """Supervised steps on scripted demonstrations, for a policy with random weights only."""
 
-    steps: int = at_least(600, 0)  # optimizer steps, fewer where copying is right before; 0 skips it
-    extra_steps: int = at_least(0, 0)  # more steps, on a schedule of their own, where copying is not right by then
+    steps: int = at_least(600, 0)  # optimizer steps at most; 0 skips it
     batch_size: int = at_least(64, 1)  # demonstrations
     demonstrations: int = at_least(8000, 1)  # scripted trajectories made before the first step
     optimizer: str = one_of("muon", "adamw", "muon")  # for the warm start only

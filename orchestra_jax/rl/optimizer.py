@@ -21,7 +21,6 @@ class OptimizerConfig:
         warmup_steps: linear warm-up from 0.
         schedule: "constant" | "linear" | "cosine"; the last two fall to `final_fraction` of the peak at `total_steps`.
         total_steps: length of the run in optimizer steps.
-        restart_steps: steps after that on a second cosine, from half the peak.
         max_grad_norm: global-norm clip.
         moment_dtype: "float32" or "bfloat16": what both moments are stored in; the arithmetic is fp32 either way.
 
@@ -34,7 +33,6 @@ class OptimizerConfig:
     warmup_steps: int = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     total_steps: int = 1
-    restart_steps: int = 0
     final_fraction: float = 0.1
     weight_decay: float = 0.0
     b1: float = 0.9
@@ -55,15 +53,11 @@ def learning_rate(cfg: OptimizerConfig) -> optax.Schedule:
         "linear": lambda: optax.linear_schedule(peak, peak * cfg.final_fraction, rest),
         "cosine": lambda: optax.cosine_decay_schedule(peak, rest, cfg.final_fraction),
     }[cfg.schedule]()
-    parts, starts = [after], []
-    if cfg.warmup_steps:
-        # Warm-up ends at the peak and its first step is not 0.
-        parts.insert(0, optax.linear_schedule(peak / cfg.warmup_steps, peak, cfg.warmup_steps))
-        starts.append(cfg.warmup_steps)
-    if cfg.restart_steps:
-        parts.append(optax.cosine_decay_schedule(peak / 2, cfg.restart_steps, 2 * cfg.final_fraction))
-        starts.append(cfg.total_steps)
-    return optax.join_schedules(parts, starts) if starts else after
+    if not cfg.warmup_steps:
+        return after
+    # Warm-up ends at the peak and its first step is not 0.
+    warm = optax.linear_schedule(peak / cfg.warmup_steps, peak, cfg.warmup_steps)
+    return optax.join_schedules([warm, after], [cfg.warmup_steps])
 
 
 def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:

@@ -101,7 +101,6 @@ def warm_learner(cfg: RunConfig, model: Qwen3Config, mesh: Mesh | None = None) -
         warmup_steps=20,
         schedule="cosine",
         total_steps=max(1, warm.steps),
-        restart_steps=warm.extra_steps,
         final_fraction=0.05,
     )
     return Learner(model, LearnerConfig(LossConfig(), chunk=2048), make_optimizer(optimizer), mesh=mesh)

@@ -169,10 +169,6 @@ class Trainer:
         return bool(self.cfg.warm_start.steps) and self.cfg.model.path is None
 
     @property
-    def _most_warm_steps(self) -> int:
-        return self.cfg.warm_start.steps + self.cfg.warm_start.extra_steps
-
-    @property
     def _keeps_reference(self) -> bool:
         """Whether a copy of the starting policy is kept for the KL; under LoRA's adapters it is there anyway."""
         return self.cfg.algorithm.kl_coef > 0 and self.lora is None
@@ -189,7 +185,7 @@ class Trainer:
         arrays: dict[str, Any] = {"state": self.state}
         if self.reference is not None:
             arrays["reference"] = self.reference
-        offset = self._most_warm_steps + 1 if self.phase == "policy" else 0
+        offset = self.cfg.warm_start.steps + 1 if self.phase == "policy" else 0
         meta = {
             "phase": self.phase,
             "step": self.step,
@@ -238,7 +234,7 @@ class Trainer:
         """Supervised steps until the policy copies well enough, then the switch to the policy optimizer."""
         cfg = self.cfg.warm_start
         if self._warms:
-            with Progress(self._most_warm_steps, phase="warm start", start=self.step, every=50) as progress:
+            with Progress(cfg.steps, phase="warm start", start=self.step, every=50) as progress:
                 progress.print(f"Making {cfg.demonstrations} demonstrations with random tools ...")
                 demonstrations = self._runner.run(
                     self.collector.play(self.world.demonstrate, list(self.world.demonstrations), self.world.think)
@@ -267,10 +263,10 @@ class Trainer:
         )
         batches = supervised_batches(rows, cfg.batch_size, shapes, self.cfg.seed, self.step, self.warm.shards)
         copied = self.notes.get("copy_accuracy", 0.0)
-        while self.step < self._most_warm_steps and copied < cfg.min_copy_accuracy:
+        while self.step < cfg.steps and copied < cfg.min_copy_accuracy:
             self.state, metrics = self.warm.supervised_step(self.state, next(batches))
             self.step += 1
-            if self.step % cfg.check_every == 0 or self.step == self._most_warm_steps:
+            if self.step % cfg.check_every == 0 or self.step == cfg.steps:
                 self._sync_engine()
                 copied = self._measure_copying()
                 self.notes["copy_accuracy"] = copied

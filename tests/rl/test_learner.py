@@ -1,8 +1,6 @@
 import functools
 import itertools
-import math
 import warnings
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -357,14 +355,6 @@ def test_learning_rate_warms_up_then_follows_its_schedule(schedule, expected):
     for step, share in expected.items():
         assert float(rate(step)) == pytest.approx(2.0 * share, rel=1e-6), step
     assert float(learning_rate(OptimizerConfig(2.0, schedule=schedule, total_steps=14))(0)) == pytest.approx(2.0)
-
-
-def test_a_second_cosine_starts_at_half_the_peak():
-    cfg = OptimizerConfig(2.0, schedule="cosine", total_steps=10, restart_steps=4, final_fraction=0.1)
-    rates = [float(learning_rate(cfg)(step)) for step in range(16)]
-    assert rates[:10] == [float(learning_rate(replace(cfg, restart_steps=0))(step)) for step in range(10)]
-    second = [0.2 + 0.4 * (1 + math.cos(math.pi * min(k, 4) / 4)) for k in range(6)]
-    assert rates[10:] == pytest.approx(second)
 
 
 def test_the_optimizer_clips_the_global_norm_and_decays_weights():
