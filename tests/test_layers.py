@@ -23,7 +23,9 @@ LAYERS = (
 )
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 PURE = ("rl", "models")
-READS_FILES = {"models/config.py", "models/lora.py", "models/safetensors.py", "models/tokenizer.py"}
+READS_FILES = {
+    "models/config.py", "models/folders.py", "models/lora.py", "models/safetensors.py", "models/tokenizer.py",
+}  # fmt: skip
 IMPURE_MODULES = {
     "asyncio", "datetime", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "shutil",
     "socket", "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid",

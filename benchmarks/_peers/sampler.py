@@ -69,10 +69,8 @@ def _transformers(folder: Path, prompts: list[list[int]], new: int) -> Sample:
 
 
 def _tunix(folder: Path, prompts: list[list[int]], new: int) -> Sample:
-    import jax.numpy as jnp
     from tunix.generate.sampler import CacheConfig, Sampler
-    from tunix.models.qwen3 import model as qwen3
-    from tunix.models.qwen3.params import create_model_from_safe_tensors
+    from tunix_model import load
 
     class Tokenizer:
         """Prompts are ids written as text; the end of sequence is no id of the vocabulary."""
@@ -87,25 +85,12 @@ def _tunix(folder: Path, prompts: list[list[int]], new: int) -> Sample:
             return 0  # none
 
         def eos_id(self) -> int:
-            return int(hf["vocab_size"])
+            return int(config.vocab_size)
 
         def pad_id(self) -> int:
             return PAD_ID
 
-    hf = json.loads((folder / "config.json").read_text())
-    config = qwen3.ModelConfig(
-        num_layers=hf["num_hidden_layers"],
-        vocab_size=hf["vocab_size"],
-        embed_dim=hf["hidden_size"],
-        hidden_dim=hf["intermediate_size"],
-        num_heads=hf["num_attention_heads"],
-        head_dim=hf["head_dim"],
-        num_kv_heads=hf["num_key_value_heads"],
-        rope_theta=int(hf["rope_theta"]),
-        norm_eps=hf["rms_norm_eps"],
-        use_tied_embedding=hf["tie_word_embeddings"],
-    )
-    model = create_model_from_safe_tensors(str(folder), config, dtype=jnp.float32)
+    model, config = load(folder)
     longest = max(map(len, prompts))
     cache = CacheConfig(longest + new, config.num_layers, config.num_kv_heads, config.head_dim)
     sampler = Sampler(model, Tokenizer(), cache)

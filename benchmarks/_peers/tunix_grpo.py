@@ -4,7 +4,6 @@ The loss and the model input are set on the trainer as GRPOLearner does; the loo
 checkpoints) is left out, in Tunix's favour. beta = 0 switches the KL off. Old log-probs are given, as to the others.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -13,30 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
-from tunix.models.qwen3 import model as qwen3
-from tunix.models.qwen3.params import create_model_from_safe_tensors
+from flax import nnx  # Tunix's models are nnx modules; this file runs in its environment, never in ours
 from tunix.rl import function_registry, trainer
 from tunix.rl.grpo.grpo_learner import GRPOConfig, TrainExample
 from tunix.sft.peft_trainer import TrainingConfig
+from tunix_model import load
 from worker import B1, B2, CLIP, EOS_ID, LEARNING_RATE, MAX_GRAD_NORM, PAD_ID, WEIGHT_DECAY, Batch, serve_steps
 
 
 def _build(folder: Path, batch: Batch) -> Callable[[], Mapping[str, float]]:
-    hf = json.loads((folder / "config.json").read_text())
-    config = qwen3.ModelConfig(
-        num_layers=hf["num_hidden_layers"],
-        vocab_size=hf["vocab_size"],
-        embed_dim=hf["hidden_size"],
-        hidden_dim=hf["intermediate_size"],
-        num_heads=hf["num_attention_heads"],
-        head_dim=hf["head_dim"],
-        num_kv_heads=hf["num_key_value_heads"],
-        rope_theta=int(hf["rope_theta"]),
-        norm_eps=hf["rms_norm_eps"],
-        use_tied_embedding=hf["tie_word_embeddings"],
-    )
-    model = create_model_from_safe_tensors(str(folder), config, dtype=jnp.float32)
+    model, _ = load(folder)
     optimizer = optax.chain(
         optax.clip_by_global_norm(MAX_GRAD_NORM),
         optax.adamw(LEARNING_RATE, b1=B1, b2=B2, weight_decay=WEIGHT_DECAY),

@@ -10,9 +10,7 @@ A PEFT folder holds `adapter_config.json` and `adapter_model.safetensors`.
 
 import json
 import math
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from orchestra_jax.models.config import Qwen3Config
+from orchestra_jax.models.folders import whole_folder
 from orchestra_jax.models.hf_names import Source, sources
 from orchestra_jax.models.qwen3 import Params, abstract_params
 
@@ -176,7 +175,7 @@ def save_peft(
             "init_lora_weights": True,
             "inference_mode": True,
         }
-        with _whole_folder(folder, overwrite) as partial:
+        with whole_folder(folder, overwrite=overwrite) as partial:
             save_file(tensors, partial / _WEIGHTS, metadata={"format": "pt"})
             (partial / _CONFIG).write_text(json.dumps(values, indent=2) + "\n")
     if jax.process_count() > 1:
@@ -277,28 +276,6 @@ def _to_host(leaf: Any) -> np.ndarray:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated:
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
     return np.asarray(leaf)
-
-
-@contextmanager
-def _whole_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """Gives a folder to write into, which takes the place of `folder` at the end if nothing is raised."""
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not overwrite)):
-        raise FileExistsError(f"{str(folder)!r} exists; give a new folder, or overwrite=True to replace it.")
-    partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
-    for left_over in (partial, old):
-        shutil.rmtree(left_over, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        if folder.exists():
-            folder.rename(old)
-        partial.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        raise
 
 
 def _read_config(path: Path) -> LoRA:

@@ -9,7 +9,6 @@ import functools
 import gc
 import json
 import math
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from orchestra_jax.models.config import Qwen3Config
+from orchestra_jax.models.folders import whole_folder
 from orchestra_jax.models.hf_names import Source, sources
 from orchestra_jax.models.qwen3 import Params, abstract_params
 from orchestra_jax.models.sharding import ShardingRules, param_shardings
@@ -106,13 +106,7 @@ def save(
     folder = Path(folder).absolute()
     tensors = _tensors(config, params)
     writer = jax.process_index() == 0
-    if writer and folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not overwrite)):
-        raise FileExistsError(f"{str(folder)!r} exists; give a new folder, or overwrite=True to replace it.")
-    partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
-    if writer:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    try:
+    with whole_folder(folder, overwrite=overwrite, writer=writer) as partial:
         _write_tensors(partial, tensors, max_shard_bytes, writer)
         if writer:
             param_dtype = str(jnp.result_type(*(tensor.param.dtype for tensor in tensors)))
@@ -122,17 +116,6 @@ def save(
                 hf |= {key: value for key, value in ids.items() if value is not None}
                 tokenizer.save_pretrained(partial)
             (partial / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
-            shutil.rmtree(old, ignore_errors=True)
-            if folder.exists():
-                folder.rename(old)
-            partial.rename(folder)
-            shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        if writer:
-            shutil.rmtree(partial, ignore_errors=True)
-            if old.exists() and not folder.exists():
-                old.rename(folder)
-        raise
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(f"saved {folder}")
 

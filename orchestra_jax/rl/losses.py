@@ -184,6 +184,29 @@ def _importance_weights(
     return (jnp.ones_like(raw) if cfg.importance == "none" else corrected), metrics
 
 
+def _surrogate(
+    ratio: Float[Array, "B T"],
+    new: Float[Array, "B T"],
+    adv: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    cfg: LossConfig,
+) -> tuple[Float[Array, "B T"], dict[str, Float[Array, ""]]]:
+    """The clipped surrogate of each token, to be minimised, and the shares of tokens that each clip holds."""
+    clipped = jnp.clip(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)
+    below, above = ratio < 1 - cfg.clip_low, ratio > 1 + cfg.clip_high
+    dual = jnp.zeros_like(mask)
+    if cfg.loss == "cispo":
+        surrogate = -jax.lax.stop_gradient(clipped) * adv * new
+    else:
+        surrogate = -jnp.minimum(ratio * adv, clipped * adv)
+        below, above = below & (adv < 0), above & (adv > 0)
+        if cfg.dual_clip is not None:
+            dual = (adv < 0) & (surrogate > -adv * cfg.dual_clip)
+            surrogate = jnp.where(dual, -adv * cfg.dual_clip, surrogate)
+    held = {"low": below, "high": above, "dual": dual}
+    return surrogate, {f"clip_fraction_{k}": _masked_mean(v.astype(ratio.dtype), mask) for k, v in held.items()}
+
+
 def policy_loss(
     logprobs: Float[Array, "B T"],
     old_logprobs: Float[Array, "B T"],
@@ -245,18 +268,7 @@ def policy_loss(
     new, old = clean(logprobs), constant(old_logprobs)
 
     ratio = jnp.exp(_log_ratio(new, old, kept, cfg.loss))
-    clipped = jnp.clip(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)
-    below, above = ratio < 1 - cfg.clip_low, ratio > 1 + cfg.clip_high
-    dual = jnp.zeros_like(kept)
-    if cfg.loss == "cispo":
-        surrogate = -jax.lax.stop_gradient(clipped) * adv * new
-    else:
-        surrogate = -jnp.minimum(ratio * adv, clipped * adv)
-        below, above = below & (adv < 0), above & (adv > 0)
-        if cfg.dual_clip is not None:
-            dual = (adv < 0) & (surrogate > -adv * cfg.dual_clip)
-            surrogate = jnp.where(dual, -adv * cfg.dual_clip, surrogate)
-
+    surrogate, clipping = _surrogate(ratio, new, adv, kept, cfg)
     rollout = None if rollout_logprobs is None else constant(rollout_logprobs)
     weight, metrics = _importance_weights(old, rollout, kept, cfg)
     objective = _aggregate(surrogate * weight, kept, cfg, denominator)
@@ -275,9 +287,7 @@ def policy_loss(
         "sequences": kept.any(axis=-1).sum().astype(ratio.dtype),
         "ratio_mean": _masked_mean(ratio, kept),
         "ratio_max": jnp.where(kept, ratio, 0.0).max(initial=0.0),
-        "clip_fraction_low": _masked_mean(below.astype(ratio.dtype), kept),
-        "clip_fraction_high": _masked_mean(above.astype(ratio.dtype), kept),
-        "clip_fraction_dual": _masked_mean(dual.astype(ratio.dtype), kept),
+        **clipping,
         "approx_kl": _masked_mean(kl_estimate(old, new, "k3"), kept),
     }
     return loss, jax.lax.stop_gradient(metrics)
