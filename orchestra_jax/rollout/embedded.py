@@ -36,7 +36,18 @@ class _Request:
     future: "asyncio.Future[Generation]"
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)  # (weight version, tokens) in order
     cached: int = 0
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return (*self.prompt, *self.sampled)
+
+    def result(self, reason: str) -> Generation:
+        spans = tuple(self.spans) if len(self.spans) > 1 else ()
+        return Generation(
+            tuple(self.sampled), tuple(self.logprobs), reason, self.spans[0][0], self.cached, version_spans=spans
+        )
 
 
 class EmbeddedEngine:
@@ -147,12 +158,11 @@ class EmbeddedEngine:
                 self.close_session(key)
 
     async def update_weights(self, params: Any, version: int) -> None:
-        """Waits until no generation is under way, then replaces the weights; kept keys and values are forgotten."""
-        while pending := [request.future for request in (*self._waiting.values(), *self._running.values())]:
-            await asyncio.wait(pending)
-            await asyncio.sleep(0)  # lets a cancelled caller withdraw its request
+        """In force at once: generations under way go on with it, on keys and values that are computed anew."""
         self.params, self.version = params, version
         self._ids = [()] * (self.slots + 1)
+        self._waiting |= self._running
+        self._running.clear()
 
     async def close(self) -> None:
         self._closed = True
@@ -214,20 +224,20 @@ class EmbeddedEngine:
             self._decode_chunk([self._running[session] for session in sorted(self._running)])
 
     def _fill(self, requests: list[_Request]) -> None:
-        """Brings every slot to hold all but the last token of its prompt."""
+        """Brings every slot to hold all but the last token of its request."""
         fresh: dict[tuple[int, ...], list[int]] = {}
         for request in requests:
-            slot = self._slot_of[request.session]
-            request.cached = _common_prefix(self._ids[slot], request.prompt[:-1])
-            self._ids[slot] = request.prompt[: request.cached]
-            if request.cached == 0 and len(request.prompt) > 1:
-                fresh.setdefault(request.prompt[:-1], []).append(slot)
+            slot, wanted = self._slot_of[request.session], request.ids[:-1]
+            held = _common_prefix(self._ids[slot], wanted)
+            if not request.sampled:
+                request.cached = held
+            self._ids[slot] = wanted[:held]
+            if held == 0 and wanted:
+                fresh.setdefault(wanted, []).append(slot)
         if fresh:
             self._prefill_prompts(fresh)
-        todo = [r for r in requests if len(self._ids[self._slot_of[r.session]]) < len(r.prompt) - 1]
-        while todo:
+        while todo := [r for r in requests if len(self._ids[self._slot_of[r.session]]) < len(r.ids) - 1]:
             self._extend_slots(todo)
-            todo = [r for r in todo if len(self._ids[self._slot_of[r.session]]) < len(r.prompt) - 1]
 
     def _prefill_prompts(self, fresh: dict[tuple[int, ...], list[int]]) -> None:
         """Runs each distinct prompt once, in the smallest row bucket, and copies it to all slots that start with it."""
@@ -249,13 +259,13 @@ class EmbeddedEngine:
             self._cache = self._spread(self._cache, kv, source, lengths)
 
     def _extend_slots(self, requests: list[_Request]) -> None:
-        """Appends up to one width of new prompt tokens to each request's slot."""
+        """Appends up to one width of missing tokens to each request's slot."""
         most = self._row_bucket(len(requests))
         part = requests[:most]
         missing = []
         for request in part:
             have = len(self._ids[self._slot_of[request.session]])
-            missing.append(request.prompt[have : len(request.prompt) - 1])
+            missing.append(request.ids[have:-1])
         width = self._width(max(len(ids) for ids in missing))
         tokens = np.zeros((most, width), np.int32)
         slots = np.full(most, self.slots, np.int32)
@@ -297,13 +307,13 @@ class EmbeddedEngine:
             self._ids[slot] = (*self._ids[slot], int(pending[row]), *new[:-1])
             request.sampled += new
             request.logprobs += logprobs[row, :count].tolist()
+            same = request.spans.pop()[1] if request.spans and request.spans[-1][0] == self.version else 0
+            request.spans.append((self.version, same + count))
             stopped = new[-1] in request.params.stop_ids
             if stopped or count == left[row]:
                 del self._running[request.session]
-                reason = "stop" if stopped else "length"
-                sampled, behaviour = tuple(request.sampled), tuple(request.logprobs)
                 if not request.future.done():  # else its caller was cancelled a moment ago
-                    request.future.set_result(Generation(sampled, behaviour, reason, self.version, request.cached))
+                    request.future.set_result(request.result("stop" if stopped else "length"))
 
     def _row_bucket(self, rows: int) -> int:
         """The smallest compiled batch that holds `rows` rows, or the largest there is."""

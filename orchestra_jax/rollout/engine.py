@@ -30,8 +30,10 @@ class Generation:
         token_ids: sampled ids, stop id included.
         logprobs: log softmax(logits / temperature) of each sampled id, fp32.
         finish_reason: "stop" | "length" | "abort".
-        weight_version: version of the weights that sampled every token.
+        weight_version: the oldest version of the weights that sampled a token.
         cached_tokens: prompt tokens whose keys and values were already there.
+        version_spans: (version, number of tokens) in order, where the weights changed while it was sampled; empty
+            where `weight_version` sampled every token.
     """
 
     token_ids: tuple[int, ...]
@@ -39,6 +41,7 @@ class Generation:
     finish_reason: str
     weight_version: int
     cached_tokens: int = 0
+    version_spans: tuple[tuple[int, int], ...] = ()
 
 
 class Engine(Protocol):
@@ -64,7 +67,13 @@ class Engine(Protocol):
         ...
 
     async def update_weights(self, params: Any, version: int) -> None:
-        """Replaces the weights; no generation mixes two versions."""
+        """Replaces the weights.
+
+        Generations under way either end under the old ones or go on under the new ones and say so in `version_spans`.
+
+        Raises:
+            RuntimeError: the new weights are not in force everywhere, and nothing samples any more.
+        """
         ...
 
     async def close(self) -> None:

@@ -226,17 +226,26 @@ class EngineContract:
         subject.expect_learner([ids], [before])
         subject.expect_learner([longer], [after], params=subject.other_params)
 
-    async def test_no_generation_mixes_two_versions(self, subject: Subject):
-        vocab = subject.config.vocab_size
+    async def test_a_generation_across_an_update_says_which_weights_sampled_what(self, subject: Subject):
+        vocab, versions = subject.config.vocab_size, (subject.params, subject.other_params)
         prompts = [prompt_of(30 + i, 4 + i, vocab) for i in range(3)]
         async with asyncio.timeout(SECONDS):
-            running = asyncio.ensure_future(subject.generate_all(prompts, SamplingParams(20)))
-            await asyncio.sleep(0.01)
+            running = asyncio.ensure_future(subject.generate_all(prompts, SamplingParams(40)))
+            await asyncio.sleep(0.02)
             await subject.engine.update_weights(subject.other_params, 1)
             found = await running
-        for prompt, generation in zip(prompts, found, strict=True):
-            params = (subject.params, subject.other_params)[generation.weight_version]
-            subject.expect_learner([prompt], [generation], params=params)
+        rows = [
+            ((*prompt, *g.token_ids), (False,) * len(prompt) + (True,) * len(g.token_ids))
+            for prompt, g in zip(prompts, found, strict=True)
+        ]
+        scores = [subject.learner_logprobs(params, rows) for params in versions]
+        for i, generation in enumerate(found):
+            spans = generation.version_spans or ((generation.weight_version, len(generation.token_ids)),)
+            by_token = [version for version, count in spans for _ in range(count)]
+            assert by_token == sorted(by_token)
+            assert by_token[0] == generation.weight_version
+            expected = [scores[version][i][t] for t, version in enumerate(by_token)]
+            np.testing.assert_allclose(generation.logprobs, expected, atol=subject.tolerance, rtol=0)
 
     async def test_errors_are_one_sentence_and_harm_nobody(self, subject: Subject):
         engine, params = subject.engine, SamplingParams(2)

@@ -210,20 +210,18 @@ async def test_closing_a_session_cancels_its_generation(make):
         await engine.generate((1, 2), SamplingParams(1))
 
 
-async def test_closing_ends_a_pending_weight_update(make):
+async def test_an_update_takes_hold_between_two_chunks(make):
     engine = make()
-    session = engine.open_session()  # lockstep waits for it, so the other never runs
-    caller = asyncio.ensure_future(engine.generate((1, 2), SamplingParams(1)))
-    await asyncio.sleep(0)
-    update = asyncio.ensure_future(engine.update_weights(PARAMS[False][1], 1))
-    await asyncio.sleep(0)
-    assert session
-    assert not update.done()
+    caller = asyncio.ensure_future(engine.generate((1, 2, 3), SamplingParams(12)))
+    for version in (1, 2):
+        sampled = 4 * version
+        while not engine._running or len(next(iter(engine._running.values())).sampled) < sampled:
+            await asyncio.sleep(0)
+        await engine.update_weights(PARAMS[False][version % 2], version)
     async with asyncio.timeout(SECONDS):
-        await engine.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            await caller
-        await update
+        generation = await caller
+    assert generation.version_spans == ((0, 4), (1, 4), (2, 4))
+    assert generation.weight_version == 0
 
 
 def test_an_engine_serves_several_event_loops_in_turn():
