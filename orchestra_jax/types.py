@@ -130,10 +130,12 @@ class Turn:
         prompt_ids: ids appended to the sequence before sampling (turn 0: the whole prompt).
         sampled_ids: the very ids the engine sampled, stop id included.
         logprobs: the engine's log-probs of `sampled_ids` at the sampling temperature.
-        weight_version: version of the weights that sampled it.
+        weight_version: the oldest version of the weights that sampled a token of it.
         finish_reason: "stop" | "length" | "abort".
         text: decoded `sampled_ids` without the stop token, for logs.
         calls, results: parsed calls and the results in the same order.
+        version_spans: (version, number of tokens) in order, where the weights changed while it was sampled; empty
+            where `weight_version` sampled every token.
     """
 
     prompt_ids: tuple[int, ...]
@@ -144,6 +146,7 @@ class Turn:
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
+    version_spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

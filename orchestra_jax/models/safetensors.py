@@ -104,7 +104,7 @@ def save(
         ValueError: the parameters' structure, shapes or dtype are not the config's or not storable.
     """
     folder = Path(folder).absolute()
-    tensors = _tensors(config, params)
+    tensors = host_tensors(config, params)
     writer = jax.process_index() == 0
     with whole_folder(folder, overwrite=overwrite, writer=writer) as partial:
         _write_tensors(partial, tensors, max_shard_bytes, writer)
@@ -245,8 +245,15 @@ def _read(
 
 
 @dataclass(frozen=True)
-class _Tensor:
-    """One tensor to write: a parameter, or one layer of a stacked one."""
+class HostTensor:
+    """One tensor as the files hold it: a parameter, or one layer of a stacked one, still where the parameter is.
+
+    Attributes:
+        name: Hugging Face's.
+        param: the parameter, on its devices or in host memory.
+        layer: which one of a stacked parameter.
+        transpose: whether the tensor is [out, in] where the parameter is [in, out].
+    """
 
     name: str
     param: Any
@@ -254,8 +261,19 @@ class _Tensor:
     transpose: bool
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        shape: tuple[int, ...] = self.param.shape[self.layer is not None :]
+        return shape[::-1] if self.transpose else shape
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype: float32, bfloat16 or float16."""
+        return str(self.param.dtype)
+
+    @property
     def nbytes(self) -> int:
-        return math.prod(self.param.shape[self.layer is not None :]) * np.dtype(self.param.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.param.dtype).itemsize
 
     def to_host(self) -> np.ndarray:
         """Contiguous, in the file's layout; a collective where the parameter spans several processes."""
@@ -275,8 +293,12 @@ def _cut(param: Array, layer: int | None, transpose: bool) -> Array:
     return part.T if transpose else jnp.copy(part)
 
 
-def _tensors(config: Qwen3Config, params: Params) -> list[_Tensor]:
-    """Every tensor to write; checks structure, shapes and dtypes."""
+def host_tensors(config: Qwen3Config, params: Params) -> list[HostTensor]:
+    """Every tensor of a checkpoint, none of them gathered yet.
+
+    Raises:
+        ValueError: the parameters' structure, shapes or dtype are not the config's or not storable.
+    """
     wanted, found = sources(config), dict(params)
     if [path for path, _ in jax.tree.leaves_with_path(wanted)] != [
         path for path, _ in jax.tree.leaves_with_path(found)
@@ -285,7 +307,7 @@ def _tensors(config: Qwen3Config, params: Params) -> list[_Tensor]:
             f"The parameters are not those of the config (num_layers={config.num_layers}, scan_layers="
             f"{config.scan_layers}, tie_word_embeddings={config.tie_word_embeddings}); save with the config they have."
         )
-    tensors: list[_Tensor] = []
+    tensors: list[HostTensor] = []
 
     def add(path: tuple[Any, ...], source: Source, leaf: jax.ShapeDtypeStruct, param: Any) -> None:
         where = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -297,13 +319,13 @@ def _tensors(config: Qwen3Config, params: Params) -> list[_Tensor]:
         if str(param.dtype) not in _DTYPES.values():
             raise ValueError(f"Parameter {where!r} is {param.dtype}; cast it to one of {', '.join(_DTYPES.values())}.")
         for layer, name in enumerate(source.names):
-            tensors.append(_Tensor(name, param, layer if source.stacked else None, source.transpose))
+            tensors.append(HostTensor(name, param, layer if source.stacked else None, source.transpose))
 
     jax.tree_util.tree_map_with_path(add, wanted, abstract_params(config), found)
     return tensors
 
 
-def _write_tensors(folder: Path, tensors: Sequence[_Tensor], max_bytes: int, writer: bool) -> None:
+def _write_tensors(folder: Path, tensors: Sequence[HostTensor], max_bytes: int, writer: bool) -> None:
     files = list(_split(tensors, max_bytes))
     weight_map: dict[str, str] = {}
     for number, group in enumerate(files, 1):
@@ -323,8 +345,8 @@ def _write_tensors(folder: Path, tensors: Sequence[_Tensor], max_bytes: int, wri
         (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _split(tensors: Sequence[_Tensor], max_bytes: int) -> Iterator[list[_Tensor]]:
-    group: list[_Tensor] = []
+def _split(tensors: Sequence[HostTensor], max_bytes: int) -> Iterator[list[HostTensor]]:
+    group: list[HostTensor] = []
     size = 0
     for tensor in tensors:
         if group and size + tensor.nbytes > max_bytes:

@@ -8,56 +8,32 @@ so no control token is written here. In `history: keep` a sequence only grows: s
 that it stays readable and can neither end a turn nor open a tool call. System text is ours and is left alone; assistant
 text keeps the tags (thinking, tool calls, tool responses), its protocol, and loses every other control string.
 
-**Tool calls.** A call is `<tool_call>` + JSON object + `</tool_call>` with "name" and "arguments". Policy by case:
-
-=============================================== ====================================================================
-no `<tool_call>` and no `</tool_call>`          empty list: the text is the final answer
-several calls                                   accepted, in order
-prose before, between or after calls            accepted and ignored
-no newline (or any white space) inside the tags accepted
-nested braces, tags inside JSON strings         accepted: the JSON is parsed, not searched
-unicode escapes                                 accepted; a lone surrogate is an error, since it has no UTF-8 form
-arguments as a JSON string                      accepted if the string is itself a JSON object
-extra keys beside name and arguments            ignored
-missing, empty or non-string name               error
-missing arguments, or not an object             error
-opening tag without its closing tag             error, also at the end of the text
-closing tag without an opening tag              error
-no JSON, broken JSON, text after the object     error; so are raw control characters (newlines) in strings
-duplicate keys at any depth                     error: which one was meant is unknown
-NaN, Infinity, or a number that overflows       error: not JSON
-thinking                                        text up to the last `</think>` is not parsed, tags in it are ignored
-`<think>` never closed                          no call and no answer: empty list and empty final answer
-`<think>` after the first `<tool_call>`         ordinary text
-`</think>` inside a call's arguments            cuts the call there, so the closing tag that is left is an error
-=============================================== ====================================================================
-
-One bad call spoils the turn: the result is a `ParseError` even if other calls of the turn are well formed.
+What the sampled text means, calls and answers, is in `parsing`.
 """
 
-import json
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerFast
 
+from orchestra_jax.rollout.parsing import (
+    CLOSE,
+    END_THINK,
+    OPEN,
+    THINK,
+    ParseError,
+    final_answer,
+    hopeless,
+    parse_tool_calls,
+)
 from orchestra_jax.tools.schema import to_openai
-from orchestra_jax.types import ToolCall, ToolSpec
+from orchestra_jax.types import ToolSpec
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-THINK, END_THINK = "<think>", "</think>"
+__all__ = ["ChatFormat", "ParseError", "common_prefix_extends", "final_answer", "parse_tool_calls"]
+
 _PROTOCOL = frozenset((OPEN, CLOSE, THINK, END_THINK, "<tool_response>", "</tool_response>"))
 _USER, _ASSISTANT, _FIRST, _SECOND = (f"sentinel{letter}" for letter in "abcd")
-
-
-@dataclass(frozen=True, slots=True)
-class ParseError:
-    """The turn broke the tool-call format; `reason` is one sentence."""
-
-    reason: str
 
 
 def common_prefix_extends(old_ids: Sequence[int], new_ids: Sequence[int]) -> bool:
@@ -178,6 +154,11 @@ class ChatFormat:
         """Text of sampled ids, without the stop id at their end, all other control tokens spelled out."""
         return self._decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
 
+    def hopeless(self, ids: Sequence[int]) -> ParseError | None:
+        """What spoils a turn whose sampled ids begin so, whatever follows; see `parsing.hopeless`."""
+        # The last ids may hold half a character, or a mark that the next piece takes away.
+        return hopeless(self.decode(ids).rstrip("\ufffd\u2060"))
+
     def neutralise(self, text: str) -> str:
         """The text with a space after the first character of every control string of the tokenizer."""
         return self._control.sub(_split, text)
@@ -228,105 +209,6 @@ class ChatFormat:
         ends = [self.tokenizer.convert_tokens_to_ids(turn_end[0]), self.tokenizer.eos_token_id]
         ids = dict.fromkeys([*ends, self.tokenizer.pad_token_id])
         self.stop_ids: tuple[int, ...] = tuple(index for index in ids if index is not None)
-
-
-def parse_tool_calls(text: str) -> list[ToolCall] | ParseError:
-    """The calls in one sampled turn under the policy in the module's docstring; an empty list means no call.
-
-    Args:
-        text: `ChatFormat.decode` of the sampled ids.
-    """
-    rest = _after_thinking(text)
-    if "tool_call>" not in rest:
-        return []
-    calls: list[ToolCall] = []
-    position = 0
-    while True:
-        start = rest.find(OPEN, position)
-        if rest.find(CLOSE, position, start if start >= 0 else len(rest)) >= 0:
-            return ParseError("A </tool_call> has no <tool_call> before it.")
-        if start < 0:
-            return calls
-        begin = _skip_space(rest, start + len(OPEN))
-        try:
-            value, end = _JSON.raw_decode(rest, begin)
-            call = _call(value)
-        except RecursionError:
-            return ParseError("The JSON of a tool call is nested too deeply.")
-        except ValueError as error:
-            return ParseError(f"The text after <tool_call> is not a valid call: {error}.")
-        end = _skip_space(rest, end)
-        if not rest.startswith(CLOSE, end):
-            missing = "the closing </tool_call> is missing" if end == len(rest) else "text follows the JSON object"
-            return ParseError(f"A tool call does not end properly: {missing}.")
-        calls.append(call)
-        position = end + len(CLOSE)
-
-
-def final_answer(text: str) -> str:
-    """What a turn without calls says to the user: the text after thinking, stripped; "" if thinking never closed."""
-    return _after_thinking(text).strip()
-
-
-def _after_thinking(text: str) -> str:
-    """The text after the last `</think>`; empty if a `<think>` before any call is still open."""
-    rest = text.rpartition(END_THINK)[2]
-    start = rest.find(THINK)
-    if start >= 0 and rest.find(OPEN, 0, start) < 0:
-        return ""
-    return rest
-
-
-def _call(value: Any) -> ToolCall:
-    if not isinstance(value, dict):
-        raise ValueError("it is not a JSON object")
-    name, arguments = value.get("name"), value.get("arguments")
-    if not isinstance(name, str) or not name.strip():
-        raise ValueError('"name" must be a non-empty string')
-    if isinstance(arguments, str):
-        arguments = _JSON.decode(arguments)
-    if not isinstance(arguments, dict):
-        raise ValueError('"arguments" must be an object')
-    return ToolCall(name, arguments)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key occurs twice in one object")
-    for key, value in pairs:
-        _require_utf8(key)
-        _require_utf8(value)
-    return result
-
-
-def _require_utf8(value: Any) -> None:
-    """Objects inside `value` were checked when they were built, so only strings and lists remain."""
-    if isinstance(value, list):
-        for item in value:
-            _require_utf8(item)
-    elif isinstance(value, str) and not value.isascii():
-        value.encode()
-
-
-def _float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError("a number is too large")
-    return value
-
-
-def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-_JSON = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
-_SPACE = re.compile(r"[ \t\r\n]*")
-
-
-def _skip_space(text: str, position: int) -> int:
-    match = _SPACE.match(text, position)
-    return match.end() if match else position
 
 
 def _split(match: re.Match[str]) -> str:

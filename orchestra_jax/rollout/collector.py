@@ -9,12 +9,13 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from orchestra_jax.envs.base import Environment, Episode, Message
 from orchestra_jax.rollout.chat import ChatFormat, ParseError, final_answer, parse_tool_calls
 from orchestra_jax.rollout.engine import Engine, Generation, SamplingParams
+from orchestra_jax.rollout.watchdog import Waiting, Watchdog, within
 from orchestra_jax.tools.pricing import PriceList
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Turn, Usage
 
@@ -30,6 +31,8 @@ class RolloutLimits:
         max_new_tokens: tokens of one generation.
         retries: fresh attempts after an infrastructure failure.
         deadline_s: wall-clock seconds of one attempt; a longer one counts as an infrastructure failure.
+        turn_deadline_s: the same for one generation, its wait for a place in the engine included; None: no own one.
+        tool_deadline_s: the same for one tool call.
     """
 
     max_turns: int = 50
@@ -38,6 +41,8 @@ class RolloutLimits:
     max_new_tokens: int = 8_000
     retries: int = 2
     deadline_s: float = 600.0
+    turn_deadline_s: float | None = None
+    tool_deadline_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,16 +77,19 @@ class Player(Protocol):
 
 
 class EnginePlayer:
-    """Plays with an engine; `seed` makes every generation of the trajectory reproducible."""
+    """Plays with an engine; `seed` makes every generation of the trajectory reproducible.
 
-    def __init__(self, engine: Engine, params: SamplingParams, seed: tuple[int, ...]) -> None:
-        self._engine, self._params, self._seed = engine, params, seed
+    Args:
+        max_length: tokens of one sequence: what is left of them bounds a generation, whatever the engine itself holds.
+    """
+
+    def __init__(self, engine: Engine, params: SamplingParams, seed: tuple[int, ...], max_length: int) -> None:
+        self._engine, self._params, self._seed, self._max_length = engine, params, seed, max_length
         self._session = engine.open_session()
 
     async def act(self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int) -> Generation:
-        params = SamplingParams(
-            self._params.max_new_tokens, self._params.temperature, self._params.stop_ids, _seed64(*self._seed, turn)
-        )
+        room = min(self._params.max_new_tokens, self._max_length - len(ids))
+        params = replace(self._params, max_new_tokens=room, seed=_seed64(*self._seed, turn))
         return await self._engine.generate(ids, params, session=self._session)
 
     def end(self) -> None:
@@ -129,12 +137,26 @@ class Collector:
         chat: renders, tokenises and parses.
         limits: bounds of one trajectory.
         price: what the policy's own tokens cost.
+        on_slow: told what has waited for more than `slow_after_s` seconds, longest first, and told again after as many
+            seconds if something still does; `watchdog.describe` makes one line of it.
     """
 
     def __init__(
-        self, environment: Environment, chat: ChatFormat, limits: RolloutLimits, price: OrchestratorPrice
+        self,
+        environment: Environment,
+        chat: ChatFormat,
+        limits: RolloutLimits,
+        price: OrchestratorPrice,
+        *,
+        on_slow: Callable[[list[Waiting]], None] | None = None,
+        slow_after_s: float = 60.0,
     ) -> None:
         self.environment, self.chat, self.limits, self.price = environment, chat, limits, price
+        self.watchdog = Watchdog(on_slow, slow_after_s)
+
+    def waiting(self) -> list[Waiting]:
+        """What the trajectories under way wait for at this moment, longest first."""
+        return self.watchdog.waiting()
 
     async def collect(
         self,
@@ -156,32 +178,60 @@ class Collector:
         Returns:
             Trajectories ordered by task, then member.
         """
-        params = SamplingParams(self.limits.max_new_tokens, temperature, self.chat.stop_ids)
+        make_player = self._engine_players(engine, temperature, seed)
+        return await self._collect(make_player, list(enumerate(tasks)), group_size, on_done)
 
-        def player(group: int, member: int, attempt: int) -> Player:
-            return EnginePlayer(engine, params, (*seed, group, member, attempt))
+    async def collect_group(
+        self,
+        engine: Engine,
+        task: Task,
+        *,
+        group: int,
+        group_size: int,
+        temperature: float = 1.0,
+        seed: Sequence[int] = (0,),
+    ) -> list[Trajectory]:
+        """One group alone, the unit of a stream: what `collect` gives as group `group` under the same seed.
 
-        return await self._collect(player, tasks, group_size, on_done)
+        Several may run at once. Cancelling one ends its trajectories and closes their sessions.
+
+        Args:
+            group: number of the group; groups of one seed need different ones.
+
+        Returns:
+            Trajectories ordered by member.
+        """
+        return await self._collect(self._engine_players(engine, temperature, seed), [(group, task)], group_size, None)
 
     async def play(
         self, script: Script, tasks: Sequence[Task], think: Callable[[Task], str] | None = None
     ) -> list[Trajectory]:
         """Plays every task once with a script instead of a policy."""
-        return await self._collect(lambda *_: ScriptPlayer(self.chat, script, think), tasks, 1, None)
+        return await self._collect(lambda *_: ScriptPlayer(self.chat, script, think), list(enumerate(tasks)), 1, None)
+
+    def _engine_players(self, engine: Engine, temperature: float, seed: Sequence[int]) -> "MakePlayer":
+        params = SamplingParams(self.limits.max_new_tokens, temperature, self.chat.stop_ids)
+
+        def player(group: int, member: int, attempt: int) -> Player:
+            return EnginePlayer(engine, params, (*seed, group, member, attempt), self.limits.max_length)
+
+        return player
 
     async def _collect(
         self,
-        make_player: Callable[[int, int, int], Player],
-        tasks: Sequence[Task],
+        make_player: "MakePlayer",
+        groups: Sequence[tuple[int, Task]],
         group_size: int,
         on_done: Callable[[Trajectory], None] | None,
     ) -> list[Trajectory]:
-        prompts = [self._prompt(task) for task in tasks]
+        """The trajectories of numbered tasks, in their order."""
+        prompts = [self._prompt(task) for _, task in groups]
 
-        async def one(group: int, member: int, player: Player) -> Trajectory:
+        async def one(place: int, member: int, player: Player) -> Trajectory:
+            group, task = groups[place]
             for attempt in range(self.limits.retries + 1):
                 player = player if attempt == 0 else make_player(group, member, attempt)
-                trajectory = await self._rollout(tasks[group], prompts[group], group, member, player)
+                trajectory = await _Run(self, task, prompts[place], player, group, member).trajectory()
                 if trajectory.status is not Status.FAILED:
                     break
             if on_done is not None:
@@ -189,7 +239,7 @@ class Collector:
             return trajectory
 
         # Players are made before any of them runs, so that a lockstep engine knows how many to wait for.
-        todo = [(g, m, make_player(g, m, 0)) for g in range(len(tasks)) for m in range(group_size)]
+        todo = [(p, m, make_player(groups[p][0], m, 0)) for p in range(len(groups)) for m in range(group_size)]
         running = [asyncio.ensure_future(one(*item)) for item in todo]
         try:
             return list(await asyncio.gather(*running))
@@ -206,39 +256,49 @@ class Collector:
         episode = self.environment.reset(task)
         return self.chat.prompt_ids(episode.messages, episode.tools)
 
-    async def _rollout(
-        self, task: Task, prompt: tuple[int, ...], group: int, member: int, player: Player
-    ) -> Trajectory:
-        run = _Run(self, task, prompt, player)
-        try:
-            async with asyncio.timeout(self.limits.deadline_s):
-                status, reason, answer = await run.turns_until_end(self.environment.reset(task))
-        except InfrastructureError as error:
-            status, reason, answer = Status.FAILED, str(error), None
-        except TimeoutError:
-            late = f"the trajectory took longer than its deadline of {self.limits.deadline_s:g} s"
-            status, reason, answer = Status.FAILED, late, None
-        finally:
-            player.end()
-        sequences = tuple(tuple(sequence) for sequence in run.sequences if sequence)
-        return Trajectory(task, group, member, sequences, status, reason, answer, run.solved, tuple(run.ledger))
-
 
 class _Run:
-    """The state of one trajectory while it runs.
+    """One attempt at one trajectory.
 
     Attributes:
         ids: the current sequence up to the next sample; `new` is its part that was not sampled or shown before.
         sequences: finished turns; a fork starts a new list.
     """
 
-    def __init__(self, collector: Collector, task: Task, prompt: tuple[int, ...], player: Player) -> None:
-        self.collector, self.task, self.player = collector, task, player
+    def __init__(
+        self, collector: Collector, task: Task, prompt: tuple[int, ...], player: Player, group: int, member: int
+    ) -> None:
+        self.collector, self.task, self.player, self.group, self.member = collector, task, player, group, member
         self.ids, self.new = prompt, prompt
         self.sequences: list[list[Turn]] = [[]]
         self.ledger: list[Usage] = []
         self.results: list[ToolResult] = []
         self.solved = False
+        self.turn = 0  # from 1 while it runs
+        self.what = ""  # what the run waited for last
+
+    async def trajectory(self) -> Trajectory:
+        """Plays to the end, whatever it is; only bugs are raised."""
+        answer: str | None = None
+        limit = self.collector.limits.deadline_s
+        deadline = asyncio.timeout(limit)
+        try:
+            async with deadline:
+                episode = self.collector.environment.reset(self.task)
+                status, reason, answer = await self.turns_until_end(episode)
+        except InfrastructureError as error:
+            status, reason = Status.FAILED, str(error)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            late = f"the trajectory took longer than its deadline of {limit:g} s, waiting for: {self.what}"
+            status, reason = Status.FAILED, late
+        finally:
+            self.player.end()
+        sequences = tuple(tuple(sequence) for sequence in self.sequences if sequence)
+        return Trajectory(
+            self.task, self.group, self.member, sequences, status, reason, answer, self.solved, tuple(self.ledger)
+        )
 
     async def turns_until_end(self, episode: Episode) -> tuple[Status, str, str | None]:
         limits = self.collector.limits

@@ -214,9 +214,9 @@ async def test_an_update_takes_hold_between_two_chunks(make):
     engine = make()
     caller = asyncio.ensure_future(engine.generate((1, 2, 3), SamplingParams(12)))
     for version in (1, 2):
-        sampled = 4 * version
-        while not engine._running or len(next(iter(engine._running.values())).sampled) < sampled:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(SECONDS):
+            while len(engine._running) == 0 or len(*[r.sampled for r in engine._running.values()]) < 4 * version:  # noqa: ASYNC110
+                await asyncio.sleep(0)
         await engine.update_weights(PARAMS[False][version % 2], version)
     async with asyncio.timeout(SECONDS):
         generation = await caller
