@@ -1,0 +1,171 @@
+"""Groups of rollouts that go on while the learner updates, and how old their tokens may be.
+
+With `max_staleness` 1 the groups of the next step run while this step's update does. From 2 on more groups are under
+way than a step needs: it takes the first ones to end, and a slow one is carried over to a later step. Slow tasks are
+not lost on the way, which would favour short trajectories: one that had to begin anew is waited for.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from orchestra_jax.types import Task, Trajectory
+
+# Rolls group `index` out: (index, task) -> its trajectories.
+Roll = Callable[[int, Task], Awaitable[list[Trajectory]]]
+
+
+class Batches(Protocol):
+    """An endless stream of batches whose position can be saved."""
+
+    def __next__(self) -> list[Task]: ...
+
+    def get_state(self) -> dict[str, Any]: ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One step's groups.
+
+    Attributes:
+        groups: trajectories by group, in the order of the tasks.
+        restarted: groups that had to begin anew, because their tokens would have been too old.
+    """
+
+    groups: list[list[Trajectory]]
+    restarted: int
+
+
+@dataclass
+class _Group:
+    index: int
+    version: int
+    job: "asyncio.Task[list[Trajectory]]"
+
+
+@dataclass
+class _Batch:
+    """A batch of tasks that is not used up: where the stream stood before it, and which of it is."""
+
+    state: dict[str, Any]
+    tasks: list[Task]
+    used: set[int] = field(default_factory=set)
+
+
+class GroupStream:
+    """Starts groups ahead of their use, in the order of the tasks, and hands them out as they end.
+
+    Args:
+        roll: rolls one group out with the engine's weights of the moment.
+        batches: tasks, `per_step` at a time.
+        per_step: groups of a step.
+        max_staleness: how many versions older than the learner's the oldest token of a group may be. 0: nothing
+            runs during an update.
+        spare: groups under way beyond these `max_staleness` steps' worth; what is not taken in time is thrown away.
+    """
+
+    def __init__(self, roll: Roll, batches: Batches, *, per_step: int, max_staleness: int = 0, spare: int = 0) -> None:
+        self._roll, self._source = roll, batches
+        self._per_step, self._staleness, self._spare = per_step, max_staleness, spare
+        self._batches: dict[int, _Batch] = {}
+        self._read = 0  # batches read from the source
+        self._running: dict[int, _Group] = {}
+        self._again: set[int] = set()  # begun anew: the next step waits for them
+
+    async def take(self, version: int) -> Taken:
+        """The next `per_step` groups for the update of the learner's weights `version`.
+
+        Groups that ended with an error of the program start anew with the next call.
+
+        Raises:
+            Exception: such an error.
+        """
+        for group in self._in_order():
+            if version - group.version > self._staleness:
+                await self._stop(group)
+        restarted = len(self._again)
+        for index in sorted(self._again):
+            self._start(index, version)
+        self._fill(version)
+        first = sorted(self._again)[: self._per_step]
+        while len(ended := [g for g in self._running.values() if g.job.done()]) < self._per_step or any(
+            not self._running[index].job.done() for index in first
+        ):
+            await asyncio.wait([g.job for g in self._in_order() if not g.job.done()], return_when="FIRST_COMPLETED")
+        oldest = [g.index for g in sorted(ended, key=lambda g: (g.version, g.index)) if g.index not in first]
+        chosen = sorted([*first, *oldest][: self._per_step])
+        for index in chosen:
+            if self._running[index].job.exception() is not None:
+                failed = self._running.pop(index)
+                failed.job.result()
+        found = [self._running.pop(index).job.result() for index in chosen]
+        for index in chosen:
+            self._use(index)
+        if self._staleness:
+            self._fill(version)
+        else:
+            await self.stop()
+        return Taken(found, restarted)
+
+    async def stop(self) -> None:
+        """Ends what is under way; its tasks come first when the stream goes on."""
+        for group in self._in_order():
+            await self._stop(group)
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the stream stands: the tasks not handed out yet are read anew after `set_state`."""
+        if not self._batches:
+            return {"batches": self._source.get_state(), "number": self._read, "used": []}
+        first = min(self._batches)
+        used = [n * self._per_step + i for n, batch in self._batches.items() for i in sorted(batch.used)]
+        return {"batches": self._batches[first].state, "number": first, "used": used}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._source.set_state(state["batches"])
+        self._batches, self._read = {}, state["number"]
+        for index in state["used"]:
+            self._batch(index // self._per_step).used.add(index % self._per_step)
+
+    def _in_order(self) -> list[_Group]:
+        return [self._running[index] for index in sorted(self._running)]
+
+    def _batch(self, number: int) -> _Batch:
+        while self._read <= number:
+            state = self._source.get_state()
+            self._batches[self._read] = _Batch(state, next(self._source))
+            self._read += 1
+        return self._batches[number]
+
+    def _use(self, index: int) -> None:
+        self._again.discard(index)
+        number, place = divmod(index, self._per_step)
+        batch = self._batches[number]
+        batch.used.add(place)
+        if len(batch.used) == self._per_step:
+            del self._batches[number]
+
+    def _fill(self, version: int) -> None:
+        """Starts the first tasks that are neither used nor under way, until there are enough groups."""
+        wanted = self._per_step * max(1, self._staleness) + self._spare
+        for number in itertools.chain(sorted(self._batches), itertools.count(self._read)):
+            for place in range(self._per_step):
+                if len(self._running) >= wanted:
+                    return
+                if place not in self._batch(number).used:
+                    self._start(number * self._per_step + place, version)
+
+    def _start(self, index: int, version: int) -> None:
+        if index not in self._running:
+            number, place = divmod(index, self._per_step)
+            job = asyncio.ensure_future(self._roll(index, self._batch(number).tasks[place]))
+            self._running[index] = _Group(index, version, job)
+
+    async def _stop(self, group: _Group) -> None:
+        del self._running[group.index]
+        self._again.add(group.index)
+        group.job.cancel()
+        await asyncio.gather(group.job, return_exceptions=True)

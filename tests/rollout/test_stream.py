@@ -1,0 +1,171 @@
+"""The stream of groups: what is handed out, what is started anew, and where it goes on after a restart."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from orchestra_jax.rollout.stream import GroupStream
+from orchestra_jax.types import Preference, Status, Task, Trajectory
+
+SECONDS = 20.0
+
+
+class Numbers:
+    """Batches of tasks named by their place in the stream."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.position = size, 0
+
+    def __next__(self) -> list[Task]:
+        first = self.position * self.size
+        self.position += 1
+        return [Task(str(first + i), "", (), (), Preference("accuracy", "")) for i in range(self.size)]
+
+    def get_state(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class Rolls:
+    """Ends a group when it is told to; remembers when each began."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.cancelled: list[int] = []
+        self.slow: set[int] = set()
+        self.fails: set[int] = set()
+
+    async def __call__(self, index: int, task: Task) -> list[Trajectory]:
+        assert task.id == str(index)
+        self.started.append(index)
+        try:
+            while index in self.slow:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        except asyncio.CancelledError:
+            self.cancelled.append(index)
+            raise
+        if index in self.fails:
+            raise OSError(f"group {index} broke")
+        return [Trajectory(task, index, 0, (), Status.COMPLETED, "", "", True, ())]
+
+
+def make(rolls: Rolls, **options) -> GroupStream:
+    return GroupStream(rolls, Numbers(4), per_step=4, **options)
+
+
+async def indices(stream: GroupStream, version: int) -> list[int]:
+    async with asyncio.timeout(SECONDS):
+        taken = await stream.take(version)
+    return [group[0].group for group in taken.groups]
+
+
+async def test_synchronous_steps_take_the_batches_one_by_one():
+    rolls = Rolls()
+    stream = make(rolls)
+    assert [await indices(stream, version) for version in range(3)] == [[4 * n + i for i in range(4)] for n in range(3)]
+    assert rolls.started == list(range(12))
+
+
+async def test_the_next_steps_groups_run_while_the_learner_updates():
+    rolls = Rolls()
+    stream = make(rolls, max_staleness=2)
+    assert await indices(stream, 0) == [0, 1, 2, 3]
+    await asyncio.sleep(0)
+    assert rolls.started == list(range(12))
+    assert await indices(stream, 1) == [4, 5, 6, 7]
+    await stream.stop()
+
+
+async def test_a_slow_group_is_carried_over_to_a_later_step():
+    rolls = Rolls()
+    rolls.slow = {1}
+    stream = make(rolls, max_staleness=1, spare=1)
+    assert await indices(stream, 0) == [0, 2, 3, 4]
+    rolls.slow = set()
+    await asyncio.sleep(0.01)
+    assert await indices(stream, 1) == [1, 5, 6, 7]
+    assert rolls.started.count(1) == 1
+    await stream.stop()
+
+
+async def test_without_staleness_a_slow_spare_group_is_begun_anew():
+    rolls = Rolls()
+    rolls.slow = {1}
+    stream = make(rolls, spare=1)
+    assert await indices(stream, 0) == [0, 2, 3, 4]
+    assert rolls.cancelled == [1]
+    rolls.slow = set()
+    assert await indices(stream, 1) == [1, 5, 6, 7]
+    assert rolls.started.count(1) == 2
+
+
+async def test_a_group_that_would_be_too_old_is_begun_anew_and_waited_for():
+    rolls = Rolls()
+    rolls.slow = {1}
+    stream = make(rolls, max_staleness=2)
+    assert [await indices(stream, version) for version in range(3)] == [[0, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+    assert rolls.cancelled == []
+    async with asyncio.timeout(SECONDS):
+        later = asyncio.ensure_future(stream.take(3))
+        await asyncio.sleep(0.05)
+        assert not later.done()
+        rolls.slow = set()
+        taken = await later
+    assert [group[0].group for group in taken.groups] == [1, 13, 14, 15]
+    assert (rolls.cancelled, taken.restarted) == ([1], 1)
+    await stream.stop()
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("spare", [0, 3])
+async def test_every_task_is_used_exactly_once_and_none_is_too_old(staleness: int, spare: int):
+    versions: dict[int, int] = {}
+    now, delays = 0, itertools.cycle([0, 3, 1, 0, 0, 7, 2])
+
+    async def roll(index: int, task: Task) -> list[Trajectory]:
+        versions[index] = now
+        for _ in range(next(delays)):
+            await asyncio.sleep(0.001)
+        return [Trajectory(task, index, 0, (), Status.COMPLETED, "", "", True, ())]
+
+    stream = GroupStream(roll, Numbers(4), per_step=4, max_staleness=staleness, spare=spare)
+    seen: list[int] = []
+    for step in range(12):
+        now = step
+        found = await indices(stream, step)
+        assert all(step - versions[index] <= staleness for index in found)
+        seen += found
+    await stream.stop()
+    assert len(seen) == len(set(seen)) == 48
+    assert set(range(48 - 4 * (staleness + 1) - spare)) <= set(seen), "a slow task is waited for in the end"
+
+
+async def test_a_restart_goes_on_with_the_tasks_that_were_not_used():
+    rolls = Rolls()
+    rolls.slow = {1, 6}
+    stream = make(rolls, max_staleness=1, spare=3)
+    used = [*await indices(stream, 0), *await indices(stream, 1)]
+    state = stream.get_state()
+    await stream.stop()
+    again = make(Rolls(), max_staleness=1, spare=3)
+    again.set_state(state)
+    assert again.get_state() == state
+    for version in range(2, 5):
+        used += await indices(again, version)
+    await again.stop()
+    assert len(set(used)) == len(used) == 20
+    assert {1, 6} <= set(used)
+
+
+async def test_a_failure_reaches_the_caller_and_the_group_starts_anew():
+    rolls = Rolls()
+    rolls.fails = {2}
+    stream = make(rolls)
+    with pytest.raises(OSError, match="group 2 broke"):
+        await indices(stream, 0)
+    rolls.fails = set()
+    assert await indices(stream, 0) == [0, 1, 2, 3]
+    await stream.stop()
