@@ -24,7 +24,7 @@ WISH_WORDS = {
     "cheap_fast": "cheap fast",
     "local_fast": "local fast",
 }
-CALLS_SHARES = (0.9, 0.08, 0.02)  # demonstrations with one, two and three calls
+CALLS_SHARES = (0.86, 0.11, 0.03)  # demonstrations with one, two and three calls
 
 
 def think_aloud(task: Task) -> str:

@@ -155,7 +155,9 @@ class Question:
 
     Attributes:
         family, text, answer: what is asked and the truth.
-        keywords: words of the question that make a good query (lookup) or program (arith); one word elsewhere.
+        keywords: words of the question that make a good query (lookup) or program (arith). Elsewhere no tool makes use
+            of them, but calls that are demonstrated there give practice in copying, which arithmetic alone is too rare
+            to give.
         distractors: plausible wrong answers.
     """
 
@@ -354,12 +356,12 @@ def _easy(rng: np.random.Generator) -> tuple[Question, tuple[object, ...]]:
         elder = bool(rng.random() < 0.5)
         text = f"{first} is older than {second}. Who is {'older' if elder else 'younger'}?"
         answer, wrong = (first, second) if elder else (second, first)
-        return Question("easy", text, answer, "older", (wrong,)), (first, second)
+        return Question("easy", text, answer, f"{first} {second} older", (wrong,)), (first, second)
     start, step = int(rng.integers(7)), int(rng.integers(2, 7))
     answer = DAYS[(start + step) % 7]
     text = f"Which day comes {step} days after {DAYS[start]}?"
     others = tuple(day for day in DAYS if day != answer)
-    return Question("easy", text, answer, "days", others), (DAYS[start], step)
+    return Question("easy", text, answer, f"{DAYS[start]} {step} days", others), (DAYS[start], step)
 
 
 def _hard(rng: np.random.Generator) -> tuple[Question, tuple[object, ...]]:
@@ -368,15 +370,15 @@ def _hard(rng: np.random.Generator) -> tuple[Question, tuple[object, ...]]:
     if kind == 0:
         people, rows = int(rng.integers(3, 11)), int(rng.integers(2, 40))
         text = f"In how many ways can {people} people take the two end seats of row {rows}?"
-        value, keywords, facts = perm(people, 2), "seats", (people, rows)
+        value, keywords, facts = perm(people, 2), f"{people} people row {rows}", (people, rows)
     elif kind == 1:
         sides, length = int(rng.integers(5, 16)), int(rng.integers(2, 40))
         text = f"How many diagonals does a polygon with {sides} sides of length {length} have?"
-        value, keywords, facts = sides * (sides - 3) // 2, "diagonals", (sides, length)
+        value, keywords, facts = sides * (sides - 3) // 2, f"{sides} sides length {length}", (sides, length)
     else:
         base, power = int(rng.integers(2, 10)), int(rng.integers(11, 100))
         text, value = f"Which digit ends {base} to the power {power}?", pow(base, power, 10)
-        keywords, facts = "power", (base, power)
+        keywords, facts = f"{base} power {power}", (base, power)
     wrong = tuple(str(abs(value + d)) for d in (1, -1, 3, -2) if abs(value + d) != value)
     return Question("hard", text, str(value), keywords, wrong), facts
 
