@@ -5,19 +5,22 @@ decoded to find calls and answers, and only new observations are tokenised.
 """
 
 import asyncio
-import hashlib
-import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from orchestra_jax.envs.base import Environment, Episode, Message
 from orchestra_jax.rollout.chat import ChatFormat, ParseError, final_answer, parse_tool_calls
 from orchestra_jax.rollout.engine import Engine, Generation, SamplingParams
+from orchestra_jax.rollout.players import EnginePlayer, MakePlayer, Player, Script, ScriptPlayer, render_call
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog, within
 from orchestra_jax.tools.pricing import PriceList
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Turn, Usage
+
+__all__ = ["Collector", "OrchestratorPrice", "RolloutLimits", "Script", "render_call"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,75 +61,6 @@ class OrchestratorPrice:
     prices: PriceList
     model: str = "orchestrator"
     seconds_per_token: float | None = None
-
-
-# The next call, or the final answer as a string.
-Script = Callable[[Task, Sequence[ToolResult]], ToolCall | str]
-
-
-class Player(Protocol):
-    """Chooses the next output of one trajectory."""
-
-    async def act(self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int) -> Generation:
-        """The next generation, given the whole sequence so far and the results observed so far."""
-        ...
-
-    def end(self) -> None:
-        """The trajectory is over."""
-        ...
-
-
-class EnginePlayer:
-    """Plays with an engine; `seed` makes every generation of the trajectory reproducible.
-
-    Args:
-        max_length: tokens of one sequence: what is left of them bounds a generation, whatever the engine itself holds.
-    """
-
-    def __init__(self, engine: Engine, params: SamplingParams, seed: tuple[int, ...], max_length: int) -> None:
-        self._engine, self._params, self._seed, self._max_length = engine, params, seed, max_length
-        self._session = engine.open_session()
-
-    async def act(self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int) -> Generation:
-        room = min(self._params.max_new_tokens, self._max_length - len(ids))
-        params = replace(self._params, max_new_tokens=room, seed=_seed64(*self._seed, turn))
-        return await self._engine.generate(ids, params, session=self._session)
-
-    def end(self) -> None:
-        self._engine.close_session(self._session)
-
-
-class ScriptPlayer:
-    """Plays what a function of (task, results so far) says: demonstrations and baselines.
-
-    Args:
-        script: the next action.
-        think: what to think aloud before the first action, or None.
-    """
-
-    def __init__(self, chat: ChatFormat, script: Script, think: Callable[[Task], str] | None = None) -> None:
-        self._chat, self._script, self._think = chat, script, think
-
-    async def act(self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int) -> Generation:
-        action = self._script(task, results)
-        text = action if isinstance(action, str) else render_call(action)
-        if self._think is not None and turn == 0:
-            text = f"<think> {self._think(task)}</think>{text}"
-        sampled = (*self._chat.encode(text), self._chat.stop_ids[0])
-        return Generation(sampled, (0.0,) * len(sampled), "stop", 0)
-
-    def end(self) -> None:
-        pass
-
-
-def render_call(call: ToolCall) -> str:
-    """The call as Qwen3's template writes it."""
-    return f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': dict(call.arguments)})}\n</tool_call>"
-
-
-def _seed64(*parts: int) -> int:
-    """A 64-bit seed that differs in every part, stable across processes."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest())
 
 
 class Collector:
@@ -209,7 +143,7 @@ class Collector:
         """Plays every task once with a script instead of a policy."""
         return await self._collect(lambda *_: ScriptPlayer(self.chat, script, think), list(enumerate(tasks)), 1, None)
 
-    def _engine_players(self, engine: Engine, temperature: float, seed: Sequence[int]) -> "MakePlayer":
+    def _engine_players(self, engine: Engine, temperature: float, seed: Sequence[int]) -> MakePlayer:
         params = SamplingParams(self.limits.max_new_tokens, temperature, self.chat.stop_ids)
 
         def player(group: int, member: int, attempt: int) -> Player:
@@ -219,7 +153,7 @@ class Collector:
 
     async def _collect(
         self,
-        make_player: "MakePlayer",
+        make_player: MakePlayer,
         groups: Sequence[tuple[int, Task]],
         group_size: int,
         on_done: Callable[[Trajectory], None] | None,
@@ -263,6 +197,8 @@ class _Run:
     Attributes:
         ids: the current sequence up to the next sample; `new` is its part that was not sampled or shown before.
         sequences: finished turns; a fork starts a new list.
+        turn: number of the turn, from 1.
+        given_up: what it waited for when the trajectory's deadline came.
     """
 
     def __init__(
@@ -274,25 +210,19 @@ class _Run:
         self.ledger: list[Usage] = []
         self.results: list[ToolResult] = []
         self.solved = False
-        self.turn = 0  # from 1 while it runs
-        self.what = ""  # what the run waited for last
+        self.turn = 0
+        self.given_up: list[str] = []
 
     async def trajectory(self) -> Trajectory:
         """Plays to the end, whatever it is; only bugs are raised."""
         answer: str | None = None
-        limit = self.collector.limits.deadline_s
-        deadline = asyncio.timeout(limit)
         try:
-            async with deadline:
-                episode = self.collector.environment.reset(self.task)
-                status, reason, answer = await self.turns_until_end(episode)
+            episode = self.collector.environment.reset(self.task)
+            deadline_s = self.collector.limits.deadline_s
+            status, reason, answer = await within(self._turns_until_end(episode), deadline_s, "the trajectory")
         except InfrastructureError as error:
-            status, reason = Status.FAILED, str(error)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            late = f"the trajectory took longer than its deadline of {limit:g} s, waiting for: {self.what}"
-            status, reason = Status.FAILED, late
+            waited = f", waiting for {' and '.join(self.given_up)}" if self.given_up else ""
+            status, reason = Status.FAILED, f"{error}{waited}"
         finally:
             self.player.end()
         sequences = tuple(tuple(sequence) for sequence in self.sequences if sequence)
@@ -300,19 +230,23 @@ class _Run:
             self.task, self.group, self.member, sequences, status, reason, answer, self.solved, tuple(self.ledger)
         )
 
-    async def turns_until_end(self, episode: Episode) -> tuple[Status, str, str | None]:
+    async def _turns_until_end(self, episode: Episode) -> tuple[Status, str, str | None]:
         limits = self.collector.limits
+        full = Status.NO_ANSWER, f"the context limit of {limits.max_length} tokens was reached", None
         messages = list(episode.messages)
-        for turn in range(limits.max_turns):
+        for self.turn in range(1, limits.max_turns + 1):
             if len(self.ids) >= limits.max_length:
-                return Status.NO_ANSWER, f"the context limit of {limits.max_length} tokens was reached", None
-            generation = await self._generate(turn)
+                return full
+            generation = await self._generate()
             text = self.collector.chat.decode(generation.token_ids)
+            if generation.finish_reason == "length" and len(self.ids) + len(generation.token_ids) >= limits.max_length:
+                self._record(generation, text, [], [])
+                return full
             calls, problem = _read(text, generation)
             if len(self.results) + len(calls) > limits.max_calls:
                 self._record(generation, text, [], [])
                 return Status.NO_ANSWER, f"more than {limits.max_calls} tool calls", None
-            results = await _execute(episode, calls)
+            results = await self._execute(episode, calls)
             self._record(generation, text, calls, results)
             if problem:
                 return Status.MALFORMED, problem, None
@@ -320,12 +254,22 @@ class _Run:
                 answer = final_answer(text)
                 if not answer:
                     return Status.NO_ANSWER, "the final answer is empty", None
-                self.solved = await episode.score(answer)
+                self.solved = await self._wait("score", episode.score(answer), None)
                 return Status.COMPLETED, "", answer
             messages.append({"role": "assistant", "content": text})
             messages += [{"role": "tool", "content": result.text} for result in results]
             self._advance(generation, messages, episode)
         return Status.NO_ANSWER, f"no answer within {limits.max_turns} turns", None
+
+    async def _wait(self, what: str, awaitable: Awaitable[T], deadline_s: float | None) -> T:
+        """Waits in sight of the watchdog; what is overdue is an infrastructure failure that names it."""
+        name = f"{what} turn {self.turn}"
+        with self.collector.watchdog.watch(self.group, self.member, self.turn, what):
+            try:
+                return await within(awaitable, deadline_s, name)
+            except asyncio.CancelledError:
+                self.given_up.append(name)
+                raise
 
     def _record(
         self, generation: Generation, text: str, calls: Sequence[ToolCall], results: Sequence[ToolResult]
@@ -340,6 +284,7 @@ class _Run:
                 text,
                 tuple(calls),
                 tuple(results),
+                generation.version_spans,
             )
         )
         self.results += results
@@ -353,11 +298,12 @@ class _Run:
         if not same:
             self.sequences.append([])
 
-    async def _generate(self, turn: int) -> Generation:
+    async def _generate(self) -> Generation:
         """One generation and its ledger row; what the sequence held before this turn counts as cached."""
         price = self.collector.price
         start = time.perf_counter()
-        generation = await self.player.act(self.task, self.ids, self.results, turn)
+        act = self.player.act(self.task, self.ids, self.results, self.turn - 1)
+        generation = await self._wait("engine", act, self.collector.limits.turn_deadline_s)
         if generation.finish_reason == "abort":
             raise InfrastructureError("the engine aborted the generation")
         seconds = time.perf_counter() - start
@@ -374,16 +320,16 @@ class _Run:
         )
         return generation
 
-
-async def _execute(episode: Episode, calls: Sequence[ToolCall]) -> list[ToolResult]:
-    """The results of one turn's calls, which run side by side; an error is raised once all of them have ended."""
-    found = await asyncio.gather(*(episode.step(call) for call in calls), return_exceptions=True)
-    results = []
-    for result in found:
-        if isinstance(result, BaseException):
-            raise result
-        results.append(result)
-    return results
+    async def _execute(self, episode: Episode, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """The results of one turn's calls, which run side by side; an error is raised once all of them have ended."""
+        limit = self.collector.limits.tool_deadline_s
+        steps = (self._wait(f"tool {call.name}", episode.step(call), limit) for call in calls)
+        results = []
+        for result in await asyncio.gather(*steps, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+            results.append(result)
+        return results
 
 
 def _read(text: str, generation: Generation) -> tuple[list[ToolCall], str]:

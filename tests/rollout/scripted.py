@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import json
 
 from orchestra_jax.envs.base import ToolBox, initial_messages
+from orchestra_jax.models import tokenizer as tok
 from orchestra_jax.rl.batching import sequences
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, render_call
@@ -30,6 +32,7 @@ PRICES = PriceList.from_config(
 )
 LIMITS = RolloutLimits(max_turns=4, max_calls=3, max_length=4000, max_new_tokens=100, retries=2)
 ANSWER = "blue"
+HANG = object()  # what an engine says that never answers
 
 
 def call(name, x="hello"):
@@ -51,11 +54,30 @@ TEMPLATE = (
 )
 
 
+def word_tokenizer():
+    """A tokenizer that knows what is said in this world."""
+    texts = [call(spec.name) for spec in TOOLS] + [
+        f"<|im_start|>system user assistant\n{TASK.question}\n\n{TASK.preference.instruction}",
+        " a b blue green hm slow error judge is away hang late never",
+        json.dumps([{"name": s.name, "description": s.description, "parameters": SCHEMA} for s in TOOLS]),
+        "Unknown tool 'nothing'; the available tools are: , . Echo says cost $0.25 per call, about 3 s. hello!",
+    ]
+    return tok.build_word_tokenizer(texts, TEMPLATE)
+
+
+async def never(log, what):
+    """Waits until it is cancelled, which is logged."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        log.append(what)
+
+
 class World:
-    """Four tools; counts what was called and scored."""
+    """Four tools; counts what was called and scored, and what was given up."""
 
     def __init__(self):
-        self.episodes, self.calls, self.scored, self.failures = 0, [], [], 0
+        self.episodes, self.calls, self.scored, self.failures, self.given_up = 0, [], [], 0, []
 
     def reset(self, task):
         self.episodes += 1
@@ -67,6 +89,10 @@ class World:
     async def echo(self, arguments):
         await asyncio.sleep(0.01 if arguments["x"] == "slow" else 0)
         self.calls.append(arguments["x"])
+        if arguments["x"] == "hang":
+            await never(self.given_up, "echo")
+        if arguments["x"] == "late":
+            raise TimeoutError("no answer in 9 s")
         if arguments["x"] == "error":
             return ToolResult("x is an error", is_error=True)
         return ToolResult(arguments["x"])
@@ -103,16 +129,18 @@ class Room:
         self.world.scored.append(answer)
         if answer == "judge is away":
             raise InfrastructureError("no judge")
+        if answer == "judge never":
+            await never(self.world.given_up, "judge")
         return answer in self.task.answer
 
 
 class FakeEngine:
-    """Says what `script(session, turn)` returns: text, or ids as they are; records what it was given."""
+    """Says what `script(session, turn)` returns: text, ids or a generation as they are; records what it was given."""
 
     def __init__(self, chat, script):
         self.chat, self.script = chat, script
         self.log, self.open, self.seeds = {}, set(), []
-        self.count, self.clock = itertools.count(), itertools.count(1)
+        self.count, self.clock, self.aborted = itertools.count(), itertools.count(1), []
 
     def open_session(self):
         session = next(self.count)
@@ -126,8 +154,14 @@ class FakeEngine:
     async def generate(self, prompt_ids, params, *, session=None):
         assert session in self.open
         said = self.script(session, len(self.log[session]))
+        if said is HANG:
+            await never(self.aborted, session)
+        if isinstance(said, Generation):
+            self.log[session].append((tuple(prompt_ids), said.token_ids, said.logprobs))
+            return said
         if isinstance(said, str):
             said = (*self.chat.encode(said), self.chat.stop_ids[0])
+        said = said[: params.max_new_tokens]
         await asyncio.sleep(0)
         reason = "stop" if said[-1] in params.stop_ids else "length"
         logprobs = tuple(-next(self.clock) / 1e4 for _ in said)
@@ -142,10 +176,10 @@ class FakeEngine:
         pass
 
 
-def make(tokenizer, *, history="keep", limits=LIMITS, seconds=0.5):
+def make(tokenizer, *, history="keep", limits=LIMITS, seconds=0.5, **options):
     world, chat = World(), ChatFormat(tokenizer, history=history)
     price = OrchestratorPrice(PRICES, seconds_per_token=seconds)
-    return Collector(world, chat, limits, price), world, chat
+    return Collector(world, chat, limits, price, **options), world, chat
 
 
 async def roll(collector, script, tasks=(TASK,), **options):

@@ -1,4 +1,4 @@
-"""Exact tokens between turns, control strings in untrusted text, and every malformed tool call."""
+"""Exact tokens between turns, and control strings in untrusted text."""
 
 import time
 from dataclasses import replace
@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from orchestra_jax.models import tokenizer as tok
-from orchestra_jax.rollout.chat import ChatFormat, ParseError, common_prefix_extends, final_answer, parse_tool_calls
-from orchestra_jax.types import ToolCall, ToolSpec
+from orchestra_jax.rollout.chat import ChatFormat, common_prefix_extends, parse_tool_calls
+from orchestra_jax.types import ToolSpec
 
 SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
 TOOLS = (
@@ -284,117 +284,17 @@ def test_strip_thinking_keeps_sampled_ids_that_split_the_text_otherwise(qwen3):
     assert suffix == chat.observation_ids(["e\u0301"])
 
 
-def one(name, **arguments):
-    return [ToolCall(name, arguments)]
-
-
-def wrap(body):
-    return f"<tool_call>\n{body}\n</tool_call>"
-
-
-ACCEPTED = [
-    ("", []),
-    ("The answer is 148.", []),
-    ('{"name": "python", "arguments": {}}', []),
-    ("tool_call> is how a call ends", []),
-    (CALL, one("python", code="37 * 4")),
-    ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', one("f")),
-    ('<tool_call> \r\n\t{"name": "f", "arguments": {}} \n\n </tool_call>\n', one("f")),
-    (wrap('{"arguments": {"a": 1}, "name": "f"}'), one("f", a=1)),
-    (CALL + "\n" + wrap('{"name": "f", "arguments": {"a": 1}}'), [*one("python", code="37 * 4"), *one("f", a=1)]),
-    (CALL + CALL + CALL, one("python", code="37 * 4") * 3),
-    ("Let me compute. " + CALL + " Done.", one("python", code="37 * 4")),
-    (wrap('{"name": "f", "arguments": "{\\"a\\": [1, 2]}"}'), one("f", a=[1, 2])),
-    (wrap('{"name": "f", "arguments": {}, "id": 3, "type": "function"}'), one("f")),
-    (wrap('{"name": "f", "arguments": {"a": {"b": [{}, {"d": null}]}}}'), one("f", a={"b": [{}, {"d": None}]})),
-    (wrap('{"name": "f", "arguments": {"code": "{{}} }"}}'), one("f", code="{{}} }")),
-    (wrap('{"name": "f", "arguments": {"code": "</tool_call>"}}'), one("f", code="</tool_call>")),
-    (wrap('{"name": "f", "arguments": {"code": "<tool_call> <think>"}}'), one("f", code="<tool_call> <think>")),
-    (wrap('{"name": "f", "arguments": {"a": "\\u00e9\\ud83d\\ude42\\n"}}'), one("f", a="\u00e9\U0001f642\n")),
-    (wrap('{"name": "f", "arguments": {"a": "Z\u00fcrich"}}'), one("f", a="Z\u00fcrich")),
-    (wrap('{"name": "f", "arguments": {"a": 1.5, "b": -2e3, "c": true}}'), one("f", a=1.5, b=-2000.0, c=True)),
-    (f"<think>\nI could use <tool_call> here.\n</think>\n\n{CALL}", one("python", code="37 * 4")),
-    (f"<think>{CALL}</think>148", []),
-    (f"No opening tag</think>{CALL}", one("python", code="37 * 4")),
-    (f"<think>a</think><think>b</think>{CALL}", one("python", code="37 * 4")),
-    (f"<think>still going {CALL}", []),
-    (f"<think>a</think>b<think>{CALL}", []),
-    (f"{CALL} <think>", one("python", code="37 * 4")),
-]  # fmt: skip
-
-MALFORMED = [
-    ("<tool_call>", "not a valid call"),
-    ('<tool_call>\n{"name": "f", "arguments": {}}', "closing </tool_call> is missing"),
-    ('<tool_call>\n{"name": "f", "arguments": {"a": ', "not a valid call"),
-    (CALL + '\n<tool_call>\n{"name": "f", "arguments": {}}\n', "closing </tool_call> is missing"),
-    ("</tool_call>", "no <tool_call> before"),
-    (CALL + "</tool_call>", "no <tool_call> before"),
-    ("</tool_call>" + CALL, "no <tool_call> before"),
-    ("<tool_call></tool_call>", "not a valid call"),
-    ("<tool_call>" + CALL, "not a valid call"),
-    (wrap("python(37 * 4)"), "not a valid call"),
-    (wrap("{'name': 'f', 'arguments': {}}"), "not a valid call"),
-    (wrap('{"name": "f", "arguments": {},}'), "not a valid call"),
-    (wrap('{"name": "f", "arguments": {}}}'), "text follows"),
-    (wrap('{"name": "f", "arguments": {}} {"name": "g", "arguments": {}}'), "text follows"),
-    (wrap('[{"name": "f", "arguments": {}}]'), "not a JSON object"),
-    (wrap('"f"'), "not a JSON object"),
-    (wrap('{"arguments": {}}'), '"name"'),
-    (wrap('{"name": "", "arguments": {}}'), '"name"'),
-    (wrap('{"name": " ", "arguments": {}}'), '"name"'),
-    (wrap('{"name": 3, "arguments": {}}'), '"name"'),
-    (wrap('{"name": null, "arguments": {}}'), '"name"'),
-    (wrap('{"name": "f"}'), '"arguments"'),
-    (wrap('{"name": "f", "arguments": null}'), '"arguments"'),
-    (wrap('{"name": "f", "arguments": [1]}'), '"arguments"'),
-    (wrap('{"name": "f", "arguments": "[1]"}'), '"arguments"'),
-    (wrap('{"name": "f", "arguments": "37 * 4"}'), "not a valid call"),
-    (wrap('{"name": "f", "name": "g", "arguments": {}}'), "twice"),
-    (wrap('{"name": "f", "arguments": {"a": [{"b": 1, "b": 2}]}}'), "twice"),
-    (wrap('{"name": "f", "arguments": {"a": NaN}}'), "NaN"),
-    (wrap('{"name": "f", "arguments": {"a": -Infinity}}'), "-Infinity"),
-    (wrap('{"name": "f", "arguments": {"a": 1e999}}'), "too large"),
-    (wrap('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}"), "not a valid call"),
-    (wrap('{"name": "f", "arguments": {"a": "\\ud800"}}'), "not a valid call"),
-    (wrap('{"name": "f", "arguments": {"a": [["\\udfff"]]}}'), "not a valid call"),
-    (wrap('{"name": "\\ud800", "arguments": {}}'), "not a valid call"),
-    (wrap('{"name": "f", "arguments": {"\\ud800": 1}}'), "not a valid call"),
-    (wrap('{"name": "f", "arguments": {"code": "a\nb"}}'), "not a valid call"),
-    (wrap('{"name": "f", "arguments": {"code": "\\x"}}'), "not a valid call"),
-    (wrap('{"name": "f", "arguments": {"a": ' + "[" * 100_000 + "}}"), "nested too deeply"),
-    (wrap('{"name": "f", "arguments": {"code": "</think>"}}'), "no <tool_call> before"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "calls"), ACCEPTED, ids=range(len(ACCEPTED)))
-def test_accepted_calls(text, calls):
-    assert parse_tool_calls(text) == calls
-
-
-@pytest.mark.parametrize(("text", "reason"), MALFORMED, ids=range(len(MALFORMED)))
-def test_malformed_calls(text, reason):
-    result = parse_tool_calls(text)
-    assert isinstance(result, ParseError)
-    assert reason in result.reason
-    assert len(result.reason) < 200
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("148", "148"),
-        ("  148\n", "148"),
-        ("<think>\nhm\n</think>\n\n148", "148"),
-        ("hm</think>148", "148"),
-        ("<think>a</think>b</think> 148 ", "148"),
-        ("<think>never closed 148", ""),
-        ("148 <think>", ""),
-        ("<think></think>", ""),
-        ("", ""),
-    ],
-)
-def test_final_answer(text, answer):
-    assert final_answer(text) == answer
+@pytest.mark.parametrize("text", [THINKING + "\u6771\u4eac \U0001f642" + t for t in ("<tool_call>python(37)", CALL)])
+def test_sampled_ids_are_judged_without_half_characters(qwen3, text):
+    chat = ChatFormat(qwen3)
+    ids = (*chat.encode(text), *chat.encode(" \U0001f9ea\u200d" * 3))
+    found = [chat.hopeless(ids[:end]) for end in range(len(ids) + 1)]
+    first = next((end for end, error in enumerate(found) if error), None)
+    if "python(" in text:
+        assert first is not None
+        assert chat.decode(ids[:first]).endswith("<tool_call>python")
+    else:
+        assert first is None
 
 
 def best_of(function, *args, repeats=5, calls=200):

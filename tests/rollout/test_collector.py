@@ -1,7 +1,6 @@
 """Trajectories: exact tokens in both histories, every way to end, the ledger, and engines that are left clean."""
 
 import asyncio
-import json
 import math
 from dataclasses import replace
 
@@ -18,8 +17,9 @@ from orchestra_jax.rollout.engine import Generation, SamplingParams
 from orchestra_jax.types import Status, ToolCall
 from tests.rollout.scripted import (
     ANSWER,
+    HANG,
     LIMITS,
-    SCHEMA,
+    SECONDS,
     TASK,
     TEMPLATE,
     TOOLS,
@@ -30,18 +30,13 @@ from tests.rollout.scripted import (
     odd_ids,
     roll,
     says,
+    word_tokenizer,
 )
 
 
 @pytest.fixture(scope="module")
 def words():
-    texts = [call(spec.name) for spec in TOOLS] + [
-        f"<|im_start|>system user assistant\n{TASK.question}\n\n{TASK.preference.instruction}",
-        " a b blue green hm slow error judge is away",
-        json.dumps([{"name": s.name, "description": s.description, "parameters": SCHEMA} for s in TOOLS]),
-        "Unknown tool 'nothing'; the available tools are: , . Echo says cost $0.25 per call, about 3 s. hello!",
-    ]
-    return tok.build_word_tokenizer(texts, TEMPLATE)
+    return word_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +173,9 @@ async def test_the_context_limit(words):
         collector, _, _ = make(words, limits=replace(LIMITS, max_length=limit))
         (trajectory,), engine = await roll(collector, says(call("echo"), ANSWER))
         assert len(trajectory.turns) == turns
+        assert all(len(row.tokens) <= limit for row in sequences(trajectory, 1.0))
         exact(trajectory, engine.log[0])
-        if turns < 2:
+        if turns < 2 or len(trajectory.turns[1].sampled_ids) == 1:
             assert trajectory.status is Status.NO_ANSWER
             assert trajectory.reason == f"the context limit of {limit} tokens was reached"
 
@@ -312,6 +308,48 @@ async def test_order_groups_seeds_and_progress(words):
     assert [t.turns[0].sampled_ids for t in again] == [t.turns[0].sampled_ids for t in found]
     _, other = await roll(collector, script, tasks, group_size=4, seed=(1,))
     assert not set(other.seeds) & set(engine.seeds)
+
+
+async def test_groups_rolled_out_one_by_one_are_those_of_the_whole_step(words):
+    collector, _, _ = make(words)
+    tasks = [replace(TASK, id=str(i)) for i in range(3)]
+    script = says(call("echo"), ANSWER)
+    whole, engine = await roll(collector, script, tasks, group_size=2, seed=(4, 2))
+    alone = FakeEngine(collector.chat, script)
+    async with asyncio.timeout(SECONDS):
+        groups = await asyncio.gather(
+            *(
+                collector.collect_group(alone, tasks[g], group=g, group_size=2, temperature=1.0, seed=(4, 2))
+                for g in (2, 0, 1)
+            )
+        )
+    found = [trajectory for group in (groups[1], groups[2], groups[0]) for trajectory in group]
+    assert [(t.task, t.group, t.member) for t in found] == [(t.task, t.group, t.member) for t in whole]
+    assert sorted(alone.seeds) == sorted(engine.seeds)
+    assert not alone.open
+
+
+@pytest.mark.parametrize("steps", range(4))
+async def test_a_cancelled_group_ends_its_own_players_only(words, steps):
+    collector, world, chat = make(words)
+    engine = FakeEngine(
+        chat, lambda session, turn: HANG if session < 2 and turn else says(call("echo"), ANSWER)(0, turn)
+    )
+    options = {"group_size": 2, "temperature": 1.0, "seed": (0,)}
+    async with asyncio.timeout(SECONDS):
+        doomed = asyncio.ensure_future(collector.collect_group(engine, TASK, group=0, **options))
+        await asyncio.sleep(0)  # its sessions are the first two
+        other = asyncio.ensure_future(collector.collect_group(engine, TASK, group=1, **options))
+        for _ in range(10 * steps):
+            await asyncio.sleep(0)
+        doomed.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await doomed
+        assert not engine.open & {0, 1}
+        assert [trajectory.solved for trajectory in await other] == [True, True]
+    assert not engine.open
+    assert collector.waiting() == []
+    assert len(world.scored) == 2
 
 
 async def test_scripts_play_without_an_engine(words):

@@ -1,0 +1,204 @@
+"""Reading what the policy said: thinking, tool calls and the final answer.
+
+A call is `<tool_call>` + JSON object + `</tool_call>` with "name" and "arguments". Policy by case:
+
+=============================================== ====================================================================
+no `<tool_call>` and no `</tool_call>`          empty list: the text is the final answer
+several calls                                   accepted, in order
+prose before, between or after calls            accepted and ignored
+no newline (or any white space) inside the tags accepted
+nested braces, tags inside JSON strings         accepted: the JSON is parsed, not searched
+unicode escapes                                 accepted; a lone surrogate is an error, since it has no UTF-8 form
+arguments as a JSON string                      accepted if the string is itself a JSON object
+extra keys beside name and arguments            ignored
+a name that no tool has                         accepted: the environment answers with an error text
+missing, empty or non-string name               error
+missing arguments, or not an object             error
+opening tag without its closing tag             error, also at the end of the text
+closing tag without an opening tag              error
+no JSON, broken JSON, text after the object     error; so are raw control characters (newlines) in strings
+duplicate keys at any depth                     error: which one was meant is unknown
+NaN, Infinity, or a number that overflows       error: not JSON
+thinking                                        text up to `</think>`, with or without `<think>` before it, is not
+                                                parsed, tags in it are ignored; more thinking may follow before a call
+`<think>` never closed                          no call and no answer: empty list and empty final answer
+`<think>` after the first `<tool_call>`         ordinary text
+`</think>` after a call that follows thinking   error, inside the call's arguments too: templates cut a turn at its last
+                                                `</think>`, so the call would be lost from the history
+`</think>` inside the arguments, no thinking    cuts the call there, so the closing tag that is left is an error
+=============================================== ====================================================================
+
+One bad call spoils the turn: the result is a `ParseError` even if other calls of the turn are well formed.
+
+`hopeless` reads the beginning of a turn under the same policy. It says only what holds whatever follows: until thinking
+has ended with `</think>`, all that was said may yet turn out to be thinking, and what looks broken at the very end may
+be unfinished. There is no verdict "finished" before the stop id: a turn that is cut after its last call lacks the
+template's end of turn, so that what was sampled could not be continued as it stands.
+"""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from orchestra_jax.types import ToolCall
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+THINK, END_THINK = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class ParseError:
+    """The turn broke the tool-call format; `reason` is one sentence."""
+
+    reason: str
+
+
+def parse_tool_calls(text: str) -> list[ToolCall] | ParseError:
+    """The calls in one sampled turn under the policy in the module's docstring; an empty list means no call.
+
+    Args:
+        text: `ChatFormat.decode` of the sampled ids.
+    """
+    said, _ = _after_thinking(text)
+    return _calls(said) if "tool_call>" in said else []
+
+
+def hopeless(beginning: str) -> ParseError | None:
+    """What spoils a turn that begins so, whatever follows: `parse_tool_calls` of every continuation is an error.
+
+    Linear in the text: a caller that asks whenever the turn has grown by an eighth pays little. A turn that is cut off
+    here ends with finish reason "length".
+
+    Args:
+        beginning: the text so far, without half a character at its end (`ChatFormat.hopeless` takes care of it).
+    """
+    said, closed = _after_thinking(beginning)
+    if not closed or OPEN not in said:
+        return None
+    # A number at the end may become another one.
+    found = _calls(said.rstrip("0123456789+-.eE"), whole=False)
+    return found if isinstance(found, ParseError) else None
+
+
+def final_answer(text: str) -> str:
+    """What a turn without calls says to the user: the text after thinking, stripped; "" if thinking never closed."""
+    return _after_thinking(text)[0].strip()
+
+
+def _after_thinking(text: str) -> tuple[str, bool]:
+    """The text after thinking, "" while a `<think>` before any call is open, and whether a `</think>` came before it.
+
+    A `</think>` in the returned text stands after a call.
+    """
+    rest, closed = text, False
+    while (end := rest.find(END_THINK)) >= 0:
+        if closed and 0 <= rest.find(OPEN, 0, end) < _find(rest, THINK):
+            return rest, True
+        rest, closed = rest[end + len(END_THINK) :], True
+    return ("" if _find(rest, THINK) < _find(rest, OPEN) else rest), closed
+
+
+def _find(text: str, tag: str) -> int:
+    """Where the tag begins, or the text's length where there is none."""
+    position = text.find(tag)
+    return position if position >= 0 else len(text)
+
+
+def _calls(said: str, whole: bool = True) -> list[ToolCall] | ParseError:
+    """The calls in the text after thinking; with `whole` false an error only if no continuation mends it."""
+    if END_THINK in said:
+        return ParseError("A </think> follows a tool call, so that the call would count as thinking.")
+    calls: list[ToolCall] = []
+    position = 0
+    while True:
+        start = said.find(OPEN, position)
+        if said.find(CLOSE, position, start if start >= 0 else len(said)) >= 0:
+            return ParseError("A </tool_call> has no <tool_call> before it.")
+        if start < 0:
+            return calls
+        begin = _skip_space(said, start + len(OPEN))
+        try:
+            value, end = _JSON.raw_decode(said, begin)
+            call = _call(value)
+        except RecursionError:
+            # How deep is too deep depends on the caller's own stack, so it is never a verdict on a beginning.
+            return ParseError("The JSON of a tool call is nested too deeply.") if whole else calls
+        except ValueError as error:
+            if not whole and _may_be_unfinished(said, begin, error):
+                return calls
+            return ParseError(f"The text after <tool_call> is not a valid call: {error}.")
+        end = _skip_space(said, end)
+        if not said.startswith(CLOSE, end):
+            if not whole and CLOSE.startswith(said[end:]):
+                return calls
+            missing = "the closing </tool_call> is missing" if end == len(said) else "text follows the JSON object"
+            return ParseError(f"A tool call does not end properly: {missing}.")
+        calls.append(call)
+        position = end + len(CLOSE)
+
+
+def _may_be_unfinished(text: str, begin: int, error: ValueError) -> bool:
+    """Whether the JSON at `begin`, which does not decode, may yet do so when the text goes on."""
+    # A value that was refused or is no object stays so, and the decoder reads from left to right, looking ahead by a
+    # literal or two escapes at most, except in a string.
+    return (
+        isinstance(error, json.JSONDecodeError)
+        and error.doc == text
+        and text[begin : begin + 1] in ("", "{")
+        and (error.msg.startswith("Unterminated") or error.pos + _LOOKAHEAD > len(text))
+    )
+
+
+def _call(value: Any) -> ToolCall:
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    name, arguments = value.get("name"), value.get("arguments")
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError('"name" must be a non-empty string')
+    if isinstance(arguments, str):
+        arguments = _JSON.decode(arguments)
+    if not isinstance(arguments, dict):
+        raise ValueError('"arguments" must be an object')
+    return ToolCall(name, arguments)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    for key, value in pairs:
+        _require_utf8(key)
+        _require_utf8(value)
+    return result
+
+
+def _require_utf8(value: Any) -> None:
+    """Objects inside `value` were checked when they were built, so only strings and lists remain."""
+    if isinstance(value, list):
+        for item in value:
+            _require_utf8(item)
+    elif isinstance(value, str) and not value.isascii():
+        value.encode()
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number is too large")
+    return value
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+_LOOKAHEAD = len("\\ud83d\\ude42") + 4
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def _skip_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return match.end() if match else position

@@ -1,0 +1,197 @@
+"""Rule 1 from end to end: the ids, places and log-probs of the learner's arrays are those of the engine's log."""
+
+import dataclasses
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from orchestra_jax.envs.base import initial_messages
+from orchestra_jax.models import tokenizer as tok
+from orchestra_jax.rl.batching import MicroShapes, micro_batches, sequences
+from orchestra_jax.rl.packing import PackShapes, pack
+from orchestra_jax.rollout.engine import Generation
+from orchestra_jax.types import Status
+from tests.rollout.scripted import (
+    ANSWER,
+    LIMITS,
+    TASK,
+    TEMPLATE,
+    TOOLS,
+    call,
+    exact,
+    make,
+    odd_ids,
+    roll,
+    says,
+    word_tokenizer,
+)
+
+THOUGHT = "<think>\nhm hm\n</think>\n\n"
+# Each of another kind: turns, thinking in several spellings, parallel calls, errors of a tool, and every bad ending.
+CONVERSATIONS = [
+    (ANSWER,),
+    (call("echo"), ANSWER),
+    (THOUGHT + call("echo"), THOUGHT + call("model") + "\n" + call("echo"), THOUGHT + ANSWER),
+    ("<think>hm</think>" + call("echo"), call("echo"), "<think>hm</think>" + ANSWER),
+    (call("echo") + call("model") + call("echo", "slow"), ANSWER),
+    (call("echo") + "\n\n", "a b\n" + call("nothing") + " b", ANSWER),
+    (call("echo", "error"), THOUGHT + call("model"), THOUGHT + "green"),
+    (call("echo", "a<|im_end|>\n<|im_start|>user"), THOUGHT + ANSWER),
+    (THOUGHT + call("echo"), THOUGHT + '<tool_call>\n{"name": "echo"'),
+    (THOUGHT + call("echo"), THOUGHT + call("echo") + "</think>"),
+    (call("echo"), "<think> hm"),
+    (THOUGHT + call("echo"),) * 4,
+    (call("echo") * 2, call("echo") * 2),
+]
+SHAPES = [
+    lambda rows: micro_batches(rows, MicroShapes(4096, (512, 2048), (), response_fractions=(0.1,))),
+    lambda rows: micro_batches(rows, MicroShapes(4096, (512, 2048), (512, 1024), rows_per_prefix=2)),
+    lambda rows: micro_batches(rows, MicroShapes(4096, (512, 2048), (512, 1024)), shards=2),
+    lambda rows: pack(rows, PackShapes(2048, rows=2, sequences=16)),
+]
+
+
+@pytest.fixture(scope="module")
+def words():
+    return word_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def real(data_dir):
+    return tok.load(data_dir / "qwen3-tokenizer")
+
+
+@pytest.fixture(params=["words", "real"])
+def tokenizer(request):
+    return request.getfixturevalue(request.param)
+
+
+def expected(log):
+    """Rows of (ids, {position: log-prob}) by the engine's log alone: a prompt that goes on extends the row."""
+    rows = []
+    for prompt, sampled, logprobs in log:
+        if not rows or prompt[: len(rows[-1][0])] != rows[-1][0]:
+            rows.append(((), {}))
+        places = range(len(prompt), len(prompt) + len(sampled))
+        rows[-1] = ((*prompt, *sampled), rows[-1][1] | dict(zip(places, logprobs, strict=True)))
+    return rows
+
+
+def parts(batch):
+    """What each batch shard of a micro-batch holds."""
+    fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    for s in range(batch.shards):
+        yield SimpleNamespace(**{k: v if v is None else np.split(v, batch.shards)[s] for k, v in fields.items()})
+
+
+def trained(part):
+    """Rows of (ids, {position: log-prob}) as the update reads them from one part of a micro-batch."""
+    rows = []
+    for b, row in enumerate(part.tokens):
+        if part.segment_ids is None:
+            prefix = part.prefix_row[b]
+            rows.append((part.prefix[prefix, : part.prefix_lengths[prefix]], row))
+        else:
+            segments = range(1, part.segment_ids[b].max() + 1)
+            rows += [(np.zeros(0, int), row[part.segment_ids[b] == segment]) for segment in segments]
+    # The position before a sampled token predicts it, and its loss lands in the token's place.
+    used = part.place[0] < part.mask.size
+    places = part.place[0][used]
+    assert sorted(places) == np.flatnonzero(part.mask).tolist()
+    predicted = np.full(part.mask.shape, -1)
+    predicted.flat[places] = part.tokens.flat[part.select[0][used] + 1]
+    found = []
+    for n, (prefix, ids) in enumerate(rows):
+        carrying = np.flatnonzero(part.mask[n])
+        if len(carrying):
+            np.testing.assert_array_equal(predicted[n, carrying], ids[carrying])
+            end = carrying[-1] + 1  # a sequence ends with a sampled id; after it comes padding
+            assert not ids[end:].any()
+            loss = dict(zip((len(prefix) + carrying).tolist(), part.rollout_logprobs[n, carrying], strict=True))
+            found.append(((*prefix.tolist(), *ids[:end].tolist()), loss))
+    return found
+
+
+def canonical(rows):
+    return sorted((ids, sorted((place, np.float32(value)) for place, value in loss.items())) for ids, loss in rows)
+
+
+@pytest.mark.parametrize("history", ["keep", "strip_thinking"])
+async def test_the_learners_arrays_hold_what_the_engine_sampled(tokenizer, history):
+    collector, _, chat = make(tokenizer, history=history)
+    scripts = list(CONVERSATIONS)
+    if chat.tokenizer.chat_template != TEMPLATE:  # ids that no tokenizer would choose
+        scripts.append((odd_ids(chat, call("echo")), odd_ids(chat, ANSWER)))
+    found, engine = await roll(collector, lambda session, turn: scripts[session][turn], [TASK], group_size=len(scripts))
+    assert [len(t.turns) for t in found] == [len(script) for script in scripts]
+    assert {t.status for t in found} == {Status.COMPLETED, Status.MALFORMED, Status.NO_ANSWER}
+    assert (max(len(t.sequences) for t in found) == 1) is (history == "keep")
+    log = [row for session in range(len(scripts)) for row in expected(engine.log[session])]
+    rows = [row for trajectory in found for row in sequences(trajectory, 1.0)]
+    assert [(row.tokens, {i: row.logprobs[i] for i, flag in enumerate(row.sampled) if flag}) for row in rows] == log
+    for shape in SHAPES:
+        batches = shape(rows)
+        assert canonical([row for batch in batches for part in parts(batch) for row in trained(part)]) == canonical(log)
+
+
+async def test_a_rewritten_history_is_the_templates_own(tokenizer):
+    collector, _, chat = make(tokenizer, history="strip_thinking")
+
+    def text(ids):
+        return chat.tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    found, engine = await roll(
+        collector, lambda session, turn: CONVERSATIONS[session][turn], [TASK], group_size=len(CONVERSATIONS)
+    )
+    for session, trajectory in enumerate(found):
+        messages = initial_messages(TASK)
+        for turn, (prompt, _, _) in zip(trajectory.turns, engine.log[session], strict=True):
+            assert text(prompt) == text(chat.prompt_ids(messages, TOOLS))
+            messages.append({"role": "assistant", "content": turn.text})
+            messages += [{"role": "tool", "content": result.text} for result in turn.results]
+
+
+async def test_parallel_calls_come_back_as_tool_responses_of_one_user_turn(real):
+    for history in ("keep", "strip_thinking"):
+        collector, _, chat = make(real, history=history)
+        (trajectory,), _ = await roll(collector, says(THOUGHT + call("model") + call("echo", "slow"), ANSWER))
+        assert chat.tokenizer.decode(trajectory.turns[1].prompt_ids) == (
+            "\n<|im_start|>user\n<tool_response>\ngreen\n</tool_response>\n<tool_response>\nslow\n</tool_response>"
+            "<|im_end|>\n<|im_start|>assistant\n"
+        )
+
+
+@pytest.mark.parametrize("history", ["keep", "strip_thinking"])
+async def test_no_sequence_outgrows_the_context_limit_and_a_turn_cut_by_it_calls_nothing(words, history):
+    script = (THOUGHT + call("echo"), THOUGHT + ANSWER)
+    _, _, chat = make(words)
+    start = len(chat.prompt_ids(initial_messages(TASK), TOOLS))
+    turn = len(chat.encode(script[0])) + 1
+    for limit in (start + 1, start + turn - 1, start + turn, start + turn + 3, start + 200):
+        collector, world, _ = make(words, history=history, limits=replace(LIMITS, max_length=limit))
+        (trajectory,), engine = await roll(collector, says(*script))
+        rows = sequences(trajectory, 1.0)
+        exact(trajectory, engine.log[0])
+        assert max(len(row.tokens) for row in rows) <= limit
+        whole = trajectory.turns[0].finish_reason == "stop"
+        assert (whole, world.calls) == ((limit >= start + turn), ["hello"] * (limit >= start + turn))
+        if limit < start + 200:
+            assert (trajectory.status, trajectory.answer) == (Status.NO_ANSWER, None)
+            assert trajectory.reason == f"the context limit of {limit} tokens was reached"
+        else:
+            assert trajectory.solved
+
+
+async def test_a_turn_tells_which_versions_sampled_it(words):
+    collector, _, chat = make(words)
+    first = (*chat.encode(call("echo")), chat.stop_ids[0])
+    last = (*chat.encode(ANSWER), chat.stop_ids[0])
+    spans = ((3, 2), (4, len(first) - 2))
+    generations = [
+        Generation(first, (-0.5,) * len(first), "stop", 3, version_spans=spans),
+        Generation(last, (-0.5,) * len(last), "stop", 4),
+    ]
+    (trajectory,), _ = await roll(collector, says(*generations))
+    assert [(t.weight_version, t.version_spans) for t in trajectory.turns] == [(3, spans), (4, ())]

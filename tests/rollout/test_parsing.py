@@ -1,0 +1,226 @@
+"""Every tool call and answer under the written policy: whole, and from beginnings that contradict nothing."""
+
+import random
+
+import pytest
+
+from orchestra_jax.rollout.parsing import ParseError, final_answer, hopeless, parse_tool_calls
+from orchestra_jax.types import ToolCall
+
+CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "37 * 4"}}\n</tool_call>'
+THOUGHT = "<think>\nLet me see.\n</think>\n\n"
+
+
+def one(name, **arguments):
+    return [ToolCall(name, arguments)]
+
+
+def wrap(body):
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+ACCEPTED = [
+    ("", []),
+    ("The answer is 148.", []),
+    ('{"name": "python", "arguments": {}}', []),
+    ("tool_call> is how a call ends", []),
+    (CALL, one("python", code="37 * 4")),
+    ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', one("f")),
+    ('<tool_call> \r\n\t{"name": "f", "arguments": {}} \n\n </tool_call>\n', one("f")),
+    (wrap('{"arguments": {"a": 1}, "name": "f"}'), one("f", a=1)),
+    (CALL + "\n" + wrap('{"name": "f", "arguments": {"a": 1}}'), [*one("python", code="37 * 4"), *one("f", a=1)]),
+    (CALL + CALL + CALL, one("python", code="37 * 4") * 3),
+    ("Let me compute. " + CALL + " Done.", one("python", code="37 * 4")),
+    (wrap('{"name": "f", "arguments": "{\\"a\\": [1, 2]}"}'), one("f", a=[1, 2])),
+    (wrap('{"name": "f", "arguments": {}, "id": 3, "type": "function"}'), one("f")),
+    (wrap('{"name": "f", "arguments": {"a": {"b": [{}, {"d": null}]}}}'), one("f", a={"b": [{}, {"d": None}]})),
+    (wrap('{"name": "f", "arguments": {"code": "{{}} }"}}'), one("f", code="{{}} }")),
+    (wrap('{"name": "f", "arguments": {"code": "</tool_call>"}}'), one("f", code="</tool_call>")),
+    (wrap('{"name": "f", "arguments": {"code": "<tool_call> <think>"}}'), one("f", code="<tool_call> <think>")),
+    (wrap('{"name": "f", "arguments": {"a": "\\u00e9\\ud83d\\ude42\\n"}}'), one("f", a="\u00e9\U0001f642\n")),
+    (wrap('{"name": "f", "arguments": {"a": "Z\u00fcrich"}}'), one("f", a="Z\u00fcrich")),
+    (wrap('{"name": "f", "arguments": {"a": 1.5, "b": -2e3, "c": true}}'), one("f", a=1.5, b=-2000.0, c=True)),
+    (f"<think>\nI could use <tool_call> here.\n</think>\n\n{CALL}", one("python", code="37 * 4")),
+    (f"<think>{CALL}</think>148", []),
+    (f"No opening tag</think>{CALL}", one("python", code="37 * 4")),
+    (f"<think>a</think><think>b</think>{CALL}", one("python", code="37 * 4")),
+    (f"<think>still going {CALL}", []),
+    (f"<think>a</think>b<think>{CALL}", []),
+    (f"{CALL} <think>", one("python", code="37 * 4")),
+    (wrap(f'{{"name": "f", "arguments": {{"a": {"9" * 320}.5e-320}}}}'), one("f", a=1.0)),
+    (wrap('{"name": "no such tool", "arguments": {"x": 1}}'), one("no such tool", x=1)),
+    (wrap('{"name": "python", "arguments": {"code": "37 * 4"}, "price_usd": 0.5}'), one("python", code="37 * 4")),
+    (wrap('{"name": "f", "arguments": "{}", "arguments_note": {"a": {}}}'), one("f")),
+    (f"First this: {CALL} then that: {CALL} and done.", one("python", code="37 * 4") * 2),
+    (f"{CALL} I may <tool_response> 148 </tool_response> now.", one("python", code="37 * 4")),
+    (f"<think>a <tool_call></think>b</think>{CALL}", one("python", code="37 * 4")),
+    (f"<think>{CALL} or</think><think>{CALL}</think>", []),
+    (f"{CALL}</think>148", []),
+    (THOUGHT + wrap('{"name": "f", "arguments": {"a": "<think>"}}'), one("f", a="<think>")),
+    (f"{THOUGHT}{CALL} <think> hm", one("python", code="37 * 4")),
+    (f"{THOUGHT}The answer is 148.", []),
+]  # fmt: skip
+
+MALFORMED = [
+    ("<tool_call>", "not a valid call"),
+    ('<tool_call>\n{"name": "f", "arguments": {}}', "closing </tool_call> is missing"),
+    ('<tool_call>\n{"name": "f", "arguments": {"a": ', "not a valid call"),
+    (CALL + '\n<tool_call>\n{"name": "f", "arguments": {}}\n', "closing </tool_call> is missing"),
+    ("</tool_call>", "no <tool_call> before"),
+    (CALL + "</tool_call>", "no <tool_call> before"),
+    ("</tool_call>" + CALL, "no <tool_call> before"),
+    ("<tool_call></tool_call>", "not a valid call"),
+    ("<tool_call>" + CALL, "not a valid call"),
+    (wrap("python(37 * 4)"), "not a valid call"),
+    (wrap("{'name': 'f', 'arguments': {}}"), "not a valid call"),
+    (wrap('{"name": "f", "arguments": {},}'), "not a valid call"),
+    (wrap('{"name": "f", "arguments": {}}}'), "text follows"),
+    (wrap('{"name": "f", "arguments": {}} {"name": "g", "arguments": {}}'), "text follows"),
+    (wrap('[{"name": "f", "arguments": {}}]'), "not a JSON object"),
+    (wrap('"f"'), "not a JSON object"),
+    (wrap('{"arguments": {}}'), '"name"'),
+    (wrap('{"name": "", "arguments": {}}'), '"name"'),
+    (wrap('{"name": " ", "arguments": {}}'), '"name"'),
+    (wrap('{"name": 3, "arguments": {}}'), '"name"'),
+    (wrap('{"name": null, "arguments": {}}'), '"name"'),
+    (wrap('{"name": "f"}'), '"arguments"'),
+    (wrap('{"name": "f", "arguments": null}'), '"arguments"'),
+    (wrap('{"name": "f", "arguments": [1]}'), '"arguments"'),
+    (wrap('{"name": "f", "arguments": "[1]"}'), '"arguments"'),
+    (wrap('{"name": "f", "arguments": "37 * 4"}'), "not a valid call"),
+    (wrap('{"name": "f", "name": "g", "arguments": {}}'), "twice"),
+    (wrap('{"name": "f", "arguments": {"a": [{"b": 1, "b": 2}]}}'), "twice"),
+    (wrap('{"name": "f", "arguments": {"a": NaN}}'), "NaN"),
+    (wrap('{"name": "f", "arguments": {"a": -Infinity}}'), "-Infinity"),
+    (wrap('{"name": "f", "arguments": {"a": 1e999}}'), "too large"),
+    (wrap('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}"), "not a valid call"),
+    (wrap('{"name": "f", "arguments": {"a": "\\ud800"}}'), "not a valid call"),
+    (wrap('{"name": "f", "arguments": {"a": [["\\udfff"]]}}'), "not a valid call"),
+    (wrap('{"name": "\\ud800", "arguments": {}}'), "not a valid call"),
+    (wrap('{"name": "f", "arguments": {"\\ud800": 1}}'), "not a valid call"),
+    (wrap('{"name": "f", "arguments": {"code": "a\nb"}}'), "not a valid call"),
+    (wrap('{"name": "f", "arguments": {"code": "\\x"}}'), "not a valid call"),
+    (wrap('{"name": "f", "arguments": {"a": ' + "[" * 100_000 + "}}"), "nested too deeply"),
+    (wrap('{"name": "f", "arguments": {"code": "</think>"}}'), "no <tool_call> before"),
+    (THOUGHT + wrap('{"name": "f", "arguments": {"code": "</think>"}}'), "</think> follows a tool call"),
+    (f"{THOUGHT}{CALL}\n{THOUGHT}{CALL}", "</think> follows a tool call"),
+    (f"{THOUGHT}{CALL}</think>148", "</think> follows a tool call"),
+    (f"<think>a</think></tool_call>{CALL}", "no <tool_call> before"),
+    (wrap('{"name": "f", "arguments": {"a": 1} // why not\n}'), "not a valid call"),
+    (wrap('```json\n{"name": "f", "arguments": {}}\n```'), "not a valid call"),
+    (wrap('{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}'), "text follows"),
+    (wrap('{"name": "f", "arguments": {"a": "\\u12"}}'), "not a valid call"),
+    (wrap('{"name": "f", "arguments": {"a": 1e400, "b": 1}}'), "too large"),
+    (wrap('{"name": "f", "arguments": "{\\"a\\": 1"}'), "not a valid call"),
+    (wrap("null"), "not a JSON object"),
+]  # fmt: skip
+
+TEXTS = [text for text, _ in ACCEPTED + MALFORMED if len(text) < 1000]
+TEXTS += [THOUGHT + text for text in TEXTS]
+# What may follow: nothing, more of everything that could mend or spoil.
+ENDINGS = (
+    "", " ", "}", '"}}\n</tool_call>', "\n</tool_call>", CALL, "</think>", "</think>148", f"</think>{CALL}", "0",
+    "1e-400}}", "e-9999}}\n</tool_call>", "<think>", "null}}</tool_call>", "nfinity", '\\ude00"}}</tool_call>',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "calls"), ACCEPTED, ids=range(len(ACCEPTED)))
+def test_accepted_calls(text, calls):
+    assert parse_tool_calls(text) == calls
+
+
+@pytest.mark.parametrize(("text", "reason"), MALFORMED, ids=range(len(MALFORMED)))
+def test_malformed_calls(text, reason):
+    result = parse_tool_calls(text)
+    assert isinstance(result, ParseError)
+    assert reason in result.reason
+    assert len(result.reason) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("148", "148"),
+        ("  148\n", "148"),
+        ("<think>\nhm\n</think>\n\n148", "148"),
+        ("hm</think>148", "148"),
+        ("<think>a</think>b</think> 148 ", "148"),
+        ("<think>never closed 148", ""),
+        ("148 <think>", ""),
+        ("<think></think>", ""),
+        ("", ""),
+    ],
+)
+def test_final_answer(text, answer):
+    assert final_answer(text) == answer
+
+
+def test_the_policy_is_fed_enough():
+    assert len({text for text, _ in ACCEPTED + MALFORMED}) >= 80
+
+
+# --- beginnings ---
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_no_beginning_is_hopeless_that_could_still_be_read(text):
+    for end in range(len(text) + 1):
+        if hopeless(text[:end]) is not None:
+            for ending in (text[end:], *ENDINGS):
+                assert isinstance(parse_tool_calls(text[:end] + ending), ParseError), (text[:end], ending)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_hopeless_stays_hopeless_whatever_the_chunks(text):
+    whole = text + "\n" + "and so on " * 4
+    by_character = [hopeless(whole[:end]) is not None for end in range(len(whole) + 1)]
+    assert by_character == sorted(by_character)
+
+
+@pytest.mark.parametrize(("text", "reason"), MALFORMED, ids=range(len(MALFORMED)))
+def test_after_thinking_a_malformed_turn_is_soon_hopeless(text, reason):
+    said = THOUGHT + text.removeprefix(THOUGHT)
+    found = hopeless(said + "\n" + "and so on " * 4)
+    # Before a call it can still be thinking; nesting is judged at the end of the turn.
+    assert (found is None) is (text == "</tool_call>" or "[" * 1000 in text)
+
+
+def test_hopeless_says_so_long_before_the_end():
+    body = wrap('{"name": "f", "arguments": {}} and then I go on and on')
+    assert hopeless(THOUGHT + "<tool_call>python(") is not None
+    cut = (THOUGHT + body).index(" and then") + 2
+    assert hopeless((THOUGHT + body)[:cut]) == parse_tool_calls(THOUGHT + body)
+    assert hopeless((THOUGHT + body)[: cut - 1]) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "148", "<tool_call>python(", f"<think>{CALL}</tool_call>", "</tool_call>", f"{THOUGHT}</tool_call> no, wait"],
+)
+def test_what_may_still_be_thinking_is_not_hopeless(text):
+    assert hopeless(text) is None
+    assert parse_tool_calls(f"{text}</think>{CALL}") == one("python", code="37 * 4")
+
+
+def mutated(rng, text):
+    """The text with a few characters dropped, doubled or replaced by JSON's own."""
+    letters = list(text)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(letters))
+        letters[at : at + 1] = rng.choice(["", letters[at] * 2, rng.choice('{}[]",:\\ \n0-e.tNI<')])
+    return "".join(letters)
+
+
+def test_random_damage_never_makes_a_beginning_contradict_the_whole():
+    rng = random.Random(0)
+    arguments = '{"a": [1.5e3, -2, true], "b": "\\ud83d\\ude42 </tool_call>", "c": {"d": null}}'
+    body = wrap(f'{{"name": "f", "arguments": {arguments}}}')
+    spoilt = 0
+    for _ in range(300):
+        whole = THOUGHT + mutated(rng, body) + mutated(rng, CALL)
+        for end in sorted(rng.sample(range(len(whole)), 12)):
+            if hopeless(whole[:end]):
+                spoilt += 1
+                for ending in (whole[end:], *ENDINGS):
+                    assert isinstance(parse_tool_calls(whole[:end] + ending), ParseError), (whole[:end], ending)
+    assert spoilt > 300
