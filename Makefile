@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null)
+SGLANG ?= .venv-sglang
 RUN ?=
 # Large pages for the big temporaries of XLA: without them every call page-faults its buffers anew.
 FAST_MALLOC := GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart test lint format clean
+.PHONY: help install install-dev quickstart test test-sglang sglang-cpu lint format clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +25,16 @@ quickstart: install ## warm start, RL and the proof on 2 cores: some 10 minutes;
 test: install-dev ## every test that needs neither torch, nor a GPU, nor a server; TESTS=tests/rl for a part
 	$(PY) -m pytest -n 2 -q -m "not (torch or gpu or sglang or slow)" $(TESTS)
 
+test-sglang: install-dev sglang-cpu ## the tests that start a real SGLang server, on this CPU
+	SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m pytest -q -m sglang tests
+
+sglang-cpu: $(SGLANG)/.installed ## the released SGLang server in an environment of its own, for this CPU (2.5 GB)
+
+$(SGLANG)/.installed: requirements/install_sglang_cpu.sh requirements/sglang-cpu.txt requirements/sglang-cpu-no-deps.txt
+	@echo "Installing the SGLang server into $(SGLANG): a few minutes, some 2.5 GB."
+	PYTHON=$(PYTHON) requirements/install_sglang_cpu.sh $(SGLANG)
+	@touch $@
+
 lint: install-dev ## ruff (rules and format) and mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -34,7 +45,7 @@ format: install-dev ## mend what ruff can
 	$(PY) -m ruff format .
 
 clean: ## remove the environments and the caches; outputs stay
-	rm -rf $(VENV) .venv-torch .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-torch $(SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 ifdef UV
 INSTALL := $(UV) pip install --quiet --python $(PY)

@@ -129,11 +129,27 @@ class RewardConfig:
 
 
 @dataclass(frozen=True)
+class ServerOptions:
+    """SGLang servers that the run starts itself, where rollout.urls is empty; see requirements/README.md."""
+
+    python: str | None = None  # interpreter of the environment that SGLang is installed in
+    count: int = at_least(1, 1)  # servers
+    device: str = one_of("cuda", "cuda", "cpu")  # cpu: for tests
+    gpus: list[list[int]] = field(default_factory=list)  # numbers of each server's GPUs; empty: those it finds
+    port: int = at_least(0, 0)  # of the first server, the next ones follow; 0: free ones
+    flags: list[str] = field(default_factory=list)  # further flags of sglang.launch_server
+    ready_s: float = above(600.0, 0)  # seconds to load
+
+
+@dataclass(frozen=True)
 class RolloutConfig:
     """The engine and the multi-turn collector."""
 
     engine: str = one_of("embedded", "embedded", "sglang")  # who samples
-    urls: list[str] = field(default_factory=list)  # SGLang servers
+    urls: list[str] = field(default_factory=list)  # SGLang servers that are there; empty: the run starts its own
+    server: ServerOptions = field(default_factory=ServerOptions)
+    weight_update: str = one_of("disk", "disk", "direct")  # to a server: through files, or in its requests
+    weight_folder: str | None = None  # for disk, seen by all servers; null: shared memory, where they are on this host
     slots: int = at_least(64, 1)  # trajectories under way at once
     max_length: int = at_least(2048, 2)  # tokens of a sequence, prompt included
     max_new_tokens: int = at_least(256, 1)  # tokens of one turn
@@ -143,7 +159,12 @@ class RolloutConfig:
     chunk: int = at_least(8, 1)  # tokens the embedded engine decodes between two admissions
     widths: list[int] = field(default_factory=lambda: [16, 64, 256, 1024])  # compiled prompt widths of that engine
     lockstep: bool = True  # the embedded engine waits for all open trajectories: bit-reproducible runs
+    max_staleness: int = at_least(0, 0)  # versions that a trained token may be old; above 0 rollouts run ahead
+    spare_groups: int = at_least(0, 0)  # groups beyond a step's need: the slowest are begun anew, or carried over
     deadline_s: float = above(600.0, 0)  # seconds for one trajectory; a later one is invalid
+    turn_deadline_s: float | None = above(None, 0)  # seconds for one generation; null: the trajectory's
+    tool_deadline_s: float | None = above(None, 0)  # seconds for one tool call; null: the trajectory's
+    slow_after_s: float = above(60.0, 0)  # seconds after which a wait is reported
     retries: int = at_least(2, 0)  # new tries after an infrastructure failure
 
 

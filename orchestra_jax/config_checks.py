@@ -55,8 +55,21 @@ def problems(config: RunConfig) -> list[str]:
             f"rollout.max_new_tokens={rollout.max_new_tokens} leaves no room for a prompt: "
             f"make it smaller than rollout.max_length={rollout.max_length}."
         )
-    if rollout.engine == "sglang" and not rollout.urls:
-        found.append("rollout.engine=sglang needs a server: set rollout.urls=[http://HOST:PORT].")
+    if rollout.engine == "embedded" and rollout.lockstep and (rollout.max_staleness or rollout.spare_groups):
+        found.append(
+            "rollout.lockstep makes the engine wait for all trajectories, so none can run ahead: set "
+            "rollout.lockstep=false, or rollout.max_staleness=0 and rollout.spare_groups=0."
+        )
+    if rollout.engine == "sglang" and not rollout.urls and not rollout.server.python:
+        found.append(
+            "rollout.engine=sglang needs a server: set rollout.urls=[http://HOST:PORT], or rollout.server.python=PATH "
+            "of an interpreter that has SGLang (requirements/README.md)."
+        )
+    if rollout.server.gpus and len(rollout.server.gpus) != rollout.server.count:
+        found.append(
+            f"rollout.server.gpus names the GPUs of {len(rollout.server.gpus)} server(s), but rollout.server.count="
+            f"{rollout.server.count}: make them agree."
+        )
     samples = algorithm.tasks_per_step * algorithm.group_size
     if algorithm.minibatches > 0 and samples % algorithm.minibatches:
         found.append(
@@ -93,7 +106,13 @@ def missing_inputs(config: RunConfig) -> list[str]:
         found.append("There are no training questions: set data.path=FILE.")
     if config.tools.experts and not config.tools.experts_url:
         found.append("tools.experts need a server: set tools.experts_url=http://HOST:PORT/v1, or tools=offline.")
-    read = [("model.path", model.path), ("tools.corpus", config.tools.corpus), ("data.eval_path", data.eval_path)]
+    server = config.rollout.server.python if config.rollout.engine == "sglang" and not config.rollout.urls else None
+    read = [
+        ("rollout.server.python", server),
+        ("model.path", model.path),
+        ("tools.corpus", config.tools.corpus),
+        ("data.eval_path", data.eval_path),
+    ]
     if model.tokenizer != "quickstart":
         read.append(("model.tokenizer", model.tokenizer))
     key = "data.path" if data.path is not None else "data.mixture"

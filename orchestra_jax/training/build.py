@@ -1,10 +1,13 @@
 """From a configuration to the parts of a run: world, tokenizer, policy, collector. Checks first, builds after."""
 
 import dataclasses
+import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jax
 import numpy as np
@@ -23,6 +26,7 @@ from orchestra_jax.models import tokenizer as tokenizers
 from orchestra_jax.models.qwen3 import Params, Qwen3Config, init_params
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, Script
+from orchestra_jax.rollout.watchdog import Waiting, describe
 from orchestra_jax.tools.local_search import LocalIndex, read_passages
 from orchestra_jax.tools.pricing import Price, PriceList
 from orchestra_jax.tools.sandbox import PythonSandbox
@@ -71,7 +75,7 @@ def preflight(cfg: RunConfig) -> None:
     """
     found = missing_inputs(cfg)
     if cfg.rollout.engine == "sglang":
-        found.append("This version samples with its embedded engine only: set rollout=embedded.")
+        found += _unreachable(cfg.rollout.urls)
     try:
         device_mesh(cfg.mesh)
     except ValueError as error:
@@ -85,6 +89,20 @@ def preflight(cfg: RunConfig) -> None:
         found.append(f"pricing.name={cfg.pricing.name} is no price list: use one of {known}.")
     if found:
         raise ConfigError("\n".join(found))
+
+
+def _unreachable(urls: Sequence[str]) -> list[str]:
+    """A sentence for the first server that accepts no connection."""
+    for url in urls:
+        parts = urlsplit(url)
+        try:
+            socket.create_connection((parts.hostname, parts.port or 80), timeout=5.0).close()
+        except OSError as error:
+            return [
+                f"No SGLang server answers at {url} ({error}): start it, set rollout.urls=[http://HOST:PORT], or let "
+                "the run start its own with rollout.urls=[] rollout.server.python=PATH."
+            ]
+    return []
 
 
 def make_world(cfg: RunConfig) -> World:
@@ -218,8 +236,22 @@ def make_policy(cfg: RunConfig, chat: ChatFormat) -> tuple[Qwen3Config, Params]:
 def make_collector(cfg: RunConfig, world: World, chat: ChatFormat) -> Collector:
     """Episodes of the world under the run's limits and prices."""
     r = cfg.rollout
-    limits = RolloutLimits(r.max_turns, cfg.env.max_calls, r.max_length, r.max_new_tokens, r.retries, r.deadline_s)
-    return Collector(world.environment, chat, limits, load_prices(cfg))
+    limits = RolloutLimits(
+        r.max_turns,
+        cfg.env.max_calls,
+        r.max_length,
+        r.max_new_tokens,
+        r.retries,
+        r.deadline_s,
+        r.turn_deadline_s,
+        r.tool_deadline_s,
+    )
+    prices = load_prices(cfg)
+    return Collector(world.environment, chat, limits, prices, on_slow=_report_slow, slow_after_s=r.slow_after_s)
+
+
+def _report_slow(waiting: Sequence[Waiting]) -> None:
+    print(describe(waiting), file=sys.stderr, flush=True)
 
 
 def config_record(cfg: RunConfig) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """One training run from its configuration: checks, parts, training, report."""
 
-import asyncio
 import json
 import math
 import sys
@@ -10,6 +9,7 @@ from typing import Any
 from orchestra_jax.config import ConfigError, RunConfig
 from orchestra_jax.evaluation.report import draw, print_summary
 from orchestra_jax.training.build import make_chat, make_world, preflight
+from orchestra_jax.training.loop import LoopThread
 from orchestra_jax.training.metrics import read_metrics
 from orchestra_jax.training.trainer import Interrupted, Trainer
 
@@ -29,7 +29,7 @@ def run(cfg: RunConfig) -> None:
         raise SystemExit(2) from None
     directory = Path(cfg.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    with asyncio.Runner() as runner:
+    with LoopThread() as runner:
         try:
             summary = Trainer(cfg, world, chat, runner).train()
         except ConfigError as error:

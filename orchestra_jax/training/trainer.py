@@ -1,6 +1,5 @@
 """The run: warm start, evaluation, group-relative policy optimisation, evaluation. Every part of it resumes."""
 
-import asyncio
 import math
 import signal
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from orchestra_jax.config import ConfigError, RunConfig
@@ -21,9 +21,10 @@ from orchestra_jax.rl.batching import MicroShapes, group_arrays, sequences
 from orchestra_jax.rl.learner import TrainState
 from orchestra_jax.rl.optimizer import learning_rate
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.embedded import EmbeddedEngine
 from orchestra_jax.training.build import World, config_record, make_collector, make_policy
 from orchestra_jax.training.checkpointing import Checkpoints
+from orchestra_jax.training.engines import start_engine
+from orchestra_jax.training.loop import LoopThread
 from orchestra_jax.training.metrics import MetricLogger, Progress
 from orchestra_jax.training.objective import (
     adapters,
@@ -34,6 +35,7 @@ from orchestra_jax.training.objective import (
     score_groups,
     warm_learner,
 )
+from orchestra_jax.training.rollouts import Rollouts
 from orchestra_jax.training.sft import copy_accuracy, demonstration_rows, supervised_batches
 from orchestra_jax.training.transcripts import write_transcripts
 from orchestra_jax.training.weights import device_mesh, export, for_engine, reference_copy, whole_policy
@@ -68,13 +70,13 @@ class Trainer:
         cfg: the run.
         world: environment and tasks.
         chat: tokenizer and chat format.
-        runner: event loop that the environment's processes belong to.
+        runner: the loop that the environment's processes belong to.
 
     Raises:
         ConfigError: the folder holds another run.
     """
 
-    def __init__(self, cfg: RunConfig, world: World, chat: ChatFormat, runner: asyncio.Runner) -> None:
+    def __init__(self, cfg: RunConfig, world: World, chat: ChatFormat, runner: LoopThread) -> None:
         self.cfg, self.world, self.chat, self._runner = cfg, world, chat, runner
         self.directory = Path(cfg.output_dir)
         self.model, params = make_policy(cfg, chat)
@@ -83,7 +85,6 @@ class Trainer:
         self.warm = warm_learner(cfg, self.model, self.mesh)
         self.policy = policy_learner(cfg, self.model, self.mesh)
         self.schedule = learning_rate(policy_optimizer(cfg))
-        self.tasks = world.train(cfg.algorithm.tasks_per_step)
         self.base: Any = None  # what LoRA freezes
         if self.lora is not None:
             self.base = self.policy.place_params(params)
@@ -94,17 +95,22 @@ class Trainer:
         self._began = time.monotonic()
         self._stop = False
         self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep)
-        self.state = self._restore_or_init(params)
-        self.engine = EmbeddedEngine(
-            self.model,
-            self._engine_params(),
-            version=self.version,
-            slots=cfg.rollout.slots,
-            max_length=cfg.rollout.max_length,
-            chunk=cfg.rollout.chunk,
-            widths=cfg.rollout.widths,
-            lockstep=cfg.rollout.lockstep,
+        self.state, position = self._restore_or_init(params)
+        self.serving = runner.run(
+            start_engine(
+                cfg,
+                self.model,
+                self._engine_params(),
+                self.version,
+                tokenizer_size=len(chat.tokenizer),
+                directory=self.directory,
+            )
         )
+        self.engine = self.serving.engine
+        tasks = world.train(cfg.algorithm.tasks_per_step)
+        self.rollouts = Rollouts(cfg, self.collector, self.engine, tasks, runner)
+        if position is not None:
+            self.rollouts.set_state(position)
         self.evaluator = Evaluator(
             cfg.evaluation,
             world.evaluation,
@@ -135,18 +141,19 @@ class Trainer:
                 self._optimise(logger)
             finally:
                 self.checkpoints.close()
-                self._runner.run(self.engine.close())
+                self.rollouts.stop()
+                self._runner.run(self.serving.close())
             return self._summary()
 
     # --- state ---
 
-    def _restore_or_init(self, params: Params) -> TrainState:
-        """The newest checkpoint's state, or a fresh one on `params`."""
+    def _restore_or_init(self, params: Params) -> tuple[TrainState, dict[str, Any] | None]:
+        """The newest checkpoint's state and position in the tasks, or a fresh state on `params` and None."""
         # Only a policy with random weights has a warm start to go through, or to resume.
         first = self.warm if self._warms else self.policy
         meta = self.checkpoints.peek()
         if meta is None:
-            return first.init(params)
+            return first.init(params), None
         changed = resume_conflicts(meta["config"], self.cfg)
         if changed:
             raise ConfigError(
@@ -155,14 +162,13 @@ class Trainer:
         self.phase, self.step, self.version = meta["phase"], meta["step"], meta["version"]
         self.notes = meta["notes"]
         if self.phase == "warm_start":
-            return self.checkpoints.restore({"state": first.init(params)})["state"]
+            return self.checkpoints.restore({"state": first.init(params)})["state"], None
         like: dict[str, Any] = {"state": self.policy.init(params)}
         if self._keeps_reference:
             like["reference"] = self._reference_copy(like["state"].params)
         restored = self.checkpoints.restore(like)
         self.reference = restored.get("reference")
-        self.tasks.set_state(meta["data"])
-        return restored["state"]
+        return restored["state"], meta["data"]
 
     @property
     def _warms(self) -> bool:
@@ -178,7 +184,12 @@ class Trainer:
         return reference_copy(params, algorithm.reference_dtype, offload=algorithm.reference_offload)
 
     def _engine_params(self) -> Params:
-        return for_engine(whole_policy(self.state.params, self.base, self.lora), self.mesh)
+        params, rollout = whole_policy(self.state.params, self.base, self.lora), self.cfg.rollout
+        if rollout.engine == "sglang":
+            return params  # gathered bucket by bucket on its way out
+        params = for_engine(params, self.mesh)
+        # The update uses up its parameters: an engine that samples meanwhile needs its own.
+        return jax.tree.map(jnp.copy, params) if rollout.max_staleness else params
 
     def _save(self) -> None:
         """Saves params, optimizer, reference, data cursor, step, version and notes together."""
@@ -190,7 +201,7 @@ class Trainer:
             "phase": self.phase,
             "step": self.step,
             "version": self.version,
-            "data": self.tasks.get_state(),
+            "data": self.rollouts.get_state(),
             "notes": self.notes | {"seconds": self._seconds()},
             "config": config_record(self.cfg),
         }
@@ -304,6 +315,7 @@ class Trainer:
                 if self.step % cfg.checkpoint.every == 0 or self.step == cfg.steps:
                     self._save()
                 self._check_stop()
+        self.rollouts.stop()
         if "after" not in self.notes:
             self.notes["after"] = self._evaluate("after")
         if cfg.checkpoint.export:
@@ -315,15 +327,7 @@ class Trainer:
         """Rollouts, rewards, advantages and the update of one step."""
         cfg = self.cfg
         start = time.monotonic()
-        trajectories = self._runner.run(
-            self.collector.collect(
-                self.engine,
-                next(self.tasks),
-                group_size=cfg.algorithm.group_size,
-                temperature=cfg.rollout.temperature,
-                seed=(cfg.seed, 2, self.step),
-            )
-        )
+        trajectories, ages = self.rollouts.take(self.step, self.version)
         rolled = time.monotonic()
         shown = trajectories[:: cfg.algorithm.group_size][: cfg.logger.trajectories]
         write_transcripts(self.directory / "trajectories", self.step + 1, shown)
@@ -334,6 +338,7 @@ class Trainer:
         done = time.monotonic()
         return {
             **_rollout_metrics(trajectories, rewards, kept),
+            **ages,
             **updates,
             "time/rollout": rolled - start,
             "time/update": done - rolled,

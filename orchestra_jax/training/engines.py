@@ -1,0 +1,110 @@
+"""The engine of a run: in this process, on servers that are there, or on servers that the run starts itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestra_jax.config import ConfigError, RunConfig
+from orchestra_jax.models import safetensors
+from orchestra_jax.models.qwen3 import Params, Qwen3Config
+from orchestra_jax.rollout.embedded import EmbeddedEngine
+from orchestra_jax.rollout.engine import Engine
+from orchestra_jax.rollout.sglang import SGLangEngine
+from orchestra_jax.rollout.sglang_server import ServerConfig, ServerProcess, reviver
+from orchestra_jax.rollout.weight_push import BucketPush, DiskPush
+from orchestra_jax.types import InfrastructureError
+
+
+@dataclass(frozen=True)
+class RunEngine:
+    """An engine and the servers that were started for it."""
+
+    engine: Engine
+    servers: Sequence[ServerProcess] = ()
+
+    async def close(self) -> None:
+        """Ends the engine, then what was started for it."""
+        await self.engine.close()
+        for server in self.servers:
+            await server.stop()
+
+
+async def start_engine(
+    cfg: RunConfig, model: Qwen3Config, params: Params, version: int, *, tokenizer_size: int, directory: Path
+) -> RunEngine:
+    """The engine, ready and holding `params` as `version`.
+
+    Args:
+        tokenizer_size: ids that the tokenizer has.
+        directory: of the run; servers that it starts have their first weights and their logs there.
+
+    Raises:
+        ConfigError: a server does not start, does not answer, or has another model.
+    """
+    r = cfg.rollout
+    if r.engine == "embedded":
+        return RunEngine(
+            EmbeddedEngine(
+                model,
+                params,
+                version=version,
+                slots=r.slots,
+                max_length=r.max_length,
+                chunk=r.chunk,
+                widths=r.widths,
+                lockstep=r.lockstep,
+            )
+        )
+    servers = [] if r.urls else _servers(cfg, version, directory)
+    urls = r.urls or [server.url for server in servers]
+    engine = SGLangEngine(
+        urls,
+        max_length=r.max_length,
+        vocab_size=model.vocab_size,
+        push=BucketPush(model) if r.weight_update == "direct" else DiskPush(model, r.weight_folder),
+        version=version,
+        concurrency=max(1, r.slots // len(urls)),
+        request_timeout_s=r.deadline_s,
+        revive=reviver(servers) if servers else None,
+    )
+    running = RunEngine(engine, servers)
+    try:
+        if servers:
+            safetensors.save(directory / "server" / "model", model, params, overwrite=True)
+        for number, server in enumerate(servers):
+            print(f"Starting SGLang server {number + 1} of {len(servers)} ...", flush=True)
+            server.launch()
+        for server in servers:
+            await server.start()
+        await engine.check(model, tokenizer_size)
+        await engine.update_weights(params, version)
+    except (InfrastructureError, OSError, ValueError, RuntimeError) as error:
+        await running.close()
+        raise ConfigError(str(error)) from error
+    except BaseException:
+        await running.close()
+        raise
+    return running
+
+
+def _servers(cfg: RunConfig, version: int, directory: Path) -> list[ServerProcess]:
+    r, s = cfg.rollout, cfg.rollout.server
+    assert s.python is not None  # config_checks
+    gpus = s.gpus or [[]] * s.count
+    return [
+        ServerProcess(
+            ServerConfig(
+                python=Path(s.python).absolute(),
+                model=directory / "server" / "model",
+                log=directory / "server" / f"{number}.log",
+                port=s.port + number if s.port else 0,
+                device=s.device,
+                gpus=tuple(gpus[number]),
+                version=version,
+                max_length=r.max_length,
+                flags=tuple(s.flags),
+                ready_s=s.ready_s,
+            )
+        )
+        for number in range(s.count)
+    ]

@@ -1,0 +1,53 @@
+"""An event loop in a thread of its own: rollouts go on in it while the main thread updates the policy."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for a caller that waits for them, and keeps running what they started.
+
+    A context manager; at its end the loop's remaining tasks are cancelled.
+    """
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._thread = threading.Thread(target=self._serve, name="rollouts", daemon=True)
+        self._ready = threading.Event()
+        self._stop: asyncio.Event
+        self._loop: asyncio.AbstractEventLoop
+
+    def __enter__(self) -> "LoopThread":
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine returns or raises; it is cancelled if the caller is interrupted meanwhile."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _serve(self) -> None:
+        with self._runner as runner:
+            self._loop = runner.get_loop()
+            runner.run(self._wait())
+
+    async def _wait(self) -> None:
+        self._stop = asyncio.Event()
+        self._ready.set()
+        await self._stop.wait()
