@@ -149,6 +149,8 @@ def test_two_free_axes_and_a_server_without_address() -> None:
     bare = replace(config, rollout=replace(config.rollout, engine="sglang", urls=[]))
     assert "at most one -1" in problems(free)[0]
     assert "rollout.urls" in problems(bare)[0]
+    own = replace(bare.rollout, server=replace(bare.rollout.server, python="python", count=2, gpus=[[0]]))
+    assert "rollout.server.gpus names the GPUs of 1 server(s)" in problems(replace(bare, rollout=own))[0]
     with pytest.raises(ConfigError, match=r"mesh\.\*"):
         validate(free)
 

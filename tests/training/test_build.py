@@ -131,12 +131,19 @@ def test_config_record_survives_json(tmp_path: Path):
             ("+experiment=hle", "rollout=embedded", "tools=offline", "data.path={q}"),
             "The policy qwen3-8b has no weights",
         ),
-        (("+experiment=hle", "model=tiny", "tools=offline", "data.path={q}"), "set rollout=embedded"),
+        (
+            ("+experiment=hle", "model=tiny", "tools=offline", "data.path={q}", "rollout.urls=[http://127.0.0.1:9]"),
+            "No SGLang server answers at http://127.0.0.1:9",
+        ),
+        (
+            ("rollout=quickstart_sglang", "rollout.server.python=/nowhere/python"),
+            "rollout.server.python=/nowhere/python is not there",
+        ),
         (("+experiment=hle", "model=tiny", "rollout=embedded", "data.path={q}"), "tools.experts need a server"),
         (("model.path=/nowhere/model",), "model.path=/nowhere/model is not there"),
         (("pricing.name=none",), "pricing.name=none is no price list"),
     ],
-    ids=["questions", "weights", "server", "experts", "model.path", "prices"],
+    ids=["questions", "weights", "server", "server.python", "experts", "model.path", "prices"],
 )
 def test_what_is_missing_ends_the_run_before_anything_is_made(
     tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], words: str
