@@ -1,0 +1,208 @@
+"""New weights into a running SGLang server: from a folder in memory, from a folder on disk, and through HTTP.
+
+    .venv/bin/python benchmarks/weight_update.py
+    .venv/bin/python benchmarks/weight_update.py --model tiny --vocab 1024 --rounds 3        # a smoke run
+
+Starts a real server on a random checkpoint and gives it new weights, the paths in turn, so that whatever else the
+machine does meets all of them alike. Seconds are from the call until the server generates again under the new version,
+which it must report; the pause is the part in which it does not generate. The folder on disk is read back while it is
+still cached: that is the path's best case. Memory is what a push adds to this process at its highest, files in shared
+memory included, and the highest of all of the server's processes together.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from peer import ROOT
+from rich.console import Console
+from rich.table import Table
+
+PATHS = {
+    "memory": "folder in shared memory",
+    "disk": "folder on disk",
+    "bucket": "buckets through HTTP",
+}
+GIB = 1 << 30
+START_SECONDS = 1800
+
+
+def _memory(pid: int, name: str) -> float:
+    """GiB of a process: "VmRSS" now, or "VmHWM" at its highest since it was last reset."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    found = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+    return int(found[0]) * 1024 / GIB if found else 0.0
+
+
+def _reset_highest(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def _descendants(ancestor: int) -> list[int]:
+    """The running processes that a process started, and theirs."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it ended in between
+    found = [ancestor]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
+
+
+def _round(pusher: Any, url: str, params: Any, version: int, folder: Path | None) -> dict[str, float]:
+    """One push, with a connection of its own."""
+    from orchestra_jax.rollout.sglang_worker import Worker
+
+    async def push() -> Any:
+        worker = Worker(url)
+        try:
+            return await pusher.push([worker], params, version)
+        finally:
+            await worker.close()
+
+    server = _descendants(os.getpid())  # we start nothing else
+    for pid in (os.getpid(), *server):
+        _reset_highest(pid)
+    before, cpu = _memory(os.getpid(), "VmRSS"), resource.getrusage(resource.RUSAGE_SELF)
+    report = asyncio.run(push())
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    files = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / GIB if folder else 0.0
+    return {
+        "seconds": report.seconds,
+        "paused_seconds": report.paused_seconds,
+        "bytes": report.bytes,
+        "cpu_s": after.ru_utime + after.ru_stime - cpu.ru_utime - cpu.ru_stime,
+        "added_gib": _memory(os.getpid(), "VmHWM") - before + files,
+        "server_gib": sum(_memory(pid, "VmHWM") for pid in server),
+    }
+
+
+def _measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str, Any]:
+    """All rounds of all paths against one server."""
+    import jax
+
+    from orchestra_jax.models import safetensors
+    from orchestra_jax.models.qwen3 import Qwen3Config, init_params, num_params
+    from orchestra_jax.rollout.sglang_server import ServerConfig, ServerProcess
+    from orchestra_jax.rollout.weight_push import BucketPush, DiskPush
+
+    config = Qwen3Config.preset(
+        args.model, param_dtype=args.dtype, **({"vocab_size": args.vocab} if args.vocab else {})
+    )
+    params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
+    safetensors.save(work / "model", config, params)
+    rounds: dict[str, list[dict[str, float]]] = {key: [] for key in args.paths}
+    memory = Path(tempfile.mkdtemp(prefix="weight_update_", dir="/dev/shm"))
+    pushers = {
+        "memory": DiskPush(config, memory),
+        "disk": DiskPush(config, work / "weights"),
+        "bucket": BucketPush(config, bucket_bytes=args.bucket_mib << 20),
+    }
+    flags = [f"--dtype={args.server_dtype}"]
+    if not args.gpu:
+        flags += ["--mem-fraction-static=0.5", "--max-total-tokens=1024"]
+    server = ServerProcess(
+        ServerConfig(
+            python=args.python,
+            model=work / "model",
+            log=work / "server.log",
+            port=args.port,
+            device="cuda" if args.gpu else "cpu",
+            flags=tuple(flags),
+            ready_s=START_SECONDS,
+        )
+    )
+    try:
+        with console.status("The server starts ..."):
+            asyncio.run(server.start())
+        for number in range(args.rounds + 1):  # the first warms up
+            for place, key in enumerate(args.paths, 1):
+                version = len(args.paths) * number + place
+                found = _round(pushers[key], server.url, params, version, memory if key == "memory" else None)
+                if number:
+                    rounds[key].append(found)
+                for folder in (memory, work / "weights"):
+                    shutil.rmtree(folder, ignore_errors=True)  # the next path starts with free memory
+                console.print(f"{number}/{args.rounds} {PATHS[key]}: {found['seconds']:.2f} s", highlight=False)
+    finally:
+        asyncio.run(server.stop())
+        shutil.rmtree(memory, ignore_errors=True)
+    return {"model": args.model, "params": num_params(config), "dtype": args.dtype, "rounds": rounds}
+
+
+def _median(rounds: Sequence[Mapping[str, float]], quantity: str) -> float:
+    return statistics.median(found[quantity] for found in rounds)
+
+
+def _table(result: Mapping[str, Any]) -> Table:
+    rounds = result["rounds"]
+    count = len(next(iter(rounds.values())))
+    title = (
+        f"{result['model']}, {result['params'] / 1e6:.1f} M parameters in {result['dtype']}, median of {count} (range)"
+    )
+    table = Table(title=title)
+    table.add_column("path", overflow="fold")
+    for heading in ("seconds", "range", "pause s", "MB/s", "our CPU s", "added GiB", "server GiB"):
+        table.add_column(heading, justify="right")
+    for key, found in rounds.items():
+        seconds = [one["seconds"] for one in found]
+        table.add_row(
+            PATHS[key],
+            f"{statistics.median(seconds):.3f}",
+            f"{min(seconds):.3f}-{max(seconds):.3f}",
+            f"{_median(found, 'paused_seconds'):.3f}",
+            f"{statistics.median(one['bytes'] / one['seconds'] for one in found) / 1e6:.0f}",
+            f"{_median(found, 'cpu_s'):.3f}",
+            f"{max(one['added_gib'] for one in found):.2f}",
+            f"{max(one['server_gib'] for one in found):.2f}",
+        )
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen3-0.6b", help="an orchestra_jax preset (default qwen3-0.6b)")
+    parser.add_argument("--vocab", type=int, help="vocabulary, for presets without one (tiny, small)")
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"), help="of our parameters")
+    parser.add_argument("--server-dtype", default="bfloat16", choices=("float32", "bfloat16"), help="of the server's")
+    parser.add_argument("--paths", nargs="+", choices=list(PATHS), default=list(PATHS))
+    parser.add_argument("--bucket-mib", type=int, default=512, help="size of a bucket (default 512)")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds per path, at least 5 to report")
+    parser.add_argument("--folder", type=Path, help="parent of the folder on disk (default: the temporary folder)")
+    parser.add_argument("--python", type=Path, default=ROOT / ".venv-sglang/bin/python", help="SGLang's interpreter")
+    parser.add_argument("--port", type=int, default=31190)
+    parser.add_argument("--gpu", action="store_true", help="the server runs on a GPU, with SGLang's own settings")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
+    args = parser.parse_args()
+    if args.rounds < 1 or args.bucket_mib < 1:
+        parser.error("--rounds and --bucket-mib must be at least 1.")
+    console = Console(width=None if sys.stdout.isatty() else 132)
+    if not args.python.exists():
+        console.print(f"{args.python} is missing: make .venv-sglang, or name another interpreter with --python.")
+        return 1
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    with tempfile.TemporaryDirectory(prefix="weight_update_", dir=args.folder) as name:
+        result = _measure(args, Path(name), console)
+    console.print(_table(result))
+    if args.json:
+        machine = platform.processor() or platform.machine()
+        record = {"machine": machine, "cores": os.cpu_count(), "load": os.getloadavg(), **result}
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

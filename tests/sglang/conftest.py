@@ -1,0 +1,66 @@
+"""A real SGLang server on a tiny random checkpoint, started once for all tests that share it."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orchestra_jax.models import qwen3, safetensors
+from orchestra_jax.rollout.sglang_server import ServerConfig, ServerProcess
+
+CONFIG = qwen3.Qwen3Config(
+    vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
+    rope_theta=1e4, max_position_embeddings=1024,
+)  # fmt: skip
+LENGTH = 64  # tokens of the longest sequence
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = float(os.environ.get("SGLANG_START_S", 600))
+
+
+def random_params(seed: int):
+    """Weights that are sure enough for other weights to find their samples unlikely; made without compiling."""
+    random = np.random.default_rng(seed)
+
+    def draw(leaf):
+        values = 1 + 0.1 * random.normal(size=leaf.shape) if leaf.ndim == 1 else 0.15 * random.normal(size=leaf.shape)
+        return jnp.asarray(values, leaf.dtype)
+
+    return jax.tree.map(draw, dict(qwen3.abstract_params(CONFIG)))
+
+
+PARAMS = [random_params(seed) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="session")
+def make_server(tmp_path_factory):
+    """Starts servers that hold version 0 of `PARAMS[0]`; stops them at the end."""
+    python = Path(os.environ.get("SGLANG_PYTHON", ROOT / ".venv-sglang" / "bin" / "python"))
+    if not python.is_file():
+        pytest.skip(f"no SGLang at {python}; make .venv-sglang, or set SGLANG_PYTHON")
+    folder = tmp_path_factory.mktemp("sglang")
+    safetensors.save(folder / "model", CONFIG, PARAMS[0])
+    started = []
+
+    def start(port: int = 0) -> ServerProcess:
+        server = ServerProcess(
+            ServerConfig(
+                python, folder / "model", folder / f"server{len(started)}.log", port=port, device="cpu",
+                max_length=LENGTH, ready_s=START_SECONDS,
+            )
+        )  # fmt: skip
+        started.append(server)
+        asyncio.run(server.start())
+        return server
+
+    yield start
+    for server in started:
+        asyncio.run(server.stop())
+
+
+@pytest.fixture(scope="session")
+def server(make_server) -> ServerProcess:
+    return make_server()
