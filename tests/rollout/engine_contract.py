@@ -161,16 +161,16 @@ class EngineContract:
         subject.expect_learner(prompts, found)
 
     async def test_a_stop_id_ends_the_turn_and_belongs_to_it(self, subject: Subject):
-        prompt = prompt_of(5, 6, subject.config.vocab_size)
-        (free,) = await subject.generate_all([prompt], SamplingParams(12, seed=7))
+        prompt, temperature = prompt_of(5, 6, subject.config.vocab_size), 1.0 if subject.seeded else 0.0
+        (free,) = await subject.generate_all([prompt], SamplingParams(12, temperature, seed=7))
         stop = free.token_ids[4]
         cut = free.token_ids.index(stop) + 1
-        (stopped,) = await subject.generate_all([prompt], SamplingParams(12, stop_ids=(stop,), seed=7))
+        params = SamplingParams(12, temperature, stop_ids=(stop,), seed=7)
+        (stopped,) = await subject.generate_all([prompt], params)
         assert stopped.finish_reason == "stop"
         assert stopped.token_ids[-1] == stop
         assert stop not in stopped.token_ids[:-1]
-        if subject.seeded:
-            assert stopped.token_ids == free.token_ids[:cut]
+        assert stopped.token_ids == free.token_ids[:cut]
 
     async def test_the_context_limit_ends_a_turn(self, subject: Subject):
         vocab = subject.config.vocab_size

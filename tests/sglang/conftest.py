@@ -22,11 +22,11 @@ START_SECONDS = float(os.environ.get("SGLANG_START_S", 600))
 
 
 def random_params(seed: int):
-    """Weights that are sure enough for other weights to find their samples unlikely; made without compiling."""
+    """Weights that are neither sure nor unsure at temperature 1 or 2; made without compiling."""
     random = np.random.default_rng(seed)
 
     def draw(leaf):
-        values = 1 + 0.1 * random.normal(size=leaf.shape) if leaf.ndim == 1 else 0.15 * random.normal(size=leaf.shape)
+        values = 1 + 0.1 * random.normal(size=leaf.shape) if leaf.ndim == 1 else 0.25 * random.normal(size=leaf.shape)
         return jnp.asarray(values, leaf.dtype)
 
     return jax.tree.map(draw, dict(qwen3.abstract_params(CONFIG)))
@@ -36,11 +36,17 @@ PARAMS = [random_params(seed) for seed in (0, 1)]
 
 
 @pytest.fixture(scope="session")
-def make_server(tmp_path_factory):
-    """Starts servers that hold version 0 of `PARAMS[0]`; stops them at the end."""
-    python = Path(os.environ.get("SGLANG_PYTHON", ROOT / ".venv-sglang" / "bin" / "python"))
+def sglang_python() -> Path:
+    """Interpreter of an environment that has SGLang."""
+    python = Path(os.environ.get("SGLANG_PYTHON", ROOT / ".venv-sglang" / "bin" / "python")).absolute()
     if not python.is_file():
-        pytest.skip(f"no SGLang at {python}; make .venv-sglang, or set SGLANG_PYTHON")
+        pytest.skip(f"no SGLang at {python}; make sglang-cpu, or set SGLANG_PYTHON")
+    return python
+
+
+@pytest.fixture(scope="session")
+def make_server(tmp_path_factory, sglang_python):
+    """Starts servers that hold version 0 of `PARAMS[0]`; stops them at the end."""
     folder = tmp_path_factory.mktemp("sglang")
     safetensors.save(folder / "model", CONFIG, PARAMS[0])
     started = []
@@ -48,7 +54,7 @@ def make_server(tmp_path_factory):
     def start(port: int = 0) -> ServerProcess:
         server = ServerProcess(
             ServerConfig(
-                python, folder / "model", folder / f"server{len(started)}.log", port=port, device="cpu",
+                sglang_python, folder / "model", folder / f"server{len(started)}.log", port=port, device="cpu",
                 max_length=LENGTH, ready_s=START_SECONDS,
             )
         )  # fmt: skip
@@ -63,4 +69,10 @@ def make_server(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(make_server) -> ServerProcess:
+    return make_server()
+
+
+@pytest.fixture(scope="session")
+def victim(make_server) -> ServerProcess:
+    """A second server, for tests that kill it."""
     return make_server()

@@ -4,7 +4,6 @@ SGLANG_URL names a server that runs already (a model of `CONFIG`, whatever its w
 """
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from orchestra_jax.rollout.sglang_worker import Worker, WorkerError
 from orchestra_jax.rollout.weight_push import BucketPush, DiskPush
 from orchestra_jax.types import InfrastructureError
 from tests.rollout.engine_contract import Subject, prompt_of
-from tests.sglang.conftest import CONFIG, ROOT, START_SECONDS, random_params
+from tests.sglang.conftest import CONFIG, START_SECONDS, random_params
 
 pytestmark = pytest.mark.sglang
 
@@ -36,18 +35,12 @@ def params_of(seed: int, dtype: str = "float32") -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory, sglang_python: Path) -> Iterator[str]:
     """A server for longer sequences than the shared one."""
-    if running := os.environ.get("SGLANG_URL"):
-        yield running
-        return
-    python = Path(os.environ.get("SGLANG_PYTHON", ROOT / ".venv-sglang" / "bin" / "python"))
-    if not python.is_file():
-        pytest.skip(f"no SGLang at {python}; make .venv-sglang, or set SGLANG_PYTHON")
     folder = tmp_path_factory.mktemp("updates")
     safetensors.save(folder / "model", CONFIG, params_of(99))
     server = ServerProcess(
-        ServerConfig(python, folder / "model", folder / "log", port=31101, device="cpu", ready_s=START_SECONDS)
+        ServerConfig(sglang_python, folder / "model", folder / "log", device="cpu", ready_s=START_SECONDS)
     )
     asyncio.run(server.start())
     yield server.url
