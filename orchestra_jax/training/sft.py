@@ -1,10 +1,12 @@
 """Warm start: supervised fine-tuning on scripted demonstrations, gated on measured copy accuracy, not on loss."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches, sequences
+from orchestra_jax.rl.batching import MicroBatch, TokenSequence, sequences
+from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.types import Task, ToolCall, ToolResult, Trajectory
 
 
@@ -23,8 +25,33 @@ def demonstration_rows(demonstrations: Sequence[Trajectory]) -> list[TokenSequen
     return [row for demonstration in demonstrations for row in sequences(demonstration, 1.0)]
 
 
+# Tokens that a batch's rows hold beyond its mean number: for batches that are longer, and what packing wastes.
+_SPARE = 1.08
+
+
+def demonstration_shapes(
+    rows: Sequence[TokenSequence],
+    batch_size: int,
+    micro_tokens: int,
+    response_fractions: tuple[float, ...],
+    shards: int = 1,
+) -> PackShapes:
+    """Packed rows of twice the longest demonstration, of which a batch of mean length fills whole micro-batches.
+
+    Args:
+        micro_tokens: tokens of a micro-batch on one batch shard, at most, as far as a demonstration fits.
+        shards: batch shards of the mesh.
+    """
+    lengths = [len(row.tokens) for row in rows]
+    row_length = max(max(lengths), min(2 * max(lengths), micro_tokens))
+    needed = _SPARE * batch_size * float(np.mean(lengths)) / shards
+    micro = max(1, math.ceil(needed / max(micro_tokens, row_length)))
+    count = min(math.ceil(needed / micro / row_length), max(1, micro_tokens // row_length))
+    return PackShapes(row_length, count, max(count, batch_size), response_fractions)
+
+
 def supervised_batches(
-    rows: Sequence[TokenSequence], batch_size: int, shapes: MicroShapes, seed: int, start: int, shards: int = 1
+    rows: Sequence[TokenSequence], batch_size: int, shapes: PackShapes, seed: int, start: int, shards: int = 1
 ) -> Iterator[list[MicroBatch]]:
     """Endless shuffled batches from step `start` on; step n is the same wherever the iterator began.
 
@@ -36,7 +63,7 @@ def supervised_batches(
     while True:
         order = np.random.default_rng([seed, step // per_epoch]).permutation(len(rows))
         first = step % per_epoch * batch_size
-        yield micro_batches([rows[i] for i in order[first : first + batch_size]], shapes, shards)
+        yield pack([rows[i] for i in order[first : first + batch_size]], shapes, shards)
         step += 1
 
 

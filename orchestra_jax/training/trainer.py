@@ -1,6 +1,5 @@
 """The run: warm start, evaluation, group-relative policy optimisation, evaluation. Every part of it resumes."""
 
-import math
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from orchestra_jax.config_checks import resume_conflicts
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.models.lora import init_adapters
 from orchestra_jax.models.qwen3 import Params
-from orchestra_jax.rl.batching import MicroShapes, group_arrays, sequences
+from orchestra_jax.rl.batching import group_arrays, sequences
 from orchestra_jax.rl.learner import TrainState
 from orchestra_jax.rl.optimizer import learning_rate
 from orchestra_jax.rollout.chat import ChatFormat
@@ -36,7 +35,7 @@ from orchestra_jax.training.objective import (
     warm_learner,
 )
 from orchestra_jax.training.rollouts import Rollouts
-from orchestra_jax.training.sft import copy_accuracy, demonstration_rows, supervised_batches
+from orchestra_jax.training.sft import copy_accuracy, demonstration_rows, demonstration_shapes, supervised_batches
 from orchestra_jax.training.transcripts import write_transcripts
 from orchestra_jax.training.weights import device_mesh, export, for_engine, reference_copy, whole_policy
 from orchestra_jax.types import Status, Trajectory
@@ -265,14 +264,10 @@ class Trainer:
 
     def _warm_steps(self, rows: Sequence[Any], progress: Progress) -> None:
         cfg = self.cfg.warm_start
-        longest = max(len(row.tokens) for row in rows)
-        shapes = MicroShapes(
-            self.cfg.algorithm.micro_tokens,
-            _widths(rows, longest),
-            prefix_widths=(),
-            response_fractions=tuple(self.cfg.algorithm.response_fractions),
-        )
-        batches = supervised_batches(rows, cfg.batch_size, shapes, self.cfg.seed, self.step, self.warm.shards)
+        algorithm, shards = self.cfg.algorithm, self.warm.shards
+        fractions = tuple(algorithm.response_fractions)
+        shapes = demonstration_shapes(rows, cfg.batch_size, algorithm.micro_tokens, fractions, shards)
+        batches = supervised_batches(rows, cfg.batch_size, shapes, self.cfg.seed, self.step, shards)
         copied = self.notes.get("copy_accuracy", 0.0)
         while self.step < cfg.steps and copied < cfg.min_copy_accuracy:
             self.state, metrics = self.warm.supervised_step(self.state, next(batches))
@@ -423,8 +418,3 @@ def _rollout_metrics(trajectories: Sequence[Trajectory], rewards: np.ndarray, ke
         "tokens/sampled": float(np.mean([sum(len(turn.sampled_ids) for turn in t.turns) for t in trajectories])),
     }
 
-
-def _widths(rows: Sequence[Any], longest: int) -> tuple[int, ...]:
-    """Two row widths: one that holds two thirds of the rows, one that holds all."""
-    common = int(np.quantile([len(row.tokens) for row in rows], 0.67))
-    return tuple(sorted({8 * math.ceil(common / 8), 8 * math.ceil(longest / 8)}))

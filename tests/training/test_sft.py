@@ -6,8 +6,9 @@ import pytest
 
 from orchestra_jax.envs.quickstart import good_call
 from orchestra_jax.envs.quickstart_players import answer_from
-from orchestra_jax.rl.batching import MicroShapes, TokenSequence
-from orchestra_jax.training.sft import copy_accuracy, demonstration_rows, supervised_batches
+from orchestra_jax.rl.batching import TokenSequence
+from orchestra_jax.rl.packing import PackShapes
+from orchestra_jax.training.sft import copy_accuracy, demonstration_rows, demonstration_shapes, supervised_batches
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn
 
 TASK = Task(
@@ -19,7 +20,7 @@ TASK = Task(
     "lookup",
     {"keywords": "Alice Moreno born"},
 )
-SHAPES = MicroShapes(tokens=32, widths=(8,), prefix_widths=())
+SHAPES = PackShapes(3, rows=4, sequences=4)  # one demonstration a row
 
 
 def row(n: int) -> TokenSequence:
@@ -72,6 +73,20 @@ def test_an_epoch_has_no_row_twice_and_epochs_differ():
 
 def test_fewer_rows_than_a_batch_are_one_batch():
     assert [sorted(batch) for batch in take(0, 3, rows=2, size=5)] == [[1, 2]] * 3
+
+
+@pytest.mark.parametrize(("micro_tokens", "shards"), [(4096, 1), (4608, 1), (100_000, 1), (1024, 2), (8, 1)])
+def test_batches_of_demonstrations_fill_their_shapes(micro_tokens: int, shards: int):
+    rng = np.random.default_rng(0)
+    lengths = np.concatenate([rng.integers(50, 95, 550), rng.integers(95, 133, 50)])
+    rows = [TokenSequence((1, *[7] * (n - 1)), (False, *[True] * (n - 1)), (0.0,) * n, 0, 1.0) for n in lengths]
+    shapes = demonstration_shapes(rows, 64, micro_tokens, (0.5,), shards)
+    assert shapes.row_length >= lengths.max()
+    assert shapes.rows * shapes.row_length <= max(micro_tokens, 2 * lengths.max())
+    batches = itertools.islice(supervised_batches(rows, 64, shapes, 0, 0, shards), 9)
+    computed = [sum(micro.tokens.size for micro in batch) for batch in batches]
+    if micro_tokens > 8:  # else every demonstration has a row of its own
+        assert np.mean(computed) < 1.5 * 64 * lengths.mean()
 
 
 def test_only_what_the_script_said_carries_loss():
