@@ -44,7 +44,8 @@ from peer import ROOT
 from rich.console import Console
 from rich.table import Table
 
-from orchestra_jax.envs.base import Message, ToolBox, initial_messages
+from orchestra_jax.envs.base import initial_messages
+from orchestra_jax.envs.qa import QAEpisode
 from orchestra_jax.envs.quickstart import CHAT_TEMPLATE
 from orchestra_jax.models import safetensors
 from orchestra_jax.models.qwen3 import Qwen3Config, init_params, num_params
@@ -58,7 +59,7 @@ from orchestra_jax.rollout.sglang_server import ServerConfig, ServerProcess
 from orchestra_jax.rollout.watchdog import describe
 from orchestra_jax.rollout.weight_push import DiskPush
 from orchestra_jax.tools.pricing import PriceList
-from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory
+from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolSpec, Trajectory
 
 CLIENTS = {"collector": "Collector + SGLangEngine", "bare": "bare aiohttp client"}
 TARGET = 0.10  # of the bare client's seconds
@@ -79,32 +80,15 @@ PRICES = {
 class Echo:
     """A world with one free tool."""
 
-    def reset(self, task: Task) -> "EchoEpisode":
-        return EchoEpisode(task)
+    def reset(self, task: Task) -> QAEpisode:
+        return QAEpisode(task, {TOOL.name: _echo}, None)
 
     async def close(self) -> None:
         pass
 
 
-class EchoEpisode:
-    """See `envs.base.Episode`."""
-
-    def __init__(self, task: Task) -> None:
-        self._toolbox = ToolBox(task.tools, {TOOL.name: self._echo})
-        self.messages: list[Message] = initial_messages(task)
-
-    @property
-    def tools(self) -> tuple[ToolSpec, ...]:
-        return self._toolbox.tools
-
-    async def step(self, call: ToolCall) -> ToolResult:
-        return await self._toolbox.step(call)
-
-    async def score(self, answer: str) -> bool:
-        return False
-
-    async def _echo(self, arguments: Mapping[str, Any]) -> str:
-        return arguments["text"]
+async def _echo(arguments: Mapping[str, Any]) -> str:
+    return arguments["text"]
 
 
 class CallingEngine:

@@ -205,8 +205,10 @@ class EmbeddedEngine:
             await self._wake.wait()
 
     def _ready(self) -> bool:
-        pending = len(self._waiting) + len(self._running)
-        return pending > 0 and (not self.lockstep or pending >= len(self._open))
+        """Whether a step would do something: one without a slot waits until a session is closed."""
+        if self.lockstep and len(self._waiting) + len(self._running) < len(self._open):
+            return False
+        return bool(self._running) or any(self._free or session in self._slot_of for session in self._waiting)
 
     def _step(self) -> None:
         admitted = []

@@ -417,4 +417,3 @@ def _rollout_metrics(trajectories: Sequence[Trajectory], rewards: np.ndarray, ke
         "calls": float(np.mean([len(t.tool_names) for t in trajectories])),
         "tokens/sampled": float(np.mean([sum(len(turn.sampled_ids) for turn in t.turns) for t in trajectories])),
     }
-

@@ -10,7 +10,6 @@ import pytest
 
 from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.models import qwen3
-from orchestra_jax.models import tokenizer as tok
 from orchestra_jax.rl.batching import sequences
 from orchestra_jax.rollout.embedded import EmbeddedEngine
 from orchestra_jax.rollout.engine import Generation, SamplingParams
@@ -30,24 +29,7 @@ from tests.rollout.scripted import (
     odd_ids,
     roll,
     says,
-    word_tokenizer,
 )
-
-
-@pytest.fixture(scope="module")
-def words():
-    return word_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def real(data_dir):
-    return tok.load(data_dir / "qwen3-tokenizer")
-
-
-@pytest.fixture(params=["words", "real"])
-def tokenizer(request):
-    return request.getfixturevalue(request.param)
-
 
 # --- tokens ---
 

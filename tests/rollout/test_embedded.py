@@ -210,6 +210,21 @@ async def test_closing_a_session_cancels_its_generation(make):
         await engine.generate((1, 2), SamplingParams(1))
 
 
+async def test_the_engine_sleeps_while_a_request_waits_for_a_slot(make, monkeypatch):
+    engine = make(lockstep=False)
+    held = [engine.open_session() for _ in range(engine.slots)]
+    async with asyncio.timeout(SECONDS):
+        await asyncio.gather(*(engine.generate((1, 2), SamplingParams(1), session=session) for session in held))
+        steps, step = [], engine._step
+        monkeypatch.setattr(engine, "_step", lambda: (steps.append(1), step()))
+        late = asyncio.ensure_future(engine.generate((1, 2), SamplingParams(1)))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not steps
+        engine.close_session(held[0])
+        assert len((await late).token_ids) == 1
+
+
 async def test_an_update_takes_hold_between_two_chunks(make):
     engine = make()
     caller = asyncio.ensure_future(engine.generate((1, 2, 3), SamplingParams(12)))

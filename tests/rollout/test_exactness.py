@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from orchestra_jax.envs.base import initial_messages
-from orchestra_jax.models import tokenizer as tok
 from orchestra_jax.rl.batching import MicroShapes, micro_batches, sequences
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rollout.engine import Generation
@@ -25,7 +24,6 @@ from tests.rollout.scripted import (
     odd_ids,
     roll,
     says,
-    word_tokenizer,
 )
 
 THOUGHT = "<think>\nhm hm\n</think>\n\n"
@@ -51,21 +49,6 @@ SHAPES = [
     lambda rows: micro_batches(rows, MicroShapes(4096, (512, 2048), (512, 1024)), shards=2),
     lambda rows: pack(rows, PackShapes(2048, rows=2, sequences=16)),
 ]
-
-
-@pytest.fixture(scope="module")
-def words():
-    return word_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def real(data_dir):
-    return tok.load(data_dir / "qwen3-tokenizer")
-
-
-@pytest.fixture(params=["words", "real"])
-def tokenizer(request):
-    return request.getfixturevalue(request.param)
 
 
 def expected(log):
