@@ -19,7 +19,7 @@ install: $(VENV)/.installed ## .venv with what a run needs (CPU)
 
 install-dev: $(VENV)/.installed-dev ## .venv with the tools for tests and checks besides
 
-quickstart: install ## warm start, RL and the proof on 2 cores: some 12 minutes; add RUN="seed=1 name=seed1" to change it
+quickstart: install ## warm start, RL and the proof on 2 cores: some 10 minutes; add RUN="seed=1 name=seed1" to change it
 	$(FAST_MALLOC) $(PY) experiments/train.py $(RUN)
 
 test: install-dev ## every test that needs neither torch, nor a GPU, nor a server; TESTS=tests/rl for a part

@@ -49,10 +49,14 @@ def configure(config: DictConfig) -> RunConfig:
         SystemExit: with status 2, after one sentence per problem.
     """
     try:
-        return load(config, HydraConfig.get().runtime.output_dir)
+        run = load(config, HydraConfig.get().runtime.output_dir)
     except (ConfigError, OmegaConfBaseException) as error:
         # Raised further, Hydra would put a line of its own above the sentence.
         sys.exit(_end(explain_error(error)))
+    if run.rollout.server.share_gpus:
+        # JAX keeps what it once took of a GPU, unless this says otherwise before it starts (training/placement.py).
+        os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
+    return run
 
 
 def explain_error(error: BaseException) -> str:

@@ -136,6 +136,7 @@ class ServerOptions:
     count: int = at_least(1, 1)  # servers
     device: str = one_of("cuda", "cuda", "cpu")  # cpu: for tests
     gpus: list[list[int]] = field(default_factory=list)  # numbers of each server's GPUs; empty: those it finds
+    share_gpus: bool = False  # on the trainer's GPUs, in turns: they release their memory for every update
     port: int = at_least(0, 0)  # of the first server, the next ones follow; 0: free ones
     flags: list[str] = field(default_factory=list)  # further flags of sglang.launch_server
     ready_s: float = above(600.0, 0)  # seconds to load
@@ -158,6 +159,7 @@ class RolloutConfig:
     history: str = one_of("keep", "keep", "strip_thinking")  # whether earlier turns keep their reasoning
     chunk: int = at_least(8, 1)  # tokens the embedded engine decodes between two admissions
     widths: list[int] = field(default_factory=lambda: [16, 64, 256, 1024])  # compiled prompt widths of that engine
+    threads: int = at_least(1, 1)  # parts of the embedded engine's slots that run side by side: a CPU's cores
     lockstep: bool = True  # the embedded engine waits for all open trajectories: bit-reproducible runs
     max_staleness: int = at_least(0, 0)  # versions that a trained token may be old; above 0 rollouts run ahead
     spare_groups: int = at_least(0, 0)  # groups beyond a step's need: the slowest are begun anew, or carried over
@@ -180,27 +182,81 @@ class EnvConfig:
 
 @dataclass(frozen=True)
 class ToolsConfig:
-    """What can be called."""
+    """What can be called; docs/tools.md."""
 
-    names: list[str] = field(default_factory=list)  # plain tools
+    names: list[str] = field(default_factory=list)  # plain tools: python, local_search, web_search, web_extract, answer
+    form: str = one_of("separate", "separate", "released")  # a tool for each expert, or the paper's three functions
     experts: dict[str, list[str]] = field(default_factory=dict)  # role -> models of the price list that play it
-    experts_url: str | None = None  # OpenAI-compatible server of the experts
+    experts_url: str | None = None  # OpenAI-compatible server of the experts that experts_file does not name
+    experts_key_env: str | None = None  # environment variable with that server's key; null: it wants none
+    experts_file: str | None = None  # YAML of experts with servers, context and limits of their own (docs/tools.md)
+    experts_timeout_s: float = above(300.0, 0)  # seconds for one request at experts_url
+    experts_retries: int = at_least(4, 0)  # further requests there after a failed one
+    experts_concurrency: int = at_least(32, 1)  # requests under way there at once
+    experts_requests_per_minute: float | None = above(None, 0)  # there; null: no limit
+    experts_context: int = at_least(32768, 2)  # tokens there, prompt and reply together
+    experts_max_tokens: int = at_least(4096, 1)  # tokens of a reply there
+    descriptions: str | None = None  # file of experiments/describe_tools.py: what the policy reads about each expert
+    self_hosted: list[str] = field(default_factory=list)  # experts on the user's own machines: local tools
     judge: str = "match"  # who compares answers: "match" (normalised text and numbers) or a model of the price list
     subset: bool = False  # a random subset per instance (section 3.3)
-    corpus: str | None = None  # file of passages for local search
+    subset_min: int = at_least(2, 1)  # fewest tools of one (models of each function in the released form)
+    subset_max: int | None = at_least(None, 1)  # most; null: all
+    aliases: bool = False  # experts are called expert-1, expert-2, ... anew in each instance
+    corpus: str | None = None  # file of passages for local search by keywords
+    index: str | None = None  # instead: folder of experiments/index.py, or http address of a retrieval server
+    embedder_url: str | None = None  # where the index's embedding server is now; null: where it was
     top_k: int = at_least(3, 1)  # passages per search
+    web: str = one_of("tavily", "tavily", "wikipedia")  # web search: with the key TAVILY_API_KEY, or without one
+    web_url: str | None = None  # of its API; null: the provider's own
+    web_timeout_s: float = above(30.0, 0)  # seconds for one request
     sandbox_timeout_s: float = above(10.0, 0)  # seconds per execution
     sandbox_workers: int = at_least(2, 1)  # processes
+    sandbox_isolation: str = one_of("auto", "auto", "bubblewrap", "namespaces", "none")  # none: code has your rights
+    sandbox_url: str | None = None  # a sandbox server that runs the code instead
+
+
+@dataclass(frozen=True)
+class RandomPricesConfig:
+    """The price schedule of each instance (section 3.3); rewards count by it, budgets by what is really paid."""
+
+    lists: list[str] = field(default_factory=list)  # one of these files of conf/pricing; empty: pricing.name
+    low: float = above(1.0, 0)  # and every price times a factor of its own from low to high
+    high: float = above(1.0, 0)  # see low
 
 
 @dataclass(frozen=True)
 class PricingConfig:
     """The price list in force."""
 
-    name: str = "quickstart"  # conf/pricing/<name>.yaml
+    name: str = "quickstart"  # conf/pricing/<name>.yaml: what is really paid
+    randomise: RandomPricesConfig = field(default_factory=RandomPricesConfig)
     orchestrator_input: float = at_least(0.2, 0)  # $ per million prompt tokens of the policy
     orchestrator_output: float = at_least(0.2, 0)  # $ per million sampled tokens
     orchestrator_seconds_per_token: float | None = at_least(None, 0)  # simulated seconds; null: the measured clock
+
+
+@dataclass(frozen=True)
+class BudgetConfig:
+    """The most that may be spent on outside calls, checked before each with its worst case; null: no limit."""
+
+    run_usd: float | None = at_least(None, 0)  # dollars of the run: it stops, saved, and goes on once this is raised
+    run_tokens: int | None = at_least(None, 0)  # prompt and reply tokens, likewise
+    run_calls: int | None = at_least(None, 0)  # calls, likewise
+    step_usd: float | None = at_least(None, 0)  # of one training step: stops the run too
+    step_tokens: int | None = at_least(None, 0)
+    step_calls: int | None = at_least(None, 0)
+    trajectory_usd: float | None = at_least(None, 0)  # of one trajectory: its policy is told that a call was refused
+    trajectory_tokens: int | None = at_least(None, 0)
+    trajectory_calls: int | None = at_least(None, 0)
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """The record of tool calls; docs/money.md."""
+
+    mode: str = one_of("off", "off", "record", "replay", "replay_or_record")  # replay: no network, no key, no cost
+    path: str | None = None  # file
 
 
 @dataclass  # not frozen: OmegaConf would not let the command line change an entry of a list
@@ -288,6 +344,9 @@ class PlanConfig:
     compiler: str = one_of("auto", "auto", "cuda", "cpu")  # auto: cuda where jax[cuda12] is installed
     tokens: int | None = at_least(None, 1)  # mean tokens of a trajectory; null: rollout.max_length
     response: float = within(0.25, 0, 1)  # share of a trajectory's tokens that the policy sampled
+    calls: int = at_least(3, 0)  # assumed calls of experts per trajectory, for the dry run of their cost
+    call_input: int = at_least(2000, 0)  # assumed prompt tokens of such a call
+    call_output: int = at_least(1000, 0)  # assumed tokens of its reply
 
 
 @dataclass(frozen=True)
@@ -306,6 +365,8 @@ class RunConfig:
     env: EnvConfig = field(default_factory=EnvConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
     pricing: PricingConfig = field(default_factory=PricingConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     data: DataConfig = field(default_factory=DataConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -8,8 +8,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from orchestra_jax.config import ConfigError, RunConfig
+from orchestra_jax.config import ConfigError, RolloutConfig, RunConfig
 
+_ROLES = ("query_writer", "code_writer", "math", "generalist")
 _LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -70,6 +71,8 @@ def problems(config: RunConfig) -> list[str]:
             f"rollout.server.gpus names the GPUs of {len(rollout.server.gpus)} server(s), but rollout.server.count="
             f"{rollout.server.count}: make them agree."
         )
+    if rollout.server.share_gpus:
+        found += _sharing(rollout)
     samples = algorithm.tasks_per_step * algorithm.group_size
     if algorithm.minibatches > 0 and samples % algorithm.minibatches:
         found.append(
@@ -85,10 +88,52 @@ def problems(config: RunConfig) -> list[str]:
         found.append("model.lora.rank needs a base to freeze: set model.path=FOLDER, or model.lora.rank=0.")
     if unknown := sorted(set(config.model.lora.targets) - set(_LORA_TARGETS)):
         found.append(f"model.lora.targets has {unknown[0]}: choose from {', '.join(_LORA_TARGETS)}.")
+    found += _tools(config)
     if (config.env.name == "quickstart") != (config.data.source == "quickstart"):
         found.append(
             f"env.name={config.env.name} and data.source={config.data.source} do not fit: use env=quickstart "
             "data=quickstart, or env=qa with a data group of real questions."
+        )
+    return found
+
+
+def _tools(config: RunConfig) -> list[str]:
+    """What does not fit among tools, prices and the record."""
+    found, tools, factors = [], config.tools, config.pricing.randomise
+    if unknown := sorted(set(tools.experts) - set(_ROLES)):
+        found.append(f"tools.experts has the role {unknown[0]}: the roles are {', '.join(_ROLES)}.")
+    if tools.subset_max is not None and tools.subset_max < tools.subset_min:
+        found.append(f"tools.subset_max={tools.subset_max} must be at least tools.subset_min={tools.subset_min}.")
+    if tools.experts_max_tokens >= tools.experts_context:
+        found.append(
+            f"tools.experts_max_tokens={tools.experts_max_tokens} leaves no room for a question: make it smaller than "
+            f"tools.experts_context={tools.experts_context}."
+        )
+    if factors.low > factors.high:
+        found.append(f"pricing.randomise.low={factors.low} must be at most pricing.randomise.high={factors.high}.")
+    if config.replay.mode != "off" and not config.replay.path:
+        found.append(f"replay.mode={config.replay.mode} needs a file: set replay.path=FILE.db.")
+    return found
+
+
+def _sharing(rollout: RolloutConfig) -> list[str]:
+    """What does not go with servers and a trainer that use the same GPUs in turns."""
+    found = []
+    if rollout.engine != "sglang":
+        found.append(
+            f"rollout.server.share_gpus is for servers, but rollout.engine={rollout.engine}: set "
+            "rollout.engine=sglang, or rollout.server.share_gpus=false."
+        )
+    elif rollout.urls:
+        found.append(
+            "rollout.server.share_gpus needs servers that the run starts itself: set rollout.urls=[] and "
+            "rollout.server.python=PATH."
+        )
+    if rollout.max_staleness or rollout.spare_groups:
+        found.append(
+            "rollout.server.share_gpus stops the servers during an update, so no rollouts can run ahead: set "
+            "rollout.max_staleness=0 and rollout.spare_groups=0, or give the servers GPUs of their own "
+            "(+placement=separate)."
         )
     return found
 
@@ -104,13 +149,21 @@ def missing_inputs(config: RunConfig) -> list[str]:
         )
     if config.env.name != "quickstart" and not data.training():
         found.append("There are no training questions: set data.path=FILE.")
-    if config.tools.experts and not config.tools.experts_url:
-        found.append("tools.experts need a server: set tools.experts_url=http://HOST:PORT/v1, or tools=offline.")
+    tools, live = config.tools, config.replay.mode != "replay"
+    if tools.experts and not tools.experts_url and not tools.experts_file and live:
+        found.append(
+            "tools.experts need a server: set tools.experts_url=http://HOST:PORT/v1 or tools.experts_file=FILE, or "
+            "tools=offline."
+        )
     server = config.rollout.server.python if config.rollout.engine == "sglang" and not config.rollout.urls else None
     read = [
         ("rollout.server.python", server),
         ("model.path", model.path),
-        ("tools.corpus", config.tools.corpus),
+        ("tools.corpus", tools.corpus if live and tools.index is None else None),
+        ("tools.index", tools.index if live and not (tools.index or "").startswith("http") else None),
+        ("tools.experts_file", tools.experts_file),
+        ("tools.descriptions", tools.descriptions),
+        ("replay.path", None if live else config.replay.path),
         ("data.eval_path", data.eval_path),
     ]
     if model.tokenizer != "quickstart":
@@ -122,7 +175,12 @@ def missing_inputs(config: RunConfig) -> list[str]:
 
 
 # What may differ between a run and its continuation: how far, where and how much is written.
-_FREE_ON_RESUME = ("steps", "output_dir", "evaluation", "checkpoint", "logger", "plan", "rollout.urls", "rollout.slots")
+_FREE_ON_RESUME = (
+    "steps", "output_dir", "evaluation", "checkpoint", "logger", "plan", "rollout.urls", "rollout.slots",
+    "rollout.server", "budget", "replay", "tools.experts_url", "tools.experts_key_env", "tools.experts_timeout_s",
+    "tools.experts_retries", "tools.experts_concurrency", "tools.experts_requests_per_minute", "tools.web_url",
+    "tools.web_timeout_s", "tools.embedder_url", "tools.sandbox_url", "tools.sandbox_workers",
+)  # fmt: skip
 
 
 def resume_conflicts(saved: Mapping[str, Any], config: RunConfig) -> list[str]:

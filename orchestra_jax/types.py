@@ -97,6 +97,7 @@ class Usage:
         cost_usd: dollars.
         seconds: seconds on the clock that rewards use (simulated where the world says so).
         price_list: id of the price list that was applied.
+        estimated: the tokens are our own count, or a worst case, because the provider reported none.
     """
 
     name: str
@@ -107,15 +108,24 @@ class Usage:
     cost_usd: float = 0.0
     seconds: float = 0.0
     price_list: str = ""
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool answered. `is_error` marks the tool's own error text, which is an observation like any other."""
+    """What a tool answered.
+
+    Attributes:
+        text: the observation.
+        usage: ledger rows of the call.
+        is_error: the text is the tool's own error, which is an observation like any other.
+        final: of a terminal tool: the answer with which the episode ends.
+    """
 
     text: str
     usage: tuple[Usage, ...] = ()
     is_error: bool = False
+    final: str | None = None
 
 
 class InfrastructureError(Exception):

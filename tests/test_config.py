@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax import cli
-from orchestra_jax.config import ConfigError, RunConfig, SourceConfig
+from orchestra_jax.config import ConfigError, MeshConfig, RunConfig, SourceConfig
 from orchestra_jax.config_checks import keys, load, missing_inputs, problems, resume_conflicts, unknown_key, validate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,7 +132,7 @@ def test_loaded_config_is_frozen_and_typed() -> None:
         ("reward.outcome=2", ["reward.outcome=2.0 must be within [0, 1]"]),
         ("algorithm.group_size=1", ["algorithm.group_size=1 must be at least 2"]),
         ("rollout.temperature=0", ["rollout.temperature=0.0 must be above 0"]),
-        ("rollout.max_new_tokens=192", ["rollout.max_length=160"]),
+        ("rollout.max_new_tokens=192", ["rollout.max_length=192"]),
         ("algorithm.minibatches=3", ["must divide the 256 samples"]),
         ("mesh.data=0", ["must have sizes >= 1"]),
         ("data=gsm8k", ["do not fit"]),
@@ -155,6 +155,53 @@ def test_two_free_axes_and_a_server_without_address() -> None:
         validate(free)
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "placement").glob("*.yaml")))
+def test_every_placement_composes_with_every_experiment(name: str) -> None:
+    server = "rollout.urls=[http://b:30000]" if name == "nodes" else "rollout.server.python=python"
+    for experiment in (path.stem for path in (CONF / "experiment").glob("*.yaml")):
+        config = compose([f"+experiment={experiment}", f"+placement={name}", server])
+        assert (config.rollout.engine, config.rollout.server.share_gpus) == ("sglang", name == "shared")
+        assert config.mesh == MeshConfig(1, -1, 1)
+    # Without its server it says what it lacks.
+    assert "rollout.urls=[http://HOST:PORT]" in explained([f"+placement={name}"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_staleness": 1}, "so no rollouts can run ahead: set rollout.max_staleness=0 and rollout.spare_groups=0"),
+        ({"spare_groups": 2}, "so no rollouts can run ahead: set rollout.max_staleness=0 and rollout.spare_groups=0"),
+        ({"urls": ["http://b:1"]}, "needs servers that the run starts itself: set rollout.urls=[]"),
+        ({"engine": "embedded"}, "is for servers, but rollout.engine=embedded: set rollout.engine=sglang"),
+    ],
+)
+def test_what_does_not_go_with_shared_gpus_is_one_sentence(changes: dict, words: str) -> None:
+    config = compose(["+placement=shared", "rollout.server.python=python"])
+    assert problems(config) == []
+    (sentence,) = problems(replace(config, rollout=replace(config.rollout, **{"lockstep": False} | changes)))
+    assert words in sentence
+    assert sentence.startswith("rollout.server.share_gpus")
+    assert sentence.endswith(".")
+
+
+@pytest.mark.parametrize(("name", "seen"), [("shared", "platform"), ("separate", "None")])
+def test_jax_is_told_to_give_memory_back_before_it_starts(stub: Path, name: str, seen: str) -> None:
+    stub.write_text(STUB.replace("import hydra", "import os, sys, hydra").replace(
+        "{run.reward.outcome} {run.reward.compute}",
+        "{os.environ.get('XLA_PYTHON_CLIENT_ALLOCATOR')} {'jax' in sys.modules}",
+    ))  # fmt: skip
+    done = python(stub, f"+placement={name}", "rollout.server.python=python", cwd=stub.parent)
+    assert done.returncode == 0, done.stderr
+    assert (stub.parent / "outputs" / "quickstart" / "seen").read_text() == f"{seen} False"
+
+
+def test_cfg_job_shows_the_placement(tmp_path: Path) -> None:
+    for name, line in {"shared": "share_gpus: true", "separate": "- - 4", "nodes": "weight_update: direct"}.items():
+        done = train("--cfg", "job", "+experiment=hle", f"+placement={name}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert line in done.stdout
+
+
 def test_a_mixtures_entries_are_checked() -> None:
     assert compose(["+experiment=hle", "data.mixture.1.weight=3"]).data.mixture[1].weight == 3.0
     message = explained(["+experiment=hle", "data.mixture.0.source=hel"])
@@ -171,6 +218,7 @@ def test_resume_conflicts() -> None:
     saved = asdict(config)
     assert resume_conflicts(saved, replace(config, steps=999, output_dir="x")) == []
     assert resume_conflicts(saved, compose(["checkpoint.every=1"])) == []
+    assert resume_conflicts(saved, compose(["rollout.server.gpus=[[1]]", "rollout.server.ready_s=9"])) == []
     assert resume_conflicts(saved, compose(["seed=1", "reward.outcome=0.5"])) == [
         "reward.outcome: 1.0 -> 0.5",
         "seed: 0 -> 1",

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from orchestra_jax.tools import schema
@@ -9,6 +10,14 @@ from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec, Usage
 
 Message = dict[str, Any]
 Handler = Callable[[Mapping[str, Any]], Awaitable[ToolResult | str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Whether a task is solved, and the rows of the judge that was asked."""
+
+    solved: bool
+    usage: tuple[Usage, ...] = ()
 
 
 @runtime_checkable
@@ -34,7 +43,7 @@ class Episode(Protocol):
         """
         ...
 
-    async def score(self, answer: str) -> bool:
+    async def score(self, answer: str) -> "bool | Score":
         """r_outcome of Eq. 1: whether the final answer (and the world's state) solves the task."""
         ...
 
@@ -98,7 +107,7 @@ class ToolBox:
         answer = await self._handlers[call.name](call.arguments)
         elapsed = time.perf_counter() - start
         result = ToolResult(answer) if isinstance(answer, str) else answer
-        return ToolResult(result.text, charge(spec, result.usage, elapsed), result.is_error)
+        return replace(result, usage=charge(spec, result.usage, elapsed))
 
 
 def charge(spec: ToolSpec, rows: tuple[Usage, ...], elapsed: float) -> tuple[Usage, ...]:

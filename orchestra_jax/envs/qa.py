@@ -1,14 +1,18 @@
-"""Questions with reference answers, answered with tools that run on this machine."""
+"""Questions with reference answers, answered with the tools of a catalogue or with those of this machine alone."""
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from orchestra_jax.envs.base import Handler, Message, ToolBox, initial_messages
+from orchestra_jax.envs.base import Handler, Message, Score, ToolBox, initial_messages
 from orchestra_jax.tools import local_search, sandbox
+from orchestra_jax.tools.answers import extract_answer, marked_answer, without_thinking
+from orchestra_jax.tools.budget import current_budget, spending
+from orchestra_jax.tools.catalogue import Catalogue
+from orchestra_jax.tools.expert_roles import Judge
 from orchestra_jax.tools.pricing import PriceList
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec, Usage
 
@@ -17,9 +21,10 @@ SYSTEM = (
     "Answer the user's question. Call tools where they help, mind their prices and latencies and the user's wishes, "
     "and end with the final answer in \\boxed{}."
 )
-_THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_LEAD = re.compile(r"^(?:the\s+)?(?:final\s+)?answer(?:\s+is\s*:?|\s*:)\s*", re.IGNORECASE)
+SYSTEM_TERMINAL = (
+    "Answer the user's question. Call tools where they help, mind their prices and latencies and the user's wishes, "
+    "and end by calling answer."
+)
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
 _ARTICLES = frozenset(("a", "an", "the"))
 
@@ -27,8 +32,10 @@ _ARTICLES = frozenset(("a", "an", "the"))
 class QAEpisode:
     """One question under one menu; see `envs.base.Episode`."""
 
-    def __init__(self, task: Task, handlers: Mapping[str, Handler], system: str | None) -> None:
-        self._task = task
+    def __init__(
+        self, task: Task, handlers: Mapping[str, Handler], system: str | None, judge: Judge | None = None
+    ) -> None:
+        self._task, self._judge = task, judge
         self._toolbox = ToolBox(task.tools, handlers)
         self.messages: list[Message] = initial_messages(task, system)
 
@@ -39,14 +46,29 @@ class QAEpisode:
     async def step(self, call: ToolCall) -> ToolResult:
         return await self._toolbox.step(call)
 
-    async def score(self, answer: str) -> bool:
-        return matches(extract_answer(answer), self._task.answer)
+    async def score(self, answer: str) -> bool | Score:
+        """Equal to a reference, or the judge finds it so; it is asked only about answers that are not equal."""
+        if matches(extract_answer(answer), self._task.answer):
+            return True
+        if self._judge is None:
+            return False
+        reply = without_thinking(answer)
+        # The judge is not the policy's to pay: the trajectory's own budget does not hold for it.
+        budget = current_budget()
+        with spending(budget.parent if budget.parent is not None and budget.name == "trajectory" else budget):
+            verdict = await self._judge.judge(self._task.question, marked_answer(reply) or reply, self._task.answer)
+        return Score(verdict.correct, verdict.usage)
 
 
 class QAEnvironment:
-    """Runs the offline tools: `python` where there is a sandbox, `local_search` where there is an index.
+    """Runs the tools of a catalogue where the task has an instance of it ("instance" in its `extra`).
+
+    Other tasks get this machine's tools: `python` where there is a sandbox, `local_search` where there is an index.
 
     Args:
+        catalogue: tools by instance.
+        judge: decides on answers that do not match; None: those are wrong.
+        on_close: closes what belongs to the catalogue and the judge.
         sandbox: runs code; owned and closed by this environment.
         index: passages to search.
         prices: charges the offline tools by measured seconds and calls, where the menu shows no price per call.
@@ -64,7 +86,11 @@ class QAEnvironment:
         handlers: Mapping[str, Handler] | None = None,
         top_k: int = 3,
         system: str | None = SYSTEM,
+        catalogue: Catalogue | None = None,
+        judge: Judge | None = None,
+        on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self._catalogue, self._judge, self._on_close = catalogue, judge, on_close
         self._sandbox, self._index, self._prices = sandbox, index, prices
         self._top_k, self._system = top_k, system
         self._handlers: dict[str, Handler] = dict(handlers or {})
@@ -74,9 +100,14 @@ class QAEnvironment:
             self._handlers[OFFLINE_TOOLS[1].name] = self._search
 
     def reset(self, task: Task) -> QAEpisode:
-        return QAEpisode(task, self._handlers, self._system)
+        instance = task.extra.get("instance") if self._catalogue is not None else None
+        if self._catalogue is None or instance is None:
+            return QAEpisode(task, self._handlers, self._system, self._judge)
+        return QAEpisode(task, self._catalogue.handlers(instance, task.question), self._system, self._judge)
 
     async def close(self) -> None:
+        if self._on_close is not None:
+            await self._on_close()
         if self._sandbox is not None:
             self._sandbox.close()
 
@@ -95,25 +126,6 @@ class QAEnvironment:
         if self._prices is None:
             return result
         return replace(result, usage=tuple(self._prices.charge(row) for row in result.usage))
-
-
-def extract_answer(text: str) -> str:
-    r"""The final answer within a reply.
-
-    In this order: the last `\boxed{...}`, the last `<answer>...</answer>`, what follows the last `####` on its line,
-    else the last line that is not empty, without a leading "The answer is". Reasoning in `<think>` does not count.
-    """
-    reply = _THINKING.sub("", text).strip()
-    boxed = _last_boxed(reply)
-    if boxed is not None:
-        return boxed.strip()
-    tagged = _TAGGED.findall(reply)
-    if tagged:
-        return str(tagged[-1]).strip()
-    if "####" in reply:
-        return reply.rpartition("####")[2].strip().partition("\n")[0].strip()
-    lines = [line.strip() for line in reply.splitlines() if line.strip()]
-    return _LEAD.sub("", lines[-1], count=1).strip() if lines else ""
 
 
 def matches(answer: str, references: Sequence[str]) -> bool:
@@ -155,16 +167,3 @@ def normalize(text: str) -> str:
     kept = re.sub(r"(?<=\d)([^\w\s]+)(?=\d)|(?<!\S)(-)(?=\d)|[^\w\s]|_", r"\1\2", lowered)
     words = kept.split()
     return " ".join([word for word in words if word not in _ARTICLES] or words)
-
-
-def _last_boxed(text: str) -> str | None:
-    r"""Content of the last `\boxed{...}` with its braces balanced; None without one."""
-    start = text.rfind("\\boxed{")
-    while start >= 0:
-        depth, first = 0, start + len("\\boxed")
-        for position in range(first, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if depth == 0:
-                return text[first + 1 : position]
-        start = text.rfind("\\boxed{", 0, start)
-    return None

@@ -2,10 +2,12 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from orchestra_jax.tools.catalogue import ANSWER_TOOL
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -14,22 +16,48 @@ ANSWER_CHARS = 40
 
 
 def good_call(task: Task, tool: str) -> ToolCall:
-    """A call of `tool` whose arguments are copied from the question: its numbers as a sum, or its first words."""
-    if tool == "python":
-        return ToolCall(tool, {"code": " + ".join(_NUMBER.findall(task.question)[:4]) or "0"})
-    return ToolCall(tool, {"query": " ".join(task.question.split()[:QUERY_WORDS])})
+    """A call of `tool` whose required arguments are copied: numbers of the question as a sum, a choice of models from
+    the menu, and for everything else the question's first words.
+    """
+    parameters = next(spec.parameters for spec in task.tools if spec.name == tool)
+    return ToolCall(tool, {name: _argument(task, name, parameters) for name in parameters.get("required", ())})
+
+
+def _argument(task: Task, name: str, parameters: Mapping[str, Any]) -> str:
+    choices = parameters["properties"][name].get("enum")
+    if choices:
+        return str(choices[int(_rng(task, name).integers(len(choices)))])
+    if name == "code":
+        return " + ".join(_NUMBER.findall(task.question)[:4]) or "0"
+    return " ".join(task.question.split()[:QUERY_WORDS]) or "?"
 
 
 def answer_from(results: Sequence[ToolResult]) -> str:
-    """The first line of the last result, boxed as the system message asks."""
+    """The first line of the last result, boxed as the system message asks; what a model answered as it is."""
+    if results and results[-1].final is not None:
+        if results[-1].final == results[-1].text:
+            return results[-1].final
+        results = results[:-1]  # what came before the answer was called
     lines = results[-1].text.splitlines() if results else []
     return f"\\boxed{{{lines[0][:ANSWER_CHARS] if lines else ''}}}"
 
 
 def random_tool(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
-    """Calls one tool of the menu at random, then answers with what it said."""
+    """Calls one tool of the menu at random, then answers with what it said.
+
+    A tool that only takes the answer is not drawn; it is called at the end where it is there.
+    """
+    ends = [spec for spec in task.tools if spec.name == ANSWER_TOOL.name]
     if results:
-        return answer_from(results)
-    digest = hashlib.blake2b(task.id.encode(), digest_size=8).digest()
-    rng = np.random.default_rng(int.from_bytes(digest))
-    return good_call(task, task.tools[int(rng.integers(len(task.tools)))].name)
+        answer = answer_from(results)
+        if not ends:
+            return answer
+        call = good_call(task, ends[0].name)
+        return ToolCall(call.name, {"answer": answer}) if "answer" in call.arguments else call
+    tools = [spec for spec in task.tools if spec not in ends] or ends
+    return good_call(task, tools[int(_rng(task, "").integers(len(tools)))].name)
+
+
+def _rng(task: Task, name: str) -> np.random.Generator:
+    digest = hashlib.blake2b(f"{task.id}{name}".encode(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(digest))

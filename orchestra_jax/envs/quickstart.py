@@ -18,6 +18,7 @@ from orchestra_jax.envs.quickstart_world import (
 from orchestra_jax.models.tokenizer import build_word_tokenizer
 from orchestra_jax.tools.local_search import NO_RESULTS, LocalIndex, Passage
 from orchestra_jax.tools.sandbox import PythonSandbox
+from orchestra_jax.tools.sandbox_isolation import Isolation
 from orchestra_jax.tools.simulated import SimulatedExpert
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec
 
@@ -71,11 +72,17 @@ class QuickstartEnvironment:
         world: the facts.
         workers: sandbox processes.
         timeout_s: seconds a program may run.
+        isolation: of the sandbox.
+
+    Raises:
+        IsolationError: this machine cannot isolate programs so.
     """
 
-    def __init__(self, world: QuickstartWorld, *, workers: int = 2, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, world: QuickstartWorld, *, workers: int = 2, timeout_s: float = 5.0, isolation: Isolation = "auto"
+    ) -> None:
         self.world = world
-        self._sandbox = PythonSandbox(workers=workers, timeout_s=timeout_s)
+        self._sandbox = PythonSandbox(workers=workers, timeout_s=timeout_s, isolation=isolation)
         self._indices = {
             "local_search": LocalIndex.build([Passage("", text) for text in world.local_corpus]),
             "web_search": LocalIndex.build([Passage("", text) for text in world.web_corpus]),

@@ -38,11 +38,20 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def tool_shares(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
-    """Share of each tool among the executed calls, by question family and over all ("all")."""
+    """Share of each tool among the executed calls, by question family and over all ("all").
+
+    Tools of a catalogue are told by what they are ("generalist/gpt-5"), not by the alias of one instance.
+    """
     counts: dict[str, Counter[str]] = {}
     for trajectory in trajectories:
+        keys = trajectory.task.extra.get("instance", {}).get("tools", {})
+        called = [
+            keys.get(str(call.arguments.get("model")), keys.get(call.name, call.name))
+            for turn in trajectory.turns
+            for call, _ in zip(turn.calls, turn.results, strict=False)
+        ]
         for family in (trajectory.task.family, "all"):
-            counts.setdefault(family, Counter()).update(trajectory.tool_names)
+            counts.setdefault(family, Counter()).update(called)
     return {
         family: {name: count / max(1, found.total()) for name, count in sorted(found.items())}
         for family, found in sorted(counts.items())

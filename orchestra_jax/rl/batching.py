@@ -255,7 +255,8 @@ class MicroShapes:
     """The shapes that get compiled.
 
     Attributes:
-        tokens: tokens of a micro-batch on each batch shard: a width w gives tokens // w rows.
+        tokens: tokens of a micro-batch on each batch shard: a width w gives tokens // w rows, or an eighth of them
+            where no more are left over.
         widths: row widths, ascending; the last must hold the longest row.
         prefix_widths: widths of the shared prefix; empty switches sharing off.
         rows_per_prefix: at least one prefix slot for so many rows.
@@ -268,6 +269,15 @@ class MicroShapes:
     prefix_widths: tuple[int, ...] = (80,)
     rows_per_prefix: int = 8
     response_fractions: tuple[float, ...] = (0.5,)
+
+    def sizes(self, width: int) -> tuple[int, int]:
+        """Most rows and most shared prefixes of a micro-batch of this width."""
+        rows = max(1, self.tokens // width)
+        return rows, max(1, rows // self.rows_per_prefix) if self.prefix_widths else 1
+
+
+# Of the widest shapes a batch needs few rows, and a whole micro-batch would be mostly padding.
+_LEFT_OVER = 8
 
 
 def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes, shards: int = 1) -> list[MicroBatch]:
@@ -290,18 +300,17 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes, shards: in
         by_width.setdefault(width, []).append(row)
     batches = []
     for width, members in sorted(by_width.items()):
-        most_rows = max(1, shapes.tokens // width)
-        most_prefixes = max(1, most_rows // shapes.rows_per_prefix) if share else 1
+        most_rows, most_prefixes = shapes.sizes(width)
         part: list[TokenSequence] = []
         prefixes: dict[tuple[int, ...], int] = {}
         for row in members:
             prefix = row.tokens[: row.prefix] if share else ()
             if len(part) == most_rows or (prefix not in prefixes and len(prefixes) == most_prefixes):
-                batches.append(_micro_batch(part, prefixes, width, most_rows, most_prefixes, shapes))
+                batches.append(_micro_batch(part, prefixes, width, shapes))
                 part, prefixes = [], {}
             prefixes.setdefault(prefix, len(prefixes))
             part.append(row)
-        batches.append(_micro_batch(part, prefixes, width, most_rows, most_prefixes, shapes))
+        batches.append(_micro_batch(part, prefixes, width, shapes))
     return stack_parts(batches, shards)
 
 
@@ -337,12 +346,7 @@ def stack_parts(parts: Sequence[MicroBatch], shards: int) -> list[MicroBatch]:
 
 
 def _micro_batch(
-    part: Sequence[TokenSequence],
-    prefixes: dict[tuple[int, ...], int],
-    width: int,
-    most_rows: int,
-    most_prefixes: int,
-    shapes: MicroShapes,
+    part: Sequence[TokenSequence], prefixes: dict[tuple[int, ...], int], width: int, shapes: MicroShapes
 ) -> MicroBatch:
     longest = max(len(prefix) for prefix in prefixes)
     prefix_width = next((w for w in (0, *shapes.prefix_widths) if w >= longest), None)
@@ -350,8 +354,12 @@ def _micro_batch(
         raise ValueError(f"A prefix of {longest} tokens exceeds the widest {shapes.prefix_widths[-1]}; widen it.")
     shared = bool(shapes.prefix_widths)
     found = sum(sum(row.sampled[row.prefix if shared else 0 :]) for row in part)
-    selected = select_size(found, most_rows * width, shapes.response_fractions)
-    shape = BatchShape(most_rows, width, most_rows, width, most_prefixes, prefix_width, False, selected)
+    rows, slots = shapes.sizes(width)
+    few = max(1, rows // _LEFT_OVER)
+    if len(part) <= few:
+        rows, slots = few, min(few, slots)
+    selected = select_size(found, rows * width, shapes.response_fractions)
+    shape = BatchShape(rows, width, rows, width, slots, prefix_width, False, selected)
     arrays: Any = shape.empty()
     for ids, index in prefixes.items():
         arrays.prefix[index, : len(ids)] = ids

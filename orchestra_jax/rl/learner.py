@@ -22,7 +22,7 @@ from orchestra_jax.models.qwen3 import Params, Qwen3Config, abstract_params
 from orchestra_jax.models.sharding import ShardingRules, batch_sharding, param_shardings
 from orchestra_jax.rl.batching import MicroBatch
 from orchestra_jax.rl.distributed import agree_on_batches, batch_to_mesh, process_shards, tree_to_mesh
-from orchestra_jax.rl.losses import LossConfig, policy_loss
+from orchestra_jax.rl.losses import LossConfig, masked_percentiles, policy_loss
 from orchestra_jax.rl.scoring import score_rows
 
 
@@ -190,8 +190,10 @@ class Learner:
             base: the frozen parameters under the adapters.
 
         Returns:
-            The new state, and metrics: those of `policy_loss` with loss, entropy, grad_norm and update_norm; skipped
-            is 1 where the loss or the gradient was not finite, and then the state is the old one, bit for bit.
+            The new state, and metrics: those of `policy_loss` with loss, entropy, grad_norm and update_norm;
+            mismatch_mean and mismatch_max, importance_p01 and importance_p99 compare the policy before this step with
+            the engine; skipped is 1 where the loss or the gradient was not finite, and then the state is the old one,
+            bit for bit.
 
         Raises:
             ValueError: no micro-batch, or `base` is missing.
@@ -265,7 +267,8 @@ _SUMMED = frozenset({"loss", "policy_loss", "kl_loss", "tokens", "sequences"})
 
 def _combine(found: Sequence[Mapping[str, np.ndarray]], weights: Sequence[float]) -> dict[str, float]:
     """Metrics of a batch from those of its micro-batches: sums for losses and counts, extremes for `max`, else token
-    means; a loss is already divided by the whole batch's denominator.
+    means; a loss is already divided by the whole batch's denominator. The mean of percentiles is near the batch's
+    percentile, not equal to it: rows are sorted by length before they are cut into micro-batches.
     """
     combined = {}
     for name in found[0]:
@@ -322,8 +325,11 @@ def _policy_objective(
     )
     tokens = jnp.maximum(batch.mask.sum(), 1.0)
     # On the first update of a step nothing has changed yet: the gap is that between learner and engine.
-    gap = jax.lax.stop_gradient(jnp.abs(logprobs - batch.rollout_logprobs)) * batch.mask
+    difference = jax.lax.stop_gradient(logprobs - batch.rollout_logprobs)
+    gap = jnp.abs(difference) * batch.mask
+    lowest, highest = masked_percentiles(jnp.exp(difference), batch.mask > 0, (1, 99))
     metrics |= {"mismatch_mean": gap.sum() / tokens, "mismatch_max": gap.max()}
+    metrics |= {"importance_p01": lowest, "importance_p99": highest}
     if cfg.entropy_coef:
         loss = loss - cfg.entropy_coef * entropy.sum() / denominator
     return loss, dict(metrics) | {"loss": loss, "entropy": entropy.sum() / tokens}

@@ -4,6 +4,7 @@ Axes: B sequences, T tokens. A row is one sequence: its ratio and its mean are t
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -142,6 +143,19 @@ def _masked_mean(values: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float
     return jnp.where(mask, values, 0.0).sum() / jnp.maximum(mask.sum(), 1)
 
 
+def masked_percentiles(
+    values: Float[Array, "B T"], mask: Bool[Array, "B T"], percents: Sequence[float]
+) -> tuple[Float[Array, ""], ...]:
+    """`np.percentile(values[mask], percents)`, interpolated between neighbours; 0 where nothing is masked in."""
+    last = jnp.maximum(mask.sum() - 1, 0)
+    ordered = jnp.sort(jnp.where(mask, values, jnp.inf), axis=None)
+    place = jnp.asarray(percents, ordered.dtype) / 100 * last
+    below = jnp.floor(place).astype(jnp.int32)
+    low, high = ordered[below], ordered[jnp.minimum(below + 1, last)]
+    found = jnp.where(mask.any(), low + (high - low) * (place - below), 0.0)
+    return tuple(found[index] for index in range(len(percents)))
+
+
 def _log_ratio(
     new: Float[Array, "B T"], old: Float[Array, "B T"], mask: Bool[Array, "B T"], loss: Loss
 ) -> Float[Array, "B T"]:
@@ -207,6 +221,16 @@ def _surrogate(
     return surrogate, {f"clip_fraction_{k}": _masked_mean(v.astype(ratio.dtype), mask) for k, v in held.items()}
 
 
+def _ratio_metrics(ratio: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> dict[str, Float[Array, ""]]:
+    """Mean, maximum and percentiles of a ratio without gradient: the derivative of the sort need not be traced."""
+    percentiles = masked_percentiles(ratio, mask, (1, 50, 99))
+    return {
+        "ratio_mean": _masked_mean(ratio, mask),
+        "ratio_max": jnp.where(mask, ratio, 0.0).max(initial=0.0),
+        **dict(zip(("ratio_p01", "ratio_p50", "ratio_p99"), percentiles, strict=True)),
+    }
+
+
 def policy_loss(
     logprobs: Float[Array, "B T"],
     old_logprobs: Float[Array, "B T"],
@@ -241,13 +265,13 @@ def policy_loss(
 
     Returns:
         loss: scalar.
-        metrics: scalars without gradient. All fractions, means and maxima are over the masked tokens of this call.
-            policy_loss; tokens, sequences (counts); ratio_mean, ratio_max; clip_fraction_low / _high (ratio below /
-            above the range where that stops the gradient: A < 0 / A > 0; cispo: at any A), clip_fraction_dual;
-            approx_kl (k3 estimate of KL(old || new) from token ratios). With rollout_logprobs: mismatch_mean and
-            mismatch_max of |old - rollout| in nats; importance_ess, (sum w)^2 / (n sum w^2) in [0, 1] of the weights
-            in use (of the plain w for "none"); icepop_fraction (tokens zeroed). With ref_logprobs: kl_ref (token mean
-            of k3), kl_loss (before kl_coef).
+        metrics: scalars without gradient. All fractions, means, maxima and percentiles are over the masked tokens of
+            this call. policy_loss; tokens, sequences (counts); ratio_mean, ratio_max, ratio_p01, ratio_p50, ratio_p99;
+            clip_fraction_low / _high (ratio below / above the range where that stops the gradient: A < 0 / A > 0;
+            cispo: at any A), clip_fraction_dual; approx_kl (k3 estimate of KL(old || new) from token ratios). With
+            rollout_logprobs: mismatch_mean and mismatch_max of |old - rollout| in nats; importance_ess, (sum w)^2 /
+            (n sum w^2) in [0, 1] of the weights in use (of the plain w for "none"); icepop_fraction (tokens zeroed).
+            With ref_logprobs: kl_ref (token mean of k3), kl_loss (before kl_coef).
 
     Raises:
         ValueError: `rollout_logprobs` or `ref_logprobs` is missing for what `cfg` asks.
@@ -285,8 +309,7 @@ def policy_loss(
         "policy_loss": objective,
         "tokens": kept.sum().astype(ratio.dtype),
         "sequences": kept.any(axis=-1).sum().astype(ratio.dtype),
-        "ratio_mean": _masked_mean(ratio, kept),
-        "ratio_max": jnp.where(kept, ratio, 0.0).max(initial=0.0),
+        **_ratio_metrics(jax.lax.stop_gradient(ratio), kept),
         **clipping,
         "approx_kl": _masked_mean(kl_estimate(old, new, "k3"), kept),
     }

@@ -8,13 +8,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from orchestra_jax.envs.base import Environment, Episode, Message
+from orchestra_jax.envs.base import Environment, Episode, Message, Score
 from orchestra_jax.rollout.chat import ChatFormat, ParseError, final_answer, parse_tool_calls
 from orchestra_jax.rollout.engine import Engine, Generation, SamplingParams
 from orchestra_jax.rollout.players import EnginePlayer, MakePlayer, Player, Script, ScriptPlayer, render_call
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog, within
+from orchestra_jax.tools.budget import Budget, Limits, spending
 from orchestra_jax.tools.pricing import PriceList
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Turn, Usage
 
@@ -71,8 +72,12 @@ class Collector:
         chat: renders, tokenises and parses.
         limits: bounds of one trajectory.
         price: what the policy's own tokens cost.
+        allowance: what one trajectory may spend outside; each attempt at one has it anew.
         on_slow: told what has waited for more than `slow_after_s` seconds, longest first, and told again after as many
             seconds if something still does; `watchdog.describe` makes one line of it.
+
+    Attributes:
+        budget: parent of the budgets of the trajectories that begin from now on: the run's, or a step's.
     """
 
     def __init__(
@@ -82,10 +87,12 @@ class Collector:
         limits: RolloutLimits,
         price: OrchestratorPrice,
         *,
+        allowance: Limits | None = None,
         on_slow: Callable[[list[Waiting]], None] | None = None,
         slow_after_s: float = 60.0,
     ) -> None:
         self.environment, self.chat, self.limits, self.price = environment, chat, limits, price
+        self.allowance, self.budget = allowance, Budget()
         self.watchdog = Watchdog(on_slow, slow_after_s)
 
     def waiting(self) -> list[Waiting]:
@@ -214,12 +221,18 @@ class _Run:
         self.given_up: list[str] = []
 
     async def trajectory(self) -> Trajectory:
-        """Plays to the end, whatever it is; only bugs are raised."""
+        """Plays to the end, whatever it is.
+
+        Raises:
+            BudgetExceeded, ReplayMiss: the run cannot go on. Everything else that is raised is a bug.
+        """
         answer: str | None = None
+        budget = Budget(self.collector.allowance, name="trajectory", parent=self.collector.budget)
         try:
             episode = self.collector.environment.reset(self.task)
             deadline_s = self.collector.limits.deadline_s
-            status, reason, answer = await within(self._turns_until_end(episode), deadline_s, "the trajectory")
+            with spending(budget):
+                status, reason, answer = await within(self._turns_until_end(episode), deadline_s, "the trajectory")
         except InfrastructureError as error:
             waited = f", waiting for {' and '.join(self.given_up)}" if self.given_up else ""
             status, reason = Status.FAILED, f"{error}{waited}"
@@ -250,16 +263,24 @@ class _Run:
             self._record(generation, text, calls, results)
             if problem:
                 return Status.MALFORMED, problem, None
-            if not calls:
-                answer = final_answer(text)
+            # A terminal tool's answer, else that of a turn without calls.
+            finals = [result.final for result in results if result.final is not None]
+            if finals or not calls:
+                answer = finals[0] if finals else final_answer(text)
                 if not answer:
                     return Status.NO_ANSWER, "the final answer is empty", None
-                self.solved = await self._wait("score", episode.score(answer), None)
+                await self._score(episode, answer)
                 return Status.COMPLETED, "", answer
             messages.append({"role": "assistant", "content": text})
             messages += [{"role": "tool", "content": result.text} for result in results]
             self._advance(generation, messages, episode)
         return Status.NO_ANSWER, f"no answer within {limits.max_turns} turns", None
+
+    async def _score(self, episode: Episode, answer: str) -> None:
+        found = await self._wait("score", episode.score(answer), None)
+        score = found if isinstance(found, Score) else Score(found)
+        self.solved = score.solved
+        self.ledger += score.usage
 
     async def _wait(self, what: str, awaitable: Awaitable[T], deadline_s: float | None) -> T:
         """Waits in sight of the watchdog; what is overdue is an infrastructure failure that names it."""
@@ -309,7 +330,7 @@ class _Run:
         seconds = time.perf_counter() - start
         if price.seconds_per_token is not None:
             seconds = price.seconds_per_token * len(generation.token_ids)
-        usage = {
+        usage: dict[str, Any] = {
             "prompt_tokens": len(self.ids),
             "cached_tokens": len(self.ids) - len(self.new),
             "completion_tokens": len(generation.token_ids),

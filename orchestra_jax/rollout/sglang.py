@@ -49,7 +49,8 @@ class SGLangEngine:
     Raises:
         ValueError: from `generate`, for a prompt that is empty or leaves no room in `max_length`, no new tokens, or a
             session that is closed or generating already.
-        RuntimeError: from `generate`, once the engine is closed or no server took the last weights.
+        RuntimeError: from `generate`, once the engine is closed, no server took the last weights, or their memory is
+            released.
         WorkerError: from `generate`, an infrastructure failure: a server's error, a time-out, an answer that cannot be
             used, or no server at all.
     """
@@ -109,6 +110,8 @@ class SGLangEngine:
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: int | None = None
     ) -> Generation:
         self._check_open()
+        if self._pool.released:
+            raise RuntimeError("The servers have released their memory; update the weights before a generation.")
         prompt = tuple(map(int, prompt_ids))
         if not prompt:
             raise ValueError("The prompt is empty; give at least one token.")
@@ -154,6 +157,22 @@ class SGLangEngine:
             self._stopped = self._stopped or str(error)
             self._cancel_all()
             raise
+
+    async def release_memory(self) -> None:
+        """Frees the servers' GPU memory until the next `update_weights`, for a trainer on the same GPUs.
+
+        Again is harmless. The servers must run with --enable-memory-saver, and must have been started by this run: what
+        a server has released already cannot be asked, and it dies of a second time.
+
+        Raises:
+            RuntimeError: a generation is under way, the engine is closed, or a server keeps its memory.
+        """
+        self._check_open()
+        if self._running:
+            raise RuntimeError(f"{len(self._running)} generation(s) are under way; let them end before the release.")
+        self._pool.enter()
+        await asyncio.gather(*self._aborts)
+        await self._pool.release()
 
     async def close(self) -> None:
         self._stopped = _CLOSED

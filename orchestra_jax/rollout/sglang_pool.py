@@ -11,6 +11,11 @@ from orchestra_jax.rollout.sglang_worker import Worker, WorkerError
 from orchestra_jax.rollout.weight_push import WeightPush
 
 HEALTH_S = 5.0  # /health samples a token, which takes a second or more
+_MEMORY_S = 120.0  # for a server to give its memory back or to take it again
+# Memory by SGLang's tags, in the order in which a server takes it again: room for the weights before their update; the
+# cache, the largest part, after it, when nothing of the update lies beside it any more.
+_WEIGHTS = ("weights",)
+_CACHE = ("kv_cache", "cuda_graph")
 
 
 class Server(Worker):
@@ -24,6 +29,7 @@ class Server(Worker):
         losses: how often that happened; an answer from before counts no more.
         load: generations that run or wait here; `sessions`: open ones that keep to it.
         slots: bounds what runs; `settled` is clear from its pause for new weights until it is known how that went.
+        released: the memory that it gave back and has not taken again, by SGLang's tags.
     """
 
     def __init__(self, url: str, concurrency: int) -> None:
@@ -32,6 +38,7 @@ class Server(Worker):
         self.problem, self.unknown, self.losses = "not asked yet", False, 0
         self.versions: list[int] = []
         self.since, self.load, self.sessions = 0, 0, 0
+        self.released: tuple[str, ...] = ()
         self.reset()
 
     def reset(self) -> None:
@@ -46,7 +53,43 @@ class Server(Worker):
         if path == "/pause_generation":
             # From here on its weights may be mixed, until the push says that they are not.
             self.settled.clear()
+        elif path == "/continue_generation":
+            await self.resume(_CACHE)
         return await super().post(path, body, timeout_s=timeout_s)
+
+    async def release(self) -> None:
+        """Gives its GPU memory back. It must be idle; it is paused, so that nobody's request runs without memory.
+
+        Raises:
+            WorkerError: it did not answer, or with an error: what it holds is unknown.
+        """
+        if self.released:
+            return  # SGLang's scheduler dies of a second time
+        await super().post("/pause_generation", {"mode": "retract"}, timeout_s=_MEMORY_S)
+        await super().post("/release_memory_occupation", {"tags": [*_WEIGHTS, *_CACHE]}, timeout_s=_MEMORY_S)
+        self.released = (*_WEIGHTS, *_CACHE)
+
+    async def resume(self, tags: Sequence[str]) -> None:
+        """Takes back what it gave of `tags`; the weights are nobody's and the cache is empty then.
+
+        Raises:
+            WorkerError: of kind "transport": its process is gone, and what starts in its place has its memory.
+            RuntimeError: it answers, but did not get its memory.
+        """
+        found = [tag for tag in tags if tag in self.released]
+        if not found:
+            return
+        self.released = tuple(tag for tag in self.released if tag not in found)
+        try:
+            await super().post("/resume_memory_occupation", {"tags": found}, timeout_s=_MEMORY_S)
+        except WorkerError as error:
+            if error.kind == "transport":
+                self.released = ()
+                raise
+            raise RuntimeError(
+                f"{self.url} did not take its GPU memory back after the update ({error}); look at its log, and give it "
+                "less by --mem-fraction-static in rollout.server.flags if the memory did not suffice."
+            ) from error
 
 
 class ServerPool:
@@ -130,13 +173,53 @@ class ServerPool:
             server.up = False
             self._start_watch(server)
 
+    @property
+    def released(self) -> bool:
+        """Whether a server lacks memory until the next update."""
+        return any(server.released for server in self.servers)
+
+    async def release(self) -> None:
+        """Has every server give its GPU memory back, until the next update of all; again is harmless.
+
+        One that is being started anew is waited for: it takes memory, and would take more in the middle of an update.
+
+        Raises:
+            RuntimeError: a server is not up for `down_timeout_s`, or did not release its memory.
+        """
+        deadline = self._now() + self._down_timeout_s
+        while holding := [server for server in self.servers if not (server.up and server.released)]:
+            async with self._lock:
+                found = await asyncio.gather(*(self._release(server) for server in holding if server.up))
+            if not all(found) or not all(server.up for server in holding):
+                if self._now() > deadline:
+                    raise RuntimeError(
+                        f"Not every server was up to release its GPU memory within {self._down_timeout_s:g} s: "
+                        f"{self._problems()}"
+                    )
+                await asyncio.sleep(self._probe_s)
+
+    async def _release(self, server: Server) -> bool:
+        """Whether it did; a server that is gone is lost."""
+        try:
+            await server.release()
+        except WorkerError as error:
+            if error.kind == "transport":
+                self.lose(server, str(error))
+                return False
+            raise RuntimeError(
+                f"{server.url} did not release its GPU memory ({error}); look at its log: it must run with "
+                "--enable-memory-saver, and nothing but this run may use it."
+            ) from error
+        return True
+
     async def update(self, params: Any, version: int) -> None:
         """Gives the weights to every server that answers; those that fail are lost, and come back later.
 
         Raises:
-            RuntimeError: no server took them.
+            RuntimeError: no server took them, or one did not take back the memory that it had released.
         """
         async with self._lock:
+            await asyncio.gather(*(self._make_room(server) for server in self.servers))
             self.params, self.version = params, version
             deadline = self._now() + self._down_timeout_s
             while not (servers := await self._answering()) and self._now() < deadline:
@@ -146,6 +229,13 @@ class ServerPool:
             await self._give(servers)
             if not any(server.up for server in servers):
                 raise RuntimeError(f"No server took weight version {version}: {self._problems()}")
+
+    async def _make_room(self, server: Server) -> None:
+        """Memory for the weights, where it was released; a server that is gone is lost."""
+        try:
+            await server.resume(_WEIGHTS)
+        except WorkerError as error:
+            self.lose(server, str(error))
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -167,7 +257,7 @@ class ServerPool:
         return found
 
     def _problems(self) -> str:
-        return " ".join(f"{server.url}: {server.problem}" for server in self.servers)
+        return " ".join(f"{server.url}: {server.problem}" for server in self.servers if server.problem)
 
     def _start_watch(self, server: Server) -> None:
         if server.watch is None or server.watch.done():

@@ -50,6 +50,7 @@ class ServerConfig:
         gpus: numbers of its GPUs, one tensor-parallel rank on each; empty: what the environment says.
         version: weight version of the checkpoint.
         max_length: longest sequence in tokens; None: the model's own.
+        memory_saver: it can release its GPU memory and resume it; nothing to it on a CPU.
         flags: further flags of sglang.launch_server; they win over ours.
         ready_s: how long it may take to load.
         grace_s: between SIGTERM and SIGKILL when it is stopped.
@@ -64,6 +65,7 @@ class ServerConfig:
     gpus: tuple[int, ...] = ()
     version: int = 0
     max_length: int | None = None
+    memory_saver: bool = False
     flags: tuple[str, ...] = ()
     ready_s: float = 600.0
     grace_s: float = 15.0
@@ -77,6 +79,8 @@ class ServerConfig:
             flags.append(f"--context-length={self.max_length + CONTEXT_SPARE}")
         if len(self.gpus) > 1:
             flags.append(f"--tp-size={len(self.gpus)}")
+        if self.memory_saver and self.device != "cpu":
+            flags.append("--enable-memory-saver")
         flags += _CPU_FLAGS if self.device == "cpu" else ()
         return [str(self.python), "-m", "sglang.launch_server", *flags, *self.flags]
 

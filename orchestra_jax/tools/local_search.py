@@ -3,15 +3,18 @@
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import bm25s
 import numpy as np
 from bm25s.stopwords import STOPWORDS_EN
 
-from orchestra_jax.types import ToolSpec
+from orchestra_jax.types import ToolResult, ToolSpec, Usage
 
 TOOL = ToolSpec(
     name="local_search",
@@ -24,6 +27,7 @@ TOOL = ToolSpec(
     local=True,
 )
 NO_RESULTS = "no results"
+_PARAMETERS = "params.index.json"  # of bm25s: marks a folder as a saved index
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG and reports every index
 
 _WORDS = re.compile(r"\w+")
@@ -40,7 +44,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage and its BM25 score, always positive."""
+    """A passage and its score, higher is better: BM25's, always positive, or the inner product of unit vectors."""
 
     passage: Passage
     score: float
@@ -91,20 +95,32 @@ class LocalIndex:
 
     def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
         """The observation of a search: one "title: text" line per hit, each cut at `max_chars`, or "no results"."""
-        lines = []
-        for hit in self.search(query, k):
-            line = f"{hit.passage.title}: {hit.passage.text}" if hit.passage.title else hit.passage.text
-            lines.append(line if len(line) <= max_chars else line[:max_chars] + "...")
-        return "\n".join(lines) or NO_RESULTS
+        return render(self.search(query, k), max_chars)
 
     def save(self, directory: str | Path) -> None:
-        """Writes the index and its passages into `directory`."""
+        """Writes the index and its passages as the folder `directory`, in place of one that was saved there before.
+
+        Raises:
+            ValueError: the folder holds something else.
+        """
         path = Path(directory)
-        path.mkdir(parents=True, exist_ok=True)
-        self._scorer.save(str(path), show_progress=False)
-        with (path / "passages.jsonl").open("w", encoding="utf-8") as file:
+        if path.is_dir() and any(path.iterdir()) and not (path / _PARAMETERS).is_file():
+            raise ValueError(f"{str(path)!r} is a folder with other files; choose another for the local index.")
+        partial = path.with_name(f"{path.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        self._scorer.save(str(partial), show_progress=False)
+        with (partial / "passages.jsonl").open("w", encoding="utf-8") as file:
             for passage in self.passages:
                 file.write(json.dumps({"title": passage.title, "text": passage.text}) + "\n")
+        if path.is_dir():
+            old = path.with_name(f"{path.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
+            partial.rename(path)
+            shutil.rmtree(old)
+        else:
+            partial.rename(path)
 
     @classmethod
     def load(cls, directory: str | Path) -> "LocalIndex":
@@ -114,9 +130,38 @@ class LocalIndex:
             FileNotFoundError: there is no saved index.
         """
         path = Path(directory)
-        if not (path / "passages.jsonl").is_file():
+        if not (path / _PARAMETERS).is_file():
             raise FileNotFoundError(f"No local index in {str(path)!r}; write one with LocalIndex.save.")
         return cls(tuple(read_passages(path / "passages.jsonl")), bm25s.BM25.load(str(path), show_progress=False))
+
+
+class Searchable(Protocol):
+    """What an environment needs of an index: `LocalIndex`, `DenseIndex` and `RemoteIndex` all have it."""
+
+    def answer(self, query: str, k: int = ..., max_chars: int = ...) -> str | Awaitable[str]:
+        """The observation of a search; awaitable where it leaves this process or computes for long."""
+        ...
+
+
+def search_handler(index: Searchable, k: int = 3) -> Callable[[Mapping[str, Any]], Awaitable[ToolResult]]:
+    """The handler of `TOOL` on any index; its ledger row carries the seconds that the search took."""
+
+    async def search(arguments: Mapping[str, Any]) -> ToolResult:
+        start = time.perf_counter()
+        answer = index.answer(arguments["query"], k)
+        text = answer if isinstance(answer, str) else await answer
+        return ToolResult(text, (Usage(TOOL.name, seconds=time.perf_counter() - start),))
+
+    return search
+
+
+def render(hits: Iterable[Hit], max_chars: int) -> str:
+    """One "title: text" line per hit, each cut at `max_chars`, or "no results"."""
+    lines = []
+    for hit in hits:
+        line = f"{hit.passage.title}: {hit.passage.text}" if hit.passage.title else hit.passage.text
+        lines.append(line if len(line) <= max_chars else line[:max_chars] + "...")
+    return "\n".join(lines) or NO_RESULTS
 
 
 def read_passages(path: str | Path) -> Iterator[Passage]:
@@ -136,8 +181,8 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
             rows = (json.loads(line) for line in file if line.strip()) if source.suffix == ".jsonl" else json.load(file)
             for number, row in enumerate(rows, 1):
                 for key in ("title", "text"):
-                    if key not in row:
-                        raise ValueError(f"Row {number} of {source.name!r} has no {key!r}.")
+                    if not isinstance(row, dict) or not isinstance(row.get(key), str):
+                        raise ValueError(f"Row {number} of {source.name!r} has no {key!r} that is a text.")
                 yield Passage(row["title"], row["text"])
         except json.JSONDecodeError as error:
             raise ValueError(f"{source.name!r} is not valid JSON: {error}.") from None

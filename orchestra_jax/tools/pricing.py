@@ -1,13 +1,15 @@
-"""Price lists, the ledger of what was spent, and the budget that stops a run."""
+"""Price lists, real or randomised, and the ledger of what was spent."""
 
 import json
 import math
+import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import OmegaConf
 
 from orchestra_jax.types import Usage
@@ -20,10 +22,6 @@ class MissingPrice(KeyError):  # noqa: N818  named like the fact it states
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-
-class BudgetExceeded(Exception):  # noqa: N818
-    """The next call could cost more than is left; the run ends here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class PriceList:
 
     @classmethod
     def load(cls, path: str | Path) -> "PriceList":
-        """Reads a file of conf/pricing.
+        """Reads a file of conf/pricing. `base: NAME` in it completes it with the list NAME of the same folder.
 
         Raises:
             FileNotFoundError: no such file.
@@ -97,10 +95,12 @@ class PriceList:
         config = OmegaConf.to_container(OmegaConf.load(file))
         if not isinstance(config, dict):
             raise ValueError(f"{file.name}: a price list is a mapping.")
+        base = config.pop("base", None)
         try:
-            return cls.from_config({str(key): value for key, value in config.items()})
+            prices = cls.from_config({str(key): value for key, value in config.items()})
         except ValueError as error:
             raise ValueError(f"{file.name}: {error}") from None
+        return prices if base is None else prices.over(cls.load(file.with_name(f"{base}.yaml")))
 
     def cost(
         self,
@@ -140,6 +140,40 @@ class PriceList:
         )
         return tokens / 1e6 + calls * price.call + seconds * price.second
 
+    def over(self, base: "PriceList") -> "PriceList":
+        """This list, completed by `base` with what it does not sell; the id names both."""
+        entries = {**base.entries, **self.entries}
+        latencies = {**base.latencies, **self.latencies}
+        return PriceList(f"{self.id}+{base.id}", self.date, f"{self.source}; else {base.source}", entries, latencies)
+
+    def randomised(self, rng: np.random.Generator, low: float, high: float) -> "PriceList":
+        """A random schedule: `scaled` with a seed drawn from `rng`."""
+        return self.scaled(int(rng.integers(2**32)), low, high)
+
+    def scaled(self, seed: int, low: float, high: float) -> "PriceList":
+        """Every entry's prices times a factor of its own, log-uniform in [low, high].
+
+        The factor depends on the seed and the entry's name only. The id records seed and range, so a ledger row tells
+        how to make its list again.
+
+        Raises:
+            ValueError: not 0 < low <= high < infinity.
+        """
+        if not 0 < low <= high < math.inf:
+            raise ValueError(f"Price factors need 0 < low <= high, not low={low:g}, high={high:g}.")
+        entries = {}
+        for name, price in self.entries.items():
+            uniform = np.random.default_rng([seed, zlib.crc32(name.encode())]).random()
+            factor = math.exp(math.log(low) + uniform * (math.log(high) - math.log(low)))
+            entries[name] = Price(
+                input=price.input * factor,
+                cached_input=None if price.cached_input is None else price.cached_input * factor,
+                output=price.output * factor,
+                call=price.call * factor,
+                second=price.second * factor,
+            )
+        return replace(self, id=f"{self.id}*{low:g}..{high:g}@{seed}", entries=entries)
+
     def charge(self, row: Usage) -> Usage:
         """The row of one call with the dollars and the id of this list filled in."""
         dollars = self.cost(
@@ -150,6 +184,30 @@ class PriceList:
             seconds=row.seconds,
         )
         return replace(row, cost_usd=dollars, price_list=self.id)
+
+
+def choose(lists: Sequence[PriceList], rng: np.random.Generator, names: Iterable[str] = ()) -> PriceList:
+    """The price list of one instance, each with the same chance (§3.3: a vendor's list per training instance).
+
+    Args:
+        lists: candidates.
+        rng: the only source of randomness.
+        names: models and tools of the instance's menu; every list must price them all, so that the chances stay equal.
+
+    Raises:
+        ValueError: no lists.
+        MissingPrice: a list has no entry for one of the names.
+    """
+    if not lists:
+        raise ValueError("There is no price list to choose from; give at least one.")
+    wanted = tuple(names)
+    for prices in lists:
+        for name in wanted:
+            if name not in prices.entries:
+                raise MissingPrice(
+                    f"Price list {prices.id!r} has no price for {name!r}; complete it with PriceList.over."
+                )
+    return lists[int(rng.integers(len(lists)))]
 
 
 @dataclass
@@ -196,37 +254,3 @@ class CostLedger:
         for row in self.rows:
             groups[key(row)].append(row.cost_usd)
         return {name: math.fsum(values) for name, values in groups.items()}
-
-
-@dataclass
-class Budget:
-    """A hard stop: a call starts only when its worst case still fits, calls in flight included.
-
-    Attributes:
-        max_usd: dollars of the whole run.
-        spent_usd: dollars of the finished calls.
-        reserved_usd: worst cases of the calls in flight.
-    """
-
-    max_usd: float
-    spent_usd: float = 0.0
-    reserved_usd: float = 0.0
-
-    def reserve(self, worst_usd: float) -> None:
-        """Sets aside a call's worst case before it starts; `settle` must follow, with 0 dollars when it failed.
-
-        Raises:
-            BudgetExceeded: it does not fit.
-        """
-        used = self.spent_usd + self.reserved_usd
-        if used + worst_usd > self.max_usd:
-            raise BudgetExceeded(
-                f"The next call could cost ${worst_usd:.6g}, but ${used:.6g} of the budget of ${self.max_usd:.6g} is "
-                "used; raise the budget to go on."
-            )
-        self.reserved_usd += worst_usd
-
-    def settle(self, worst_usd: float, cost_usd: float) -> None:
-        """Replaces the reserved worst case by what the call cost."""
-        self.reserved_usd -= worst_usd
-        self.spent_usd += cost_usd

@@ -2,17 +2,11 @@
 
 import asyncio
 import json
-import os
-import shutil
-import socket
-import subprocess
-import sys
-import tempfile
 import weakref
 from collections import deque
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from orchestra_jax.tools.sandbox_isolation import START_S, Isolation, Launch, choose
 from orchestra_jax.types import InfrastructureError, ToolResult, ToolSpec, Usage
 
 TOOL = ToolSpec(
@@ -25,9 +19,23 @@ TOOL = ToolSpec(
     },
     local=True,
 )
-_WORKER = Path(__file__).with_name("sandbox_worker.py")
-_START_S = 60.0  # a worker that does not come up in this time is dead
 _GRACE_S = 30.0  # beyond the time-out, which the worker itself enforces
+
+
+class Executor(Protocol):
+    """What runs Python snippets: `PythonSandbox` here, `sandbox_server.RemoteSandbox` on another machine."""
+
+    async def run(self, code: str) -> ToolResult:
+        """Executes one snippet.
+
+        Raises:
+            InfrastructureError: it could not be executed, which is not the code's fault.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends it; later calls raise InfrastructureError."""
+        ...
 
 
 class PythonSandbox:
@@ -36,26 +44,31 @@ class PythonSandbox:
     The observation is what the snippet printed (stdout and stderr in order), and the value of its last statement
     where that is an expression, as in a REPL. An exception's last line, a time-out, a crash and a flood of output
     are the code's own fault: observations with `is_error`. The random module and string hashes start from a fixed
-    seed, so the same code gives the same output.
+    seed, so the same code gives the same output. numpy, scipy, sympy and mpmath can be imported where they are
+    installed beside this package.
 
-    What it isolates: each snippet is an own process with an empty environment, no open files of ours, stdlib only,
-    a temporary working directory that is removed afterwards, and limits on CPU seconds, address space per process,
-    file size and (not for root) processes. Where the kernel lets unprivileged processes create namespaces there is
-    no network and no view of other processes, and everything the snippet started is killed with it; `isolation`
-    names the namespaces in force. What it does not isolate: **the file system is the host's, readable and writable
-    with the rights of this user**; memory is limited per process, not in sum; without the pid namespace a
-    process that leaves its group survives. Do not run code of an adversary here.
+    A snippet sees the system's programs, Python and those libraries, all read-only; a tmpfs of its own that starts
+    empty, with its working directory and /tmp; no network, no other process, no environment. It is a user without any
+    capability. docs/sandbox.md lists what holds it, and what does not.
 
     Attributes:
-        isolation: namespaces in force ("user", "network", "ipc", "pid"), empty until a worker has started or where
-            the kernel refuses.
+        isolation: what is in force: the name, the namespaces ("user", "mount", "network", "ipc", "pid") and "seccomp";
+            empty until a worker has started, and with `isolation="none"`.
+        kind: the isolation that was chosen: "bubblewrap", "namespaces" or "none".
 
     Args:
         workers: snippets that run at the same time; more wait in the order of arrival.
         timeout_s: wall-clock and CPU seconds per snippet.
-        memory_mb: address space per process of the snippet, in MiB.
+        memory_mb: MiB of memory of a snippet: address space of each of its processes, and what all of them use.
         max_output: characters of output kept; the middle of a longer one is cut.
         file_mb: largest file a snippet can write, in MiB.
+        disk_mb: all files of a snippet together, in MiB; they are in memory.
+        processes: processes and threads of a snippet at the same time.
+        isolation: "bubblewrap", "namespaces" (our own, where bwrap is not installed), "auto" for the first of them
+            that works here, or "none": code runs with the rights of this user, and only its limits hold it.
+
+    Raises:
+        IsolationError: this machine does not offer the isolation.
     """
 
     def __init__(
@@ -65,15 +78,29 @@ class PythonSandbox:
         memory_mb: int = 512,
         max_output: int = 4000,
         file_mb: int = 16,
+        *,
+        disk_mb: int = 64,
+        processes: int = 32,
+        isolation: Isolation = "auto",
     ) -> None:
         if workers < 1 or timeout_s <= 0 or memory_mb < 64 or max_output < 100 or file_mb < 1:
             raise ValueError(
                 "A sandbox needs workers >= 1, timeout_s > 0, memory_mb >= 64, max_output >= 100 and file_mb >= 1."
             )
+        if disk_mb < 1 or processes < 1:
+            raise ValueError("A sandbox needs disk_mb >= 1 and processes >= 1.")
         self.isolation: tuple[str, ...] = ()
         self.timeout_s = timeout_s
-        self._config = {"timeout_s": timeout_s, "memory_mb": memory_mb, "max_output": max_output, "file_mb": file_mb}
-        self._idle = [_Worker(self._config) for _ in range(workers)]
+        limits = {
+            "timeout_s": timeout_s,
+            "memory_mb": memory_mb,
+            "max_output": max_output,
+            "file_mb": file_mb,
+            "disk_mb": disk_mb,
+            "processes": processes,
+        }
+        self.kind = choose(isolation)
+        self._idle = [_Worker(self.kind, limits) for _ in range(workers)]
         self._all = tuple(self._idle)
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed = False
@@ -107,7 +134,7 @@ class PythonSandbox:
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the started workers."""
-        return tuple(worker.process.pid for worker in self._all if worker.process is not None)
+        return tuple(worker.launch.process.pid for worker in self._all if worker.launch is not None)
 
     async def _acquire(self) -> "_Worker":
         # Not asyncio.Semaphore: it is bound to one event loop, and a run may use several after one another.
@@ -139,47 +166,32 @@ class PythonSandbox:
 class _Worker:
     """One worker process, started at its first request and again after it died."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
+    def __init__(self, isolation: str, limits: dict[str, Any]) -> None:
+        self.launch: Launch | None = None
         self.isolation: tuple[str, ...] = ()
-        self._config = config
-        self._socket: socket.socket | None = None
+        self._kind, self._limits = isolation, limits
         self._clean: weakref.finalize[..., "_Worker"] | None = None
         self._pending: asyncio.Future[dict[str, Any]] | None = None
 
     async def request(self, code: str) -> dict[str, Any]:
-        if self._socket is None:
+        if self.launch is None:
             self._start()
-            self.isolation = tuple((await self._receive(_START_S))["isolation"])
+            hello = await self._receive(START_S)
+            if "refused" in hello:
+                raise InfrastructureError(f"The sandbox worker could not isolate itself: {hello['refused']}.")
+            self.isolation = tuple(hello["isolation"])
         body = json.dumps({"code": code}).encode()
         await self._send(len(body).to_bytes(4) + body)
-        return await self._receive(self._config["timeout_s"] + _GRACE_S)
+        return await self._receive(self._limits["timeout_s"] + _GRACE_S)
 
     def _start(self) -> None:
-        directory = tempfile.mkdtemp(prefix="orchestra-sandbox-")
-        ours, theirs = socket.socketpair()
-        config = json.dumps({**self._config, "directory": directory})
-        # -I would also ignore PYTHONHASHSEED, so its other parts are given one by one and the environment is ours.
-        command = [sys.executable, "-s", "-S", "-P", "-B", "-X", "utf8", str(_WORKER), config]
         try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env={"PYTHONHASHSEED": "0"},
-                cwd=directory,
-                start_new_session=True,  # Ctrl-C in the terminal is for the trainer, which ends the workers itself
-            )
+            self.launch = Launch(self._kind, self._limits)
         except OSError as error:
-            ours.close()
-            shutil.rmtree(directory, ignore_errors=True)
             raise InfrastructureError(f"The sandbox worker did not start: {error}.") from error
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        self._socket = ours
+        self.launch.connection.setblocking(False)
         # Runs in stop(), else when the sandbox is garbage, else when the interpreter exits.
-        self._clean = weakref.finalize(self, _remove, ours, self.process, directory)
+        self._clean = weakref.finalize(self, self.launch.stop)
 
     def stop(self) -> None:
         """Kills the process and removes its directory; the next request starts a new one."""
@@ -187,14 +199,15 @@ class _Worker:
             self._pending.set_exception(InfrastructureError("The sandbox was closed while the code ran."))
         if self._clean is not None:
             self._clean()
-        self.process = self._socket = self._clean = None
+        self.launch = self._clean = None
 
     async def _send(self, data: bytes) -> None:
-        assert self._socket is not None
+        assert self.launch is not None
+        connection = self.launch.connection
         try:
-            sent = self._socket.send(data)
+            sent = connection.send(data)
             if sent < len(data):
-                await asyncio.get_running_loop().sock_sendall(self._socket, data[sent:])
+                await asyncio.get_running_loop().sock_sendall(connection, data[sent:])
         except OSError as error:
             raise InfrastructureError(f"The sandbox worker died before it took the code: {error}.") from error
 
@@ -204,8 +217,8 @@ class _Worker:
         Raises:
             InfrastructureError: the process died or gave no answer within `limit_s` seconds.
         """
-        assert self._socket is not None
-        connection = self._socket
+        assert self.launch is not None
+        connection = self.launch.connection
         loop = asyncio.get_running_loop()
         future: asyncio.Future[dict[str, Any]] = loop.create_future()
         data = bytearray()
@@ -241,15 +254,3 @@ class _Worker:
             self._pending = None
             timer.cancel()
             loop.remove_reader(descriptor)
-
-
-def _remove(connection: socket.socket, process: subprocess.Popen[bytes], directory: str) -> None:
-    connection.close()
-    process.kill()
-    process.wait()
-    # A snippet may have taken rights away; only root could remove such a directory as it is.
-    for path, names, _ in os.walk(directory):
-        for child in (os.path.join(path, name) for name in names):
-            if not os.path.islink(child):
-                os.chmod(child, 0o700)
-    shutil.rmtree(directory, ignore_errors=True)

@@ -5,8 +5,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import jax
@@ -27,14 +26,15 @@ from orchestra_jax.models.qwen3 import Params, Qwen3Config, init_params
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, Script
 from orchestra_jax.rollout.watchdog import Waiting, describe
-from orchestra_jax.tools.local_search import LocalIndex, read_passages
-from orchestra_jax.tools.pricing import Price, PriceList
-from orchestra_jax.tools.sandbox import PythonSandbox
+from orchestra_jax.tools.catalogue import ANSWER_TOOL
+from orchestra_jax.tools.sandbox_isolation import Isolation, IsolationError, available
+from orchestra_jax.training import spending
+from orchestra_jax.training.placement import gpu_conflicts
+from orchestra_jax.training.toolbox import instance_seed, make_toolbox, price_book, toolbox_problems
 from orchestra_jax.training.weights import device_mesh
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult
 
 SWAP_KINDS = ("accuracy", "cost", "fast", "local")
-_PRICES = Path(__file__).resolve().parents[2] / "conf" / "pricing"
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,16 @@ def preflight(cfg: RunConfig) -> None:
     """
     found = missing_inputs(cfg)
     if cfg.rollout.engine == "sglang":
-        found += _unreachable(cfg.rollout.urls)
+        found += _unreachable(cfg.rollout.urls) + gpu_conflicts(cfg.rollout)
     try:
         device_mesh(cfg.mesh)
     except ValueError as error:
         found.append(str(error))
     if jax.process_count() > 1:
         found.append("This version's rollouts run in one process: start one, on the node that has the devices.")
-    if cfg.tools.experts:
-        found.append("This version calls no outside language models: set tools=offline.")
-    if not (_PRICES / f"{cfg.pricing.name}.yaml").is_file():
-        known = ", ".join(sorted(path.stem for path in _PRICES.glob("*.yaml")))
-        found.append(f"pricing.name={cfg.pricing.name} is no price list: use one of {known}.")
+    # An expert without an address, or a file that is not there, would only be told twice.
+    if not any(sentence.startswith("tools.") for sentence in found):
+        found += toolbox_problems(cfg)
     if found:
         raise ConfigError("\n".join(found))
 
@@ -124,8 +122,18 @@ def _quickstart(cfg: RunConfig) -> World:
         )
     train = QuickstartContrasts(world, length, wishes)
     swapped = [world.swap_tasks(index, SWAP_KINDS) for index in range(cfg.evaluation.swap_questions)]
+    isolation = cast(Isolation, cfg.tools.sandbox_isolation)
+    if isolation == "auto" and cfg.model.tokenizer == "quickstart" and not available():
+        # Its words cannot spell an import, a file or an underscore: this policy writes arithmetic and nothing else.
+        isolation = "none"
+    try:
+        environment = QuickstartEnvironment(
+            world, workers=cfg.tools.sandbox_workers, timeout_s=cfg.tools.sandbox_timeout_s, isolation=isolation
+        )
+    except IsolationError as error:
+        raise ConfigError(f"{error} (tools.sandbox_isolation)") from None
     return World(
-        QuickstartEnvironment(world, workers=cfg.tools.sandbox_workers, timeout_s=cfg.tools.sandbox_timeout_s),
+        environment,
         lambda size: Flattened(task_iterator(train, seed=cfg.seed, batch_size=size // wishes)),
         QuickstartTasks(world, "train", cfg.warm_start.demonstrations, first=length),  # type: ignore[arg-type]
         QuickstartTasks(world, "train", 128, first=length + cfg.warm_start.demonstrations),  # type: ignore[arg-type]
@@ -150,24 +158,26 @@ def _questions(cfg: RunConfig) -> World:
             count = min(cfg.data.eval_questions, len(training[0]) // 2)
             evaluation = training[0][len(training[0]) - count :]
             training[0] = training[0][: len(training[0]) - count]
-        passages = list(read_passages(cfg.tools.corpus)) if cfg.tools.corpus else []
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
-    tools = [spec for spec in qa.OFFLINE_TOOLS if spec.name in cfg.tools.names]
-    if not tools:
-        raise ConfigError(f"tools.names={cfg.tools.names} offers no tool of this version: take tools=offline.")
-    named = {spec.name for spec in tools}
+    toolbox = make_toolbox(cfg)
+    terminal = cfg.tools.form == "released" or ANSWER_TOOL.name in cfg.tools.names
     environment = qa.QAEnvironment(
-        sandbox=PythonSandbox(cfg.tools.sandbox_workers, cfg.tools.sandbox_timeout_s) if "python" in named else None,
-        index=LocalIndex.build(passages) if "local_search" in named else None,
-        prices=load_prices(cfg).prices,
-        top_k=cfg.tools.top_k,
+        system=qa.SYSTEM_TERMINAL if terminal else qa.SYSTEM,
+        catalogue=toolbox.catalogue,
+        judge=toolbox.judge,
+        on_close=toolbox.close,
     )
 
     def pose(split: str) -> Callable[[Question, np.random.Generator], Task]:
         def build(question: Question, rng: np.random.Generator) -> Task:
-            wish = sample_preference(tools, rng, split) if cfg.data.preferences else Preference("accuracy", "")
-            return question.task(tools, wish)
+            # In training the place in the stream draws too, so that another epoch offers other tools and prices.
+            draw = int(rng.integers(2**32)) if split == "train" else 0
+            instance = toolbox.catalogue.instance(instance_seed(cfg.seed, question.id, draw))
+            calls = [spec for spec in instance.tools if spec.name != ANSWER_TOOL.name] or instance.tools
+            wish = sample_preference(calls, rng, split) if cfg.data.preferences else Preference("accuracy", "")
+            task = question.task(instance.tools, wish)
+            return dataclasses.replace(task, extra={**task.extra, "instance": instance.record})
 
         return build
 
@@ -194,10 +204,7 @@ def _questions(cfg: RunConfig) -> World:
 
 def load_prices(cfg: RunConfig) -> OrchestratorPrice:
     """The price list of the run, with the policy's own tokens at the configured price."""
-    prices = PriceList.load(_PRICES / f"{cfg.pricing.name}.yaml")
-    own = Price(input=cfg.pricing.orchestrator_input, output=cfg.pricing.orchestrator_output)
-    prices = dataclasses.replace(prices, entries={**prices.entries, "orchestrator": own})
-    return OrchestratorPrice(prices, "orchestrator", cfg.pricing.orchestrator_seconds_per_token)
+    return OrchestratorPrice(price_book(cfg).base, "orchestrator", cfg.pricing.orchestrator_seconds_per_token)
 
 
 def make_chat(cfg: RunConfig) -> ChatFormat:
@@ -246,8 +253,15 @@ def make_collector(cfg: RunConfig, world: World, chat: ChatFormat) -> Collector:
         r.turn_deadline_s,
         r.tool_deadline_s,
     )
-    prices = load_prices(cfg)
-    return Collector(world.environment, chat, limits, prices, on_slow=_report_slow, slow_after_s=r.slow_after_s)
+    return Collector(
+        world.environment,
+        chat,
+        limits,
+        load_prices(cfg),
+        allowance=spending.limits(cfg.budget, "trajectory"),
+        on_slow=_report_slow,
+        slow_after_s=r.slow_after_s,
+    )
 
 
 def _report_slow(waiting: Sequence[Waiting]) -> None:

@@ -17,10 +17,24 @@ from orchestra_jax.types import InfrastructureError
 
 @dataclass(frozen=True)
 class RunEngine:
-    """An engine and the servers that were started for it."""
+    """An engine and the servers that were started for it.
+
+    Attributes:
+        shares_gpus: the servers' memory is the learner's between `make_room` and the next `engine.update_weights`.
+    """
 
     engine: Engine
     servers: Sequence[ServerProcess] = ()
+    shares_gpus: bool = False
+
+    async def make_room(self) -> None:
+        """Before an update: frees the GPUs that servers share with the learner; no generation may be under way.
+
+        Raises:
+            RuntimeError: a server keeps its memory.
+        """
+        if self.shares_gpus and isinstance(self.engine, SGLangEngine):
+            await self.engine.release_memory()
 
     async def close(self) -> None:
         """Ends the engine, then what was started for it."""
@@ -53,6 +67,7 @@ async def start_engine(
                 chunk=r.chunk,
                 widths=r.widths,
                 lockstep=r.lockstep,
+                threads=r.threads,
             )
         )
     servers = [] if r.urls else _servers(cfg, version, directory)
@@ -67,7 +82,7 @@ async def start_engine(
         request_timeout_s=r.deadline_s,
         revive=reviver(servers) if servers else None,
     )
-    running = RunEngine(engine, servers)
+    running = RunEngine(engine, servers, r.server.share_gpus)
     try:
         if servers:
             safetensors.save(directory / "server" / "model", model, params, overwrite=True)
@@ -102,6 +117,7 @@ def _servers(cfg: RunConfig, version: int, directory: Path) -> list[ServerProces
                 gpus=tuple(gpus[number]),
                 version=version,
                 max_length=r.max_length,
+                memory_saver=s.share_gpus,
                 flags=tuple(s.flags),
                 ready_s=s.ready_s,
             )

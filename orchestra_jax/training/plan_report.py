@@ -11,6 +11,8 @@ from orchestra_jax.rl.packing import PackShapes
 from orchestra_jax.training.hardware import GIB, GPUS, find_gpu
 from orchestra_jax.training.objective import adapters, policy_learner, policy_optimizer, policy_shapes
 from orchestra_jax.training.plan import Job, Plan, make_plan, reserve_cpu_devices, smallest_gpu
+from orchestra_jax.training.spending import dry_run
+from orchestra_jax.training.toolbox import price_book
 
 
 def run(cfg: RunConfig) -> bool:
@@ -34,7 +36,10 @@ def run(cfg: RunConfig) -> bool:
         memory_fraction=options.memory_fraction,
         compiler=options.compiler,
     )
-    show(plan, Console(width=118))
+    console = Console(width=118)
+    show(plan, console)
+    if sentence := dry_run(cfg, price_book(cfg).base):
+        console.print(sentence, markup=False, highlight=False)
     return plan.fits
 
 

@@ -11,6 +11,8 @@ from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.engine import Engine
 from orchestra_jax.rollout.stream import GroupStream
+from orchestra_jax.tools.budget import BudgetExceeded
+from orchestra_jax.tools.replay import ReplayMiss
 from orchestra_jax.training.loop import LoopThread
 from orchestra_jax.types import Task, Trajectory
 
@@ -46,18 +48,26 @@ class Rollouts:
         Args:
             step: training steps done.
             version: of the learner's weights.
+
+        Raises:
+            BudgetExceeded, ReplayMiss: the position in the tasks is that before the step.
         """
         cfg, metrics = self._cfg, {}
         if self._stream is None:
-            trajectories = self._runner.run(
-                self._collector.collect(
-                    self._engine,
-                    next(self._tasks),
-                    group_size=cfg.algorithm.group_size,
-                    temperature=cfg.rollout.temperature,
-                    seed=(cfg.seed, 2, step),
+            position = self._tasks.get_state()
+            try:
+                trajectories = self._runner.run(
+                    self._collector.collect(
+                        self._engine,
+                        next(self._tasks),
+                        group_size=cfg.algorithm.group_size,
+                        temperature=cfg.rollout.temperature,
+                        seed=(cfg.seed, 2, step),
+                    )
                 )
-            )
+            except (BudgetExceeded, ReplayMiss):
+                self._tasks.set_state(position)  # the run that goes on begins this step anew
+                raise
         else:
             taken = self._runner.run(self._stream.take(version))
             trajectories = [replace(t, group=g) for g, group in enumerate(taken.groups) for t in group]

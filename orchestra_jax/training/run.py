@@ -1,5 +1,6 @@
 """One training run from its configuration: checks, parts, training, report."""
 
+import gc
 import json
 import math
 import sys
@@ -8,9 +9,10 @@ from typing import Any
 
 from orchestra_jax.config import ConfigError, RunConfig
 from orchestra_jax.evaluation.report import draw, print_summary
-from orchestra_jax.training.build import make_chat, make_world, preflight
+from orchestra_jax.training.build import load_prices, make_chat, make_world, preflight
 from orchestra_jax.training.loop import LoopThread
 from orchestra_jax.training.metrics import read_metrics
+from orchestra_jax.training.spending import Halted, dry_run
 from orchestra_jax.training.trainer import Interrupted, Trainer
 
 
@@ -18,8 +20,12 @@ def run(cfg: RunConfig) -> None:
     """Trains until `cfg.steps`, or continues a run in the same folder, and writes its summary and pictures.
 
     Raises:
-        SystemExit: status 2 after one sentence per thing that is missing; 130 after Ctrl-C.
+        SystemExit: status 2 after one sentence per thing that is missing; 3 after a budget or the record ended the run;
+            130 after Ctrl-C.
     """
+    # Rollouts make many small objects and few cycles: Python's default looks for cycles so often that it takes a tenth
+    # of a quickstart step.
+    gc.set_threshold(20_000, 20, 20)
     try:
         preflight(cfg)
         chat = make_chat(cfg)
@@ -29,20 +35,32 @@ def run(cfg: RunConfig) -> None:
         raise SystemExit(2) from None
     directory = Path(cfg.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
+    if sentence := dry_run(cfg, load_prices(cfg).prices):
+        print(sentence, flush=True)
+    trainer: Trainer | None = None
     with LoopThread() as runner:
         try:
-            summary = Trainer(cfg, world, chat, runner).train()
+            trainer = Trainer(cfg, world, chat, runner)
+            summary = trainer.train()
         except ConfigError as error:
             print(error, file=sys.stderr)
             raise SystemExit(2) from None
         except Interrupted as stop:
             print(stop, file=sys.stderr)
             raise SystemExit(130) from None
+        except Halted as stop:
+            print(stop, file=sys.stderr)
+            raise SystemExit(3) from None
         finally:
             runner.run(world.environment.close())
+            if trainer is not None:
+                trainer.money.save()  # requests under way have ended: their bill is known now
     (directory / "summary.json").write_text(json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n")
     draw(summary, read_metrics(directory), directory)
-    print_summary(summary, directory=directory)
+    if cfg.evaluation.questions:
+        print_summary(summary, directory=directory)
+    else:
+        print(f"Nothing was evaluated (evaluation.questions=0). Learning curves and summary.json are in {directory}")
 
 
 def _finite(node: Any) -> Any:

@@ -20,6 +20,8 @@ from orchestra_jax.rl.batching import group_arrays, sequences
 from orchestra_jax.rl.learner import TrainState
 from orchestra_jax.rl.optimizer import learning_rate
 from orchestra_jax.rollout.chat import ChatFormat
+from orchestra_jax.tools.budget import Budget, BudgetExceeded
+from orchestra_jax.tools.replay import ReplayMiss
 from orchestra_jax.training.build import World, config_record, make_collector, make_policy
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.engines import start_engine
@@ -36,6 +38,7 @@ from orchestra_jax.training.objective import (
 )
 from orchestra_jax.training.rollouts import Rollouts
 from orchestra_jax.training.sft import copy_accuracy, demonstration_rows, demonstration_shapes, supervised_batches
+from orchestra_jax.training.spending import Halted, RunMoney
 from orchestra_jax.training.transcripts import write_transcripts
 from orchestra_jax.training.weights import device_mesh, export, for_engine, reference_copy, whole_policy
 from orchestra_jax.types import Status, Trajectory
@@ -48,14 +51,27 @@ _UPDATE_METRICS = {
     "clip_fraction_low": "clip/low",
     "clip_fraction_high": "clip/high",
     "ratio_max": "ratio/max",
+    "ratio_p01": "ratio/p01",
+    "ratio_p50": "ratio/p50",
+    "ratio_p99": "ratio/p99",
     "mismatch_mean": "mismatch/mean",
     "mismatch_max": "mismatch/max",
     "importance_ess": "importance/ess",
+    "importance_p01": "importance/p01",
+    "importance_p99": "importance/p99",
     "grad_norm": "grad_norm",
     "skipped": "updates/skipped",
 }
+# Of learner and engine: what they say before the first update of a step, everything else after the last one.
+_FIRST_METRICS = ("mismatch_mean", "mismatch_max", "importance_p01", "importance_p99")
 # Metrics beside the progress bar: label, name in metrics.jsonl.
-_LIVE = {"reward": "reward/mean", "accuracy": "accuracy", "$/question": "cost_usd", "valid": "valid_rate"}
+_LIVE = {
+    "reward": "reward/mean",
+    "accuracy": "accuracy",
+    "$/question": "cost_usd",
+    "valid": "valid_rate",
+    "$ spent": "spend/usd",
+}
 
 
 class Interrupted(Exception):  # noqa: N818  an event, no error
@@ -80,6 +96,8 @@ class Trainer:
         self.directory = Path(cfg.output_dir)
         self.model, params = make_policy(cfg, chat)
         self.collector = make_collector(cfg, world, chat)
+        self.money = RunMoney(cfg.budget, self.directory)
+        self.collector.budget = self.money.run
         self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg)
         self.warm = warm_learner(cfg, self.model, self.mesh)
         self.policy = policy_learner(cfg, self.model, self.mesh)
@@ -128,6 +146,7 @@ class Trainer:
 
         Raises:
             Interrupted: Ctrl-C; the checkpoint of the last finished step is written.
+            Halted: a budget is used up, or a call was never recorded; likewise.
         """
         with (
             MetricLogger(self.directory, tensorboard=self.cfg.logger.tensorboard) as logger,
@@ -138,7 +157,10 @@ class Trainer:
                 if self.phase == "warm_start":
                     self._warm_start()
                 self._optimise(logger)
+            except (BudgetExceeded, ReplayMiss) as error:
+                raise self._halt(error) from None
             finally:
+                self.money.save()
                 self.checkpoints.close()
                 self.rollouts.stop()
                 self._runner.run(self.serving.close())
@@ -214,6 +236,17 @@ class Trainer:
             self._save()
             raise Interrupted(f"Stopped after step {self.step} of {self.phase}; the same command continues from there.")
 
+    def _halt(self, error: BudgetExceeded | ReplayMiss) -> Halted:
+        """Saves the last finished step; what was spent since is in the run's budget."""
+        if (self.step and self._warms) if self.phase == "warm_start" else "before" in self.notes:
+            self._save()
+        raised = f" with a higher budget.{error.scope}_*" if isinstance(error, BudgetExceeded) else ""
+        spent = self.money.run.spent.usd
+        return Halted(
+            f"{error} Stopped after step {self.step} of {self.phase} with ${spent:.6g} spent; the same command{raised} "
+            "continues from there."
+        )
+
     @contextmanager
     def _clean_interrupt(self) -> Iterator[None]:
         """The first Ctrl-C ends the run after the step under way; a second one ends it at once."""
@@ -270,6 +303,7 @@ class Trainer:
         batches = supervised_batches(rows, cfg.batch_size, shapes, self.cfg.seed, self.step, shards)
         copied = self.notes.get("copy_accuracy", 0.0)
         while self.step < cfg.steps and copied < cfg.min_copy_accuracy:
+            self._runner.run(self.serving.make_room())
             self.state, metrics = self.warm.supervised_step(self.state, next(batches))
             self.step += 1
             if self.step % cfg.check_every == 0 or self.step == cfg.steps:
@@ -299,16 +333,23 @@ class Trainer:
             while self.step < cfg.steps:
                 metrics = self._policy_step()
                 self.step += 1
+                refused: BudgetExceeded | ReplayMiss | None = None
                 if cfg.evaluation.every and self.step % cfg.evaluation.every == 0 and self.step < cfg.steps:
-                    figures = self._evaluate(f"step {self.step}")
+                    try:
+                        figures = self._evaluate(f"step {self.step}")
+                    except (BudgetExceeded, ReplayMiss) as error:
+                        figures, refused = {}, error  # the step itself is done
                     metrics |= {f"eval/{name}": value for name, value in figures.items() if isinstance(value, float)}
                 metrics["seconds"] = self._seconds()
                 logger.log(self.step, metrics)
                 if metrics.get("updates/skipped"):
                     progress.print(f"Step {self.step}: loss or gradient was not finite, so its update was skipped.")
-                progress.update(self.step, {name: metrics[key] for name, key in _LIVE.items()})
+                progress.update(self.step, {name: metrics[key] for name, key in _LIVE.items() if key in metrics})
+                self.money.save()
                 if self.step % cfg.checkpoint.every == 0 or self.step == cfg.steps:
                     self._save()
+                if refused is not None:
+                    raise refused
                 self._check_stop()
         self.rollouts.stop()
         if "after" not in self.notes:
@@ -322,8 +363,11 @@ class Trainer:
         """Rollouts, rewards, advantages and the update of one step."""
         cfg = self.cfg
         start = time.monotonic()
+        budget = self.collector.budget = self.money.step()
         trajectories, ages = self.rollouts.take(self.step, self.version)
+        self.collector.budget = self.money.run
         rolled = time.monotonic()
+        self._runner.run(self.serving.make_room())
         shown = trajectories[:: cfg.algorithm.group_size][: cfg.logger.trajectories]
         write_transcripts(self.directory / "trajectories", self.step + 1, shown)
         arrays = group_arrays(trajectories, cfg.algorithm.group_size)
@@ -335,9 +379,15 @@ class Trainer:
             **_rollout_metrics(trajectories, rewards, kept),
             **ages,
             **updates,
+            **self._spending(budget),
             "time/rollout": rolled - start,
             "time/update": done - rolled,
         }
+
+    def _spending(self, step: Budget) -> dict[str, float]:
+        """What was paid outside; nothing where all is simulated, local or replayed."""
+        run = self.money.run.spent
+        return {"spend/usd": run.usd, "spend/step_usd": step.spent.usd} if run.calls else {}
 
     def _update(self, trajectories: Sequence[Trajectory], advantages: np.ndarray) -> dict[str, float]:
         """All optimizer steps on one step's trajectories."""
@@ -376,8 +426,7 @@ class Trainer:
                 found.append(metrics)
         if not found:
             return {"lr": rate}
-        # The gap between engine and learner shows before the first update, everything else after the last one.
-        merged = {**found[-1], **{name: found[0][name] for name in ("mismatch_mean", "mismatch_max")}}
+        merged = {**found[-1], **{name: found[0][name] for name in _FIRST_METRICS}}
         merged["skipped"] = sum(metrics["skipped"] for metrics in found)
         if algorithm.kl_coef * kl_scale == 0:
             merged.pop("kl_ref", None)  # nothing was scored by the reference
@@ -400,7 +449,7 @@ class Trainer:
         summary["copy_accuracy"] = self.notes.get("copy_accuracy")
         summary["preference_swap"] = {"before": before.pop("swap", {}), "after": after.pop("swap", {})}
         summary["baselines"] = self._runner.run(self.evaluator.baselines()) if self.cfg.evaluation.questions else {}
-        return summary | {"before": before, "after": after}
+        return summary | {"before": before, "after": after, "spent": self.money.summary()}
 
 
 def _rollout_metrics(trajectories: Sequence[Trajectory], rewards: np.ndarray, kept: np.ndarray) -> dict[str, float]:

@@ -15,8 +15,11 @@ def transcript(trajectory: Trajectory) -> str:
         f"wish       {task.preference.instruction}",
         "menu       " + "; ".join(_offer(spec) for spec in task.tools),
         f"reference  {' | '.join(task.answer)}",
-        "",
     ]
+    if instance := task.extra.get("instance"):
+        stands_for = "; ".join(f"{name} = {key}" for name, key in instance["tools"].items() if name != key)
+        lines.append(f"instance   seed {instance['seed']}   prices {instance['prices']}   {stands_for}".rstrip())
+    lines.append("")
     for number, turn in enumerate(trajectory.turns, 1):
         lines.append(f"[turn {number}] {turn.text}")
         lines += [f"    -> {call.name}: {result.text}" for call, result in zip(turn.calls, turn.results, strict=False)]

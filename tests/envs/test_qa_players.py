@@ -3,11 +3,12 @@ from collections import Counter
 
 import pytest
 
-from orchestra_jax.envs.qa import OFFLINE_TOOLS, extract_answer
+from orchestra_jax.envs.qa import OFFLINE_TOOLS
 from orchestra_jax.envs.qa_players import ANSWER_CHARS, QUERY_WORDS, answer_from, good_call, random_tool
 from orchestra_jax.rollout.chat import parse_tool_calls
 from orchestra_jax.rollout.collector import render_call
 from orchestra_jax.tools import schema
+from orchestra_jax.tools.answers import extract_answer
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult
 
 

@@ -1,6 +1,7 @@
 """The quickstart world: what is random and what is fixed, that its tools really work, and its scripted players."""
 
 import asyncio
+import builtins
 import os
 import subprocess
 import sys
@@ -333,6 +334,21 @@ def distinct(world: QuickstartWorld, family: str, count: int) -> list[Task]:
 
 def right(task: Task, result: ToolResult) -> bool:
     return read_answer(result) in task.answer
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_the_words_of_a_policy_spell_no_program_that_could_do_harm(seed: int):
+    # Why a machine without isolation may run the quickstart all the same (training.build).
+    tokenizer = build_tokenizer(QuickstartWorld(seed))
+    pieces = {tokenizer.decode([index]).strip().replace("\u2060", "") for index in range(len(tokenizer))}
+
+    def spelled(word: str) -> bool:
+        return not word or any(piece and word.startswith(piece) and spelled(word[len(piece) :]) for piece in pieces)
+
+    assert spelled("system.")
+    harmless = {"abs", "all", "any", "id", "int", "len", "max", "min", "not", "ord", "pow", "set", "sum"}
+    functions = {name for name in dir(builtins) if name[0].islower()} - harmless
+    assert [word for word in sorted({"import", "while", "lambda", "__", *functions}) if spelled(word)] == []
 
 
 def test_python_answers_arithmetic_and_nothing_else(world: QuickstartWorld, environment):

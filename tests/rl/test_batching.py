@@ -137,7 +137,9 @@ def test_every_row_lands_in_one_micro_batch_with_its_very_ids(rows, prefix_width
     for batch in batches:
         size, width = batch.tokens.shape
         assert width in shapes.widths
-        assert size == max(1, tokens // width)
+        most = max(1, tokens // width)
+        few = max(1, most // 8)  # what is left over is not padded to a whole micro-batch
+        assert size == (few if len(unpack([batch])) <= few else most)
         assert batch.prefix.shape[1] in (0, *prefix_widths)
         assert batch.num_tokens == batch.mask.sum()
         # `select` names exactly the positions before the sampled tokens, then only the last one.

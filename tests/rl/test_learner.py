@@ -26,6 +26,8 @@ FULL = MicroShapes(WIDTH * ROWS, (WIDTH,), ())
 MICRO = MicroShapes(WIDTH * 2, (WIDTH,), ())
 SHARED = MicroShapes(WIDTH * ROWS, (WIDTH,), (6,), rows_per_prefix=2)
 
+PERCENTILES = ("ratio_p01", "ratio_p50", "ratio_p99", "importance_p01", "importance_p99")
+
 PARAMS = init_params(CONFIG, jax.random.key(0))
 REFERENCE = init_params(CONFIG, jax.random.key(1))
 
@@ -134,12 +136,36 @@ def test_policy_gradient_of_micro_batches_is_that_of_the_batch(shapes):
     parts, parts_metrics = policy_gradient(made, rows, shapes)
     assert_close(parts, whole)
     assert len(micro_batches(rows, shapes)) == (4 if shapes is MICRO else 1)
-    # Sums, extremes and token means of the parts are those of the whole; the effective sample size is no such thing.
+    # Sums, extremes and token means of the parts are those of the whole; the effective sample size and percentiles are
+    # no such things.
     assert parts_metrics.keys() == metrics.keys()
-    for name in metrics.keys() - {"importance_ess"}:
+    for name in metrics.keys() - {"importance_ess", *PERCENTILES}:
         assert parts_metrics[name] == pytest.approx(metrics[name], rel=1e-4, abs=1e-6), name
     assert metrics["tokens"] == sum(sum(row.sampled) for row in rows)
     assert metrics["sequences"] == len(rows)
+
+
+def test_percentiles_compare_the_policy_with_the_engine():
+    rows, made = make_rows(), learner()
+    (batch,) = micro_batches(rows, FULL)
+    scores = made.score(PARAMS, batch).old_logprobs
+    weights = np.exp(np.asarray(scores) - np.asarray(batch.rollout_logprobs))[np.asarray(batch.mask) > 0]
+    _, metrics = made.policy_step(made.init(PARAMS), [batch])
+    # The engine's log-probs are the old ones here, so both are the same.
+    found = [metrics[name] for name in PERCENTILES]
+    np.testing.assert_allclose(found, np.percentile(weights, (1, 50, 99, 1, 99)), rtol=1e-4)
+
+
+def test_percentiles_of_micro_batches_are_averaged_by_tokens():
+    batches = micro_batches(make_rows(), MICRO)
+    made = learner()
+    alone = [made.policy_step(made.init(PARAMS), [batch])[1] for batch in batches]
+    _, together = made.policy_step(made.init(PARAMS), batches)
+    tokens = [metrics["tokens"] for metrics in alone]
+    assert len(set(tokens)) > 1
+    for name in PERCENTILES:
+        expected = np.average([metrics[name] for metrics in alone], weights=tokens)
+        np.testing.assert_allclose(together[name], expected, rtol=1e-5)
 
 
 def test_sequence_means_add_up_over_micro_batches():

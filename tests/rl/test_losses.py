@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orchestra_jax.rl.losses import LossConfig, kl_estimate, policy_loss
+from orchestra_jax.rl.losses import LossConfig, kl_estimate, masked_percentiles, policy_loss
 
 LOSSES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sequence"]
 AGGREGATIONS = ["token", "sequence", "constant"]
@@ -270,6 +270,41 @@ def test_micro_batches_add_up(loss, aggregation):
         gradients.append(gradient)
     np.testing.assert_allclose(total, call(data, cfg, ref_logprobs=data["ref_logprobs"])[0], rtol=1e-5)
     np.testing.assert_allclose(jnp.concatenate(gradients), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.4, 1.0])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (40, 50)])
+def test_percentiles_are_numpys(share, shape):
+    rng = np.random.default_rng(3)
+    mask, percents = rng.random(shape) < share, (0, 1, 37.5, 50, 99, 100)
+    values = np.where(mask, rng.lognormal(size=shape), rng.choice([np.nan, np.inf, -np.inf])).astype(np.float32)
+    found = jax.jit(masked_percentiles, static_argnums=2)(values, mask, percents)
+    expected = np.percentile(values[mask], percents) if mask.any() else np.zeros(len(percents))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["grpo", "sequence"])
+def test_ratio_percentiles_are_those_of_the_tokens_ratios(loss):
+    data = batch(seed=4, B=12, T=30)
+    _, metrics = call(data, LossConfig(loss=loss))
+    gaps = np.where(data["mask"], np.where(data["mask"], data["logprobs"], 0.0) - data["old_logprobs"], 0.0)
+    if loss == "sequence":
+        gaps = np.broadcast_to(gaps.sum(-1, keepdims=True), gaps.shape)
+    expected = np.percentile(np.exp(gaps[data["mask"]]), (1, 50, 99))
+    found = [metrics[f"ratio_{name}"] for name in ("p01", "p50", "p99")]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert found[0] < found[1] < found[2] <= metrics["ratio_max"]
+
+
+def test_percentiles_change_no_gradient():
+    data = batch(seed=5)
+
+    def loss(logprobs):
+        value, metrics = call(data | {"logprobs": logprobs}, LossConfig())
+        return value + metrics["ratio_p99"]
+
+    plain = jax.grad(lambda logprobs: call(data | {"logprobs": logprobs}, LossConfig())[0])
+    np.testing.assert_array_equal(jax.grad(loss)(data["logprobs"]), plain(data["logprobs"]))
 
 
 def test_advantages_per_token_and_bfloat16_inputs():

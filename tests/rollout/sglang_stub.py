@@ -1,6 +1,7 @@
 """An SGLang server without a model: the protocol, deterministic ids, and faults on demand."""
 
 import asyncio
+import contextlib
 import json
 import random
 from collections import deque
@@ -9,17 +10,20 @@ from typing import Any
 
 from aiohttp import web
 
+from orchestra_jax.rollout.engine import SamplingParams
 from orchestra_jax.rollout.sglang_worker import Worker, WorkerError
 from orchestra_jax.rollout.weight_push import PushReport
 from orchestra_jax.types import InfrastructureError
 
 VOCAB = 50
+SECONDS = 60.0
+PROMPT = (3, 1, 4)
 # Changes an answer that is right, or answers itself.
 Fault = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse] | None]
 
 
 class StubServer:
-    """Speaks /generate, /abort_request, /health, /model_info and a weight update.
+    """Speaks /generate, /abort_request, /health, /model_info, a weight update, and the release of memory.
 
     Attributes:
         version: weight version it reports.
@@ -28,6 +32,8 @@ class StubServer:
         gate: generations wait until it is set; `most`: how many waited or ran at once.
         healthy: whether /health answers 200.
         refuse_weights: whether an update fails.
+        paused, released: as it was told; `tags`: those of every release and resume, in the order of `calls`.
+        sick: paths that are answered with a status, at once.
         eos: id that ends every generation unless it ignores such ids, or None.
     """
 
@@ -46,6 +52,9 @@ class StubServer:
         self.gate.set()
         self.active = self.most = 0
         self.healthy, self.refuse_weights = True, False
+        self.paused, self.released = False, set[str]()
+        self.tags: list[set[str]] = []
+        self.sick: dict[str, int] = {}
         self.eos: int | None = None
 
     @property
@@ -62,6 +71,8 @@ class StubServer:
         app.router.add_post("/pause_generation", self._control)
         app.router.add_post("/update_weights_from_disk", self._update)
         app.router.add_post("/continue_generation", self._control)
+        app.router.add_post("/release_memory_occupation", self._release)
+        app.router.add_post("/resume_memory_occupation", self._resume)
         self.runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", self.port).start()
@@ -93,10 +104,36 @@ class StubServer:
 
     async def _control(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
+        self.paused = request.path == "/pause_generation"
+        assert self.paused or not self.released, "it would go on without its memory"
         return web.json_response({"status": "ok"})
+
+    async def _release(self, request: web.Request) -> web.Response:
+        tags = self._tags(request.path, await request.json())
+        if request.path in self.sick:
+            return web.Response(status=self.sick[request.path], text="something broke")
+        # As the real one, whose scheduler dies of both.
+        assert self.paused or not self.active, "release_memory_occupation should be called only when server is idle."
+        assert not tags & self.released, "released twice"
+        self.released |= tags
+        return web.Response()
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        tags = self._tags(request.path, await request.json())
+        if request.path in self.sick:
+            return web.Response(status=self.sick[request.path], text="something broke")
+        for tag in tags:
+            self.released.remove(tag)  # KeyError, as in the real one
+        return web.Response()
+
+    def _tags(self, path: str, body: dict[str, Any]) -> set[str]:
+        self.calls.append(path)
+        self.tags.append(set(body["tags"]))
+        return self.tags[-1]
 
     async def _update(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
+        assert "weights" not in self.released, "written into memory that is not there"
         if self.refuse_weights:
             return web.json_response({"success": False, "message": "no such folder"}, status=400)
         self.version = (await request.json())["weight_version"]
@@ -105,6 +142,7 @@ class StubServer:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.calls.append(request.path)
+        assert not self.released, "generates without its memory"
         self.bodies.append(body)
         self.active += 1
         self.most = max(self.most, self.active)
@@ -160,10 +198,29 @@ class StubPush:
             except WorkerError as error:
                 failures[worker.url] = str(error)
             finally:
-                await asyncio.gather(worker.post("/continue_generation", {}, timeout_s=5), return_exceptions=True)
+                with contextlib.suppress(WorkerError):
+                    await worker.post("/continue_generation", {}, timeout_s=5)
         if workers and len(failures) == len(workers):
             raise InfrastructureError(" ".join(failures.values()))
         return PushReport(0.0, 0.0, 0, failures)
+
+
+# --- callers ---
+
+
+async def soon(condition):
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def one(engine, prompt=PROMPT, count=5, session=None, **params):
+    async with asyncio.timeout(SECONDS):
+        return await engine.generate(prompt, SamplingParams(count, **params), session=session)
+
+
+def start(engine, count, **options):
+    return [asyncio.ensure_future(one(engine, (i + 1,), **options)) for i in range(count)]
 
 
 # --- faults ---

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from orchestra_jax.models import qwen3
-from orchestra_jax.rollout import embedded
-from orchestra_jax.rollout.embedded import EmbeddedEngine, sample
+from orchestra_jax.rollout import slot_cache
+from orchestra_jax.rollout.embedded import EmbeddedEngine
 from orchestra_jax.rollout.engine import SamplingParams
+from orchestra_jax.rollout.slot_cache import sample
 from tests.rollout.engine_contract import SECONDS, EngineContract, Subject, prompt_of
 
 CONFIG = qwen3.Qwen3Config(
@@ -29,12 +30,13 @@ SETTINGS = {"slots": 8, "max_length": LENGTH, "chunk": 4, "widths": (4, 8)}
 
 @pytest.fixture
 async def make(monkeypatch):
-    """Engines that share their compiled functions, closed at the end."""
+    """Engines that are closed at the end."""
     engines = []
 
-    def build(config=CONFIG, **options):
+    def build(config=CONFIG, *, shortest_window=None, **options):
+        if shortest_window:
+            monkeypatch.setattr(slot_cache, "_SHORTEST_WINDOW", shortest_window)
         engine = EmbeddedEngine(config, PARAMS[config.scan_layers][0], **{**SETTINGS, **options})
-        share_compiled(engine)
         engines.append(engine)
         return engine
 
@@ -43,22 +45,13 @@ async def make(monkeypatch):
         await engine.close()
 
 
-_COMPILED: dict = {}
-
-
-def share_compiled(engine):
-    """A jitted function keeps what it compiled; one per (config, chunk) serves all engines of this module."""
-    names = ("_prefill", "_extend", "_decode", "_spread")
-    shared = _COMPILED.setdefault((engine.config, engine.chunk), {name: getattr(engine, name) for name in names})
-    for name, function in shared.items():
-        setattr(engine, name, function)
-
-
 KINDS = {
     "lockstep": {},
     "continuous": {"lockstep": False},
     "scan_layers": {"config": SCANNED},
     "few_slots": {"lockstep": False, "slots": 3, "chunk": 1, "widths": (1024,)},
+    "windows": {"shortest_window": 8},
+    "threads": {"threads": 2},
 }
 
 
@@ -98,7 +91,13 @@ def play_turns(engine, count, turns=3):
 async def test_schedule_slots_and_widths_do_not_change_what_is_sampled(make):
     found = [
         await play_turns(make(**options), 12)
-        for options in ({}, {"lockstep": False}, {"lockstep": False, "slots": 3, "widths": (16, 64)})
+        for options in (
+            {},
+            {"lockstep": False},
+            {"lockstep": False, "slots": 3, "widths": (16, 64)},
+            {"threads": 3},
+            {"shortest_window": 8},
+        )
     ]
     for other in found[1:]:
         assert [(ids, sampled) for ids, sampled, _ in other] == [(ids, sampled) for ids, sampled, _ in found[0]]
@@ -126,9 +125,9 @@ async def test_lockstep_waits_for_every_open_session(make):
 async def test_a_prompt_shared_by_a_group_is_prefilled_once(make, monkeypatch):
     engine = make(widths=(4, 8, 32))
     rows = []
-    prefill = engine._prefill
-    monkeypatch.setattr(engine, "_prefill", lambda params, tokens: rows.append(tokens) or prefill(params, tokens))
-    monkeypatch.setattr(engine, "_extend", None)  # nothing is left to extend
+    prefill = slot_cache._prefill
+    monkeypatch.setattr(slot_cache, "_prefill", lambda *args: rows.append(args[-1]) or prefill(*args))
+    monkeypatch.setattr(slot_cache, "_extend", None)  # nothing is left to extend
     prompts = [prompt_of(1, 9, CONFIG.vocab_size)] * 6 + [prompt_of(2, 20, CONFIG.vocab_size)] * 2
     found = await subject_of(engine).generate_all(prompts, SamplingParams(4), list(range(8)))
     assert len(rows) == 1
@@ -152,18 +151,19 @@ async def test_a_session_reads_only_what_is_new(make):
     assert (first.cached_tokens, second.cached_tokens, same.cached_tokens) == (0, 24, 27)
     assert second.token_ids == same.token_ids
     engine.close_session(session)
-    assert sorted(engine._free) == list(range(8))
+    assert engine._free == 8
 
 
 async def test_a_failed_step_reaches_every_caller_and_the_engine_recovers(make, monkeypatch):
     for name in ("_prefill", "_extend", "_decode"):
+        broken = breaking(getattr(slot_cache, name), "donate" if name != "_prefill" else "")
         engine = make(slots=2)
         session = engine.open_session()
         prompt = prompt_of(5, 20, CONFIG.vocab_size)
         async with asyncio.timeout(SECONDS):
             await engine.generate(prompt, SamplingParams(2), session=session)
             with monkeypatch.context() as patch:
-                patch.setattr(engine, name, breaking(getattr(engine, name), "donate" if name != "_prefill" else ""))
+                patch.setattr(slot_cache, name, broken)
                 callers = [engine.generate(prompt[i:], SamplingParams(2)) for i in range(3)]  # one has no slot
                 found = await asyncio.gather(
                     engine.generate(prompt, SamplingParams(2), session=session), *callers, return_exceptions=True
@@ -225,6 +225,39 @@ async def test_the_engine_sleeps_while_a_request_waits_for_a_slot(make, monkeypa
         assert len((await late).token_ids) == 1
 
 
+async def test_threads_share_the_load_and_keep_neighbours_together(make):
+    engine = make(threads=2, slots=7)
+    params = SamplingParams(12)
+    calls = [asyncio.ensure_future(engine.generate((1, 2), params, session=engine.open_session())) for _ in range(9)]
+    async with asyncio.timeout(SECONDS):
+        while not engine._running:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    caches = [engine._place[session][0] for session in sorted(engine._running)]
+    assert [caches.count(cache) for cache in engine._caches] == [4, 3]
+    assert caches == sorted(caches, key=engine._caches.index)
+    for call in calls:
+        call.cancel()
+
+
+async def test_a_failure_in_a_thread_reaches_every_caller_and_the_engine_goes_on(make, monkeypatch):
+    engine = make(threads=2)
+
+    def fail(*args):
+        raise FloatingPointError("out of luck")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine._caches[1], "decode", fail)
+        found = await asyncio.gather(
+            *[engine.generate((1, 2, i), SamplingParams(3), session=engine.open_session()) for i in range(4)],
+            return_exceptions=True,
+        )
+        assert [str(error) for error in found] == ["out of luck"] * 4
+    for session in list(engine._open):
+        engine.close_session(session)
+    async with asyncio.timeout(SECONDS):
+        assert len((await engine.generate((1, 2), SamplingParams(3))).token_ids) == 3
+
+
 async def test_an_update_takes_hold_between_two_chunks(make):
     engine = make()
     caller = asyncio.ensure_future(engine.generate((1, 2, 3), SamplingParams(12)))
@@ -241,7 +274,6 @@ async def test_an_update_takes_hold_between_two_chunks(make):
 
 def test_an_engine_serves_several_event_loops_in_turn():
     engine = EmbeddedEngine(CONFIG, PARAMS[False][0], **SETTINGS)
-    share_compiled(engine)
     first = asyncio.run(engine.generate((1, 2, 3), SamplingParams(3)))
     with pytest.raises(TimeoutError):  # a loop that ends while a caller waits leaves nothing behind
         asyncio.run(hang(engine))
@@ -264,7 +296,7 @@ async def hang(engine):
     [((), (), 0), ((1, 2), (1, 2), 2), ((1, 2), (1,), 1), ((1,), (1, 2), 1), ((1, 2, 3), (1, 3), 1), ((1,), (2,), 0)],
 )
 def test_common_prefix(held, wanted, common):
-    assert embedded._common_prefix(held, wanted) == common
+    assert slot_cache._common_prefix(held, wanted) == common
 
 
 @pytest.mark.parametrize("vocab", [5, 128, 300])

@@ -12,6 +12,8 @@ from orchestra_jax.rollout.sglang import SGLangEngine
 from orchestra_jax.rollout.sglang_worker import Worker, WorkerError
 from tests.rollout import sglang_stub as stub
 from tests.rollout.sglang_stub import (
+    PROMPT,
+    SECONDS,
     VOCAB,
     StubPush,
     StubServer,
@@ -19,57 +21,12 @@ from tests.rollout.sglang_stub import (
     changed,
     continuation,
     drop_tokens,
+    one,
     other_finish,
     put,
+    soon,
+    start,
 )
-
-SECONDS = 60.0
-PROMPT = (3, 1, 4)
-
-
-@pytest.fixture
-async def servers():
-    """Two stubs that listen."""
-    found = [StubServer(), StubServer()]
-    for server in found:
-        await server.start()
-    yield found
-    for server in found:
-        server.gate.set()
-        await server.kill()
-
-
-@pytest.fixture
-async def make(servers):
-    """Engines over the first `count` stubs, quick to retry, closed at the end."""
-    engines = []
-
-    def build(count=1, **options):
-        settings = {"max_length": 64, "vocab_size": VOCAB, "push": StubPush(), "backoff_s": 0.01, "probe_s": 0.02}
-        engine = SGLangEngine([server.url for server in servers[:count]], **(settings | options))
-        engines.append(engine)
-        return engine
-
-    yield build
-    for engine in engines:
-        async with asyncio.timeout(SECONDS):
-            await engine.close()
-
-
-async def soon(condition):
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
-async def one(engine, prompt=PROMPT, count=5, session=None, **params):
-    async with asyncio.timeout(SECONDS):
-        return await engine.generate(prompt, SamplingParams(count, **params), session=session)
-
-
-def start(engine, count, **options):
-    return [asyncio.ensure_future(one(engine, (i + 1,), **options)) for i in range(count)]
-
 
 # --- what is asked and read ---
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.tools.local_search import NO_RESULTS, LocalIndex, Passage, read_passages
+from orchestra_jax.tools.local_search import NO_RESULTS, LocalIndex, Passage, read_passages, search_handler
 
 PASSAGES = [
     Passage("Oslo", "Oslo is the capital of Norway and a port."),
@@ -65,6 +65,31 @@ def test_save_and_load(index: LocalIndex, tmp_path: Path):
         LocalIndex.load(tmp_path)
 
 
+def test_saving_again_replaces_and_never_mixes(index: LocalIndex, tmp_path: Path):
+    index.save(tmp_path / "index")
+    (tmp_path / "index.partial").mkdir()  # of a save that was killed
+    (tmp_path / "index.partial" / "junk").touch()
+    LocalIndex.build(PASSAGES[:1]).save(tmp_path / "index")
+    assert LocalIndex.load(tmp_path / "index").passages == tuple(PASSAGES[:1])
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+    assert not (tmp_path / "index" / "junk").exists()
+    with pytest.raises(ValueError, match="is a folder with other files"):
+        index.save(tmp_path)
+
+
+async def test_handler_takes_an_index_that_is_awaited_or_not(index: LocalIndex):
+    class Awaited:
+        async def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
+            return index.answer(query, k, max_chars)
+
+    for each in (index, Awaited()):
+        result = await search_handler(each, 1)({"query": "capital of Italy"})
+        assert result.text == "Rome: Rome is the capital of Italy."
+        (row,) = result.usage
+        assert (row.name, row.role, row.cost_usd) == ("local_search", "tool", 0.0)
+        assert row.seconds > 0
+
+
 def test_errors(index: LocalIndex):
     with pytest.raises(ValueError, match="at least 1"):
         index.search("x", k=0)
@@ -82,6 +107,10 @@ def test_readers(tmp_path: Path):
     (tmp_path / "bad.jsonl").write_text('{"title": "a", "text": "b"}\n{"title": "a"}\n')
     with pytest.raises(ValueError, match=r"Row 2 of 'bad.jsonl' has no 'text'"):
         list(read_passages(tmp_path / "bad.jsonl"))
+    for row in ('{"title": null, "text": "b"}', "[]"):
+        (tmp_path / "null.jsonl").write_text(row)
+        with pytest.raises(ValueError, match="has no 'title' that is a text"):
+            list(read_passages(tmp_path / "null.jsonl"))
     (tmp_path / "worse.json").write_text("[")
     with pytest.raises(ValueError, match="not valid JSON"):
         list(read_passages(tmp_path / "worse.json"))

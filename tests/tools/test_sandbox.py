@@ -2,17 +2,21 @@
 
 import ast
 import asyncio
+import importlib.util
 import os
 import signal
+import sys
 import time
 import types
 from pathlib import Path
 
 import pytest
 
-from orchestra_jax.tools import sandbox, sandbox_worker
+from orchestra_jax.tools import sandbox, sandbox_isolation, sandbox_server, sandbox_worker
 from orchestra_jax.tools.sandbox import PythonSandbox
 from orchestra_jax.types import InfrastructureError, ToolResult
+
+SOURCE = Path(sandbox_worker.__file__).parents[2]
 
 
 def run(code: str, **options: object) -> ToolResult:
@@ -231,16 +235,9 @@ def test_long_code_passes_the_socket():
     assert run(f"len('{text}')").text == str(len(text))
 
 
-def test_without_namespaces_it_says_so_and_still_works(tmp_path, monkeypatch):
-    """A kernel that refuses them, by a worker that asks for none."""
-    source = Path(sandbox_worker.__file__).read_text()
-    changed = source.replace("for names, flags in _NAMESPACES:", "for names, flags in ():")
-    assert changed != source
-    (tmp_path / "worker.py").write_text(changed)
-    monkeypatch.setattr(sandbox, "_WORKER", tmp_path / "worker.py")
-
+def test_without_isolation_it_says_so_and_still_works():
     async def main() -> None:
-        python = PythonSandbox(workers=1, timeout_s=1.0)
+        python = PythonSandbox(workers=1, timeout_s=1.0, isolation="none")
         results = [await python.run(code) for code in ("1 + 1", "while True: pass", "import os\nos.fork()\n1", "2")]
         assert [result.text for result in results[::3]] == ["2", "2"]
         assert "time-out" in results[1].text
@@ -248,5 +245,106 @@ def test_without_namespaces_it_says_so_and_still_works(tmp_path, monkeypatch):
         # A child that stays behind in the snippet's group is killed with it.
         await python.run("import os, time\nif os.fork() == 0:\n  time.sleep(3)")
         python.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces", "none"])
+def test_numerical_libraries_work_within_the_limits(isolation: sandbox_isolation.Isolation):
+    """OpenBLAS must not start a thread for every core: they count as processes, and reserve memory."""
+    if isolation != "none" and (problem := sandbox_isolation.why_not(isolation)):
+        pytest.skip(problem)
+    codes = [
+        "import numpy as np\nround(float(np.linalg.det(np.eye(200) * 1.01)), 4)",
+        "from scipy import optimize\nround(optimize.brentq(lambda x: x ** 2 - 2, 0, 2), 6)",
+        "import numpy\nnumpy.random.rand()",
+        "__import__('mpmath').mpf(2)",  # not named in an import: the snippet itself loads it
+        "import numpy\nnumpy.random.rand()",
+    ]
+    results = run_all(codes, workers=1, memory_mb=256, isolation=isolation)
+    assert [result.text for result in results[:2]] == ["7.316", "1.414214"]
+    assert results[2].text == results[4].text
+    if importlib.util.find_spec("mpmath"):
+        assert results[3].text == "mpf('2.0')"
+
+
+def test_libraries_that_a_snippet_names():
+    code = "import numpy as np, os\nfrom scipy.stats import norm\nfrom scipy import optimize\nimport scipy.conftest"
+    assert sandbox_worker._named_libraries(code) == {"numpy.random", "scipy", "scipy.stats", "scipy.optimize"}
+    assert sandbox_worker._named_libraries("print('numpy')") == set()
+
+
+def test_without_any_isolation_it_refuses_to_start(monkeypatch):
+    monkeypatch.setattr(sandbox_isolation, "why_not", lambda name: f"no {name} here")
+    for isolation in ("auto", "bubblewrap", "namespaces"):
+        with pytest.raises(sandbox_isolation.IsolationError, match=r"install bubblewrap.*isolation: none"):
+            PythonSandbox(isolation=isolation)  # type: ignore[arg-type]
+    PythonSandbox(isolation="none").close()
+    with pytest.raises(ValueError, match="one of auto, bubblewrap, namespaces, none"):
+        PythonSandbox(isolation="docker")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("echo 'bwrap: no permission to create a namespace' >&2; exit 1", "no permission to create a namespace"),
+        (
+            "for last; do :; done; "  # the worker's options
+            f'PYTHONPATH={SOURCE} exec {sys.executable} -S -P {sandbox_worker.__file__} "$last"',
+            "not the first process",
+        ),
+    ],
+)
+def test_a_bubblewrap_that_fails_is_no_isolation(program: str, reason: str, tmp_path, monkeypatch):
+    """One that the kernel refuses, and one that isolates nothing: the worker does not run where it can see the host."""
+    (tmp_path / "bwrap").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sandbox_isolation.why_not.cache_clear()
+    try:
+        with pytest.raises(sandbox_isolation.IsolationError, match=reason):
+            PythonSandbox(isolation="bubblewrap")
+    finally:
+        sandbox_isolation.why_not.cache_clear()
+
+
+def test_a_worker_that_cannot_isolate_itself_runs_nothing(monkeypatch):
+    """What worked when the sandbox was made may be refused later."""
+    monkeypatch.setattr(sandbox_isolation, "why_not", lambda name: None)
+    monkeypatch.setattr(sandbox_isolation, "_shown", lambda: ({"/nowhere": "/nowhere"}, {}, [], []))
+    with pytest.raises(InfrastructureError, match=r"could not isolate itself: .*nowhere"):
+        run("print(1)", isolation="namespaces")
+
+
+def test_remote_sandbox(monkeypatch):
+    """Real HTTP: an executor and a server with a key, and what an executor says of a server that refuses or is away."""
+    web = pytest.importorskip("aiohttp.web")
+    monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "secret")
+
+    async def main() -> None:
+        python = PythonSandbox(workers=1)
+        runner = web.AppRunner(sandbox_server.application(python))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        remote: sandbox.Executor = sandbox_server.RemoteSandbox(f"http://{host}:{port}")
+        results = await asyncio.gather(*(remote.run(code) for code in ("6 * 7", "1 / 0", "'é' * 3")))
+        assert [result.text for result in results] == ["42", "ZeroDivisionError: division by zero", "'ééé'"]
+        assert [result.is_error for result in results] == [False, True, False]
+        assert results[0].usage[0].seconds > 0
+        monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "wrong")
+        with pytest.raises(InfrastructureError, match="answered 401") as failure:
+            await remote.run("1")
+        assert "wrong" not in str(failure.value)
+        monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "secret")
+        python.close()
+        with pytest.raises(InfrastructureError, match=r"answered 503.*closed"):
+            await remote.run("1")
+        await runner.cleanup()
+        with pytest.raises(InfrastructureError, match="see that it runs"):
+            await remote.run("1")
+        remote.close()
+        with pytest.raises(InfrastructureError, match="closed"):
+            await remote.run("1")
 
     asyncio.run(main())

@@ -174,12 +174,6 @@ def test_the_command_line_says_one_sentence_and_leaves_no_run(tmp_path: Path, qu
     assert {path.name for path in folder.iterdir()} <= {".hydra", "train.log"}
 
 
-def test_tools_that_this_version_lacks_are_one_sentence(tmp_path: Path, questions: Path):
-    missing = (*OFFLINE, "tools.corpus=null", f"data.path={questions}", "tools.names=[web_search]")
-    with pytest.raises(ConfigError, match="offers no tool of this version: take tools=offline"):
-        make_world(config(tmp_path, *missing))
-
-
 def test_a_broken_file_of_questions_is_one_sentence(tmp_path: Path):
     path = tmp_path / "broken.jsonl"
     path.write_text('{"question": "What?"\n')

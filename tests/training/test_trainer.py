@@ -263,6 +263,12 @@ def test_running_a_finished_run_again_trains_nothing(reference: Path):
     assert summary(reference) | {"seconds": 0} == figures | {"seconds": 0}
 
 
+def test_a_run_without_evaluation_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run(config(tmp_path, *MICRO, "steps=1", "warm_start.steps=1", "evaluation.questions=0"))
+    assert (tmp_path / "summary.json").is_file()
+    assert "evaluation.questions=0" in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_another_config_in_the_same_folder_is_refused(reference: Path, capsys: pytest.CaptureFixture[str]):
     content = (reference / "summary.json").read_bytes()
     with pytest.raises(SystemExit) as stop:

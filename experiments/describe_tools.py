@@ -1,0 +1,59 @@
+"""Tries experts on sampled tasks and has another model describe each; run again, it goes on. See docs/descriptions.md.
+
+python experiments/describe_tools.py train.jsonl menu.json --experts experts.yaml --writer gpt-5 qwen3-32b --dry-run
+"""
+
+import argparse
+import asyncio
+from functools import partial
+from pathlib import Path
+
+from rich.progress import Progress
+
+from orchestra_jax.data.sources import load_tasks
+from orchestra_jax.envs.qa import matches
+from orchestra_jax.tools import describing
+from orchestra_jax.tools.budget import Budget, Limits, spending
+from orchestra_jax.tools.descriptions import Example, sample
+from orchestra_jax.tools.pricing import MissingPrice, PriceList
+
+
+async def run(options: argparse.Namespace) -> bool:
+    """Tells what it will cost and does it; whether every expert got its description."""
+    questions = [Example(q.id, q.question, q.answer, q.family) for q in load_tasks(options.tasks)]
+    tasks, calls = sample(questions, options.count, options.seed), options.file.with_suffix(".calls.db")
+    experts, prices = describing.read_experts(options.experts), PriceList.load(options.prices)
+    names = options.only or [expert.name for expert in experts]
+    job = describing.Job(experts, names, options.writer, tasks, prices, matches, calls)
+    for row in await describing.forecast(job):
+        print(f"{row.name:24} {row.calls:6.0f} calls  ${row.usd:9.4f} expected  ${row.worst_usd:9.4f} at most")
+    if options.dry_run:
+        return True
+    with Progress() as bars, spending(Budget(Limits(usd=options.max_usd))) as budget:
+        show = partial(bars.update, bars.add_task("calls", total=None))
+        outcome = await describing.describe(job, options.file, lambda n, of: show(completed=n, total=of))
+    failed = "".join(f"No description of {name}: {problem}\n" for name, problem in outcome.problems.items())
+    print(f"{failed}{len(outcome.descriptions)} descriptions in {options.file}; ${budget.spent.usd:.4f} spent")
+    return not outcome.problems
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", help="questions with answers, in any format of data.sources; none of an evaluation")
+    parser.add_argument("file", type=Path, help="the descriptions, .json; the calls are recorded beside it")
+    parser.add_argument("--experts", required=True, help="YAML file of experts")
+    parser.add_argument("--writer", required=True, nargs="+", help="who writes: the first that is not the subject")
+    parser.add_argument("--only", nargs="+", help="experts to describe (default: all)")
+    parser.add_argument("--prices", default="conf/pricing/paper_train.yaml")
+    parser.add_argument("--count", type=int, default=10, help="tasks, families in turns (default 10)")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the tasks")
+    parser.add_argument("--max-usd", type=float, default=1.0, help="stop before more is spent (default 1)")
+    parser.add_argument("--dry-run", action="store_true", help="only tell what it will cost")
+    try:
+        parser.exit(0 if asyncio.run(run(parser.parse_args(arguments))) else 1)
+    except (OSError, ValueError, ImportError, MissingPrice) as error:
+        parser.exit(2, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""Hard limits on what may be spent, checked before every call with its worst case.
+
+A run, a step and a trajectory each have a budget, and each is the parent of the next. A call reserves its worst case at
+all of them or at none, and settles with what it did cost. So no limit is ever exceeded as long as no call costs more
+than the worst case that was reserved for it, however many calls are in flight.
+
+Budgets count what leaves the machine: tools, judges and user simulators, not the policy's own tokens. A replayed call
+is not paid for and reserves nothing.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fractions import Fraction
+from types import TracebackType
+from typing import Any
+
+from orchestra_jax.types import Usage
+
+COUNTED_ROLES = ("tool", "judge", "user_simulator")
+
+
+class BudgetExceeded(Exception):  # noqa: N818  named like the fact it states
+    """The next call could cost more than is left, so it was not made.
+
+    Attributes:
+        scope: name of the budget that refused.
+    """
+
+    def __init__(self, message: str, scope: str) -> None:
+        super().__init__(message, scope)  # all arguments, or it could not be pickled
+        self.scope = scope
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that may be spent; None: no limit.
+
+    Attributes:
+        usd: dollars.
+        tokens: prompt and completion tokens together.
+        calls: calls that leave the machine, each billed retry one of them.
+    """
+
+    usd: float | None = None
+    tokens: int | None = None
+    calls: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            limit = getattr(self, name)
+            if limit is not None and not limit >= 0:
+                raise ValueError(f"A budget's limit of {name} must be at least 0, not {limit}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """An amount of dollars (the exact sum, rounded once), tokens and calls."""
+
+    usd: float = 0.0
+    tokens: int = 0
+    calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Amount:
+    """A Spending whose dollars are exact: what was added can be taken away again without a rest."""
+
+    usd: Fraction = Fraction(0)
+    tokens: int = 0
+    calls: int = 0
+
+    @classmethod
+    def of(cls, row: Usage, calls: int = 1) -> "_Amount":
+        if calls < 1:
+            raise ValueError(f"A reservation is for at least one call, not {calls}.")
+        return cls(Fraction(row.cost_usd) * calls, (row.prompt_tokens + row.completion_tokens) * calls, calls)
+
+    def __add__(self, other: "_Amount") -> "_Amount":
+        return _Amount(self.usd + other.usd, self.tokens + other.tokens, self.calls + other.calls)
+
+    def __sub__(self, other: "_Amount") -> "_Amount":
+        return _Amount(self.usd - other.usd, self.tokens - other.tokens, self.calls - other.calls)
+
+    def rounded(self) -> Spending:
+        return Spending(float(self.usd), self.tokens, self.calls)
+
+
+class Budget:
+    """Limits, what was spent, and the worst cases of the calls in flight. Safe to use from several threads.
+
+    Attributes:
+        limits: what may be spent here; the parents' limits hold as well.
+        name: "run", "step", "trajectory": says in an error which limit it was.
+        parent: the budget that this one is a part of.
+    """
+
+    def __init__(self, limits: Limits | None = None, *, name: str = "run", parent: "Budget | None" = None) -> None:
+        self.limits = limits or Limits()
+        self.name = name
+        self.parent = parent
+        self._chain: tuple[Budget, ...] = (self, *(parent._chain if parent else ()))
+        # One lock for the whole tree: a call is reserved at all levels or at none.
+        self._lock: threading.Lock = parent._lock if parent else threading.Lock()
+        self._spent, self._reserved = _Amount(), _Amount()
+        self._spent_by: dict[str, _Amount] = {}
+        self._reserved_by: dict[str, _Amount] = {}
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    @property
+    def spent(self) -> Spending:
+        """What the settled calls cost."""
+        with self._lock:
+            return self._spent.rounded()
+
+    @property
+    def reserved(self) -> Spending:
+        """The worst cases of the calls in flight."""
+        with self._lock:
+            return self._reserved.rounded()
+
+    def by_name(self) -> dict[str, Spending]:
+        """What was spent, by model or tool."""
+        with self._lock:
+            return {name: amount.rounded() for name, amount in self._spent_by.items()}
+
+    def reserve(self, worst: Usage, calls: int = 1) -> "Reservation":
+        """Sets the worst case of a call aside, here and in all parents, or nowhere.
+
+        Args:
+            worst: the most that one call can cost; `name`, tokens and `cost_usd` count.
+            calls: how many such calls are set aside, for example one for every retry that may be billed.
+
+        Raises:
+            BudgetExceeded: it does not fit beside what is spent and what is in flight.
+            ValueError: calls < 1.
+        """
+        amount = _Amount.of(worst, calls)
+        with self._lock:
+            refusal = self._refusal(worst.name, amount)
+            if refusal is None:
+                return self._set_aside(worst.name, amount)
+        raise refusal[1]
+
+    async def acquire(self, worst: Usage, calls: int = 1) -> "Reservation":
+        """Like `reserve`, but where only calls in flight are in the way, waits until some cost less than was feared.
+
+        Many calls at once rarely cost their worst case: with `reserve` alone a run would stop long before its money is
+        spent. Who waits here must hold no reservation, or two of them could wait for each other.
+
+        Raises:
+            BudgetExceeded: it does not fit beside what is spent.
+        """
+        amount = _Amount.of(worst, calls)
+        while True:
+            with self._lock:
+                hopeless = self._refusal(worst.name, amount, in_flight=False)
+                if hopeless is not None:
+                    raise hopeless[1]
+                refusal = self._refusal(worst.name, amount)
+                if refusal is None:
+                    return self._set_aside(worst.name, amount)
+                loop = asyncio.get_running_loop()
+                freed = loop.create_future()
+                refusal[0]._waiting.append((loop, freed))
+            await freed
+
+    def charge(self, *rows: Usage) -> None:
+        """Adds calls that were made without a reservation, such as those of a restored run, even beyond the limits."""
+        with self._lock:
+            self._spend(rows)
+
+    def get_state(self) -> dict[str, Any]:
+        """What was spent at this level, for a checkpoint's JSON.
+
+        Calls in flight count at their worst case: they are paid for, and a restored run cannot know how much.
+        """
+        with self._lock:
+            names = {**self._spent_by, **self._reserved_by}
+            none = _Amount()
+            amounts = {name: self._spent_by.get(name, none) + self._reserved_by.get(name, none) for name in names}
+        return {name: [str(amount.usd), amount.tokens, amount.calls] for name, amount in amounts.items()}
+
+    def set_state(self, state: Mapping[str, Sequence[Any]]) -> None:
+        """Replaces what was spent at this level by what `get_state` returned; the parents have states of their own."""
+        amounts = {
+            name: _Amount(Fraction(usd), int(tokens), int(calls)) for name, (usd, tokens, calls) in state.items()
+        }
+        with self._lock:
+            self._spent_by = amounts
+            self._spent = sum(amounts.values(), _Amount())
+
+    # All below: the caller holds the lock.
+
+    def _over(self, used: _Amount) -> tuple[str, float, float] | None:
+        """(what, used, limit) of the first limit that `used` is above. Dollars are compared as they are reported."""
+        for what in ("usd", "tokens", "calls"):
+            limit, amount = getattr(self.limits, what), getattr(used.rounded(), what)
+            if limit is not None and amount > limit:
+                return what, amount, limit
+        return None
+
+    def _refusal(self, name: str, amount: _Amount, in_flight: bool = True) -> tuple["Budget", BudgetExceeded] | None:
+        """The outermost level at which a call does not fit, and the error; beside the calls in flight, or without."""
+        for level in reversed(self._chain):
+            over = level._over(level._spent + amount + (level._reserved if in_flight else _Amount()))
+            if over is not None:
+                what, would_be, limit = over
+                unit = {"usd": "dollars"}.get(what, what)
+                error = BudgetExceeded(
+                    f"With the next call of {name!r} the {level.name} could come to {would_be:.6g} {unit}, but its "
+                    f"budget is {limit:.6g}; raise it to go on.",
+                    level.name,
+                )
+                return level, error
+        return None
+
+    def _set_aside(self, name: str, amount: _Amount) -> "Reservation":
+        for level in self._chain:
+            level._reserved += amount
+            level._reserved_by[name] = level._reserved_by.get(name, _Amount()) + amount
+        return Reservation(self, name, amount)
+
+    def _free(self, name: str, amount: _Amount) -> None:
+        for level in self._chain:
+            level._reserved -= amount
+            level._reserved_by[name] -= amount
+            if not level._reserved_by[name].calls:
+                del level._reserved_by[name]
+            for loop, freed in level._waiting:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(_wake, freed)
+            level._waiting.clear()
+
+    def _spend(self, rows: Iterable[Usage]) -> None:
+        for row in rows:
+            if row.role not in COUNTED_ROLES:
+                continue
+            amount = _Amount.of(row)
+            for level in self._chain:
+                level._spent += amount
+                level._spent_by[row.name] = level._spent_by.get(row.name, _Amount()) + amount
+
+
+class Reservation:
+    """A worst case that is set aside. As a context manager it is released at the end unless it was settled."""
+
+    def __init__(self, budget: Budget, name: str, amount: _Amount) -> None:
+        self._budget, self._name, self._amount = budget, name, amount
+        self._open = True
+
+    def settle(self, *rows: Usage) -> None:
+        """Replaces the worst case by what was billed: a row for every billed attempt, none if nothing was.
+
+        Raises:
+            RuntimeError: it was settled or released before.
+        """
+        with self._budget._lock:
+            if not self._open:
+                raise RuntimeError(
+                    f"This reservation of {self._name!r} is settled or released; reserve each call anew."
+                )
+            self._open = False
+            self._budget._spend(rows)
+            self._budget._free(self._name, self._amount)
+
+    def release(self) -> None:
+        """Gives the worst case back, as nothing was billed; does nothing after `settle`."""
+        with self._budget._lock:
+            if self._open:
+                self._open = False
+                self._budget._free(self._name, self._amount)
+
+    def __enter__(self) -> "Reservation":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+_CURRENT: ContextVar[Budget | None] = ContextVar("orchestra_jax_budget", default=None)
+
+
+def current_budget() -> Budget:
+    """The budget of the trajectory that runs here, or one without limits that nobody counts."""
+    budget = _CURRENT.get()
+    return Budget(name="unlimited") if budget is None else budget
+
+
+@contextmanager
+def spending(budget: Budget) -> Iterator[Budget]:
+    """Within this block, and in the tasks that are started in it, `current_budget()` is `budget`."""
+    token = _CURRENT.set(budget)
+    try:
+        yield budget
+    finally:
+        _CURRENT.reset(token)
+
+
+def _wake(freed: "asyncio.Future[None]") -> None:
+    if not freed.done():
+        freed.set_result(None)

@@ -1,0 +1,100 @@
+"""The entries of a catalogue: experts by role, plain tools, and what stands around every handler of a run."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestra_jax.tools import expert_roles
+from orchestra_jax.tools.budget import BudgetExceeded
+from orchestra_jax.tools.catalogue import ROLES, Entry
+from orchestra_jax.tools.expert_roles import Handler, RunCode
+from orchestra_jax.tools.experts import ExpertClient
+from orchestra_jax.tools.replay import Recorded, Replay
+from orchestra_jax.types import ToolResult, ToolSpec
+
+OUT_OF_BUDGET = "This task's budget does not allow the call, so it was not made. Go on with what is known."
+_NO_NAME = re.compile(r"[^\w-]", re.ASCII)
+
+
+def expert_entries(
+    roles: Mapping[str, Sequence[str]],
+    clients: Mapping[str, ExpertClient],
+    *,
+    search: tuple[str, Handler] | None = None,
+    run: tuple[str, RunCode] | None = None,
+    descriptions: Mapping[str, str] | None = None,
+    local: Sequence[str] = (),
+) -> list[Entry]:
+    """An entry for every model in every role that it plays.
+
+    Args:
+        roles: models by role, see `catalogue.ROLES`.
+        clients: by model.
+        search: the search that query writers use, with its name in price lists.
+        run: what runs the code of code writers, likewise.
+        descriptions: what the policy reads about a model, beside what its role is.
+        local: models on the user's own machines.
+
+    Raises:
+        ValueError: an unknown role.
+    """
+    entries = []
+    for role, models in roles.items():
+        if role not in ROLES:
+            raise ValueError(f"Experts have the roles {', '.join(ROLES)}, not {role!r}.")
+        for model in models:
+            client, name = clients[model], _NO_NAME.sub("-", f"{role}-{model}")
+            billed = [model]
+            match role:
+                case "query_writer":
+                    spec, handler = expert_roles.query_writer(client, search and within_budget(search[1]), name=name)
+                    billed += [search[0]] if search else []
+                case "code_writer":
+                    spec, handler = expert_roles.code_writer(client, run[1] if run else None, name=name)
+                    billed += [run[0]] if run else []
+                case "math":
+                    spec, handler = expert_roles.maths_model(client, name=name)
+                case _:
+                    spec, handler = expert_roles.generalist(client, name=name)
+            about = (descriptions or {}).get(model)
+            described = f"{spec.description} {about}" if about else spec.description
+            spec = ToolSpec(spec.name, described, spec.parameters, local=model in local)
+            entries.append(Entry(spec, within_budget(handler), role, model, tuple(billed)))
+    return entries
+
+
+def within_budget(handler: Handler) -> Handler:
+    """The same handler, for which a trajectory's own budget is an observation.
+
+    That the budget of a trajectory is used up is its policy's doing; that of a step or run ends the run.
+    """
+
+    async def call(arguments: Mapping[str, Any]) -> ToolResult | str:
+        try:
+            return await handler(arguments)
+        except BudgetExceeded as error:
+            if error.scope != "trajectory":
+                raise
+            return ToolResult(OUT_OF_BUDGET, is_error=True)
+
+    return call
+
+
+def recorded(kind: str, handler: Handler, replay: Replay, settings: Mapping[str, Any]) -> Handler:
+    """A tool of this machine with a place in the record: replayed, its seconds and so its cost are the recorded ones.
+
+    Args:
+        kind: of the calls, for the record.
+        settings: what the answer depends on beside the arguments.
+    """
+
+    async def call(arguments: Mapping[str, Any]) -> ToolResult:
+        async def run() -> Recorded:
+            answer = await handler(arguments)
+            result = ToolResult(answer) if isinstance(answer, str) else answer
+            return Recorded(result.text, result.usage, result.is_error)
+
+        found = await replay.call(kind, {"arguments": dict(arguments), **settings}, run)
+        return ToolResult(found.value, found.usage, found.is_error)
+
+    return call

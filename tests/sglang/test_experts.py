@@ -1,0 +1,123 @@
+"""Every expert role on a real SGLang server: its OpenAI endpoint, its usage against the tokenizer's own count."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer
+
+from orchestra_jax.models import safetensors
+from orchestra_jax.rollout.sglang_server import ServerConfig, ServerProcess
+from orchestra_jax.tools.budget import Budget, spending
+from orchestra_jax.tools.expert_roles import Judge, UserSimulator, code_writer, generalist, maths_model, query_writer
+from orchestra_jax.tools.experts import Expert, ExpertClient
+from orchestra_jax.tools.pricing import Price, PriceList
+from orchestra_jax.types import InfrastructureError
+from tests.sglang.conftest import CONFIG, PARAMS, START_SECONDS
+
+pytestmark = pytest.mark.sglang
+PRICES = PriceList("p", "d", "s", {"tiny": Price(input=1.0, output=2.0)})
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NEW_TOKENS = 12
+
+
+class Talking(ServerConfig):
+    """A server that has its tokenizer, unlike those that only take ids."""
+
+    def command(self, port: int) -> list[str]:
+        return [part for part in super().command(port) if part != "--skip-tokenizer-init"]
+
+
+class Watched(ExpertClient):
+    """Keeps what was asked and answered."""
+
+    seen: list
+
+    async def chat(self, messages, **options):
+        completion = await super().chat(messages, **options)
+        self.seen.append((messages, completion))
+        return completion
+
+
+def save_tokenizer(folder) -> None:
+    """Bytes, ChatML's marks, and names for all other ids of the model."""
+    vocab = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
+    tokenizer.add_tokens([f"<id{number}>" for number in range(len(vocab) + len(marks), CONFIG.vocab_size)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("expert") / "model"
+    safetensors.save(folder, replace(CONFIG, max_position_embeddings=4096), PARAMS[0])
+    save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def talking(folder, sglang_python):
+    server = ServerProcess(
+        Talking(sglang_python, folder, folder.parent / "server.log", device="cpu", ready_s=START_SECONDS)
+    )
+    asyncio.run(server.start())
+    yield server
+    asyncio.run(server.stop())
+
+
+async def test_every_role_and_every_token(talking, folder):
+    expert = Expert(
+        "tiny", "tiny", f"{talking.url}/v1", context_tokens=2000, max_tokens=NEW_TOKENS, temperature=1.0,
+        tokenizer=str(folder), extra={"ignore_eos": True},
+    )  # fmt: skip
+    client = Watched(expert, PRICES)
+    client.seen = []
+    with spending(Budget()) as budget:
+        for spec, handle in (query_writer(client), code_writer(client), maths_model(client), generalist(client)):
+            await handle({**dict.fromkeys(spec.parameters["required"], "Pourquoi l'été? 北京"), "context": "x" * 50})
+        await UserSimulator(client, "You are Ann.").reply([{"role": "assistant", "content": "Hello."}])
+        with pytest.raises(InfrastructureError, match="no verdict in 2 samples"):  # random weights judge nothing
+            await Judge(client).judge("q", "a", ["b"])
+        await generalist(client)[1]({"question": "Why?", "context": "long " * 2000})  # cut to the context
+    await client.close()
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert [completion.usage[0].role for _, completion in client.seen] == ["tool"] * 4 + ["user_simulator"] + [
+        "judge"
+    ] * 2 + ["tool"]
+    for messages, completion in client.seen[:-1]:
+        (row,) = completion.usage
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert row.prompt_tokens == len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        assert row.prompt_tokens <= client._counter.most(messages)
+        assert (row.completion_tokens, completion.finish_reason, row.estimated) == (NEW_TOKENS, "length", False)
+    (cut,) = client.seen[-1][1].usage
+    assert 1800 < cut.prompt_tokens <= 2000 - NEW_TOKENS
+    rows = [row for _, completion in client.seen for row in completion.usage]
+    assert budget.spent.calls == len(rows) == 8
+    assert budget.spent.tokens == sum(row.prompt_tokens + row.completion_tokens for row in rows)
+    assert budget.spent.usd == pytest.approx(sum(row.cost_usd for row in rows), rel=1e-12)
+
+
+async def test_a_context_that_is_said_too_long(talking, folder):
+    """The server's own words for it are understood, and the prompt is cut until it fits."""
+    expert = Expert(
+        "tiny", "tiny", f"{talking.url}/v1", context_tokens=9000, max_tokens=NEW_TOKENS, tokenizer=str(folder)
+    )
+    client = ExpertClient(expert, PRICES, backoff_s=0.01)
+    with spending(Budget()) as budget:
+        (row,) = (await client.chat([{"role": "user", "content": "abc " * 1700}])).usage
+    await client.close()
+    assert 2500 < row.prompt_tokens < 4096
+    assert budget.spent.calls == 1

@@ -1,0 +1,55 @@
+"""A real HTTP server on 127.0.0.1 for tests: posts go to a handler, in the test's own event loop."""
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[str]:
+    """The URL of a server that gives every request to `handler`."""
+    app = web.Application(client_max_size=2**26)
+
+    async def route(request: web.Request) -> web.StreamResponse:  # aiohttp wants a function
+        return await handler(request)
+
+    app.router.add_route("*", "/{path:.*}", route)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def word_vector(text: str, dim: int = 16) -> list[float]:
+    """A vector that depends on the words of a text only: texts that share words are near."""
+    total = np.zeros(dim)
+    for word in text.lower().split() or [""]:
+        seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "big")
+        total += np.random.default_rng(seed).standard_normal(dim)
+    return [float(value) for value in total * 3]  # not normalised: the client has to
+
+
+class EmbeddingStub:
+    """OpenAI's /embeddings by `word_vector`; rows come in reverse order, which their index allows."""
+
+    def __init__(self, dim: int = 16) -> None:
+        self.dim = dim
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        rows = [{"index": i, "embedding": word_vector(text, self.dim)} for i, text in enumerate(body["input"])]
+        return web.json_response({"data": rows[::-1], "usage": {"prompt_tokens": len(rows)}})

@@ -1,0 +1,269 @@
+"""Instances of a catalogue: seeded subsets, aliases and prices; the released form; whose prices the rows have."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from orchestra_jax.tools import schema
+from orchestra_jax.tools.budget import Budget, BudgetExceeded, Limits, current_budget, spending
+from orchestra_jax.tools.catalogue import ANSWER_TOOL, Catalogue, Entry, MenuRule, PriceBook, give_answer, price_words
+from orchestra_jax.tools.entries import OUT_OF_BUDGET, expert_entries, recorded, within_budget
+from orchestra_jax.tools.experts import Expert, expert_clients
+from orchestra_jax.tools.pricing import MissingPrice, Price, PriceList
+from orchestra_jax.tools.replay import Replay, ReplayMiss
+from orchestra_jax.types import ToolResult, ToolSpec, Usage
+from tests.tools.openai_stub import StubOpenAI
+
+PYTHON = ToolSpec("python", "Runs code.", {"type": "object"}, local=True)
+BASE = PriceList(
+    "base", "2026-01-01", "by hand",
+    {"small": Price(input=0.5, output=2.0), "big": Price(4.0, None, 16.0), "python": Price(second=1e-5),
+     "web_search": Price(call=0.01)},
+    {"big": {"answer": 30.0, "search": 10.0}},
+)  # fmt: skip
+CHEAP = PriceList("cheap", "2026-01-01", "by hand", {**BASE.entries, "big": Price(0.4, None, 1.6)}, BASE.latencies)
+EXPERTS = [Expert(name, name, "http://127.0.0.1:9/v1", max_tokens=16, retries=0) for name in ("small", "big")]
+ROLES = {"query_writer": ["small", "big"], "code_writer": ["big"], "math": ["small"], "generalist": ["small", "big"]}
+
+
+async def found(arguments: Mapping[str, Any]) -> ToolResult:
+    return ToolResult("a page", (Usage("web_search", cost_usd=0.01, seconds=1.0, price_list="base"),))
+
+
+async def ran(code: str) -> ToolResult:
+    return ToolResult("42", (Usage("python", seconds=2.0),))
+
+
+async def run_python(arguments: Mapping[str, Any]) -> ToolResult:
+    return await ran(arguments["code"])
+
+
+def catalogue(rule: MenuRule, book: PriceBook | None = None, experts: list[Expert] | None = None) -> Catalogue:
+    clients = expert_clients(experts or EXPERTS, BASE, backoff_s=0.01)
+    entries = expert_entries(ROLES, clients, search=("web_search", found), run=("python", ran), local=["small"])
+    if rule.form == "separate":
+        entries += [Entry(PYTHON, run_python, billed=("python",)), Entry(ANSWER_TOOL, give_answer)]
+    return Catalogue(entries, book or PriceBook(BASE), rule)
+
+
+# --- instances -------------------------------------------------------------------------------------------------------
+
+
+def test_without_subset_and_aliases_everything_is_offered_by_its_name_in_order():
+    tools = catalogue(MenuRule()).instance(1).tools
+    assert [spec.name for spec in tools] == [
+        "query_writer-small", "query_writer-big", "code_writer-big", "math-small", "generalist-small",
+        "generalist-big", "python", "answer",
+    ]  # fmt: skip
+    for spec in tools:
+        schema.check_spec(spec)
+
+
+def test_a_seed_is_an_instance_and_other_seeds_are_others():
+    rule = MenuRule(subset=True, fewest=2, most=5, aliases=True)
+    offer = catalogue(rule, PriceBook(BASE, [BASE, CHEAP], 0.5, 2.0))
+    instances = [offer.instance(seed) for seed in range(200)]
+    assert instances == [catalogue(rule, PriceBook(BASE, [BASE, CHEAP], 0.5, 2.0)).instance(s) for s in range(200)]
+    assert {len(instance.tools) for instance in instances} == {2, 3, 4, 5}
+    assert {i.record["prices"].partition("*")[0] for i in instances} == {"base", "cheap"}
+    assert len({i.record["prices"] for i in instances}) > 190
+    assert {i.record["tools"].get("expert-1") for i in instances} >= {f"{r}/{m}" for r, ms in ROLES.items() for m in ms}
+    for instance in instances:
+        assert "answer" in instance.record["tools"]
+        assert json.loads(json.dumps(instance.record)) == instance.record
+        assert list(instance.record["tools"]) == [spec.name for spec in instance.tools]
+
+
+def test_aliases_tell_nothing():
+    for seed in range(30):
+        for spec in catalogue(MenuRule(aliases=True)).instance(seed).tools:
+            text = json.dumps(schema.to_openai(spec))
+            assert "small" not in text
+            assert "big" not in text
+
+
+def test_the_menu_states_prices_latency_and_place():
+    tools = {spec.name: spec for spec in catalogue(MenuRule()).instance(0).tools}
+    assert "Price: $4 per million input tokens, $16 per million output tokens." in tools["generalist-big"].description
+    assert tools["generalist-big"].description.endswith("Latency: about 30 s.")
+    assert "$16 per million output tokens, and $0.01 per call. Latency" in tools["query_writer-big"].description
+    assert "about 10 s" in tools["query_writer-big"].description
+    assert "about 20 s" in tools["code_writer-big"].description  # never measured as a reasoner: the mean
+    assert tools["generalist-small"].description.endswith("Runs locally.")
+    assert tools["generalist-small"].local
+    assert tools["python"].description == "Runs code. Price: $1e-05 per second. Runs locally."
+    assert "Price" not in tools["answer"].description
+    assert price_words(Price()) == ""
+
+
+def test_descriptions_of_the_models_are_shown():
+    clients = expert_clients(EXPERTS, BASE)
+    (entry,) = expert_entries({"math": ["big"]}, clients, descriptions={"big": "Good at sums."})
+    assert entry.spec.description.endswith("step by step. Good at sums.")
+
+
+def test_what_cannot_be_offered_is_refused():
+    with pytest.raises(ValueError, match="each of them once"):
+        Catalogue([], PriceBook(BASE), MenuRule())
+    with pytest.raises(MissingPrice, match="'poor' has no price for"):
+        catalogue(MenuRule(), PriceBook(BASE, [PriceList("poor", "d", "s", {"small": Price()})]))
+    entries = expert_entries({"query_writer": ["small"], "code_writer": ["big"]}, expert_clients(EXPERTS, BASE))
+    with pytest.raises(ValueError, match="no model for 'answer'"):
+        Catalogue(entries, PriceBook(BASE), MenuRule("released"))
+    with pytest.raises(ValueError, match=r"roles query_writer, .* not 'poet'"):
+        expert_entries({"poet": ["small"]}, {})
+
+
+def test_a_list_is_found_again_by_its_id():
+    book = PriceBook(BASE, [CHEAP], 0.5, 2.0)
+    drawn = catalogue(MenuRule(), book).instance(7).record["prices"]
+    again = PriceBook(BASE, [CHEAP], 0.5, 2.0).find(drawn)
+    assert again.id == drawn
+    assert again.entries != CHEAP.entries
+    with pytest.raises(ValueError, match="keep pricing"):
+        PriceBook(BASE, [CHEAP], 0.5, 3.0).find(drawn)
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+async def test_rows_are_charged_by_the_instances_list_and_the_budget_by_what_is_paid():
+    async with StubOpenAI() as stub:
+        stub.reply = lambda body: "<answer>capital of Norway</answer>"
+        experts = [Expert(name, name, stub.url, max_tokens=16, retries=0) for name in ("small", "big")]
+        offer = catalogue(MenuRule(aliases=True), PriceBook(BASE, [CHEAP]), experts)
+        record = offer.instance(3).record
+        names = {key: name for name, key in record["tools"].items()}
+        budget = Budget()
+        with spending(budget):
+            call = offer.handlers(record, "?")[names["query_writer/big"]]
+            result = await call({"question": "What is the capital?"})
+        assert isinstance(result, ToolResult)
+        model, search = result.usage
+        (bill,) = stub.bills
+        assert result.text == "Query: capital of Norway\na page"
+        assert (model.name, model.prompt_tokens, model.completion_tokens) == ("big", bill.prompt, bill.completion)
+        assert model.price_list == search.price_list == "cheap"
+        assert model.cost_usd == pytest.approx((bill.prompt * 0.4 + bill.completion * 1.6) / 1e6)
+        assert search.cost_usd == 0.01
+        assert budget.spent.usd == pytest.approx((bill.prompt * 4.0 + bill.completion * 16.0) / 1e6)
+
+
+async def test_local_rows_get_a_price_and_what_was_not_billed_stays_free():
+    async def unbilled(arguments: Mapping[str, Any]) -> ToolResult:
+        return ToolResult("no such page", (Usage("web_search", cost_usd=0.0, price_list="base"),), is_error=True)
+
+    async def silent(arguments: Mapping[str, Any]) -> str:
+        return "done"
+
+    def spec(name: str) -> ToolSpec:
+        return ToolSpec(name, "A tool.", {"type": "object"})
+
+    entries = [Entry(PYTHON, run_python), Entry(spec("web"), unbilled), Entry(spec("other"), silent)]
+    offer = Catalogue(entries, PriceBook(BASE, [CHEAP]), MenuRule())
+    handlers = offer.handlers(offer.instance(0).record, "?")
+    python, web, other = [await handlers[name]({"code": "1"}) for name in ("python", "web", "other")]
+    assert isinstance(python, ToolResult)
+    assert isinstance(web, ToolResult)
+    assert isinstance(other, ToolResult)
+    assert python.usage == (Usage("python", seconds=2.0, cost_usd=2e-5, price_list="cheap"),)
+    assert web.usage == (Usage("web_search", price_list="cheap"),)
+    assert other.usage == (Usage("other", price_list="cheap"),)
+
+
+async def test_the_answer_tool_ends_the_task():
+    offer = catalogue(MenuRule())
+    result = await offer.handlers(offer.instance(0).record, "?")["answer"]({"answer": "Oslo"})
+    assert isinstance(result, ToolResult)
+    assert (result.final, result.is_error) == ("Oslo", False)
+
+
+async def test_the_released_form_keeps_what_its_functions_found():
+    async with StubOpenAI() as stub:
+        replies = iter(("<answer>capital</answer>", "```python\nprint(42)\n```", r"\boxed{42}"))
+        stub.reply = lambda body: next(replies)
+        experts = [Expert(name, name, stub.url, max_tokens=16, retries=0) for name in ("small", "big")]
+        offer = catalogue(MenuRule("released"), PriceBook(BASE, [CHEAP]), experts)
+        instance = offer.instance(1)
+        assert [spec.name for spec in instance.tools] == ["search", "enhance_reasoning", "answer"]
+        choices = {spec.name: spec.parameters["properties"]["model"]["enum"] for spec in instance.tools}
+        assert {name: sorted(each) for name, each in choices.items()} == {
+            "search": ["search-1", "search-2"],
+            "enhance_reasoning": ["reasoner-1"],
+            "answer": ["answer-1", "answer-2", "answer-math-1"],
+        }
+        for spec in instance.tools:
+            schema.check_spec(spec)
+            text = json.dumps(spec.parameters)
+            assert "per million input tokens" in text
+            assert "big" not in text
+            assert schema.validate_arguments(spec, {"model": "gpt-5"}) is not None
+        handlers = offer.handlers(instance.record, "How much is 6 times 7?")
+        results = [await handlers[name]({"model": each[0]}) for name, each in choices.items()]
+        assert [getattr(result, "final", None) for result in results] == [None, None, r"\boxed{42}"]
+        asked = [body["messages"][-1]["content"] for body in stub.bodies]
+        assert all("How much is 6 times 7?" in text for text in asked)
+        assert "a page" in asked[1]
+        assert "a page" in asked[2]
+        assert "print(42)" in asked[2]
+        fresh = offer.handlers(instance.record, "Another?")
+        replies = iter(["an answer"])
+        await fresh["answer"]({"model": choices["answer"][0]})
+        assert "a page" not in stub.bodies[-1]["messages"][-1]["content"]
+
+
+def test_the_released_form_offers_some_models_of_each_function():
+    offer = catalogue(MenuRule("released", subset=True, fewest=1, most=1))
+    seen = set()
+    for seed in range(40):
+        record = offer.instance(seed).record
+        assert len(record["tools"]) == 3
+        seen |= set(record["tools"].values())
+    assert seen == {f"{role}/{model}" for role, models in ROLES.items() for model in models}
+
+
+# --- around a handler ------------------------------------------------------------------------------------------------
+
+
+async def test_a_trajectorys_budget_is_an_observation_and_the_runs_is_not():
+    async def paid(arguments: Mapping[str, Any]) -> str:
+        current_budget().reserve(Usage("big", cost_usd=1.0))
+        return "paid"
+
+    run = Budget(Limits(usd=5.0))
+    with spending(Budget(Limits(usd=0.5), name="trajectory", parent=run)):
+        assert await within_budget(paid)({}) == ToolResult(OUT_OF_BUDGET, is_error=True)
+    with spending(Budget(name="trajectory", parent=Budget(Limits(usd=0.5)))), pytest.raises(BudgetExceeded):
+        await within_budget(paid)({})
+
+
+async def test_a_search_that_the_budget_refuses_does_not_hide_what_the_query_cost():
+    async def refused(arguments: Mapping[str, Any]) -> str:
+        raise BudgetExceeded("no", "trajectory")
+
+    async with StubOpenAI() as stub:
+        stub.reply = lambda body: "<answer>capital</answer>"
+        clients = expert_clients([Expert("big", "big", stub.url, max_tokens=16)], BASE)
+        (entry,) = expert_entries({"query_writer": ["big"]}, clients, search=("web_search", refused))
+        result = await entry.handler({"question": "?"})
+        assert isinstance(result, ToolResult)
+        assert OUT_OF_BUDGET in result.text
+        assert [row.name for row in result.usage] == ["big"]
+
+
+async def test_a_local_tool_is_replayed_with_its_seconds(tmp_path):
+    replay = Replay(tmp_path / "calls.db", "record")
+    first = await recorded("python", run_python, replay, {"timeout_s": 1.0})({"code": "6 * 7"})
+    replay.close()
+
+    async def absent(arguments: Mapping[str, Any]) -> ToolResult:
+        raise AssertionError
+
+    replay = Replay(tmp_path / "calls.db", "replay")
+    assert await recorded("python", absent, replay, {"timeout_s": 1.0})({"code": "6 * 7"}) == first
+    for code, limit in (("6 * 8", 1.0), ("6 * 7", 2.0)):
+        with pytest.raises(ReplayMiss):
+            await recorded("python", absent, replay, {"timeout_s": limit})({"code": code})
+    replay.close()
