@@ -1,10 +1,12 @@
-"""The layer rule of the design, what the pure core may not touch, and the length of files.
+"""The layer rule of the design, what the pure core may not touch, what imports may not start, and the length of files.
 
 Layers: experiments > training, evaluation, synthesis > rollout > envs, data > tools > rl, models > types, config. A
 module imports from its own layer or one below; packages that share a layer may not import each other in a circle.
 """
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -195,3 +197,22 @@ def test_the_check_sees_a_violation(check, bad) -> None:
 )
 def test_the_check_lets_good_code_pass(check, good) -> None:
     assert check(good) == []
+
+
+def test_no_import_starts_jax() -> None:
+    # A run says first which devices it wants, how many, and who else takes part; a started backend would not listen.
+    modules = sorted(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in (ROOT / PACKAGE).rglob("*.py")
+    )
+    script = f"""
+import importlib
+for name in {modules}:
+    importlib.import_module(name)
+    from jax._src import xla_bridge
+    assert not xla_bridge.backends_are_initialized(), name
+"""
+
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr

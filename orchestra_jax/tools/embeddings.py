@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import os
-import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,18 +10,16 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from bm25s.stopwords import STOPWORDS_EN
 from jaxtyping import Float, Int
 
 from orchestra_jax.tools.json_http import JsonClient
+from orchestra_jax.tools.words import content_words
 from orchestra_jax.types import InfrastructureError
 
 Kind = Literal["passage", "query"]
 Vectors = Float[np.ndarray, "N D"]
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-_WORDS = re.compile(r"\w+")
-_STOPWORDS = frozenset(STOPWORDS_EN)
 _NONZEROS = 8  # of a word in the sketch
 _MODEL_FILE = "lsa.npz"
 _NO_WORDS = np.zeros(0, np.int64)
@@ -352,7 +349,7 @@ class LsaEmbedder:
 
 def _count(text: str) -> tuple[Int[np.ndarray, "U"], Int[np.ndarray, "U"]]:
     """Hashes of the distinct words of a text, and how often each occurs."""
-    counts = Counter(word for word in _WORDS.findall(text.lower()) if word not in _STOPWORDS)
+    counts = Counter(content_words(text))
     hashes = np.fromiter((zlib.crc32(word.encode()) for word in counts), np.int64, len(counts))
     return hashes, np.fromiter(counts.values(), np.int64, len(counts))
 

@@ -2,19 +2,20 @@
 
 import json
 import logging
-import re
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import bm25s
 import numpy as np
-from bm25s.stopwords import STOPWORDS_EN
 
+from orchestra_jax.tools.words import content_words
 from orchestra_jax.types import ToolResult, ToolSpec, Usage
+
+if TYPE_CHECKING:  # importing bm25s starts JAX, which has to wait until a run has said which devices it wants
+    import bm25s
 
 TOOL = ToolSpec(
     name="local_search",
@@ -29,9 +30,6 @@ TOOL = ToolSpec(
 NO_RESULTS = "no results"
 _PARAMETERS = "params.index.json"  # of bm25s: marks a folder as a saved index
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG and reports every index
-
-_WORDS = re.compile(r"\w+")
-_STOPWORDS = frozenset(STOPWORDS_EN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class LocalIndex:
         passages: the collection, in the order it was given.
     """
 
-    def __init__(self, passages: Sequence[Passage], scorer: bm25s.BM25) -> None:
+    def __init__(self, passages: Sequence[Passage], scorer: "bm25s.BM25") -> None:
         self.passages = tuple(passages)
         self._scorer = scorer
 
@@ -68,8 +66,10 @@ class LocalIndex:
         Raises:
             ValueError: there is no word to index.
         """
+        import bm25s
+
         collection = tuple(passages)
-        words = [_tokens(f"{passage.title} {passage.text}") for passage in collection]
+        words = [content_words(f"{passage.title} {passage.text}") for passage in collection]
         if not any(words):
             raise ValueError("A local index needs at least one passage with a word in it.")
         scorer = bm25s.BM25(method="lucene")
@@ -84,7 +84,7 @@ class LocalIndex:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}.")
-        words = _tokens(query)
+        words = content_words(query)
         if not words:
             return []
         # retrieve() takes four times as long for one query: it is made for batches.
@@ -129,6 +129,8 @@ class LocalIndex:
         Raises:
             FileNotFoundError: there is no saved index.
         """
+        import bm25s
+
         path = Path(directory)
         if not (path / _PARAMETERS).is_file():
             raise FileNotFoundError(f"No local index in {str(path)!r}; write one with LocalIndex.save.")
@@ -186,7 +188,3 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
                 yield Passage(row["title"], row["text"])
         except json.JSONDecodeError as error:
             raise ValueError(f"{source.name!r} is not valid JSON: {error}.") from None
-
-
-def _tokens(text: str) -> list[str]:
-    return [word for word in _WORDS.findall(text.lower()) if word not in _STOPWORDS]
