@@ -14,7 +14,7 @@ import numpy as np
 from orchestra_jax.tools.words import content_words
 from orchestra_jax.types import ToolResult, ToolSpec, Usage
 
-if TYPE_CHECKING:  # importing bm25s starts JAX, which has to wait until a run has said which devices it wants
+if TYPE_CHECKING:
     import bm25s
 
 TOOL = ToolSpec(
@@ -29,7 +29,6 @@ TOOL = ToolSpec(
 )
 NO_RESULTS = "no results"
 _PARAMETERS = "params.index.json"  # of bm25s: marks a folder as a saved index
-logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG and reports every index
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +65,11 @@ class LocalIndex:
         Raises:
             ValueError: there is no word to index.
         """
-        import bm25s
-
         collection = tuple(passages)
         words = [content_words(f"{passage.title} {passage.text}") for passage in collection]
         if not any(words):
             raise ValueError("A local index needs at least one passage with a word in it.")
-        scorer = bm25s.BM25(method="lucene")
+        scorer = _bm25()(method="lucene")
         scorer.index(words, show_progress=False)
         return cls(collection, scorer)
 
@@ -129,12 +126,10 @@ class LocalIndex:
         Raises:
             FileNotFoundError: there is no saved index.
         """
-        import bm25s
-
         path = Path(directory)
         if not (path / _PARAMETERS).is_file():
             raise FileNotFoundError(f"No local index in {str(path)!r}; write one with LocalIndex.save.")
-        return cls(tuple(read_passages(path / "passages.jsonl")), bm25s.BM25.load(str(path), show_progress=False))
+        return cls(tuple(read_passages(path / "passages.jsonl")), _bm25().load(str(path), show_progress=False))
 
 
 class Searchable(Protocol):
@@ -188,3 +183,11 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
                 yield Passage(row["title"], row["text"])
         except json.JSONDecodeError as error:
             raise ValueError(f"{source.name!r} is not valid JSON: {error}.") from None
+
+
+def _bm25() -> "type[bm25s.BM25]":
+    """The class that scores. Importing bm25s starts JAX, which waits until a run has said which devices it wants."""
+    import bm25s
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG and reports every index
+    return bm25s.BM25
