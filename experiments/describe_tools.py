@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.progress import Progress
 
 from orchestra_jax.data.sources import load_tasks
-from orchestra_jax.envs.qa import matches
 from orchestra_jax.tools import describing
 from orchestra_jax.tools.budget import Budget, Limits, spending
 from orchestra_jax.tools.descriptions import Example, sample
@@ -24,7 +23,7 @@ async def run(options: argparse.Namespace) -> bool:
     tasks, calls = sample(questions, options.count, options.seed), options.file.with_suffix(".calls.db")
     experts, prices = describing.read_experts(options.experts), PriceList.load(options.prices)
     names = options.only or [expert.name for expert in experts]
-    job = describing.Job(experts, names, options.writer, tasks, prices, matches, calls)
+    job = describing.Job(experts, names, options.writer, tasks, prices, calls)
     for row in await describing.forecast(job):
         print(f"{row.name:24} {row.calls:6.0f} calls  ${row.usd:9.4f} expected  ${row.worst_usd:9.4f} at most")
     if options.dry_run:

@@ -198,6 +198,7 @@ class ToolsConfig:
     experts_max_tokens: int = at_least(4096, 1)  # tokens of a reply there
     descriptions: str | None = None  # file of experiments/describe_tools.py: what the policy reads about each expert
     self_hosted: list[str] = field(default_factory=list)  # experts on the user's own machines: local tools
+    simulated: dict[str, Any] = field(default_factory=dict)  # experts that cost nothing (docs/descriptions.md)
     judge: str = "match"  # who compares answers: "match" (normalised text and numbers) or a model of the price list
     subset: bool = False  # a random subset per instance (section 3.3)
     subset_min: int = at_least(2, 1)  # fewest tools of one (models of each function in the released form)

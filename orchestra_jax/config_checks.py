@@ -177,9 +177,10 @@ def missing_inputs(config: RunConfig) -> list[str]:
 # What may differ between a run and its continuation: how far, where and how much is written.
 _FREE_ON_RESUME = (
     "steps", "output_dir", "evaluation", "checkpoint", "logger", "plan", "rollout.urls", "rollout.slots",
-    "rollout.server", "budget", "replay", "tools.experts_url", "tools.experts_key_env", "tools.experts_timeout_s",
-    "tools.experts_retries", "tools.experts_concurrency", "tools.experts_requests_per_minute", "tools.web_url",
-    "tools.web_timeout_s", "tools.embedder_url", "tools.sandbox_url", "tools.sandbox_workers",
+    "rollout.threads", "rollout.server", "budget", "replay", "tools.experts_url", "tools.experts_key_env",
+    "tools.experts_timeout_s", "tools.experts_retries", "tools.experts_concurrency",
+    "tools.experts_requests_per_minute", "tools.web_url", "tools.web_timeout_s", "tools.embedder_url",
+    "tools.sandbox_url", "tools.sandbox_workers",
 )  # fmt: skip
 
 

@@ -1,15 +1,13 @@
 """Questions with reference answers, answered with the tools of a catalogue or with those of this machine alone."""
 
-import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any
 
 from orchestra_jax.envs.base import Handler, Message, Score, ToolBox, initial_messages
 from orchestra_jax.tools import local_search, sandbox
-from orchestra_jax.tools.answers import extract_answer, marked_answer, without_thinking
+from orchestra_jax.tools.answers import extract_answer, marked_answer, matches, without_thinking
 from orchestra_jax.tools.budget import current_budget, spending
 from orchestra_jax.tools.catalogue import Catalogue
 from orchestra_jax.tools.expert_roles import Judge
@@ -25,8 +23,6 @@ SYSTEM_TERMINAL = (
     "Answer the user's question. Call tools where they help, mind their prices and latencies and the user's wishes, "
     "and end by calling answer."
 )
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
-_ARTICLES = frozenset(("a", "an", "the"))
 
 
 class QAEpisode:
@@ -103,7 +99,7 @@ class QAEnvironment:
         instance = task.extra.get("instance") if self._catalogue is not None else None
         if self._catalogue is None or instance is None:
             return QAEpisode(task, self._handlers, self._system, self._judge)
-        return QAEpisode(task, self._catalogue.handlers(instance, task.question), self._system, self._judge)
+        return QAEpisode(task, self._catalogue.handlers(instance, task), self._system, self._judge)
 
     async def close(self) -> None:
         if self._on_close is not None:
@@ -126,44 +122,3 @@ class QAEnvironment:
         if self._prices is None:
             return result
         return replace(result, usage=tuple(self._prices.charge(row) for row in result.usage))
-
-
-def matches(answer: str, references: Sequence[str]) -> bool:
-    """Whether the answer equals one of the references.
-
-    Two numbers are compared as numbers ("$1,234.0" equals "1234"), other texts as they are (answers in Morse code are
-    punctuation only) or after `normalize`. An empty answer matches nothing.
-    """
-    exact, number, text = answer.strip(), parse_number(answer), normalize(answer)
-    for reference in references:
-        other = parse_number(reference)
-        if number is not None and other is not None:
-            if number == other:
-                return True
-        elif exact and (exact == reference.strip() or (text and text == normalize(reference))):
-            return True
-    return False
-
-
-def parse_number(text: str) -> Decimal | None:
-    """The number that the whole text is, currency, percent sign, thousands commas and a final dot aside; else None."""
-    core = text.strip().replace("\\", "").replace("\u2212", "-").strip("*")
-    core = core.removesuffix(".").strip("$€£% ")
-    if core[:1] in ("-", "+"):  # "-$5"
-        core = core[0] + core[1:].strip("$€£ ")
-    if not any(character.isascii() and character.isdigit() for character in core) or not _NUMBER.fullmatch(core):
-        return None
-    return Decimal(core.replace(",", ""))
-
-
-def normalize(text: str) -> str:
-    """SQuAD's normalisation: lower case, no punctuation, no articles, single spaces.
-
-    Unlike SQuAD's, punctuation between digits stays (else 1.5 and 15 were equal) but for thousands commas, a minus
-    sign before a number stays, and a text of articles only keeps them (the choice "A").
-    """
-    lowered = text.lower().replace("\u2212", "-")
-    lowered = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", lowered)
-    kept = re.sub(r"(?<=\d)([^\w\s]+)(?=\d)|(?<!\S)(-)(?=\d)|[^\w\s]|_", r"\1\2", lowered)
-    words = kept.split()
-    return " ".join([word for word in words if word not in _ARTICLES] or words)

@@ -1,10 +1,14 @@
-"""Finding the answer in what a model wrote."""
+"""Finding the answer in what a model wrote, and whether it is right."""
 
 import re
+from collections.abc import Sequence
+from decimal import Decimal
 
 _THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _LEAD = re.compile(r"^(?:the\s+)?(?:final\s+)?answer(?:\s+is\s*:?|\s*:)\s*", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
+_ARTICLES = frozenset(("a", "an", "the"))
 
 
 def extract_answer(text: str) -> str:
@@ -41,6 +45,47 @@ def without_thinking(text: str) -> str:
     if "</think>" in reply:
         reply = reply.rpartition("</think>")[2]
     return reply.partition("<think>")[0].strip()
+
+
+def matches(answer: str, references: Sequence[str]) -> bool:
+    """Whether the answer equals one of the references.
+
+    Two numbers are compared as numbers ("$1,234.0" equals "1234"), other texts as they are (answers in Morse code are
+    punctuation only) or after `normalize`. An empty answer matches nothing.
+    """
+    exact, number, text = answer.strip(), parse_number(answer), normalize(answer)
+    for reference in references:
+        other = parse_number(reference)
+        if number is not None and other is not None:
+            if number == other:
+                return True
+        elif exact and (exact == reference.strip() or (text and text == normalize(reference))):
+            return True
+    return False
+
+
+def parse_number(text: str) -> Decimal | None:
+    """The number that the whole text is, currency, percent sign, thousands commas and a final dot aside; else None."""
+    core = text.strip().replace("\\", "").replace("\u2212", "-").strip("*")
+    core = core.removesuffix(".").strip("$€£% ")
+    if core[:1] in ("-", "+"):  # "-$5"
+        core = core[0] + core[1:].strip("$€£ ")
+    if not any(character.isascii() and character.isdigit() for character in core) or not _NUMBER.fullmatch(core):
+        return None
+    return Decimal(core.replace(",", ""))
+
+
+def normalize(text: str) -> str:
+    """SQuAD's normalisation: lower case, no punctuation, no articles, single spaces.
+
+    Unlike SQuAD's, punctuation between digits stays (else 1.5 and 15 were equal) but for thousands commas, a minus
+    sign before a number stays, and a text of articles only keeps them (the choice "A").
+    """
+    lowered = text.lower().replace("\u2212", "-")
+    lowered = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", lowered)
+    kept = re.sub(r"(?<=\d)([^\w\s]+)(?=\d)|(?<!\S)(-)(?=\d)|[^\w\s]|_", r"\1\2", lowered)
+    words = kept.split()
+    return " ".join([word for word in words if word not in _ARTICLES] or words)
 
 
 def _last_boxed(text: str) -> str | None:

@@ -17,7 +17,7 @@ import numpy as np
 from orchestra_jax.tools.expert_roles import Handler
 from orchestra_jax.tools.menu import sample_menu
 from orchestra_jax.tools.pricing import Price, PriceList, choose
-from orchestra_jax.types import ToolResult, ToolSpec, Usage
+from orchestra_jax.types import Task, ToolResult, ToolSpec, Usage
 
 FORMS = ("separate", "released")
 ANSWER_TOOL = ToolSpec(
@@ -52,7 +52,9 @@ class Entry:
         handler: executes a call; its rows bear the run's prices, or none yet.
         role: of an expert, see ROLES; "" for a plain tool.
         model: of an expert: its name in price lists.
-        billed: entries of the price list that a call is charged by, the model first.
+        billed: entries of the price list that a call is charged by, the model first; none for a simulated expert,
+            whose rows and spec bear its own price.
+        for_task: of a simulated expert, which has to know the task: makes its handler for an episode.
     """
 
     spec: ToolSpec
@@ -60,6 +62,11 @@ class Entry:
     role: str = ""
     model: str = ""
     billed: tuple[str, ...] = ()
+    for_task: Callable[[Task], Handler] | None = None
+
+    def within(self, task: Task) -> "Entry":
+        """The entry in an episode of `task`."""
+        return self if self.for_task is None else replace(self, handler=self.for_task(task))
 
     @property
     def key(self) -> str:
@@ -164,17 +171,17 @@ class Catalogue:
         tools, names = self._functions(rng, prices) if released else self._menu(rng, prices)
         return Instance(tools, {"seed": seed, "prices": prices.id, "tools": names})
 
-    def handlers(self, record: Mapping[str, Any], question: str) -> dict[str, Handler]:
+    def handlers(self, record: Mapping[str, Any], task: Task) -> dict[str, Handler]:
         """The handlers of a menu by the names it shows; fresh for every episode, as the released form keeps notes.
 
         Args:
             record: of the instance.
-            question: what the released form's models are asked.
+            task: of the episode; the released form's models are asked its question.
         """
         prices = self.prices.find(record["prices"])
-        entries = {name: self.entries[key] for name, key in record["tools"].items()}
+        entries = {name: self.entries[key].within(task) for name, key in record["tools"].items()}
         if self.rule.form == "released":
-            return _Notes(question, entries, prices, self.prices.base).handlers()
+            return _Notes(task.question, entries, prices, self.prices.base).handlers()
         return {name: _repriced(entry, prices, self.prices.base) for name, entry in entries.items()}
 
     def _menu(self, rng: np.random.Generator, prices: PriceList) -> tuple[tuple[ToolSpec, ...], dict[str, str]]:
@@ -280,12 +287,15 @@ def _reprice(row: Usage, prices: PriceList, base: PriceList) -> Usage:
 
 
 def _priced(entry: Entry, name: str, prices: PriceList) -> ToolSpec:
-    """The tool as the menu shows it. Prices are words of the description, since calls are charged by their rows."""
+    """The tool as the menu shows it. Prices are words of the description, since calls are charged by their rows.
+
+    A simulated expert is charged by its spec, whose price the chat format puts into words.
+    """
     latency = _latency(entry, prices)
     words = f" {_price(entry, prices)}" + (" Runs locally." if entry.spec.local else "")
     if latency is not None:
         words += f" Latency: about {latency:.3g} s."
-    described = "" if entry.key == ANSWER_TOOL.name else words
+    described = "" if entry.key == ANSWER_TOOL.name or entry.for_task else words
     return replace(entry.spec, name=name, description=f"{entry.spec.description}{described}")
 
 

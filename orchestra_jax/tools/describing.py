@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from orchestra_jax.tools.answers import extract_answer, without_thinking
+from orchestra_jax.tools.answers import extract_answer, matches, without_thinking
 from orchestra_jax.tools.budget import BudgetExceeded
 from orchestra_jax.tools.context import CUT, TokenCounter
 from orchestra_jax.tools.descriptions import Example, flaw, read, save
@@ -42,8 +42,6 @@ WRITER_SYSTEM = (
 )
 _WRITTEN = re.compile(r"<description>(.*?)</description>", re.DOTALL)
 
-Matches = Callable[[str, Sequence[str]], bool]
-
 
 @dataclass(frozen=True)
 class Job:
@@ -55,7 +53,6 @@ class Job:
         writers: names of those that may write; the first that is not the subject itself does.
         examples: the tasks.
         prices: of all of them.
-        matches: whether an answer equals one of the references.
         calls: file of recorded calls: what is in there is not paid for again.
 
     Raises:
@@ -67,7 +64,6 @@ class Job:
     writers: Sequence[str]
     examples: Sequence[Example]
     prices: PriceList
-    matches: Matches
     calls: Path
 
     def __post_init__(self) -> None:
@@ -161,7 +157,7 @@ async def forecast(job: Job) -> tuple[Forecast, ...]:
             known, unknown = list[Answer](), list[Example]()
             for example in job.examples:
                 try:
-                    known.append(await _ask(clients[name], example, job.matches))
+                    known.append(await _ask(clients[name], example))
                 except ReplayMiss:
                     unknown.append(example)
             tokens = round(fmean(answer.completion_tokens for answer in known)) if known else EXPECTED_TOKENS
@@ -215,7 +211,7 @@ async def describe(
 
     async def ask(client: ExpertClient, example: Example) -> Answer:
         try:
-            return await _ask(client, example, job.matches)
+            return await _ask(client, example)
         except InfrastructureError as error:
             return Answer(example.id, problem=str(error))
         finally:
@@ -263,7 +259,7 @@ class UnusableDescription(Exception):  # noqa: N818  named like the fact it stat
     """The writer wrote nothing that may be shown; one sentence."""
 
 
-async def _ask(client: ExpertClient, example: Example, matches: Matches) -> Answer:
+async def _ask(client: ExpertClient, example: Example) -> Answer:
     completion = await client.chat(_question(example))
     reply = without_thinking(completion.text)
     answer = extract_answer(reply)

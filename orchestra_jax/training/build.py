@@ -160,7 +160,7 @@ def _questions(cfg: RunConfig) -> World:
             training[0] = training[0][: len(training[0]) - count]
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
-    toolbox = make_toolbox(cfg)
+    toolbox = make_toolbox(cfg, [question.answer[0] for question in training[0][:64]])
     terminal = cfg.tools.form == "released" or ANSWER_TOOL.name in cfg.tools.names
     environment = qa.QAEnvironment(
         system=qa.SYSTEM_TERMINAL if terminal else qa.SYSTEM,

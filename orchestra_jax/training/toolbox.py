@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,8 @@ from orchestra_jax.tools.replay import Replay
 from orchestra_jax.tools.retrieval_server import RemoteIndex, open_index
 from orchestra_jax.tools.sandbox_isolation import Isolation, IsolationError
 from orchestra_jax.tools.sandbox_server import RemoteSandbox
+from orchestra_jax.tools.schema import check_spec
+from orchestra_jax.tools.simulated import SimulatedTool, experts_from_config
 from orchestra_jax.types import InfrastructureError, ToolResult
 
 PRICES = Path(__file__).resolve().parents[2] / "conf" / "pricing"
@@ -69,19 +71,23 @@ def price_book(cfg: RunConfig) -> PriceBook:
     return PriceBook(load("pricing.name", pricing.name), lists, pricing.randomise.low, pricing.randomise.high)
 
 
-def make_toolbox(cfg: RunConfig) -> Toolbox:
+def make_toolbox(cfg: RunConfig, answers: Sequence[str] = ()) -> Toolbox:
     """Opens what the tools need. With replay.mode=replay that is the record alone.
+
+    Args:
+        cfg: of the run.
+        answers: to some questions of the run: what simulated experts say where they are wrong and know nothing nearer.
 
     Raises:
         ConfigError: one sentence for what cannot be used.
     """
     try:
-        return _make(cfg)
+        return _make(cfg, answers)
     except (OSError, ValueError, ImportError, MissingPrice, IsolationError) as error:
         raise ConfigError(str(error)) from error
 
 
-def _make(cfg: RunConfig) -> Toolbox:
+def _make(cfg: RunConfig, answers: Sequence[str]) -> Toolbox:
     tools, book = cfg.tools, price_book(cfg)
     replay = Replay(cfg.replay.path, cfg.replay.mode)
     clients = expert_clients(_experts(cfg), book.base, replay=replay)
@@ -99,6 +105,8 @@ def _make(cfg: RunConfig) -> Toolbox:
     )
     if tools.form == "released":  # searches and sandbox work behind its functions
         entries = [entry for entry in entries if entry.role]
+    for tool in _simulated(cfg, answers):
+        entries.append(Entry(tool.spec, _absent, for_task=tool.handler))
     rule = MenuRule(tools.form, tools.subset, tools.subset_min, tools.subset_max, tools.aliases)
     catalogue = Catalogue(entries, book, rule)
 
@@ -127,8 +135,14 @@ def toolbox_problems(cfg: RunConfig) -> list[str]:
         return []
     if unknown := sorted(set(tools.names) - set(PLAIN_TOOLS)):
         return [f"tools.names has {unknown[0]}: choose from {', '.join(PLAIN_TOOLS)}, or take tools=offline."]
-    if not tools.names and not tools.experts:
+    if not tools.names and not tools.experts and not tools.simulated:
         return ["There is nothing to call: name tools in tools.names, or take tools=offline."]
+    try:
+        _simulated(cfg)
+    except ValueError as error:
+        found.append(str(error))
+    if tools.simulated and tools.form == "released":
+        found.append("Simulated experts have no part in the released form: take tools.form=separate.")
     wanted = [*sorted(_models(tools)), *(name for name in tools.names if name != ANSWER_TOOL.name)]
     for prices in (book.base, *book.lists):
         lacking = [name for name in wanted if name not in prices.entries]
@@ -269,6 +283,14 @@ def _runner(handler: Handler) -> Callable[[str], Awaitable[ToolResult]]:
         return ToolResult(answer) if isinstance(answer, str) else answer
 
     return run
+
+
+def _simulated(cfg: RunConfig, answers: Sequence[str] = ()) -> list[SimulatedTool]:
+    experts = experts_from_config({"seed": cfg.env.seed, "experts": cfg.tools.simulated})
+    tools = [SimulatedTool(expert, answers) for expert in experts]
+    for tool in tools:
+        check_spec(tool.spec)
+    return tools
 
 
 async def _absent(arguments: Mapping[str, Any]) -> ToolResult:

@@ -7,89 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.base import Environment, Episode, ToolBox, charge, initial_messages
-from orchestra_jax.envs.qa import OFFLINE_TOOLS, QAEnvironment, matches, normalize, parse_number
-from orchestra_jax.tools.answers import extract_answer
+from orchestra_jax.envs.qa import OFFLINE_TOOLS, QAEnvironment
+from orchestra_jax.tools.answers import extract_answer, matches, parse_number
 from orchestra_jax.tools.local_search import LocalIndex, Passage
 from orchestra_jax.tools.menu import apply_schedule
 from orchestra_jax.tools.pricing import Price, PriceList
 from orchestra_jax.tools.sandbox import PythonSandbox
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
-
-
-@pytest.mark.parametrize(
-    ("answer", "reference"),
-    [
-        ("1,234", "1234"),
-        ("$18", "18"),
-        ("18.00", "18"),
-        ("-$5", "-5"),
-        ("\u22125", "-5"),
-        ("50%", "50"),
-        (r"$18$", "18"),
-        (r"\$18", "18"),
-        ("1e3", "1000"),
-        (".5", "0.5"),
-        ("18.", "18"),
-        ("**18**", "18"),
-        ("The Beatles!", "beatles"),
-        ("New  York\nCity", "new york city"),
-        ("A", "a"),
-        ("(B)", "B."),
-        ("in 1,234 days", "In 1234 days"),
-        ("Zürich", "zürich"),
-        ("東京", "東京"),
-        (" ....-", "....- "),
-    ],
-)
-def test_equal(answer: str, reference: str):
-    assert matches(answer, ["something else", reference])
-    assert matches(reference, [answer])
-
-
-@pytest.mark.parametrize(
-    ("answer", "reference"),
-    [
-        ("1.5", "15"),
-        ("3.5 million", "35 million"),
-        ("1/2", "12"),
-        ("3:45", "345"),
-        ("-5", "5"),
-        ("-5 degrees", "5 degrees"),
-        ("1990-1995", "19901995"),
-        ("1,2", "12"),
-        ("A", "The"),
-        ("", ""),
-        ("?", "!"),
-        ("18 or 19", "18"),
-        ("1e999", "1e998"),
-    ],
-)
-def test_not_equal(answer: str, reference: str):
-    assert not matches(answer, [reference])
-    assert not matches(reference, [answer])
-
-
-def test_no_reference_matches_nothing():
-    assert not matches("x", [])
-
-
-@given(st.integers(-(10**12), 10**12), st.sampled_from(["{:,}", "${:,}", "{}", "{}.0", " {} ", "{}%", "{}."]))
-def test_numbers_in_every_dress(number: int, dress: str):
-    assert parse_number(dress.format(number)) == number
-
-
-@given(st.text(max_size=40))
-def test_scoring_never_raises_and_is_reflexive(text: str):
-    parse_number(text)
-    assert normalize(normalize(text)) == normalize(normalize(normalize(text)))
-    assert matches(text, [text]) == bool(text.strip())
-    matches(extract_answer(text), [text])
-
 
 PRICES = PriceList("p", "d", "s", {"python": Price(second=1.0), "local_search": Price(call=0.25)})
 INDEX = LocalIndex.build([Passage("Oslo", "Capital of Norway."), Passage("Rome", "Capital of Italy.")])

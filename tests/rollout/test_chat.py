@@ -1,12 +1,11 @@
 """Exact tokens between turns, and control strings in untrusted text."""
 
-import time
 from dataclasses import replace
 
 import pytest
 
 from orchestra_jax.models import tokenizer as tok
-from orchestra_jax.rollout.chat import ChatFormat, common_prefix_extends, parse_tool_calls
+from orchestra_jax.rollout.chat import ChatFormat, common_prefix_extends
 from orchestra_jax.types import ToolSpec
 
 SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
@@ -295,23 +294,3 @@ def test_sampled_ids_are_judged_without_half_characters(qwen3, text):
         assert chat.decode(ids[:first]).endswith("<tool_call>python")
     else:
         assert first is None
-
-
-def best_of(function, *args, repeats=5, calls=200):
-    """Fastest mean over `calls`, in microseconds: the minimum shrugs off other work on the machine."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(calls):
-            function(*args)
-        times.append((time.perf_counter() - start) / calls)
-    return min(times) * 1e6
-
-
-def test_speed(tokenizer):
-    observation = best_of(ChatFormat(tokenizer).observation_ids, ["Alice Moreno was born in Lima."])
-    parse = best_of(parse_tool_calls, CALL)
-    print(f"observation_ids {observation:.1f} us, parse_tool_calls {parse:.1f} us")
-    # Targets are 100 and 30; a loaded machine gets three times that.
-    assert observation < 300
-    assert parse < 90

@@ -13,7 +13,8 @@ from orchestra_jax.tools.entries import OUT_OF_BUDGET, expert_entries, recorded,
 from orchestra_jax.tools.experts import Expert, expert_clients
 from orchestra_jax.tools.pricing import MissingPrice, Price, PriceList
 from orchestra_jax.tools.replay import Replay, ReplayMiss
-from orchestra_jax.types import ToolResult, ToolSpec, Usage
+from orchestra_jax.tools.simulated import SimulatedExpert, SimulatedTool
+from orchestra_jax.types import Preference, Task, ToolResult, ToolSpec, Usage
 from tests.tools.openai_stub import StubOpenAI
 
 PYTHON = ToolSpec("python", "Runs code.", {"type": "object"}, local=True)
@@ -26,6 +27,10 @@ BASE = PriceList(
 CHEAP = PriceList("cheap", "2026-01-01", "by hand", {**BASE.entries, "big": Price(0.4, None, 1.6)}, BASE.latencies)
 EXPERTS = [Expert(name, name, "http://127.0.0.1:9/v1", max_tokens=16, retries=0) for name in ("small", "big")]
 ROLES = {"query_writer": ["small", "big"], "code_writer": ["big"], "math": ["small"], "generalist": ["small", "big"]}
+
+
+def task(question: str = "?", answer: str = "7") -> Task:
+    return Task("t", question, (answer,), (), Preference("accuracy", ""))
 
 
 async def found(arguments: Mapping[str, Any]) -> ToolResult:
@@ -138,7 +143,7 @@ async def test_rows_are_charged_by_the_instances_list_and_the_budget_by_what_is_
         names = {key: name for name, key in record["tools"].items()}
         budget = Budget()
         with spending(budget):
-            call = offer.handlers(record, "?")[names["query_writer/big"]]
+            call = offer.handlers(record, task())[names["query_writer/big"]]
             result = await call({"question": "What is the capital?"})
         assert isinstance(result, ToolResult)
         model, search = result.usage
@@ -163,7 +168,7 @@ async def test_local_rows_get_a_price_and_what_was_not_billed_stays_free():
 
     entries = [Entry(PYTHON, run_python), Entry(spec("web"), unbilled), Entry(spec("other"), silent)]
     offer = Catalogue(entries, PriceBook(BASE, [CHEAP]), MenuRule())
-    handlers = offer.handlers(offer.instance(0).record, "?")
+    handlers = offer.handlers(offer.instance(0).record, task())
     python, web, other = [await handlers[name]({"code": "1"}) for name in ("python", "web", "other")]
     assert isinstance(python, ToolResult)
     assert isinstance(web, ToolResult)
@@ -173,9 +178,23 @@ async def test_local_rows_get_a_price_and_what_was_not_billed_stays_free():
     assert other.usage == (Usage("other", price_list="cheap"),)
 
 
+async def test_a_simulated_expert_knows_the_task_and_keeps_its_price():
+    tool = SimulatedTool(SimulatedExpert("oracle", {"*": 1.0}, price_usd=0.02, latency_s=7.0))
+    offer = Catalogue(
+        [Entry(tool.spec, run_python, for_task=tool.handler)], PriceBook(BASE, [CHEAP], 2.0, 3.0), MenuRule()
+    )
+    instance = offer.instance(1)
+    (spec,) = instance.tools
+    assert spec == tool.spec  # its price is a figure of the menu, not words
+    for answer in ("7", "8"):
+        result = await offer.handlers(instance.record, task(answer=answer))["oracle"]({"question": "?"})
+        assert isinstance(result, ToolResult)
+        assert (result.text, result.usage[0].cost_usd, result.usage[0].seconds) == (answer, 0.02, 7.0)
+
+
 async def test_the_answer_tool_ends_the_task():
     offer = catalogue(MenuRule())
-    result = await offer.handlers(offer.instance(0).record, "?")["answer"]({"answer": "Oslo"})
+    result = await offer.handlers(offer.instance(0).record, task())["answer"]({"answer": "Oslo"})
     assert isinstance(result, ToolResult)
     assert (result.final, result.is_error) == ("Oslo", False)
 
@@ -200,7 +219,7 @@ async def test_the_released_form_keeps_what_its_functions_found():
             assert "per million input tokens" in text
             assert "big" not in text
             assert schema.validate_arguments(spec, {"model": "gpt-5"}) is not None
-        handlers = offer.handlers(instance.record, "How much is 6 times 7?")
+        handlers = offer.handlers(instance.record, task("How much is 6 times 7?"))
         results = [await handlers[name]({"model": each[0]}) for name, each in choices.items()]
         assert [getattr(result, "final", None) for result in results] == [None, None, r"\boxed{42}"]
         asked = [body["messages"][-1]["content"] for body in stub.bodies]
@@ -208,7 +227,7 @@ async def test_the_released_form_keeps_what_its_functions_found():
         assert "a page" in asked[1]
         assert "a page" in asked[2]
         assert "print(42)" in asked[2]
-        fresh = offer.handlers(instance.record, "Another?")
+        fresh = offer.handlers(instance.record, task("Another?"))
         replies = iter(["an answer"])
         await fresh["answer"]({"model": choices["answer"][0]})
         assert "a page" not in stub.bodies[-1]["messages"][-1]["content"]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from orchestra_jax.envs.base import ToolBox
-from orchestra_jax.envs.qa import matches
 from orchestra_jax.tools import schema
+from orchestra_jax.tools.answers import matches
 from orchestra_jax.tools.simulated import SimulatedExpert, SimulatedTool, experts_from_config, near_numbers
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from orchestra_jax.training.build import make_chat, make_collector, make_world
 from orchestra_jax.training.metrics import read_metrics
 from orchestra_jax.training.run import run
 from orchestra_jax.training.spending import RunMoney, dry_run
-from orchestra_jax.training.toolbox import price_book
+from orchestra_jax.training.toolbox import price_book, toolbox_problems
 from orchestra_jax.types import Trajectory, Usage
 from tests.rollout.scripted import TEMPLATE
 from tests.tools.openai_stub import Bill
@@ -135,6 +136,43 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, files: list[str], servers
         patch.setenv("TAVILY_API_KEY", "a-key")
         run(config(folder / "run", *PAPER, *files, *live(servers), record, "replay.mode=replay_or_record"))
     return Recorded(folder / "run", record, seen, servers.experts.bills[bills:], servers.searches - searches)
+
+
+def test_simulated_experts_answer_the_runs_questions_at_their_price(tmp_path: Path, files: list[str]):
+    cfg = config(tmp_path, *PAPER, *files, "tools=simulated")
+    world = make_world(cfg)
+    collector = make_collector(cfg, world, make_chat(cfg))
+
+    async def play() -> list[Trajectory]:
+        try:
+            return await collector.play(world.demonstrate, list(world.demonstrations), world.think)
+        finally:
+            await world.environment.close()
+
+    calls = Counter[str]()
+    for t in asyncio.run(play()):
+        prices = {spec.name: spec.price_usd for spec in t.task.tools if spec.name in cfg.tools.simulated}
+        rows = [row for row in t.ledger if row.name in prices]
+        assert [row.cost_usd for row in rows] == [prices[row.name] for row in rows]
+        calls.update(row.name for row in rows)
+        if t.tool_names == ("expert_large",) and not t.solved:
+            assert t.answer != t.task.answer[0]
+    assert set(calls) == set(cfg.tools.simulated)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("+tools.simulated={a: {skill: {x: 2}}}", "within"),
+        ("+tools.simulated={a b: {skill: {x: 0.5}}}", "letters"),
+        ("+tools.simulated={a: {skil: 1}}", "unknown key 'skil'"),
+    ],
+)
+def test_a_wrong_skill_table_is_told_before_anything_starts(
+    tmp_path: Path, files: list[str], override: str, problem: str
+):
+    (found,) = toolbox_problems(config(tmp_path, *PAPER, *files, "tools=offline", override))
+    assert problem in found
 
 
 @pytest.mark.slow
