@@ -39,6 +39,8 @@ STALE = 0.2
 # Share of menus that offer every tool able to answer.
 CHOICE_SHARE = 0.8
 FAMILY_SHARES = (0.26, 0.32, 0.22, 0.20)
+# The same for policy steps: in lookup and easy questions the right tool depends on the wish, which takes most practice.
+PRACTICE_SHARES = (0.14, 0.34, 0.38, 0.14)
 
 # Cents per call and seconds per call, inclusive ranges from which every price list draws.
 PRICE_CENTS = {
@@ -262,19 +264,20 @@ class QuickstartWorld:
         """Instance `index` of the split: question, menu and preference drawn from (seed, split, index)."""
         return self.contrast(split, index, 1)[0]
 
-    def contrast(self, split: str, index: int, wishes: int) -> list[Task]:
-        """Instance `index` under `wishes` different preferences; the first one is `task(split, index)`.
+    def contrast(self, split: str, index: int, wishes: int, shares: Sequence[float] = FAMILY_SHARES) -> list[Task]:
+        """Instance `index` under `wishes` different preferences; families are drawn by `shares`.
 
         The further ones are those that call for another tool, as far as there are such: in one step the policy sees
         the same question and menu with different right choices, and what it learns of the wish cannot be drowned by
         what it learns of the family.
         """
         rng = np.random.default_rng([self.seed, 1 + ("train", "eval").index(split), index])
-        family = FAMILIES[int(rng.choice(4, p=FAMILY_SHARES))]
+        family = FAMILIES[int(rng.choice(4, p=shares))]
         question = self.question(family, split, rng)
         menu = self.menu(family, split, rng)
-        shares = list(PREFERENCE_SHARES.values())
-        kinds = rng.choice(list(PREFERENCE_SHARES), len(shares), replace=False, p=shares).tolist()
+        kinds = rng.choice(
+            list(PREFERENCE_SHARES), len(PREFERENCE_SHARES), replace=False, p=list(PREFERENCE_SHARES.values())
+        ).tolist()
         tasks = [
             self.pose(
                 f"{split}-{index}" + (f"-{n}" if n else ""),
@@ -415,7 +418,7 @@ class QuickstartContrasts:
         return self._length
 
     def __getitem__(self, index: int) -> list[Task]:
-        return self._world.contrast("train", index, self._wishes)
+        return self._world.contrast("train", index, self._wishes, PRACTICE_SHARES)
 
 
 def success_probability(tool: str, family: str) -> float:
