@@ -8,7 +8,7 @@ nothing and have no limits; in the kernel all snippets share one state, and it r
 
 The kernel has an environment of its own:
 
-    python3.11 -m venv .venv-jupyter && .venv-jupyter/bin/pip install jupyter_client ipykernel
+    python3.11 -m venv .venv-jupyter && .venv-jupyter/bin/pip install jupyter_client ipykernel numpy
 """
 
 import argparse
