@@ -19,6 +19,7 @@ import os
 import random
 import re
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -97,11 +98,16 @@ def indices(corpus: str, vectors: np.ndarray, queries: np.ndarray, rounds: int) 
             recall = statistics.mean(len(set(ours) & set(best)) / K for ours, best in zip(found, exact, strict=True))
             size = (path / "index.faiss").stat().st_size / 2**20
             what = f"{corpus}, {kind}"
-            rows += [
+            measured = [
                 row(f"{what}: recall@10", [recall], "", f"built in {built:.1f} s, {size:,.0f} MB"),
                 row(f"{what}: in batches", rates(index, queries, BATCH, rounds), "queries/s", f"{BATCH} at a time"),
                 row(f"{what}: one by one", rates(index, queries[:200], 1, rounds), "queries/s"),
             ]
+            for line in measured:  # a million vectors take their time: HNSW many minutes
+                print(
+                    f"{line['what']} {line['median']:,.3f} {line['unit'] or line['note']}", file=sys.stderr, flush=True
+                )
+            rows += measured
     return rows
 
 
