@@ -1,5 +1,6 @@
 """How the scripts of `experiments/` start: the schema known to Hydra, and every user error one plain sentence."""
 
+import errno
 import os
 import re
 import sys
@@ -40,6 +41,16 @@ def run(main: Callable[[], None]) -> None:
         if wants_trace:
             raise
         sys.exit(_end(explain_error(error)))
+    except OSError as error:
+        if wants_trace or error.errno != errno.ENAMETOOLONG:
+            raise
+        sys.exit(
+            _end(
+                "A job of this sweep would get a folder with a longer name than the file system allows: number the "
+                "folders with hydra.sweep.subdir='${hydra.job.num}', or put what all jobs share into a file of "
+                "conf/experiment."
+            )
+        )
 
 
 def configure(config: DictConfig) -> RunConfig:

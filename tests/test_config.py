@@ -310,3 +310,14 @@ def test_a_bug_keeps_its_trace(stub: Path) -> None:
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "no_such_thing" in done.stderr
+
+
+def test_a_sweep_of_too_many_keys_says_how_to_name_its_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.run(lambda: (tmp_path / ("a" * 300)).mkdir())
+    assert stop.value.code == 2
+    assert "hydra.sweep.subdir" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError):
+        cli.run(lambda: (tmp_path / "missing" / "folder").mkdir())
