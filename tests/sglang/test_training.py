@@ -52,8 +52,8 @@ def test_twenty_steps_on_a_server_improve_like_twenty_in_this_process(warm: Path
         assert max(row["staleness/max"] for row in rows) == 0
         accuracies[name] = np.array([row["accuracy"] for row in rows])
         summary = json.loads((folder / "summary.json").read_text())
-        assert summary["after"]["accuracy"] > summary["before"]["accuracy"], name
-    for name, accuracy in accuracies.items():
-        assert accuracy[-5:].mean() > accuracy[:5].mean() + 0.05, name
+        # On the same questions; the first and the last training steps pose different ones.
+        assert summary["after"]["accuracy"] > summary["before"]["accuracy"] + 0.05, name
+        assert accuracies[name][-5:].mean() > accuracies[name][:5].mean(), name
     # 1,280 samples each: a standard error of .014; 20 steps apart through other samples.
     assert abs(accuracies["sglang"][-5:].mean() - accuracies["embedded"][-5:].mean()) < 0.15
