@@ -170,6 +170,11 @@ class Question:
     distractors: tuple[str, ...]
 
 
+def _pick(values: Sequence[str], rng: np.random.Generator) -> str:
+    """As `rng.choice`, which makes an array of all values first."""
+    return values[int(rng.integers(len(values)))]
+
+
 def _held_out(*facts: object) -> bool:
     """Whether a question about these numbers or names, in whatever order, belongs to the evaluation split."""
     return zlib.crc32(repr(sorted(map(str, facts))).encode()) % 5 == 0
@@ -185,13 +190,11 @@ class QuickstartWorld:
         chosen = [names[i] for i in rng.permutation(len(names))[:people]]
         self.people = {"train": chosen[: people * 3 // 4], "eval": chosen[people * 3 // 4 :]}
         self.facts = {
-            (name, attribute): str(rng.choice(values))
-            for name in chosen
-            for attribute, (values, _, _) in ATTRIBUTES.items()
+            (name, attribute): _pick(values, rng) for name in chosen for attribute, (values, _, _) in ATTRIBUTES.items()
         }
         self.stale = {key for key in self.facts if rng.random() < STALE}
         self.local_facts = {
-            (name, attribute): str(rng.choice([v for v in ATTRIBUTES[attribute][0] if v != value]))
+            (name, attribute): _pick([v for v in ATTRIBUTES[attribute][0] if v != value], rng)
             if (name, attribute) in self.stale
             else value
             for (name, attribute), value in self.facts.items()
@@ -230,8 +233,8 @@ class QuickstartWorld:
                 return question
 
     def _lookup(self, split: str, rng: np.random.Generator) -> Question:
-        name = str(rng.choice(self.people[split]))
-        attribute = str(rng.choice(list(ATTRIBUTES)))
+        name = _pick(self.people[split], rng)
+        attribute = _pick(list(ATTRIBUTES), rng)
         values, question, _ = ATTRIBUTES[attribute]
         truth = self.facts[name, attribute]
         wrong = tuple(v for v in rng.permutation(values)[:6].tolist() if v != truth)
@@ -241,7 +244,7 @@ class QuickstartWorld:
         """A random subset of the tools that can still answer the question, priced by a random list of the split."""
         able = [name for name in TOOL_NAMES if success_probability(name, family) >= 0.5]
         # Mostly all the tools that can do it, so that there is something to choose; sometimes just one of them.
-        needed = able if rng.random() < CHOICE_SHARE else [str(rng.choice(able))]
+        needed = able if rng.random() < CHOICE_SHARE else [_pick(able, rng)]
         rest = [name for name in TOOL_NAMES if name not in able]
         extra = rng.permutation(rest)[: int(rng.integers(1, len(rest) + 1))].tolist()
         offered = set(TOOL_NAMES) if full else {*needed, *extra}
@@ -316,7 +319,7 @@ class QuickstartWorld:
         """Wording and vector P (its elements sum to 1); tools are weighted only where they can answer the question."""
         if kind not in PHRASES:
             raise ValueError(f"Unknown preference kind {kind!r}; known: {', '.join(PHRASES)}.")
-        wording = str(rng.choice(wordings(kind, split)))
+        wording = _pick(wordings(kind, split), rng)
         able = [spec for spec in menu if success_probability(spec.name, family) >= 0.5]
         local = {spec.name: 0.5 for spec in able if spec.local}
         free = {spec.name: 0.2 for spec in able if spec.price_usd == 0}

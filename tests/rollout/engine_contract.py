@@ -57,9 +57,11 @@ class Subject:
         found = []
         for start in range(0, len(sequences), 4):
             part = sequences[start : start + 4]
-            (batch,) = micro_batches(part, MicroShapes(4 * self.max_length, (self.max_length,), ()))
-            scores, mask = np.asarray(self._scores[temperature](params, batch)), np.asarray(batch.mask) > 0
-            found += [scores[b][mask[b]].tolist() for b in range(len(part))]
+            values: list[list[float]] = []
+            for batch in micro_batches(part, MicroShapes(4 * self.max_length, (self.max_length,), ())):
+                scores, mask = np.asarray(self._scores[temperature](params, batch)), np.asarray(batch.mask) > 0
+                values += [scores[b][mask[b]].tolist() for b in range(len(scores))]
+            found += values[: len(part)]  # the rows keep their order; those that fill up come last
         return found
 
     def expect_learner(
