@@ -5,8 +5,9 @@
     .venv/bin/python benchmarks/staleness.py --engine sglang --policy outputs/quickstart_warm/policy
 
 Trains the quickstart from one warm-started policy, for every seed once with each rollout.max_staleness, one run after
-the other in processes of their own, with the same overrides; every other seed in reverse order. Without --policy the
-warm start is made once (`experiments/train.py steps=0`, some minutes) and kept in the folder of --folder.
+the other in processes of their own, with the same overrides (but slots of the embedded engine for all groups that are
+under way, N + 1 steps' worth); every other seed in reverse order. Without --policy the warm start is made once
+(`experiments/train.py steps=0`, some minutes) and kept in the folder of --folder.
 
 Seconds per step are wall-clock seconds between the ends of two steps, the update of the engine's weights included; the
 first steps, which compile, are left out. "waits" is the part in which the learner waited for rollouts. The quickstart's
@@ -50,6 +51,7 @@ COMMON = (
     "evaluation.swap_questions=0",
 )  # fmt: skip
 WARM = ("steps=0", "evaluation.questions=8", "evaluation.swap_questions=0", "logger.tensorboard=false")
+SLOTS = 256  # of the embedded engine: a step's trajectories
 LOG_TAIL = 3000  # characters of a failed run's output that are shown
 
 
@@ -95,9 +97,10 @@ def _warm_policy(folder: Path, console: Console) -> Path:
     return policy
 
 
-def _engine_overrides(args: argparse.Namespace) -> list[str]:
+def _engine_overrides(args: argparse.Namespace, staleness: int) -> list[str]:
     if args.engine == "embedded":
-        return ["rollout.lockstep=false"]  # else nothing can run ahead; for the synchronous run too
+        # In lockstep nothing can run ahead; for the synchronous run too. Slots for all that is under way.
+        return ["rollout.lockstep=false", f"rollout.slots={SLOTS * (staleness + 1)}"]
     return ["rollout=quickstart_sglang", f"rollout.server.python={args.python.absolute()}"]
 
 
@@ -119,7 +122,7 @@ def _measure(args: argparse.Namespace, console: Console) -> list[dict[str, Any]]
                     [
                         f"model.path={policy}", f"steps={args.steps}", f"seed={seed}",
                         f"rollout.max_staleness={staleness}", f"evaluation.questions={args.questions}",
-                        *COMMON, *_engine_overrides(args), *args.overrides,
+                        *COMMON, *_engine_overrides(args, staleness), *args.overrides,
                     ],
                     args.tool_seconds,
                 )  # fmt: skip

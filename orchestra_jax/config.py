@@ -162,7 +162,7 @@ class RolloutConfig:
     threads: int = at_least(1, 1)  # parts of the embedded engine's slots that run side by side: a CPU's cores
     lockstep: bool = True  # the embedded engine waits for all open trajectories: bit-reproducible runs
     max_staleness: int = at_least(0, 0)  # versions that a trained token may be old; above 0 rollouts run ahead
-    spare_groups: int = at_least(0, 0)  # groups beyond a step's need: the slowest are begun anew, or carried over
+    spare_groups: int = at_least(0, 0)  # groups beyond max_staleness + 1 steps: as many slow ones are not waited for
     deadline_s: float = above(600.0, 0)  # seconds for one trajectory; a later one is invalid
     turn_deadline_s: float | None = above(None, 0)  # seconds for one generation; null: the trajectory's
     tool_deadline_s: float | None = above(None, 0)  # seconds for one tool call; null: the trajectory's

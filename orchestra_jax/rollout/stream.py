@@ -1,13 +1,13 @@
 """Groups of rollouts that go on while the learner updates, and how old their tokens may be.
 
-With `max_staleness` 1 the groups of the next step run while this step's update does. From 2 on more groups are under
-way than a step needs: it takes the first ones to end, and a slow one is carried over to a later step. Slow tasks are
-not lost on the way, which would favour short trajectories: one that had to begin anew is waited for.
+With `max_staleness` N a step begins with N + 1 steps' groups under way and takes the first of them to end: a group has
+the time of N + 1 steps, and what is not taken runs on during the update. Groups that would be too old for the next step
+are waited for, and so are those that had to begin anew: slow tasks are not lost, which would favour short trajectories.
 """
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,7 +65,8 @@ class GroupStream:
         per_step: groups of a step.
         max_staleness: how many versions older than the learner's the oldest token of a group may be. 0: nothing
             runs during an update.
-        spare: groups under way beyond these `max_staleness` steps' worth; what is not taken in time is thrown away.
+        spare: groups under way beyond those of `max_staleness` + 1 steps, and so many slow ones need not be waited for;
+            what is then too old is thrown away and begins anew.
     """
 
     def __init__(self, roll: Roll, batches: Batches, *, per_step: int, max_staleness: int = 0, spare: int = 0) -> None:
@@ -92,10 +93,9 @@ class GroupStream:
             self._start(index, version)
         self._fill(version)
         first = sorted(self._again)[: self._per_step]
-        while len(ended := [g for g in self._running.values() if g.job.done()]) < self._per_step or any(
-            not self._running[index].job.done() for index in first
-        ):
+        while not self._suffice(first, version):
             await asyncio.wait([g.job for g in self._in_order() if not g.job.done()], return_when="FIRST_COMPLETED")
+        ended = [group for group in self._running.values() if group.job.done()]
         oldest = [g.index for g in sorted(ended, key=lambda g: (g.version, g.index)) if g.index not in first]
         chosen = sorted([*first, *oldest][: self._per_step])
         for index in chosen:
@@ -105,9 +105,7 @@ class GroupStream:
         found = [self._running.pop(index).job.result() for index in chosen]
         for index in chosen:
             self._use(index)
-        if self._staleness:
-            self._fill(version)
-        else:
+        if not self._staleness:
             await self.stop()
         return Taken(found, restarted)
 
@@ -148,9 +146,16 @@ class GroupStream:
         if len(batch.used) == self._per_step:
             del self._batches[number]
 
+    def _suffice(self, first: Sequence[int], version: int) -> bool:
+        """Whether a step's groups have ended, and among them the `first` and all but `spare` of the oldest."""
+        ended = {group.index for group in self._running.values() if group.job.done()}
+        oldest = {group.index for group in self._running.values() if version - group.version >= self._staleness}
+        due = min(len(oldest) - self._spare, self._per_step - len(first))
+        return len(ended) >= self._per_step and ended.issuperset(first) and len(ended & oldest) >= due
+
     def _fill(self, version: int) -> None:
         """Starts the first tasks that are neither used nor under way, until there are enough groups."""
-        wanted = self._per_step * max(1, self._staleness) + self._spare
+        wanted = self._per_step * (self._staleness + 1) + self._spare
         for number in itertools.chain(sorted(self._batches), itertools.count(self._read)):
             for place in range(self._per_step):
                 if len(self._running) >= wanted:

@@ -69,13 +69,15 @@ async def test_synchronous_steps_take_the_batches_one_by_one():
     assert rolls.started == list(range(12))
 
 
-async def test_the_next_steps_groups_run_while_the_learner_updates():
+@pytest.mark.parametrize("staleness", [1, 2])
+async def test_the_next_steps_groups_run_while_the_learner_updates(staleness: int):
     rolls = Rolls()
-    stream = make(rolls, max_staleness=2)
+    stream = make(rolls, max_staleness=staleness)
     assert await indices(stream, 0) == [0, 1, 2, 3]
-    await asyncio.sleep(0)
-    assert rolls.started == list(range(12))
+    assert rolls.started == list(range(4 * (staleness + 1)))
     assert await indices(stream, 1) == [4, 5, 6, 7]
+    await asyncio.sleep(0)
+    assert rolls.started == list(range(4 * (staleness + 2)))
     await stream.stop()
 
 
@@ -102,20 +104,36 @@ async def test_without_staleness_a_slow_spare_group_is_begun_anew():
     assert rolls.started.count(1) == 2
 
 
-async def test_a_group_that_would_be_too_old_is_begun_anew_and_waited_for():
+async def ends_without(rolls: Rolls, stream: GroupStream, version: int, slow: int) -> list[int]:
+    """The groups of a step that must not end before the slow group does."""
+    async with asyncio.timeout(SECONDS):
+        later = asyncio.ensure_future(stream.take(version))
+        await asyncio.sleep(0.05)
+        assert not later.done()
+        rolls.slow.remove(slow)
+        return [group[0].group for group in (await later).groups]
+
+
+async def test_a_group_that_would_be_too_old_for_the_next_step_is_waited_for():
     rolls = Rolls()
     rolls.slow = {1}
     stream = make(rolls, max_staleness=2)
-    assert [await indices(stream, version) for version in range(3)] == [[0, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+    assert [await indices(stream, version) for version in range(2)] == [[0, 2, 3, 4], [5, 6, 7, 8]]
+    assert await ends_without(rolls, stream, 2, slow=1) == [1, 9, 10, 11]
     assert rolls.cancelled == []
-    async with asyncio.timeout(SECONDS):
-        later = asyncio.ensure_future(stream.take(3))
-        await asyncio.sleep(0.05)
-        assert not later.done()
-        rolls.slow = set()
-        taken = await later
-    assert [group[0].group for group in taken.groups] == [1, 13, 14, 15]
-    assert (rolls.cancelled, taken.restarted) == ([1], 1)
+    assert rolls.started.count(1) == 1
+    await stream.stop()
+
+
+async def test_of_as_many_as_are_spare_it_is_not_but_they_begin_anew_and_are_waited_for():
+    rolls = Rolls()
+    rolls.slow = {1}
+    stream = make(rolls, max_staleness=2, spare=1)
+    found = [await indices(stream, version) for version in range(3)]
+    assert found == [[0, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+    assert rolls.cancelled == []
+    assert await ends_without(rolls, stream, 3, slow=1) == [1, 13, 14, 15]
+    assert (rolls.cancelled, rolls.started.count(1)) == ([1], 2)
     await stream.stop()
 
 
