@@ -1,13 +1,17 @@
 """Log-probabilities and entropies over a large vocabulary, without ever holding all tokens' logits."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 _Outputs = tuple[Float[Array, " T"], Float[Array, " T"]]
 _Residuals = tuple[Array, Array, Array, Array, Array]
+
+_LOWEST = -1e30  # below every logit, and finite: before the first block it is multiplied by 0
 
 
 def token_logprobs(
@@ -17,12 +21,13 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     chunk: int | None = None,
+    vocab_block: int | None = None,
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
     """Log-probability of each target and entropy of each distribution softmax(hidden @ head / temperature).
 
-    Products run in hidden's dtype and accumulate in fp32. The backward pass recomputes the logits chunk by chunk, so
-    memory is O(chunk * V) instead of O(T * V); the head's gradient accumulates in fp32 whatever hidden's dtype is, and
-    is returned in head's dtype (give fp32 parameters to keep it).
+    Products run in hidden's dtype and accumulate in fp32. The backward pass computes the logits again, block by block,
+    so memory is O(chunk * vocab_block) beside inputs and gradients instead of O(T * V); the head's gradient accumulates
+    in fp32 whatever hidden's dtype is, and is returned in head's dtype (give fp32 parameters to keep it).
 
     Args:
         hidden: final hidden states.
@@ -30,65 +35,100 @@ def token_logprobs(
         targets: the token id to score at each position.
         temperature: divides the logits; positive, and the one that tokens were sampled at.
         chunk: tokens whose logits exist at once; None or >= T: all of them.
+        vocab_block: ids whose logits exist at once; None or >= V: all of them, as a vocabulary split over devices
+            needs. On CPU a few hundred, whose logits stay in the core's cache, with all tokens at once are fastest.
 
     Returns:
         (logprobs, entropy) in nats, fp32; both differentiable in `hidden` and `head`.
 
     Raises:
-        ValueError: temperature or chunk not positive.
+        ValueError: temperature, chunk or vocab_block not positive.
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}; score greedy rollouts at temperature 1.")
-    if chunk is not None and chunk <= 0:
-        raise ValueError(f"chunk must be positive, got {chunk}; pass None for a single chunk.")
+    for name, size in (("chunk", chunk), ("vocab_block", vocab_block)):
+        if size is not None and size <= 0:
+            raise ValueError(f"{name} must be positive, got {size}; pass None to have all at once.")
     chunks = 1 if chunk is None else max(-(-hidden.shape[0] // chunk), 1)
-    return _score_chunks(hidden, head, targets, float(temperature), chunks)
+    block = head.shape[1] if vocab_block is None else min(vocab_block, head.shape[1])
+    return _score_chunks(hidden, head, targets, float(temperature), chunks, block)
 
 
-def _logits(hidden: Float[Array, "C D"], head: Float[Array, "D V"], temperature: float) -> Float[Array, "C V"]:
+def _over_vocabulary(
+    step: Callable[[Any, Array | int, Float[Array, "D b"]], tuple[Any, Float[Array, "D b"] | None]],
+    carry: Any,
+    head: Float[Array, "D V"],
+    block: int,
+) -> tuple[Any, list[Float[Array, "D _"]]]:
+    """Folds `step(carry, first id, head of the block)` over the vocabulary; what it returns by block, in order."""
+    whole, found = head.shape[1] // block, []
+    looped = whole * block if whole > 1 else 0
+    if looped:
+        blocks = jnp.swapaxes(head[:, :looped].reshape(-1, whole, block), 0, 1)
+        carry, parts = jax.lax.scan(lambda c, x: step(c, *x), carry, (jnp.arange(whole) * block, blocks))
+        if parts is not None:
+            found.append(jnp.swapaxes(parts, 0, 1).reshape(-1, looped))
+    for first in range(looped, head.shape[1], block):
+        carry, part = step(carry, first, head[:, first : first + block])
+        if part is not None:
+            found.append(part)
+    return carry, found
+
+
+def _logits(hidden: Float[Array, "C D"], head: Float[Array, "D b"], temperature: float) -> Float[Array, "C b"]:
     products = jnp.dot(hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
     return products if temperature == 1.0 else products / temperature
-
-
-def _is_target(targets: Int[Array, " C"], vocab: int) -> Array:
-    return jnp.arange(vocab) == targets[:, None]
 
 
 def _score(
     logits: Float[Array, "C V"], targets: Int[Array, " C"]
 ) -> tuple[Float[Array, " C"], Float[Array, " C"], Float[Array, " C"]]:
-    """(logprobs, entropy, log of the partition function) of one chunk."""
+    """(logprobs, entropy, log of the partition function) of one chunk, from all its logits."""
     highest = logits.max(-1, keepdims=True)
-    weights = jnp.exp(logits - highest)
-    total = weights.sum(-1)
-    partition = jnp.log(total) + highest[:, 0]
-    # A masked sum instead of a gather: it fuses with the other sums and suits a head split over its vocabulary.
-    chosen = jnp.where(_is_target(targets, logits.shape[-1]), logits, 0.0).sum(-1)
-    return chosen - partition, partition - (weights * logits).sum(-1) / total, partition
+    partition = jnp.log(jnp.exp(logits - highest).sum(-1)) + highest[:, 0]
+    chosen = jnp.take_along_axis(logits, targets[:, None], 1)[:, 0]
+    # Exponentials of its own: those of the partition function, used twice, would be written to memory by XLA:CPU.
+    logp = logits - partition[:, None]
+    return chosen - partition, -(jnp.exp(logp) * logp).sum(-1), partition
+
+
+def _score_by_blocks(
+    hidden: Float[Array, "C D"], head: Float[Array, "D V"], targets: Int[Array, " C"], temperature: float, block: int
+) -> tuple[Float[Array, " C"], Float[Array, " C"], Float[Array, " C"]]:
+    """`_score` as a running softmax over blocks of the vocabulary."""
+
+    def step(sums: tuple[Array, ...], first: Array | int, part: Float[Array, "D b"]) -> tuple[tuple[Array, ...], None]:
+        # Sums of exp(z - highest) and exp(z - highest) * (z - highest), moved to each block's new highest logit.
+        highest, total, moment, chosen = sums
+        z = _logits(hidden, part, temperature)
+        top = jnp.maximum(highest, z.max(-1))
+        shifted, moved = z - top[:, None], highest - top
+        weights, kept = jnp.exp(shifted), jnp.exp(moved)
+        moment = kept * (moment + moved * total) + (weights * shifted).sum(-1)
+        total = kept * total + weights.sum(-1)
+        local = targets - first
+        here = jnp.take_along_axis(z, jnp.clip(local, 0, part.shape[1] - 1)[:, None], 1)[:, 0]
+        chosen = jnp.where((local >= 0) & (local < part.shape[1]), here, chosen)
+        return (top, total, moment, chosen), None
+
+    zero = jnp.zeros(hidden.shape[0], jnp.float32)
+    (highest, total, moment, chosen), _ = _over_vocabulary(step, (zero + _LOWEST, zero, zero, zero), head, block)
+    partition = highest + jnp.log(total)
+    return chosen - partition, jnp.log(total) - moment / total, partition
 
 
 def _grad_logits(
-    logits: Float[Array, "C V"],
-    targets: Int[Array, " C"],
+    logits: Float[Array, "C b"],
+    hit: Bool[Array, "C b"],
     partition: Float[Array, " C"],
     entropy: Float[Array, " C"],
     d_logprobs: Float[Array, " C"],
     d_entropy: Float[Array, " C"],
-) -> Float[Array, "C V"]:
+) -> Float[Array, "C b"]:
     """d logp_y / d z_j = [j = y] - p_j and d H / d z_j = -p_j (log p_j + H)."""
     logp = logits - partition[:, None]
-    hit = jnp.where(_is_target(targets, logits.shape[-1]), d_logprobs[:, None], 0.0)
-    return hit - jnp.exp(logp) * (d_logprobs[:, None] + d_entropy[:, None] * (logp + entropy[:, None]))
-
-
-def _grads(
-    d_logits: Float[Array, "C V"], hidden: Float[Array, "C D"], head: Float[Array, "D V"], temperature: float
-) -> tuple[Float[Array, "C D"], Float[Array, "D V"]]:
-    """Gradients of hidden (its dtype) and head (fp32)."""
-    d_logits = (d_logits if temperature == 1.0 else d_logits / temperature).astype(hidden.dtype)
-    d_hidden = jnp.einsum("cv,dv->cd", d_logits, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
-    d_head = jnp.einsum("cd,cv->dv", hidden, d_logits, preferred_element_type=jnp.float32)
-    return d_hidden.astype(hidden.dtype), d_head
+    reached = jnp.where(hit, d_logprobs[:, None], 0.0)
+    return reached - jnp.exp(logp) * (d_logprobs[:, None] + d_entropy[:, None] * (logp + entropy[:, None]))
 
 
 def _split(x: Float[Array, "T ..."], chunks: int) -> Float[Array, "n C ..."]:
@@ -102,30 +142,43 @@ def _join(x: Float[Array, "n C ..."], count: int) -> Float[Array, "T ..."]:
     return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])[:count]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _score_chunks(hidden: Array, head: Array, targets: Array, temperature: float, chunks: int) -> _Outputs:
-    return _forward(hidden, head, targets, temperature, chunks)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _score_chunks(hidden: Array, head: Array, targets: Array, temperature: float, chunks: int, block: int) -> _Outputs:
+    return _forward(hidden, head, targets, temperature, chunks, block)[0]
 
 
 def _forward(
-    hidden: Array, head: Array, targets: Array, temperature: float, chunks: int
+    hidden: Array, head: Array, targets: Array, temperature: float, chunks: int, block: int
 ) -> tuple[_Outputs, _Residuals]:
     def step(part: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        return _score(_logits(part[0], head, temperature), part[1])
+        tokens, ids = part
+        if block == head.shape[1]:
+            return _score(_logits(tokens, head, temperature), ids)
+        return _score_by_blocks(tokens, head, ids, temperature, block)
 
     scores = jax.lax.map(step, (_split(hidden, chunks), _split(targets, chunks)))
     logprobs, entropy, partition = (_join(x, hidden.shape[0]) for x in scores)
     return (logprobs, entropy), (hidden, head, targets, partition, entropy)
 
 
-def _backward(temperature: float, chunks: int, residuals: _Residuals, grads: _Outputs) -> tuple[Array, Array, None]:
+def _backward(
+    temperature: float, chunks: int, block: int, residuals: _Residuals, grads: _Outputs
+) -> tuple[Array, Array, None]:
     hidden, head, targets, partition, entropy = residuals
 
-    def step(d_head: Array, part: tuple[Array, ...]) -> tuple[Array, Array]:
-        tokens, *rest = part
-        d_logits = _grad_logits(_logits(tokens, head, temperature), *rest)
-        d_tokens, update = _grads(d_logits, tokens, head, temperature)
-        return d_head + update, d_tokens
+    def step(d_head: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
+        tokens, ids, *rest = chunk
+
+        def of_block(d_tokens: Array, first: Array | int, part: Float[Array, "D b"]) -> tuple[Array, Array]:
+            hit = jnp.arange(part.shape[1]) == (ids - first)[:, None]
+            d_logits = _grad_logits(_logits(tokens, part, temperature), hit, *rest)
+            d_logits = (d_logits if temperature == 1.0 else d_logits / temperature).astype(tokens.dtype)
+            part = part.astype(tokens.dtype)
+            d_tokens += jnp.einsum("cv,dv->cd", d_logits, part, preferred_element_type=jnp.float32)
+            return d_tokens, jnp.einsum("cd,cv->dv", tokens, d_logits, preferred_element_type=jnp.float32)
+
+        d_tokens, updates = _over_vocabulary(of_block, jnp.zeros(tokens.shape, jnp.float32), head, block)
+        return d_head + jnp.concatenate(updates, axis=1), d_tokens.astype(tokens.dtype)
 
     # Padded tokens carry zero gradients, and so add nothing to the head's.
     parts = tuple(_split(x, chunks) for x in (hidden, targets, partition, entropy, *grads))

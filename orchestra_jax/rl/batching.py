@@ -8,6 +8,7 @@ makes rows of several sequences instead.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -256,7 +257,7 @@ class MicroShapes:
 
     Attributes:
         tokens: tokens of a micro-batch on each batch shard: a width w gives tokens // w rows, or an eighth of them
-            where no more are left over.
+            where few are left over, or few share a prefix.
         widths: row widths, ascending; the last must hold the longest row.
         prefix_widths: widths of the shared prefix; empty switches sharing off.
         rows_per_prefix: at least one prefix slot for so many rows.
@@ -302,15 +303,15 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes, shards: in
     for width, members in sorted(by_width.items()):
         most_rows, most_prefixes = shapes.sizes(width)
         part: list[TokenSequence] = []
-        prefixes: dict[tuple[int, ...], int] = {}
+        prefixes: set[tuple[int, ...]] = set()
         for row in members:
             prefix = row.tokens[: row.prefix] if share else ()
             if len(part) == most_rows or (prefix not in prefixes and len(prefixes) == most_prefixes):
-                batches.append(_micro_batch(part, prefixes, width, shapes))
-                part, prefixes = [], {}
-            prefixes.setdefault(prefix, len(prefixes))
+                batches += _cut(part, width, shapes)
+                part, prefixes = [], set()
+            prefixes.add(prefix)
             part.append(row)
-        batches.append(_micro_batch(part, prefixes, width, shapes))
+        batches += _cut(part, width, shapes)
     return stack_parts(batches, shards)
 
 
@@ -345,19 +346,33 @@ def stack_parts(parts: Sequence[MicroBatch], shards: int) -> list[MicroBatch]:
     return stacked
 
 
-def _micro_batch(
-    part: Sequence[TokenSequence], prefixes: dict[tuple[int, ...], int], width: int, shapes: MicroShapes
-) -> MicroBatch:
-    longest = max(len(prefix) for prefix in prefixes)
+def _cut(part: Sequence[TokenSequence], width: int, shapes: MicroShapes) -> list[MicroBatch]:
+    """One micro-batch of these rows: a small one if that holds them. Or several small ones of half the tokens."""
+    shared = bool(shapes.prefix_widths)
+    longest = max(row.prefix for row in part) if shared else 0
     prefix_width = next((w for w in (0, *shapes.prefix_widths) if w >= longest), None)
     if prefix_width is None:
         raise ValueError(f"A prefix of {longest} tokens exceeds the widest {shapes.prefix_widths[-1]}; widen it.")
-    shared = bool(shapes.prefix_widths)
-    found = sum(sum(row.sampled[row.prefix if shared else 0 :]) for row in part)
     rows, slots = shapes.sizes(width)
     few = max(1, rows // _LEFT_OVER)
-    if len(part) <= few:
-        rows, slots = few, min(few, slots)
+    few_slots = min(few, slots)
+    small = math.ceil(len(part) / few)
+    small_tokens, tokens = few * width + few_slots * prefix_width, rows * width + slots * prefix_width
+    if small > 1 and 2 * small * small_tokens > tokens:
+        return [_micro_batch(part, rows, slots, width, prefix_width, shapes)]
+    cuts = (part[first : first + few] for first in range(0, len(part), few))
+    return [_micro_batch(rows_of_cut, few, few_slots, width, prefix_width, shapes) for rows_of_cut in cuts]
+
+
+def _micro_batch(
+    part: Sequence[TokenSequence], rows: int, slots: int, width: int, prefix_width: int, shapes: MicroShapes
+) -> MicroBatch:
+    """The rows of `part` in `rows` rows of `width` tokens on `slots` shared prefixes of `prefix_width`."""
+    shared = bool(shapes.prefix_widths)
+    prefixes: dict[tuple[int, ...], int] = {}
+    for row in part:
+        prefixes.setdefault(row.tokens[: row.prefix] if shared else (), len(prefixes))
+    found = sum(sum(row.sampled[row.prefix if shared else 0 :]) for row in part)
     selected = select_size(found, rows * width, shapes.response_fractions)
     shape = BatchShape(rows, width, rows, width, slots, prefix_width, False, selected)
     arrays: Any = shape.empty()

@@ -56,13 +56,15 @@ class LearnerConfig:
         loss: surrogate, clipping, KL and importance correction.
         entropy_coef: weight of the entropy bonus.
         temperature: of the rollouts; the learner scores at the same.
-        chunk: tokens of a batch shard whose logits exist at once.
+        chunk: tokens of a batch shard whose logits exist at once; None for all.
+        vocab_block: ids whose logits exist at once; None for all, which a head split over devices needs.
     """
 
     loss: LossConfig
     entropy_coef: float = 0.0
     temperature: float = 1.0
     chunk: int | None = None
+    vocab_block: int | None = None
 
 
 class Learner:
@@ -103,7 +105,13 @@ class Learner:
         state, grads, base, batch, scalar = self._shardings()
         params, frozen = (None if state is None else state.params), (base if adapters is not None else None)
         score = functools.partial(
-            score_rows, config=config, temperature=cfg.temperature, chunk=cfg.chunk, mesh=mesh, rules=self.rules
+            score_rows,
+            config=config,
+            temperature=cfg.temperature,
+            chunk=cfg.chunk,
+            vocab_block=cfg.vocab_block,
+            mesh=mesh,
+            rules=self.rules,
         )
         supervised_score = functools.partial(score, temperature=1.0, chunk=None)
         compute = functools.partial(_compute_tree, adapters)

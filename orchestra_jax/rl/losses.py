@@ -231,6 +231,16 @@ def _ratio_metrics(ratio: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> dict
     }
 
 
+def _clean(values: Float[Array, "B T"], kept: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    """At least float32, 0 where masked whatever stands there."""
+    values = jnp.asarray(values)
+    return jnp.where(kept, values.astype(jnp.promote_types(values.dtype, jnp.float32)), 0.0)
+
+
+def _constant(values: Float[Array, "B T"], kept: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    return jax.lax.stop_gradient(_clean(values, kept))
+
+
 def policy_loss(
     logprobs: Float[Array, "B T"],
     old_logprobs: Float[Array, "B T"],
@@ -277,28 +287,20 @@ def policy_loss(
         ValueError: `rollout_logprobs` or `ref_logprobs` is missing for what `cfg` asks.
     """
     kept = jnp.asarray(mask).astype(bool)
-
-    def clean(values: Float[Array, "B T"]) -> Float[Array, "B T"]:
-        values = jnp.asarray(values)
-        return jnp.where(kept, values.astype(jnp.promote_types(values.dtype, jnp.float32)), 0.0)
-
-    def constant(values: Float[Array, "B T"]) -> Float[Array, "B T"]:
-        return jax.lax.stop_gradient(clean(values))
-
     advantages = jnp.asarray(advantages)
     if advantages.ndim == 1:
         advantages = advantages[:, None]
-    adv = constant(jnp.broadcast_to(advantages, kept.shape))
-    new, old = clean(logprobs), constant(old_logprobs)
+    adv = _constant(jnp.broadcast_to(advantages, kept.shape), kept)
+    new, old = _clean(logprobs, kept), _constant(old_logprobs, kept)
 
     ratio = jnp.exp(_log_ratio(new, old, kept, cfg.loss))
     surrogate, clipping = _surrogate(ratio, new, adv, kept, cfg)
-    rollout = None if rollout_logprobs is None else constant(rollout_logprobs)
+    rollout = None if rollout_logprobs is None else _constant(rollout_logprobs, kept)
     weight, metrics = _importance_weights(old, rollout, kept, cfg)
     objective = _aggregate(surrogate * weight, kept, cfg, denominator)
     loss = objective
     if ref_logprobs is not None:
-        ref = constant(ref_logprobs)
+        ref = _constant(ref_logprobs, kept)
         kl_loss = _aggregate(kl_estimate(new, ref, cfg.kl), kept, cfg, denominator)
         loss = loss + cfg.kl_coef * kl_scale * kl_loss
         metrics |= {"kl_ref": _masked_mean(kl_estimate(new, ref, "k3"), kept), "kl_loss": kl_loss}

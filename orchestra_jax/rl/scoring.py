@@ -28,6 +28,7 @@ def score_rows(
     *,
     temperature: float,
     chunk: int | None = None,
+    vocab_block: int | None = None,
     mesh: Mesh | None = None,
     rules: ShardingRules | None = None,
 ) -> tuple[Float[Array, "N L"], Float[Array, "N L"]]:
@@ -36,7 +37,7 @@ def score_rows(
     Shared prefixes run once; the rows continue their keys and values, through which gradients flow.
 
     Args:
-        chunk: tokens of a batch shard whose logits exist at once; None for all.
+        chunk, vocab_block: tokens of a batch shard, and ids, whose logits exist at once; None for all.
         mesh, rules: what the parameters and the batch are sharded over.
 
     Raises:
@@ -74,7 +75,9 @@ def score_rows(
     ) -> tuple[Array, Array]:
         # Padding selects the last position; its target would lie one past the end.
         targets = jnp.take(tokens, select + 1, mode="clip")
-        scores = token_logprobs(hidden[select], head, targets, temperature=temperature, chunk=chunk)
+        scores = token_logprobs(
+            hidden[select], head, targets, temperature=temperature, chunk=chunk, vocab_block=vocab_block
+        )
         # Padding is placed one past the end, and so dropped.
         empty = jnp.zeros(size * length, scores[0].dtype)
         return empty.at[place].set(scores[0], mode="drop"), empty.at[place].set(scores[1], mode="drop")

@@ -1,21 +1,23 @@
 """What the configuration asks the learner to do: rewards and advantages of a step, its batches, optimizers, losses."""
 
+import functools
 from collections.abc import Sequence
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array
 
 from orchestra_jax.config import AlgorithmConfig, RunConfig
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
+from orchestra_jax.rl.advantages import InvalidMode, group_advantages, informative_groups, member_masks
 from orchestra_jax.rl.batching import GroupArrays, MicroBatch, MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.optimizer import OptimizerConfig, make_optimizer
 from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rl.rewards import feature_matrix, preference_reward
+from orchestra_jax.rl.rewards import ToolFeature, feature_matrix, preference_reward
 
 
 def kl_share(algorithm: AlgorithmConfig, step: int, steps: int) -> float:
@@ -28,33 +30,44 @@ def score_groups(cfg: RunConfig, arrays: GroupArrays) -> tuple[np.ndarray, np.nd
     """Rewards (Eq. 2) [G, N], advantages (Eq. 3 and the filters) [G, N] and kept groups [G]."""
     reward, algorithm = cfg.reward, cfg.algorithm
     tools = arrays.preference.shape[1] - 3
-    scale = jnp.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], jnp.float32)
-    solved, completed = jnp.asarray(arrays.solved), jnp.asarray(arrays.completed)
-    matrix = feature_matrix(
-        jnp.asarray(arrays.tool_counts),
-        solved,
-        jnp.asarray(arrays.cost_usd),
-        jnp.asarray(arrays.latency_s),
-        tool_feature=reward.tool_feature,  # type: ignore[arg-type]
-    )
-    rewards = preference_reward(
-        matrix,
-        jnp.asarray(arrays.preference) * scale,
-        solved,
-        completed,
-        jnp.asarray(arrays.tool_mask),
+    scale = np.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], np.float32)
+    rewards, advantages, kept = _score_groups(
+        vars(arrays) | {"preference": arrays.preference * scale},
+        tool_feature=reward.tool_feature,
         normalize_outcome=reward.normalize_outcome,
-    )
-    members = member_masks(completed, jnp.asarray(arrays.failed), invalid=algorithm.invalid)  # type: ignore[arg-type]
-    advantages = group_advantages(
-        rewards,
-        members,
+        invalid=algorithm.invalid,
         min_std=algorithm.min_std,
         normalize_std=algorithm.normalize_std,
         clip=algorithm.advantage_clip,
     )
-    kept = informative_groups(rewards, members, min_std=algorithm.min_std)
     return np.asarray(rewards), np.asarray(advantages), np.asarray(kept)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("tool_feature", "normalize_outcome", "invalid", "min_std", "normalize_std", "clip"),
+)
+def _score_groups(
+    arrays: dict[str, Array],
+    *,
+    tool_feature: ToolFeature,
+    normalize_outcome: bool,
+    invalid: InvalidMode,
+    min_std: float,
+    normalize_std: bool,
+    clip: float | None,
+) -> tuple[Array, Array, Array]:
+    """`score_groups` of the fields of a `GroupArrays`."""
+    solved, completed = arrays["solved"], arrays["completed"]
+    matrix = feature_matrix(
+        arrays["tool_counts"], solved, arrays["cost_usd"], arrays["latency_s"], tool_feature=tool_feature
+    )
+    rewards = preference_reward(
+        matrix, arrays["preference"], solved, completed, arrays["tool_mask"], normalize_outcome=normalize_outcome
+    )
+    members = member_masks(completed, arrays["failed"], invalid=invalid)
+    advantages = group_advantages(rewards, members, min_std=min_std, normalize_std=normalize_std, clip=clip)
+    return rewards, advantages, informative_groups(rewards, members, min_std=min_std)
 
 
 def policy_shapes(cfg: RunConfig) -> MicroShapes | PackShapes:
@@ -92,6 +105,12 @@ def adapters(cfg: RunConfig) -> LoRA | None:
     return LoRA(lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None
 
 
+def _logits_at_once(model: Qwen3Config, mesh: Mesh | None) -> dict[str, int]:
+    """All ids of some tokens; on a CPU some ids of all tokens, which its cache holds, where all ids are too many."""
+    by_block = mesh is None and jax.default_backend() == "cpu" and model.vocab_size > 4096
+    return {"vocab_block": 512} if by_block else {"chunk": 2048}
+
+
 def warm_learner(cfg: RunConfig, model: Qwen3Config, mesh: Mesh | None = None) -> Learner:
     """The learner of the warm start."""
     warm = cfg.warm_start
@@ -103,7 +122,9 @@ def warm_learner(cfg: RunConfig, model: Qwen3Config, mesh: Mesh | None = None) -
         total_steps=max(1, warm.steps),
         final_fraction=0.05,
     )
-    return Learner(model, LearnerConfig(LossConfig(), chunk=2048), make_optimizer(optimizer), mesh=mesh)
+    return Learner(
+        model, LearnerConfig(LossConfig(), **_logits_at_once(model, mesh)), make_optimizer(optimizer), mesh=mesh
+    )
 
 
 def policy_optimizer(cfg: RunConfig) -> OptimizerConfig:
@@ -137,5 +158,5 @@ def policy_learner(cfg: RunConfig, model: Qwen3Config, mesh: Mesh | None = None)
         importance=a.importance,  # type: ignore[arg-type]
         importance_cap=a.importance_cap,
     )
-    learner = LearnerConfig(loss, a.entropy_coef, cfg.rollout.temperature, chunk=2048)
+    learner = LearnerConfig(loss, a.entropy_coef, cfg.rollout.temperature, **_logits_at_once(model, mesh))
     return Learner(model, learner, make_optimizer(policy_optimizer(cfg)), mesh=mesh, adapters=adapters(cfg))

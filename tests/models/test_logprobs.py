@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,14 +26,20 @@ def naive(hidden, head, targets, temperature):
     return jnp.take_along_axis(logp, targets[:, None], 1)[:, 0], -(jnp.exp(logp) * logp).sum(-1)
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 5, 36, 37, 100])
+SIZES = [(chunk, None) for chunk in (None, 1, 5, 36, 37, 100)]
+SIZES += [(chunk, block) for chunk in (None, 16) for block in (1, 7, 25, 49, 50, 100)]  # with a rest and without
+
+
+@pytest.mark.parametrize(("chunk", "vocab_block"), SIZES)
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_values_and_gradients_match_naive(chunk: int | None, temperature: float) -> None:
+def test_values_and_gradients_match_naive(chunk: int | None, vocab_block: int | None, temperature: float) -> None:
     hidden, head, targets = inputs()
+    head = head.at[:, 30].mul(3.0)  # some tokens' highest logit is in a later block
+    score = functools.partial(token_logprobs, temperature=temperature, chunk=chunk, vocab_block=vocab_block)
     weights = jax.random.normal(jax.random.key(9), (2, T))
 
     def ours(hidden, head):
-        logprobs, entropy = token_logprobs(hidden, head, targets, temperature=temperature, chunk=chunk)
+        logprobs, entropy = score(hidden, head, targets)
         return weights[0] @ logprobs + weights[1] @ entropy, (logprobs, entropy)
 
     def theirs(hidden, head):
@@ -69,21 +77,22 @@ def test_bfloat16_hidden_accumulates_the_head_gradient_in_float32() -> None:
     np.testing.assert_allclose(got, want, atol=2e-3 * float(jnp.abs(want).max()))
 
 
-def test_chunks_bound_the_logits() -> None:
-    """No array of the compiled gradient holds more than one chunk of logits."""
+def test_chunks_and_blocks_bound_the_logits() -> None:
+    """No array of the compiled gradient holds more logits than one chunk or block."""
     hidden, head = jax.ShapeDtypeStruct((4096, 16), jnp.float32), jax.ShapeDtypeStruct((16, 1000), jnp.float32)
     targets = jax.ShapeDtypeStruct((4096,), jnp.int32)
 
-    def peak(chunk: int | None) -> int:
+    def peak(**sizes: int) -> int:
         def loss(hidden, head, targets):
-            logprobs, entropy = token_logprobs(hidden, head, targets, temperature=1.0, chunk=chunk)
+            logprobs, entropy = token_logprobs(hidden, head, targets, **sizes)
             return (logprobs + entropy).sum()
 
         compiled = jax.jit(jax.grad(loss, (0, 1))).lower(hidden, head, targets).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    assert peak(None) > 4096 * 1000 * 4
-    assert peak(128) < 4096 * 1000 * 4 / 4
+    assert peak() > 4096 * 1000 * 4
+    assert peak(chunk=128) < 4096 * 1000 * 4 / 4
+    assert peak(vocab_block=32) < 4096 * 1000 * 4 / 4
 
 
 @pytest.mark.parametrize("with_gradient", [False, True])
@@ -139,3 +148,5 @@ def test_errors() -> None:
         token_logprobs(hidden, head, targets, temperature=0.0)
     with pytest.raises(ValueError, match="chunk must be positive"):
         token_logprobs(hidden, head, targets, temperature=1.0, chunk=0)
+    with pytest.raises(ValueError, match="vocab_block must be positive"):
+        token_logprobs(hidden, head, targets, temperature=1.0, vocab_block=-1)

@@ -1,3 +1,5 @@
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -164,9 +166,23 @@ def test_a_shared_prompt_is_stored_once():
 
 
 def test_too_many_prefixes_start_a_new_micro_batch():
-    rows = [row(5, 8, group=group) for group in range(3)]
-    assert len(micro_batches(rows, MicroShapes(64, (8,), (6,), rows_per_prefix=4))) == 2
-    assert len(micro_batches(rows, MicroShapes(64, (8,), (), rows_per_prefix=4))) == 1
+    rows = [row(5, 8, group=group) for group in range(3) for _ in range(6)]
+    shared = micro_batches(rows, MicroShapes(64, (8,), (6,), rows_per_prefix=8))
+    assert [batch.shape.rows for batch in shared] == [8, 8, 8]
+    alone = micro_batches(rows, MicroShapes(64, (8,), (), rows_per_prefix=8))
+    assert [batch.shape.rows for batch in alone] == [8, 8, 1, 1]
+
+
+@pytest.mark.parametrize(("groups", "members", "small"), [(8, 1, 2), (12, 1, 3), (8, 6, 0), (2, 3, 2), (4, 3, 0)])
+def test_rows_of_many_prompts_come_in_small_micro_batches_where_those_have_half_the_tokens(groups, members, small):
+    rows = [row(5, 8, group=group) for group in range(groups) for _ in range(members)]
+    shapes = MicroShapes(256, (8,), (8,))
+    batches = micro_batches(rows, shapes)
+    assert sum(batch.shape.rows == 4 for batch in batches) == small
+    assert all(batch.shape.rows in (4, 32) for batch in batches)
+    whole = math.ceil(groups / 4) * (32 * 8 + 4 * 8)
+    assert sum(batch.tokens.size + batch.prefix.size for batch in batches) <= whole
+    assert sorted(unpack(batches)) == sorted(trimmed(rows))
 
 
 def test_no_rows_make_no_micro_batch():
