@@ -58,8 +58,8 @@ class Shape:
         return f"{self.model}:{self.rows}x{self.prompt}+{self.response}:{self.vocab}"
 
 
-def _peers(chunk: int) -> dict[str, Peer]:
-    options = ("--chunk", str(chunk))
+def _peers(vocab_block: int) -> dict[str, Peer]:
+    options = ("--vocab-block", str(vocab_block))
     return {
         "shared": Peer("orchestra_jax, prompt shared", *OURS, "ours.py", ("--share-prefix", *options)),
         "ours": Peer("orchestra_jax, same work", *OURS, "ours.py", options),
@@ -155,7 +155,7 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="+", type=Shape.parse, default=[Shape.parse(text) for text in SHAPES])
     parser.add_argument("--rounds", type=int, default=7, help="measured steps per peer and shape, at least 5 to report")
     parser.add_argument("--peers", nargs="+", choices=list(_peers(0)), default=list(_peers(0)))
-    parser.add_argument("--chunk", type=int, default=512, help="tokens whose logits our step holds at once")
+    parser.add_argument("--vocab-block", type=int, default=512, help="ids whose logits our step holds at once")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="the CPU core all steps run on")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
     args = parser.parse_args()
@@ -163,7 +163,7 @@ def main() -> int:
         parser.error("--rounds must be at least 1.")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     console = Console(width=None if sys.stdout.isatty() else 132)
-    wanted = [peer for key, peer in _peers(args.chunk).items() if key in args.peers and peer.is_there(console)]
+    wanted = [peer for key, peer in _peers(args.vocab_block).items() if key in args.peers and peer.is_there(console)]
     if not wanted:
         parser.error("no environment of any of the peers is there.")
     results = []

@@ -1,7 +1,7 @@
 """orchestra_jax's step: `micro_batches` and `Learner.policy_step`, as the trainer calls them.
 
 Options: --share-prefix runs a prompt once for its whole group, as training does; without it every row runs its own
-prompt, which is the peers' work. --chunk N: tokens whose logits exist at once.
+prompt, which is the peers' work. --vocab-block N: ids whose logits exist at once.
 """
 
 import argparse
@@ -50,12 +50,12 @@ def _build(folder: Path, batch: Batch) -> Callable[[], Mapping[str, float]]:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("--share-prefix", action="store_true")
-    parser.add_argument("--chunk", type=int, required=True)
+    parser.add_argument("--vocab-block", type=int, required=True)
     args = parser.parse_args()
     config, params = safetensors.load(folder)
     loss = LossConfig("grpo", clip_low=CLIP, clip_high=CLIP, aggregation="token")
     optimizer = OptimizerConfig(LEARNING_RATE, b1=B1, b2=B2, weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_GRAD_NORM)
-    learner = Learner(config, LearnerConfig(loss, chunk=args.chunk), make_optimizer(optimizer))
+    learner = Learner(config, LearnerConfig(loss, vocab_block=args.vocab_block), make_optimizer(optimizer))
     state = learner.init(params)
     batches = _micro_batches(batch, share=args.share_prefix)
 
