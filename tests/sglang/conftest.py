@@ -16,7 +16,7 @@ CONFIG = qwen3.Qwen3Config(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
     rope_theta=1e4, max_position_embeddings=1024,
 )  # fmt: skip
-LENGTH = 64  # tokens of the longest sequence
+LENGTH = 512  # tokens of the longest sequence: one that is to be disturbed takes a second or more
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = float(os.environ.get("SGLANG_START_S", 600))
 

@@ -12,11 +12,13 @@ import pytest
 from orchestra_jax.rollout.engine import SamplingParams
 from orchestra_jax.rollout.sglang import SGLangEngine
 from orchestra_jax.rollout.sglang_server import reviver
+from orchestra_jax.rollout.sglang_worker import Worker
 from orchestra_jax.rollout.weight_push import DiskPush
 from tests.rollout.engine_contract import EngineContract, Subject, prompt_of
 from tests.sglang.conftest import CONFIG, LENGTH, PARAMS, START_SECONDS
 
 pytestmark = pytest.mark.sglang
+TOKENS = LENGTH - 12  # of a generation that something happens to
 
 
 def engine_on(servers, folder, **options):
@@ -48,7 +50,7 @@ class TestSGLangContract(EngineContract):
         with pytest.raises(ValueError, match=r"tokenizer has 600 ids.*\.$"):
             await subject.engine.check(CONFIG, 600)
         subject.engine.max_length = LENGTH + 1
-        with pytest.raises(ValueError, match=r"takes sequences of 64 tokens, .*\.$"):
+        with pytest.raises(ValueError, match=rf"takes sequences of {LENGTH} tokens, .*\.$"):
             await subject.engine.check(CONFIG, CONFIG.vocab_size)
 
 
@@ -58,6 +60,15 @@ async def test_logprobs_of_a_thousand_tokens_are_the_learners(subject, temperatu
     found = await subject.generate_all(prompts, SamplingParams(48, temperature))
     assert sum(len(generation.token_ids) for generation in found) >= 1000
     subject.expect_learner(prompts, found, temperature)
+
+
+async def until_it_runs(server):
+    """Waits until a server runs what it was sent: a token that is asked for later is there when the others run."""
+    async with asyncio.timeout(START_SECONDS):
+        while not server.load:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        sampling = {"max_new_tokens": 1, "temperature": 1.0}
+        await Worker.post(server, "/generate", {"input_ids": [3], "sampling_params": sampling}, timeout_s=60)
 
 
 async def test_a_cancelled_generation_stops_on_the_server(subject, monkeypatch):
@@ -74,8 +85,8 @@ async def test_a_cancelled_generation_stops_on_the_server(subject, monkeypatch):
 
     await subject.generate_all([(1, 2)], SamplingParams(2))
     monkeypatch.setattr(server, "post", post_and_keep)
-    callers = [asyncio.ensure_future(engine.generate((i + 1,), SamplingParams(60))) for i in range(8)]
-    await asyncio.sleep(0.1)
+    callers = [asyncio.ensure_future(engine.generate((i + 1,), SamplingParams(TOKENS))) for i in range(8)]
+    await until_it_runs(server)
     for caller in callers:
         caller.cancel()
     assert await asyncio.gather(*callers, return_exceptions=True)
@@ -83,7 +94,7 @@ async def test_a_cancelled_generation_stops_on_the_server(subject, monkeypatch):
         found = [answer["meta_info"] for answer in await asyncio.gather(*answers)]
     assert len(found) == 8
     assert {meta["finish_reason"]["type"] for meta in found} == {"abort"}
-    assert all(meta["completion_tokens"] < 60 for meta in found)
+    assert all(0 < meta["completion_tokens"] < TOKENS for meta in found)
 
 
 async def test_a_server_killed_in_mid_flight_loses_nothing_and_comes_back_with_the_weights(server, victim, tmp_path):
@@ -92,17 +103,15 @@ async def test_a_server_killed_in_mid_flight_loses_nothing_and_comes_back_with_t
     await engine.update_weights(PARAMS[1], 5)
     assert len(engine.servers_up) == 2
     prompts = [prompt_of(200 + i, 5, CONFIG.vocab_size) for i in range(32)]
-    callers = [asyncio.ensure_future(engine.generate(prompt, SamplingParams(55))) for prompt in prompts]
+    callers = [asyncio.ensure_future(engine.generate(prompt, SamplingParams(TOKENS))) for prompt in prompts]
     (held,) = (one for one in engine._pool.servers if one.url == victim.url)
+    await until_it_runs(held)
     async with asyncio.timeout(START_SECONDS):
-        while not held.load:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)
         lost = held.load
         kill_server(victim)
         found = await asyncio.gather(*callers)
         assert lost > 0
-        assert {(g.weight_version, g.finish_reason, len(g.token_ids)) for g in found} == {(5, "length", 55)}
+        assert {(g.weight_version, g.finish_reason, len(g.token_ids)) for g in found} == {(5, "length", TOKENS)}
         assert len({g.token_ids for g in found}) == 32
         subject.expect_learner(prompts, found, params=PARAMS[1])
         # It starts anew from its folder, with version 0.
