@@ -64,6 +64,7 @@ def test_quickstart_is_the_default() -> None:
     assert config == compose(["+experiment=quickstart"])
     assert config.algorithm.tasks_per_step * config.algorithm.group_size == 256
     assert config.algorithm.kl_coef > config.algorithm.kl_coef * config.algorithm.kl_final
+    assert config.algorithm.optimizer == "muon"
     assert (config.algorithm.loss, config.algorithm.aggregation, config.algorithm.invalid) == (
         "grpo",
         "token",

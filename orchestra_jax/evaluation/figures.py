@@ -102,7 +102,7 @@ def _headline(picture: Figure, text: str, detail: str = "") -> None:
 
 @dataclass(frozen=True)
 class _Curve:
-    """One panel: the metric's name, its factor and unit as shown, and its colour."""
+    """One panel: the metric's name, its factor and unit as shown, its colour, and what its axis says but the unit."""
 
     metric: str
     label: str
@@ -110,10 +110,12 @@ class _Curve:
     unit: str
     digits: int
     colour: str
+    axis: str = ""
 
 
 _CURVES = (
-    _Curve("reward/mean", "Reward", 1.0, "", 2, "#0072b2"),
+    # It may fall while the policy gets better: a group whose rollouts are equally good has nothing above its minimum.
+    _Curve("reward/mean", "Reward", 1.0, "", 2, "#0072b2", "Eq. 2, relative to the group"),
     _Curve("accuracy", "Accuracy", 100.0, " %", 0, "#009e73"),
     _Curve("cost_usd", "Cost per question", 100.0, " cents", 2, "#d55e00"),
     _Curve("valid_rate", "Valid rate", 100.0, " %", 0, "#aa4499"),
@@ -154,8 +156,8 @@ def _learning_curves(metrics: Sequence[Mapping[str, float]]) -> Figure | None:
             axes.set_ylim(0, max(float(values.max()) * 1.08, 1e-9))
         elif curve.metric == "valid_rate":
             axes.set_ylim(min(80.0, float(values.min()) - 3), 101.5)  # a narrower axis would magnify noise
-        if unit := curve.unit.strip():
-            axes.set_ylabel(unit)
+        if label := curve.axis or curve.unit.strip():
+            axes.set_ylabel(label)
         if index + columns >= len(found):
             axes.set_xlabel("training step")
     steps_done = int(max(steps[-1] for _, steps, _ in found) - min(steps[0] for _, steps, _ in found)) + 1

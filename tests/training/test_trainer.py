@@ -24,7 +24,7 @@ from orchestra_jax.config import AlgorithmConfig, RewardConfig, RunConfig
 from orchestra_jax.config_checks import load
 from orchestra_jax.rl.batching import GroupArrays
 from orchestra_jax.training.metrics import read_metrics
-from orchestra_jax.training.objective import score_groups
+from orchestra_jax.training.objective import kl_share, score_groups
 from orchestra_jax.training.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -370,3 +370,10 @@ def test_a_malformed_member_is_punished_only_in_zero_reward():
     punished = score_groups(replace(cfg, algorithm=AlgorithmConfig(invalid="zero_reward")), hand_made())[1]
     assert punished[0, malformed] < 0
     assert dropped[0, failed] == punished[0, failed] == 0
+
+
+def test_the_pull_to_the_reference_falls_linearly_and_stays_where_it_ends():
+    algorithm = AlgorithmConfig(kl_final=0.2, kl_fade=0.5)
+    assert [kl_share(algorithm, step, 8) for step in (0, 1, 2, 4, 7)] == pytest.approx([1.0, 0.8, 0.6, 0.2, 0.2])
+    assert kl_share(AlgorithmConfig(), 7, 8) == 1.0
+    assert kl_share(AlgorithmConfig(kl_final=0.0, kl_fade=0.0), 1, 8) == 0.0
