@@ -102,7 +102,7 @@ def _headline(picture: Figure, text: str, detail: str = "") -> None:
 
 @dataclass(frozen=True)
 class _Curve:
-    """One panel: the metric's name, its factor and unit as shown, its colour, and its axis where that is not the unit."""
+    """One panel: the metric's name, factor and unit as shown, colour, and its axis where that is not the unit."""
 
     metric: str
     label: str
