@@ -69,7 +69,7 @@ def _write_work(shape: Shape, group: int, folder: Path) -> int:
     """Checkpoint and prompts of a shape, for all peers; returns the number of parameters."""
     import jax
 
-    from orchestra_jax.models import safetensors
+    from orchestra_jax.models.checkpoint import safetensors
     from orchestra_jax.models.qwen3 import Qwen3Config, init_params, num_params
 
     # Tunix's Qwen3 rotates with base 1e6 whatever its configuration says.

@@ -40,12 +40,12 @@ def measure(case: str, tokens: int, layers: int, micro_batches: int) -> dict[str
 
     from orchestra_jax.models.qwen3 import Qwen3Config, init_params, num_params
     from orchestra_jax.models.sharding import make_mesh
+    from orchestra_jax.planning.gpus import find_gpu
+    from orchestra_jax.planning.plan import Job, make_plan
     from orchestra_jax.rl.learner import Learner, LearnerConfig
     from orchestra_jax.rl.losses import LossConfig
     from orchestra_jax.rl.optimizer import OptimizerConfig, make_optimizer
     from orchestra_jax.rl.packing import PackShapes
-    from orchestra_jax.training.hardware import find_gpu
-    from orchestra_jax.training.plan import Job, make_plan
 
     config = Qwen3Config(32768, 1024, 3072, layers, 16, 8, 64, tie_word_embeddings=True, **CASES[case])
     cfg, optimizer = LearnerConfig(LossConfig("sequence"), chunk=256), OptimizerConfig(1e-6)

@@ -44,21 +44,21 @@ from peer import ROOT
 from rich.console import Console
 from rich.table import Table
 
+from orchestra_jax.engines.base import Generation, SamplingParams
+from orchestra_jax.engines.sglang.engine import SGLangEngine
+from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess
+from orchestra_jax.engines.sglang.protocol import request_body
+from orchestra_jax.engines.sglang.weights import DiskPush
 from orchestra_jax.envs.base import initial_messages
-from orchestra_jax.envs.qa import QAEpisode
-from orchestra_jax.envs.quickstart import CHAT_TEMPLATE
-from orchestra_jax.models import safetensors
+from orchestra_jax.envs.qa.environment import QAEpisode
+from orchestra_jax.envs.quickstart.environment import CHAT_TEMPLATE
+from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.models.qwen3 import Qwen3Config, init_params, num_params
 from orchestra_jax.models.tokenizer import build_word_tokenizer
+from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, render_call
-from orchestra_jax.rollout.engine import Generation, SamplingParams
-from orchestra_jax.rollout.sglang import SGLangEngine
-from orchestra_jax.rollout.sglang_protocol import request_body
-from orchestra_jax.rollout.sglang_server import ServerConfig, ServerProcess
 from orchestra_jax.rollout.watchdog import describe
-from orchestra_jax.rollout.weight_push import DiskPush
-from orchestra_jax.tools.pricing import PriceList
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolSpec, Trajectory
 
 CLIENTS = {"collector": "Collector + SGLangEngine", "bare": "bare aiohttp client"}

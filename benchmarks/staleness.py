@@ -39,7 +39,7 @@ from peer import ROOT
 from rich.console import Console
 from rich.table import Table
 
-from orchestra_jax.envs.quickstart import QuickstartEpisode
+from orchestra_jax.envs.quickstart.environment import QuickstartEpisode
 from orchestra_jax.training.metrics import read_metrics
 from orchestra_jax.types import ToolCall, ToolResult
 

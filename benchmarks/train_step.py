@@ -72,7 +72,7 @@ def _write_shape(shape: Shape, folder: Path) -> int:
     """Checkpoint and batch of a shape, for all peers; returns the number of parameters."""
     import jax
 
-    from orchestra_jax.models import safetensors
+    from orchestra_jax.models.checkpoint import safetensors
     from orchestra_jax.models.qwen3 import Qwen3Config, init_params, num_params
 
     sys.path.insert(0, str(HERE / "_peers"))

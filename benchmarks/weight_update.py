@@ -64,7 +64,7 @@ def _descendants(ancestor: int) -> list[int]:
 
 def _round(pusher: Any, url: str, params: Any, version: int, folder: Path | None) -> dict[str, float]:
     """One push, with a connection of its own."""
-    from orchestra_jax.rollout.sglang_worker import Worker
+    from orchestra_jax.engines.sglang.client import Worker
 
     async def push() -> Any:
         worker = Worker(url)
@@ -94,10 +94,10 @@ def _measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str
     """All rounds of all paths against one server."""
     import jax
 
-    from orchestra_jax.models import safetensors
+    from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess
+    from orchestra_jax.engines.sglang.weights import BucketPush, DiskPush
+    from orchestra_jax.models.checkpoint import safetensors
     from orchestra_jax.models.qwen3 import Qwen3Config, init_params, num_params
-    from orchestra_jax.rollout.sglang_server import ServerConfig, ServerProcess
-    from orchestra_jax.rollout.weight_push import BucketPush, DiskPush
 
     config = Qwen3Config.preset(
         args.model, param_dtype=args.dtype, **({"vocab_size": args.vocab} if args.vocab else {})

@@ -11,10 +11,10 @@ from pathlib import Path
 from rich.progress import Progress
 
 from orchestra_jax.data.sources import load_tasks
-from orchestra_jax.tools import describing
-from orchestra_jax.tools.budget import Budget, Limits, spending
-from orchestra_jax.tools.descriptions import Example, sample
-from orchestra_jax.tools.pricing import MissingPrice, PriceList
+from orchestra_jax.money.budgets import Budget, Limits, spending
+from orchestra_jax.money.prices import MissingPrice, PriceList
+from orchestra_jax.tools.experts import describing
+from orchestra_jax.tools.experts.descriptions import Example, sample
 
 
 async def run(options: argparse.Namespace) -> bool:

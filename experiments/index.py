@@ -10,9 +10,9 @@ import asyncio
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from orchestra_jax.tools import dense_build
-from orchestra_jax.tools.embeddings import Embedder, EndpointEmbedder, LsaEmbedder
-from orchestra_jax.tools.local_search import LocalIndex, read_passages
+from orchestra_jax.tools.search import dense_build
+from orchestra_jax.tools.search.embeddings import Embedder, EndpointEmbedder, LsaEmbedder
+from orchestra_jax.tools.search.local import LocalIndex, read_passages
 from orchestra_jax.types import InfrastructureError
 
 

@@ -9,7 +9,7 @@ import os
 import hydra
 from omegaconf import DictConfig
 
-from orchestra_jax import cli
+from orchestra_jax.config import cli
 
 # Nothing runs here, so no GPU is started even where there is one.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -19,7 +19,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 def main(config: DictConfig) -> None:
     """Plans the composed config."""
     run_config = cli.configure(config)
-    from orchestra_jax.training.plan_report import run
+    from orchestra_jax.planning.report import run
 
     run(run_config)
 

@@ -8,7 +8,7 @@ python experiments/train.py --multirun hydra/launcher=joblib reward.outcome=0.5,
 import hydra
 from omegaconf import DictConfig
 
-from orchestra_jax import cli
+from orchestra_jax.config import cli
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")

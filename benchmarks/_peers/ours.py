@@ -12,7 +12,7 @@ import jax
 import jaxlib
 from worker import B1, B2, CLIP, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY, Batch, serve_steps
 
-from orchestra_jax.models import safetensors
+from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig

@@ -22,9 +22,9 @@ Sample = Callable[[int, bool, int], list[list[int]]]
 
 
 def _ours(folder: Path, prompts: list[list[int]], new: int) -> Sample:
-    from orchestra_jax.models import safetensors
-    from orchestra_jax.rollout.embedded import EmbeddedEngine
-    from orchestra_jax.rollout.engine import SamplingParams
+    from orchestra_jax.engines.base import SamplingParams
+    from orchestra_jax.engines.embedded import EmbeddedEngine
+    from orchestra_jax.models.checkpoint import safetensors
 
     config, params = safetensors.load(folder)
     longest = max(map(len, prompts))

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.tools.replay import Recorded, Replay, key
+from orchestra_jax.money.replay import Recorded, Replay, key
 from orchestra_jax.types import Usage
 
 CALLS = 5_000

@@ -27,8 +27,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from orchestra_jax.tools.sandbox import PythonSandbox
-from orchestra_jax.tools.sandbox_isolation import Isolation, why_not
+from orchestra_jax.tools.python.isolation import Isolation, why_not
+from orchestra_jax.tools.python.sandbox import PythonSandbox
 
 JUPYTER = Path(__file__).resolve().parents[2] / ".venv-jupyter/bin/python"
 SNIPPET, NUMPY = ("print(37 * 4 + 9)", "157"), ("import numpy as np\nprint(int(np.arange(10).sum()))", "45")

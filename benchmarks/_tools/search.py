@@ -29,9 +29,10 @@ from typing import Any
 import faiss
 import numpy as np
 
-from orchestra_jax.tools import dense_build, dense_search
-from orchestra_jax.tools.embeddings import LsaEmbedder
-from orchestra_jax.tools.local_search import LocalIndex, Passage, read_passages
+from orchestra_jax.tools.search import dense as dense_search
+from orchestra_jax.tools.search import dense_build
+from orchestra_jax.tools.search.embeddings import LsaEmbedder
+from orchestra_jax.tools.search.local import LocalIndex, Passage, read_passages
 
 K = 10
 BATCH = 100

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_jax.config import EvaluationConfig
+from orchestra_jax.config.schema import EvaluationConfig
+from orchestra_jax.engines.base import Engine
 from orchestra_jax.evaluation.metrics import preference_swap, preference_utility, summarize, tool_shares
 from orchestra_jax.rl.rewards import ToolFeature
 from orchestra_jax.rollout.collector import Collector, Script
-from orchestra_jax.rollout.engine import Engine
 from orchestra_jax.types import Task, Trajectory
 
 _SEED = 7  # evaluations sample alike, before and after

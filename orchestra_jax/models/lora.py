@@ -23,9 +23,9 @@ from jaxtyping import PRNGKeyArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from orchestra_jax.models.checkpoint.folders import whole_folder
+from orchestra_jax.models.checkpoint.hf_names import Source, sources
 from orchestra_jax.models.config import Qwen3Config
-from orchestra_jax.models.folders import whole_folder
-from orchestra_jax.models.hf_names import Source, sources
 from orchestra_jax.models.qwen3 import Params, abstract_params
 
 Adapters = Mapping[str, Any]

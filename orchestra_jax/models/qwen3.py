@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from orchestra_jax.models.attention import attention
+from orchestra_jax.models.attention.base import attention
 from orchestra_jax.models.config import Qwen3Config
 
 __all__ = [

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.envs.base import Environment, Episode, Message, Score
+from orchestra_jax.money.budgets import Budget, Limits, spending
+from orchestra_jax.money.prices import PriceList
+from orchestra_jax.rollout.actors import EnginePlayer, MakePlayer, Player, Script, ScriptPlayer, render_call
 from orchestra_jax.rollout.chat import ChatFormat, ParseError, final_answer, parse_tool_calls
-from orchestra_jax.rollout.engine import Engine, Generation, SamplingParams
-from orchestra_jax.rollout.players import EnginePlayer, MakePlayer, Player, Script, ScriptPlayer, render_call
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog, within
-from orchestra_jax.tools.budget import Budget, Limits, spending
-from orchestra_jax.tools.pricing import PriceList
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Turn, Usage
 
 __all__ = ["Collector", "OrchestratorPrice", "RolloutLimits", "Script", "render_call"]

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_jax.tools.expert_roles import Handler
+from orchestra_jax.money.prices import Price, PriceList, choose
+from orchestra_jax.tools.experts.roles import Handler
 from orchestra_jax.tools.menu import sample_menu
-from orchestra_jax.tools.pricing import Price, PriceList, choose
 from orchestra_jax.types import Task, ToolResult, ToolSpec, Usage
 
 FORMS = ("separate", "released")

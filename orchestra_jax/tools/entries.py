@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestra_jax.tools import expert_roles
-from orchestra_jax.tools.budget import BudgetExceeded
+from orchestra_jax.money.budgets import BudgetExceeded
+from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.catalogue import ROLES, Entry
-from orchestra_jax.tools.expert_roles import Handler, RunCode
-from orchestra_jax.tools.experts import ExpertClient
-from orchestra_jax.tools.replay import Recorded, Replay
+from orchestra_jax.tools.experts import roles as expert_roles
+from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.experts.roles import Handler, RunCode
 from orchestra_jax.types import ToolResult, ToolSpec
 
 OUT_OF_BUDGET = "This task's budget does not allow the call, so it was not made. Go on with what is known."

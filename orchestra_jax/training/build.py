@@ -11,27 +11,29 @@ from urllib.parse import urlsplit
 import jax
 import numpy as np
 
-from orchestra_jax.config import ConfigError, RunConfig
-from orchestra_jax.config_checks import missing_inputs
+from orchestra_jax.config.checks import missing_inputs
+from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.data.pipeline import Flattened, TaskIterator, task_iterator
 from orchestra_jax.data.preferences import sample_preference
 from orchestra_jax.data.sources import Question, load_tasks
-from orchestra_jax.envs import qa, qa_players, quickstart_players
+from orchestra_jax.engines.gpus import gpu_conflicts
 from orchestra_jax.envs.base import Environment
-from orchestra_jax.envs.quickstart import QuickstartEnvironment, build_tokenizer, good_call
-from orchestra_jax.envs.quickstart_world import PREFERENCE_SHARES, QuickstartContrasts, QuickstartTasks, QuickstartWorld
-from orchestra_jax.models import safetensors
+from orchestra_jax.envs.qa import demonstrations as qa_players
+from orchestra_jax.envs.qa import environment as qa
+from orchestra_jax.envs.quickstart import demonstrations as quickstart_players
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, build_tokenizer, good_call
+from orchestra_jax.envs.quickstart.world import PREFERENCE_SHARES, QuickstartContrasts, QuickstartTasks, QuickstartWorld
+from orchestra_jax.models import checkpoint
 from orchestra_jax.models import tokenizer as tokenizers
 from orchestra_jax.models.qwen3 import Params, Qwen3Config, init_params
+from orchestra_jax.money import run as spending
+from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, Script
 from orchestra_jax.rollout.watchdog import Waiting, describe
+from orchestra_jax.tools.build import instance_seed, make_toolbox, price_book, toolbox_problems
 from orchestra_jax.tools.catalogue import ANSWER_TOOL
-from orchestra_jax.tools.sandbox_isolation import Isolation, IsolationError, available
-from orchestra_jax.training import spending
-from orchestra_jax.training.placement import gpu_conflicts
-from orchestra_jax.training.toolbox import instance_seed, make_toolbox, price_book, toolbox_problems
-from orchestra_jax.training.weights import device_mesh
+from orchestra_jax.tools.python.isolation import Isolation, IsolationError, available
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult
 
 SWAP_KINDS = ("accuracy", "cost", "fast", "local")
@@ -235,7 +237,7 @@ def make_policy(cfg: RunConfig, chat: ChatFormat) -> tuple[Qwen3Config, Params]:
         config = Qwen3Config.preset(cfg.model.preset, vocab_size=len(chat.tokenizer), **numerics)
         return config, init_params(config, jax.random.key(cfg.seed))
     try:
-        return safetensors.load(cfg.model.path, **numerics)
+        return checkpoint.load(cfg.model.path, **numerics)
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error
 

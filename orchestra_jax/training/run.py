@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.config import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.evaluation.report import draw, print_summary
+from orchestra_jax.money.run import Halted, dry_run
+from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training.build import load_prices, make_chat, make_world, preflight
-from orchestra_jax.training.loop import LoopThread
 from orchestra_jax.training.metrics import read_metrics
-from orchestra_jax.training.spending import Halted, dry_run
 from orchestra_jax.training.trainer import Interrupted, Trainer
 
 

@@ -11,24 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from orchestra_jax.config import ConfigError, RunConfig
-from orchestra_jax.config_checks import resume_conflicts
+from orchestra_jax.config.checks import resume_conflicts
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.engines.start import start_engine
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.models.lora import init_adapters
 from orchestra_jax.models.qwen3 import Params
+from orchestra_jax.money.budgets import Budget, BudgetExceeded
+from orchestra_jax.money.replay import ReplayMiss
+from orchestra_jax.money.run import Halted, RunMoney
 from orchestra_jax.rl.batching import group_arrays, sequences
 from orchestra_jax.rl.learner import TrainState
 from orchestra_jax.rl.optimizer import learning_rate
-from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.tools.budget import Budget, BudgetExceeded
-from orchestra_jax.tools.replay import ReplayMiss
-from orchestra_jax.training.build import World, config_record, make_collector, make_policy
-from orchestra_jax.training.checkpointing import Checkpoints
-from orchestra_jax.training.engines import start_engine
-from orchestra_jax.training.loop import LoopThread
-from orchestra_jax.training.metrics import MetricLogger, Progress
-from orchestra_jax.training.objective import (
+from orchestra_jax.rl.setup import (
     adapters,
+    device_mesh,
     kl_share,
     policy_batches,
     policy_learner,
@@ -36,11 +33,20 @@ from orchestra_jax.training.objective import (
     score_groups,
     warm_learner,
 )
-from orchestra_jax.training.rollouts import Rollouts
-from orchestra_jax.training.sft import copy_accuracy, demonstration_rows, demonstration_shapes, supervised_batches
-from orchestra_jax.training.spending import Halted, RunMoney
+from orchestra_jax.rollout.chat import ChatFormat
+from orchestra_jax.rollout.event_loop import LoopThread
+from orchestra_jax.rollout.source import Rollouts
+from orchestra_jax.training.build import World, config_record, make_collector, make_policy
+from orchestra_jax.training.checkpointing import Checkpoints
+from orchestra_jax.training.metrics import MetricLogger, Progress
 from orchestra_jax.training.transcripts import write_transcripts
-from orchestra_jax.training.weights import device_mesh, export, for_engine, reference_copy, whole_policy
+from orchestra_jax.training.warm_start import (
+    copy_accuracy,
+    demonstration_rows,
+    demonstration_shapes,
+    supervised_batches,
+)
+from orchestra_jax.training.weights import export, for_engine, reference_copy, whole_policy
 from orchestra_jax.types import Status, Trajectory
 
 # The learner's metrics that are logged, and their names there (docs/metrics.md).

@@ -7,23 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from orchestra_jax.config import MeshConfig
-from orchestra_jax.models import safetensors
+from orchestra_jax.models import checkpoint
 from orchestra_jax.models.lora import LoRA, merge, save_peft
 from orchestra_jax.models.qwen3 import Params, Qwen3Config
-from orchestra_jax.models.sharding import make_mesh
-
-
-def device_mesh(cfg: MeshConfig) -> Mesh | None:
-    """The configured mesh; None for a single device.
-
-    Raises:
-        ValueError: the sizes do not multiply to the number of devices.
-    """
-    if (cfg.data, cfg.fsdp, cfg.tensor) == (1, 1, 1):
-        return None
-    mesh = make_mesh(cfg.data, cfg.fsdp, cfg.tensor)
-    return None if mesh.size == 1 else mesh
 
 
 def reference_copy(params: Params, dtype: str, *, offload: bool) -> Any:
@@ -54,4 +40,4 @@ def export(
     if lora is not None:
         save_peft(folder, config, trained, lora, str(base), overwrite=True)
     else:
-        safetensors.save(folder, config, trained, tokenizer=tokenizer, overwrite=True)
+        checkpoint.save(folder, config, trained, tokenizer=tokenizer, overwrite=True)

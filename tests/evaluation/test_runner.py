@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from orchestra_jax.config import EvaluationConfig
-from orchestra_jax.envs.quickstart import QuickstartEnvironment, build_tokenizer
-from orchestra_jax.envs.quickstart_players import BASELINES
-from orchestra_jax.envs.quickstart_world import QuickstartWorld
+from orchestra_jax.config.schema import EvaluationConfig
+from orchestra_jax.engines.base import Generation, SamplingParams
+from orchestra_jax.envs.quickstart.demonstrations import BASELINES
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, build_tokenizer
+from orchestra_jax.envs.quickstart.world import QuickstartWorld
 from orchestra_jax.evaluation.metrics import summarize, tool_shares
 from orchestra_jax.evaluation.runner import Evaluator
+from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits
-from orchestra_jax.rollout.engine import Generation, SamplingParams
-from orchestra_jax.tools.pricing import Price, PriceList
 
 PRICE = OrchestratorPrice(PriceList("test", "2026-11-20", "test", {"orchestrator": Price()}), "orchestrator", 0.0)
 LIMITS = RolloutLimits(max_turns=4, max_calls=3, max_length=160, max_new_tokens=32)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
 
 from orchestra_jax.models import lora as lora_module
-from orchestra_jax.models.hf_names import to_params, to_tensors
+from orchestra_jax.models.checkpoint.hf_names import to_params, to_tensors
 from orchestra_jax.models.lora import LoRA, abstract_adapters, attach, init_adapters, load_peft, merge, save_peft
 from orchestra_jax.models.qwen3 import Qwen3Config, forward, init_params, logits
 from orchestra_jax.models.sharding import ShardingRules, make_mesh, param_shardings

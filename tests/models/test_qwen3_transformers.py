@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orchestra_jax.models.hf_names import to_params, to_tensors
+from orchestra_jax.models.checkpoint.hf_names import to_params, to_tensors
 from orchestra_jax.models.qwen3 import Qwen3Config, empty_cache, forward, logits, write_cache
 
 torch = pytest.importorskip("torch")

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
+from orchestra_jax.engines.base import Generation, SamplingParams
+from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.models import qwen3
 from orchestra_jax.rl.batching import sequences
-from orchestra_jax.rollout.embedded import EmbeddedEngine
-from orchestra_jax.rollout.engine import Generation, SamplingParams
 from orchestra_jax.types import Status, ToolCall
 from tests.rollout.scripted import (
     ANSWER,

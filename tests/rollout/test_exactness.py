@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from orchestra_jax.engines.base import Generation
 from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.rl.batching import MicroShapes, micro_batches, sequences
 from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rollout.engine import Generation
 from orchestra_jax.types import Status
 from tests.rollout.scripted import (
     ANSWER,

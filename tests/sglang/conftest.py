@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orchestra_jax.models import qwen3, safetensors
-from orchestra_jax.rollout.sglang_server import ServerConfig, ServerProcess
+from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess
+from orchestra_jax.models import qwen3
+from orchestra_jax.models.checkpoint import safetensors
 
 CONFIG = qwen3.Qwen3Config(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestra_jax.rollout.engine import SamplingParams
-from orchestra_jax.rollout.sglang import SGLangEngine
-from orchestra_jax.rollout.sglang_server import reviver
-from orchestra_jax.rollout.sglang_worker import Worker
-from orchestra_jax.rollout.weight_push import DiskPush
-from tests.rollout.engine_contract import EngineContract, Subject, prompt_of
+from orchestra_jax.engines.base import SamplingParams
+from orchestra_jax.engines.sglang.client import Worker
+from orchestra_jax.engines.sglang.engine import SGLangEngine
+from orchestra_jax.engines.sglang.process import reviver
+from orchestra_jax.engines.sglang.weights import DiskPush
+from tests.engines.contract import EngineContract, Subject, prompt_of
 from tests.sglang.conftest import CONFIG, LENGTH, PARAMS, START_SECONDS
 
 pytestmark = pytest.mark.sglang

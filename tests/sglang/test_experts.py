@@ -8,12 +8,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
-from orchestra_jax.models import safetensors
-from orchestra_jax.rollout.sglang_server import ServerConfig, ServerProcess
-from orchestra_jax.tools.budget import Budget, spending
-from orchestra_jax.tools.expert_roles import Judge, UserSimulator, code_writer, generalist, maths_model, query_writer
-from orchestra_jax.tools.experts import Expert, ExpertClient
-from orchestra_jax.tools.pricing import Price, PriceList
+from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess
+from orchestra_jax.models.checkpoint import safetensors
+from orchestra_jax.money.budgets import Budget, spending
+from orchestra_jax.money.prices import Price, PriceList
+from orchestra_jax.tools.experts.client import Expert, ExpertClient
+from orchestra_jax.tools.experts.roles import Judge, UserSimulator, code_writer, generalist, maths_model, query_writer
 from orchestra_jax.types import InfrastructureError
 from tests.sglang.conftest import CONFIG, PARAMS, START_SECONDS
 

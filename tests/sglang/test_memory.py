@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from orchestra_jax.rollout.sglang import SGLangEngine
-from orchestra_jax.rollout.weight_push import BucketPush, DiskPush
-from tests.rollout.engine_contract import Subject, prompt_of
-from tests.rollout.sglang_stub import one
+from orchestra_jax.engines.sglang.engine import SGLangEngine
+from orchestra_jax.engines.sglang.weights import BucketPush, DiskPush
+from tests.engines.contract import Subject, prompt_of
+from tests.engines.sglang.stub import one
 from tests.sglang.conftest import CONFIG, LENGTH, PARAMS
 
 pytestmark = pytest.mark.sglang

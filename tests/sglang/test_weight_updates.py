@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orchestra_jax.models import safetensors
-from orchestra_jax.rollout.engine import Generation
-from orchestra_jax.rollout.sglang_server import ServerConfig, ServerProcess
-from orchestra_jax.rollout.sglang_worker import Worker, WorkerError
-from orchestra_jax.rollout.weight_push import BucketPush, DiskPush
+from orchestra_jax.engines.base import Generation
+from orchestra_jax.engines.sglang.client import Worker, WorkerError
+from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess
+from orchestra_jax.engines.sglang.weights import BucketPush, DiskPush
+from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.types import InfrastructureError
-from tests.rollout.engine_contract import Subject, prompt_of
+from tests.engines.contract import Subject, prompt_of
 from tests.sglang.conftest import CONFIG, START_SECONDS, random_params
 
 pytestmark = pytest.mark.sglang

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from orchestra_jax.tools.pricing import Price, PriceList
+from orchestra_jax.money.prices import Price, PriceList
 
 PRICES = PriceList(
     "stub",

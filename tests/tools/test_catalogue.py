@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, current_budget, spending
+from orchestra_jax.money.prices import MissingPrice, Price, PriceList
+from orchestra_jax.money.replay import Replay, ReplayMiss
 from orchestra_jax.tools import schema
-from orchestra_jax.tools.budget import Budget, BudgetExceeded, Limits, current_budget, spending
 from orchestra_jax.tools.catalogue import ANSWER_TOOL, Catalogue, Entry, MenuRule, PriceBook, give_answer, price_words
 from orchestra_jax.tools.entries import OUT_OF_BUDGET, expert_entries, recorded, within_budget
-from orchestra_jax.tools.experts import Expert, expert_clients
-from orchestra_jax.tools.pricing import MissingPrice, Price, PriceList
-from orchestra_jax.tools.replay import Replay, ReplayMiss
-from orchestra_jax.tools.simulated import SimulatedExpert, SimulatedTool
+from orchestra_jax.tools.experts.client import Expert, expert_clients
+from orchestra_jax.tools.experts.simulated import SimulatedExpert, SimulatedTool
 from orchestra_jax.types import Preference, Task, ToolResult, ToolSpec, Usage
 from tests.tools.openai_stub import StubOpenAI
 

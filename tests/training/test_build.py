@@ -11,9 +11,9 @@ import jax
 import pytest
 from hydra import compose, initialize_config_dir
 
-from orchestra_jax import cli
-from orchestra_jax.config import ConfigError, RunConfig
-from orchestra_jax.config_checks import load
+from orchestra_jax.config import cli
+from orchestra_jax.config.checks import load
+from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.build import (

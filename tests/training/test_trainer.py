@@ -19,12 +19,12 @@ import orbax.checkpoint as ocp
 import pytest
 from hydra import compose, initialize_config_dir
 
-from orchestra_jax import cli
-from orchestra_jax.config import AlgorithmConfig, RewardConfig, RunConfig
-from orchestra_jax.config_checks import load
+from orchestra_jax.config import cli
+from orchestra_jax.config.checks import load
+from orchestra_jax.config.schema import AlgorithmConfig, RewardConfig, RunConfig
 from orchestra_jax.rl.batching import GroupArrays
+from orchestra_jax.rl.setup import kl_share, score_groups
 from orchestra_jax.training.metrics import read_metrics
-from orchestra_jax.training.objective import kl_share, score_groups
 from orchestra_jax.training.run import run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from orchestra_jax.config import ConfigError
-from orchestra_jax.models import safetensors
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.models.lora import load_peft, merge
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.training.build import preflight

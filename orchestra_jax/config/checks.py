@@ -1,0 +1,278 @@
+"""From Hydra's composed config to a checked `RunConfig`, and the sentences for everything that is wrong with one."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from orchestra_jax.config.schema import ConfigError, RolloutConfig, RunConfig
+
+_ROLES = ("query_writer", "code_writer", "math", "generalist")
+_LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+def load(config: DictConfig, output_dir: str | None = None) -> RunConfig:
+    """The composed config as a validated `RunConfig`.
+
+    Args:
+        config: what Hydra composed on the schema `RunConfig`.
+        output_dir: replaces `output_dir`, e.g. by a sweep's folder of this job.
+
+    Raises:
+        ConfigError: one sentence per problem.
+        omegaconf.errors.OmegaConfBaseException: an interpolation that leads nowhere.
+    """
+    if output_dir is not None:
+        config = OmegaConf.merge(config, {"output_dir": output_dir})  # type: ignore[assignment]
+    if strangers := list(_strangers(config)):  # Hydra lets `+key=value` in
+        raise ConfigError("\n".join(unknown_key(key) for key in strangers))
+    run = OmegaConf.to_object(config)
+    if not isinstance(run, RunConfig):
+        raise ConfigError("This is no run's config: its defaults list must begin with `run_config`.")
+    validate(run)
+    return run
+
+
+def validate(config: RunConfig) -> None:
+    """Raises:
+    ConfigError: with all of `problems(config)`, a line each.
+    """
+    if found := problems(config):
+        raise ConfigError("\n".join(found))
+
+
+def problems(config: RunConfig) -> list[str]:
+    """One sentence, with the fix, for everything in the config that cannot work; reads no file."""
+    found = [problem for key, value, rule in _leaves(config) if (problem := _check(key, value, rule))]
+    sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    if sizes.count(-1) > 1 or 0 in sizes:
+        found.append(f"mesh {sizes} must have sizes >= 1 and at most one -1 (all devices left): change mesh.*.")
+    rollout, algorithm = config.rollout, config.algorithm
+    if rollout.max_new_tokens >= rollout.max_length:
+        found.append(
+            f"rollout.max_new_tokens={rollout.max_new_tokens} leaves no room for a prompt: "
+            f"make it smaller than rollout.max_length={rollout.max_length}."
+        )
+    if rollout.engine == "embedded" and rollout.lockstep and (rollout.max_staleness or rollout.spare_groups):
+        found.append(
+            "rollout.lockstep makes the engine wait for all trajectories, so none can run ahead: set "
+            "rollout.lockstep=false, or rollout.max_staleness=0 and rollout.spare_groups=0."
+        )
+    if rollout.engine == "sglang" and not rollout.urls and not rollout.server.python:
+        found.append(
+            "rollout.engine=sglang needs a server: set rollout.urls=[http://HOST:PORT], or rollout.server.python=PATH "
+            "of an interpreter that has SGLang (requirements/README.md)."
+        )
+    if rollout.server.gpus and len(rollout.server.gpus) != rollout.server.count:
+        found.append(
+            f"rollout.server.gpus names the GPUs of {len(rollout.server.gpus)} server(s), but rollout.server.count="
+            f"{rollout.server.count}: make them agree."
+        )
+    if rollout.server.share_gpus:
+        found += _sharing(rollout)
+    samples = algorithm.tasks_per_step * algorithm.group_size
+    if algorithm.minibatches > 0 and samples % algorithm.minibatches:
+        found.append(
+            f"algorithm.minibatches={algorithm.minibatches} must divide the {samples} samples of a step "
+            "(tasks_per_step * group_size): change one of them."
+        )
+    if algorithm.packing and (algorithm.row_length or rollout.max_length) < rollout.max_length:
+        found.append(
+            f"algorithm.row_length={algorithm.row_length} does not hold a trajectory of rollout.max_length="
+            f"{rollout.max_length}: make it at least as long, or null."
+        )
+    if config.model.lora.rank and config.model.path is None:
+        found.append("model.lora.rank needs a base to freeze: set model.path=FOLDER, or model.lora.rank=0.")
+    if unknown := sorted(set(config.model.lora.targets) - set(_LORA_TARGETS)):
+        found.append(f"model.lora.targets has {unknown[0]}: choose from {', '.join(_LORA_TARGETS)}.")
+    found += _tools(config)
+    if (config.env.name == "quickstart") != (config.data.source == "quickstart"):
+        found.append(
+            f"env.name={config.env.name} and data.source={config.data.source} do not fit: use env=quickstart "
+            "data=quickstart, or env=qa with a data group of real questions."
+        )
+    return found
+
+
+def _tools(config: RunConfig) -> list[str]:
+    """What does not fit among tools, prices and the record."""
+    found, tools, factors = [], config.tools, config.pricing.randomise
+    if unknown := sorted(set(tools.experts) - set(_ROLES)):
+        found.append(f"tools.experts has the role {unknown[0]}: the roles are {', '.join(_ROLES)}.")
+    if tools.subset_max is not None and tools.subset_max < tools.subset_min:
+        found.append(f"tools.subset_max={tools.subset_max} must be at least tools.subset_min={tools.subset_min}.")
+    if tools.experts_max_tokens >= tools.experts_context:
+        found.append(
+            f"tools.experts_max_tokens={tools.experts_max_tokens} leaves no room for a question: make it smaller than "
+            f"tools.experts_context={tools.experts_context}."
+        )
+    if factors.low > factors.high:
+        found.append(f"pricing.randomise.low={factors.low} must be at most pricing.randomise.high={factors.high}.")
+    if config.replay.mode != "off" and not config.replay.path:
+        found.append(f"replay.mode={config.replay.mode} needs a file: set replay.path=FILE.db.")
+    return found
+
+
+def _sharing(rollout: RolloutConfig) -> list[str]:
+    """What does not go with servers and a trainer that use the same GPUs in turns."""
+    found = []
+    if rollout.engine != "sglang":
+        found.append(
+            f"rollout.server.share_gpus is for servers, but rollout.engine={rollout.engine}: set "
+            "rollout.engine=sglang, or rollout.server.share_gpus=false."
+        )
+    elif rollout.urls:
+        found.append(
+            "rollout.server.share_gpus needs servers that the run starts itself: set rollout.urls=[] and "
+            "rollout.server.python=PATH."
+        )
+    if rollout.max_staleness or rollout.spare_groups:
+        found.append(
+            "rollout.server.share_gpus stops the servers during an update, so no rollouts can run ahead: set "
+            "rollout.max_staleness=0 and rollout.spare_groups=0, or give the servers GPUs of their own "
+            "(+placement=separate)."
+        )
+    return found
+
+
+def missing_inputs(config: RunConfig) -> list[str]:
+    """One sentence, with the fix, for everything the run needs and that is not named or, a file, not there."""
+    found = []
+    model, data = config.model, config.data
+    if model.path is None and not model.random_init:
+        found.append(
+            f"The policy {model.preset} has no weights: set model.path=FOLDER (config.json and *.safetensors), "
+            "or model.random_init=true."
+        )
+    if config.env.name != "quickstart" and not data.training():
+        found.append("There are no training questions: set data.path=FILE.")
+    tools, live = config.tools, config.replay.mode != "replay"
+    if tools.experts and not tools.experts_url and not tools.experts_file and live:
+        found.append(
+            "tools.experts need a server: set tools.experts_url=http://HOST:PORT/v1 or tools.experts_file=FILE, or "
+            "tools=offline."
+        )
+    server = config.rollout.server.python if config.rollout.engine == "sglang" and not config.rollout.urls else None
+    read = [
+        ("rollout.server.python", server),
+        ("model.path", model.path),
+        ("tools.corpus", tools.corpus if live and tools.index is None else None),
+        ("tools.index", tools.index if live and not (tools.index or "").startswith("http") else None),
+        ("tools.experts_file", tools.experts_file),
+        ("tools.descriptions", tools.descriptions),
+        ("replay.path", None if live else config.replay.path),
+        ("data.eval_path", data.eval_path),
+    ]
+    if model.tokenizer != "quickstart":
+        read.append(("model.tokenizer", model.tokenizer))
+    key = "data.path" if data.path is not None else "data.mixture"
+    read += [(key, source.path) for source in data.training()]
+    found += [f"{key}={path} is not there: set {key}." for key, path in read if path and not Path(path).exists()]
+    return found
+
+
+# What may differ between a run and its continuation: how far, where and how much is written.
+_FREE_ON_RESUME = (
+    "steps", "output_dir", "evaluation", "checkpoint", "logger", "plan", "rollout.urls", "rollout.slots",
+    "rollout.threads", "rollout.server", "budget", "replay", "tools.experts_url", "tools.experts_key_env",
+    "tools.experts_timeout_s", "tools.experts_retries", "tools.experts_concurrency",
+    "tools.experts_requests_per_minute", "tools.web_url", "tools.web_timeout_s", "tools.embedder_url",
+    "tools.sandbox_url", "tools.sandbox_workers",
+)  # fmt: skip
+
+
+def resume_conflicts(saved: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Keys whose change would make `config` another run than the saved one.
+
+    Args:
+        saved: the earlier run's config as plain containers (`dataclasses.asdict`, through JSON or not).
+
+    Returns: `key: old -> new` for each, where keys of a changed schema count too.
+    """
+    old = dict(_flat(saved))
+    new = dict(_flat(asdict(config)))
+    return [
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not any(f"{key}.".startswith(f"{free}.") for free in _FREE_ON_RESUME)
+    ]
+
+
+def keys(schema: type = RunConfig, prefix: str = "") -> dict[str, type | None]:
+    """Every dotted key of the schema, with its dataclass for those that have keys below them."""
+    found: dict[str, type | None] = {}
+    for entry in fields(schema):
+        node = entry.type if isinstance(entry.type, type) and is_dataclass(entry.type) else None
+        found[prefix + entry.name] = node
+        if node is not None:
+            found |= keys(node, f"{prefix}{entry.name}.")
+    return found
+
+
+def unknown_key(key: str) -> str:
+    """One sentence that names the neighbours of a key that the schema does not have."""
+    known = keys()
+    parent = key.rpartition(".")[0]
+    while parent and known.get(parent) is None:
+        parent = parent.rpartition(".")[0]
+    start = f"{parent}." if parent else ""
+    siblings = [name for name in known if name.startswith(start) and "." not in name[len(start) :]]
+    near = get_close_matches(key, siblings, n=2, cutoff=0.75) if "." in key else get_close_matches(key, siblings, n=2)
+    leaf = key.rpartition(".")[2]
+    near = near or [name for name in known if name.rpartition(".")[2] == leaf][:4] or get_close_matches(key, known, n=1)
+    hint = f": did you mean {' or '.join(near)}? " if near else ". "
+    owner = f"{parent} has" if parent else "The top level has"
+    return f"Unknown key '{key}'{hint}{owner}: {', '.join(name[len(start) :] for name in siblings)}."
+
+
+def _strangers(config: DictConfig, schema: type = RunConfig, prefix: str = "") -> Iterator[str]:
+    """Dotted keys of a composed config that the schema does not have."""
+    known = {entry.name: entry.type for entry in fields(schema)}
+    for name in map(str, config):
+        node = known.get(name)
+        if name not in known:
+            yield prefix + name
+        elif isinstance(node, type) and is_dataclass(node):
+            yield from _strangers(config[name], node, f"{prefix}{name}.")
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """(dotted key, value, rule) of every field that has a rule."""
+    for entry in fields(node):
+        value = getattr(node, entry.name)
+        if is_dataclass(value):
+            yield from _leaves(value, f"{prefix}{entry.name}.")
+        elif isinstance(value, list) and value and is_dataclass(value[0]):
+            for index, item in enumerate(value):
+                yield from _leaves(item, f"{prefix}{entry.name}[{index}].")
+        elif entry.metadata and value is not None:
+            yield prefix + entry.name, value, entry.metadata
+
+
+def _check(key: str, value: Any, rule: Mapping[str, Any]) -> str | None:
+    """The sentence for a value outside its range, else None."""
+    if "choices" in rule:
+        if value in rule["choices"]:
+            return None
+        near = get_close_matches(value, rule["choices"], n=1)
+        return f"{key}={value} is unknown: use {f'{near[0]}, or ' if near else ''}one of {', '.join(rule['choices'])}."
+    low, high, bound = rule.get("low"), rule.get("high"), rule.get("above")
+    if high is not None and not low <= value <= high:
+        return f"{key}={value} must be within [{low}, {high}]: change it."
+    if high is None and low is not None and not value >= low:
+        return f"{key}={value} must be at least {low}: change it."
+    if bound is not None and not value > bound:
+        return f"{key}={value} must be above {bound}: change it."
+    return None
+
+
+def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of a tree of mappings; lists are values."""
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

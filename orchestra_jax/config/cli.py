@@ -1,0 +1,135 @@
+"""How the scripts of `experiments/` start: the schema known to Hydra, and every user error one plain sentence."""
+
+import errno
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from orchestra_jax.config.checks import keys, load, unknown_key
+from orchestra_jax.config.schema import ConfigError, RunConfig
+
+USAGE_ERROR = 2  # exit status
+
+
+def register() -> None:
+    """Makes the schema known to Hydra as `run_config`, the first entry of `conf/config.yaml`'s defaults."""
+    schema = OmegaConf.structured(RunConfig)
+    _unlock(schema)
+    ConfigStore.instance().store(name="run_config", node=schema)
+
+
+def run(main: Callable[[], None]) -> None:
+    """Calls a `hydra.main` function; a user's error ends the process with one sentence and status 2.
+
+    Everything else, a bug above all, keeps its stack trace. HYDRA_FULL_ERROR=1 shows the traces of user errors too.
+    """
+    register()
+    wants_trace = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    # Otherwise Hydra prints errors its own way and exits, and there is nothing left to explain.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        main()
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+        if wants_trace:
+            raise
+        sys.exit(_end(explain_error(error)))
+    except OSError as error:
+        if wants_trace or error.errno != errno.ENAMETOOLONG:
+            raise
+        sys.exit(
+            _end(
+                "A job of this sweep would get a folder with a longer name than the file system allows: number the "
+                "folders with hydra.sweep.subdir='${hydra.job.num}', or put what all jobs share into a file of "
+                "conf/experiment."
+            )
+        )
+
+
+def configure(config: DictConfig) -> RunConfig:
+    """The validated config inside a `hydra.main` function, its `output_dir` the folder that Hydra made for this job.
+
+    Raises:
+        SystemExit: with status 2, after one sentence per problem.
+    """
+    try:
+        run = load(config, HydraConfig.get().runtime.output_dir)
+    except (ConfigError, OmegaConfBaseException) as error:
+        # Raised further, Hydra would put a line of its own above the sentence.
+        sys.exit(_end(explain_error(error)))
+    if run.rollout.server.share_gpus:
+        # JAX keeps what it once took of a GPU, unless this says otherwise before it starts (engines/gpus.py).
+        os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
+    return run
+
+
+def explain_error(error: BaseException) -> str:
+    """What a user did wrong, in one sentence (one per problem for a `ConfigError`)."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    chain = list(_causes(error))
+    for cause in chain:
+        if isinstance(cause, ConfigAttributeError | ConfigKeyError):
+            key = str(cause.full_key)
+            return unknown_key(key) if key.partition(".")[0] != "hydra" else _one_line(f"{chain[0]} {cause}")
+        if isinstance(cause, MissingConfigException) and cause.options is not None and cause.missing_cfg_file:
+            return _unknown_choice(str(cause.missing_cfg_file), list(cause.options))
+    # A key in a file: Hydra keeps the text of the cause only.
+    if found := re.match(
+        r"In '(.+)': Config(?:Key|Attribute)Error .*^\s*full_key: (\S+)", str(error), re.DOTALL | re.MULTILINE
+    ):
+        return f"In '{found[1]}': {unknown_key(found[2])}"
+    if found := re.match(r"Could not override '([^'@]+)'\.\s+No match in the defaults list", str(error)):
+        return _unlisted_group(found[1])
+    return _one_line(" ".join(str(cause) for cause in chain))
+
+
+def _unknown_choice(path: str, options: list[str]) -> str:
+    group, _, choice = path.rpartition("/")
+    near = get_close_matches(choice, options, n=2)
+    # A group without a default (experiment) is added, not replaced.
+    plus = "" if group in keys() or group.startswith("hydra/") else "+"
+    hint = f": did you mean {' or '.join(f'{plus}{group}={name}' for name in near)}? " if near else ". "
+    return f"Unknown choice '{group}={choice}'{hint}{group} has: {', '.join(options)}."
+
+
+def _unlisted_group(group: str) -> str:
+    if f"{group}.name" in keys():
+        return f"'{group}' is no choice of a config group: write {group}.name=NAME."
+    return f"'{group}' has no default to replace: write +{group}=NAME."
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__
+
+
+def _one_line(message: str) -> str:
+    """Hydra's and OmegaConf's text without the lines that are of use to programmers only."""
+    lines = [line.strip() for line in message.splitlines()]
+    return " ".join(
+        line for line in lines if line and not line.startswith(("full_key:", "object_type", "reference_type"))
+    )
+
+
+def _end(message: str) -> int:
+    print(message, file=sys.stderr)
+    return USAGE_ERROR
+
+
+def _unlock(node: DictConfig) -> None:
+    """Lets Hydra write what frozen dataclasses make read-only; `load` gives frozen ones again."""
+    node._set_flag("readonly", None)
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig):
+            _unlock(child)

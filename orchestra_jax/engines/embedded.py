@@ -1,0 +1,263 @@
+"""The embedded engine: continuous batching in this process with a few fixed shapes.
+
+A sequence takes a slot of a `SlotCache` and keeps it until its session is closed, so that later turns only run what is
+new. Sequences join and leave between chunks of decoded tokens. On a CPU the slots may be split into parts that are run
+by threads of their own: XLA uses a second core for two small programs far better than for one.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestra_jax.engines.base import Generation, SamplingParams
+from orchestra_jax.engines.slot_cache import MAX_STOP_IDS, Row, SlotCache
+from orchestra_jax.models import qwen3
+
+
+@dataclass
+class _Request:
+    """A generation under way."""
+
+    session: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    future: "asyncio.Future[Generation]"
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)  # (weight version, tokens) in order
+    cached: int = 0
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return (*self.prompt, *self.sampled)
+
+    def result(self, reason: str) -> Generation:
+        spans = tuple(self.spans) if len(self.spans) > 1 else ()
+        return Generation(
+            tuple(self.sampled), tuple(self.logprobs), reason, self.spans[0][0], self.cached, version_spans=spans
+        )
+
+
+class EmbeddedEngine:
+    """Samples from a `Qwen3` policy in this process.
+
+    Args:
+        config: the policy's architecture.
+        params: its parameters.
+        version: weight version of `params`.
+        slots: sequences held at once; more wait their turn.
+        max_length: longest sequence in tokens, prompt included.
+        chunk: tokens decoded between two admissions.
+        widths: compiled widths of a prefill or an extension; a longer one is done in several passes.
+        lockstep: run only when every open session waits here. Sampling then does not depend on how long tools take,
+            which makes whole runs reproducible bit for bit; without it sequences decode as they come.
+        threads: parts of the slots that run side by side; 1 where a GPU does the work.
+
+    Raises:
+        ValueError: from `generate`, for a prompt that is empty or leaves no room in `max_length`, no new tokens, more
+            than four stop ids, or a session that is closed or generating already.
+        RuntimeError: from `generate`, once the engine is closed.
+    """
+
+    def __init__(
+        self,
+        config: qwen3.Qwen3Config,
+        params: Any,
+        *,
+        version: int = 0,
+        slots: int = 256,
+        max_length: int = 192,
+        chunk: int = 8,
+        widths: Sequence[int] = (16, 64, 256, 1024),
+        lockstep: bool = True,
+        threads: int = 1,
+    ) -> None:
+        self.config, self.params, self.version = config, params, version
+        self.slots, self.max_length, self.chunk, self.lockstep = slots, max_length, chunk, lockstep
+        share = -(-slots // threads)
+        self._caches = [
+            SlotCache(config, min(share, slots - first), max_length, chunk, widths) for first in range(0, slots, share)
+        ]
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="engine") if threads > 1 else None
+        self._place: dict[int, tuple[SlotCache, int]] = {}  # cache and slot of a session
+        self._waiting: dict[int, _Request] = {}
+        self._running: dict[int, _Request] = {}
+        self._open: set[int] = set()
+        self._next_session = 0
+        self._closed = False
+        self._wake = asyncio.Event()
+        self._loop_task: asyncio.Task[None] | None = None
+
+    def open_session(self) -> int:
+        self._next_session += 1
+        self._open.add(self._next_session)
+        return self._next_session
+
+    def close_session(self, session: int) -> None:
+        self._open.discard(session)
+        request = self._under_way(session)
+        if request is not None:
+            request.future.cancel()
+            self._forget(request)
+        if place := self._place.pop(session, None):
+            cache, slot = place
+            cache.release(slot)
+        self._wake.set()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: int | None = None
+    ) -> Generation:
+        if self._closed:
+            raise RuntimeError("The engine is closed; make a new one.")
+        prompt = tuple(prompt_ids)
+        if len(prompt) + 1 > self.max_length:
+            raise ValueError(
+                f"A prompt of {len(prompt)} tokens leaves no room to sample in rollout.max_length={self.max_length}; "
+                f"raise rollout.max_length."
+            )
+        if not prompt:
+            raise ValueError("The prompt is empty; give at least one token.")
+        if params.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {params.max_new_tokens}.")
+        if len(params.stop_ids) > MAX_STOP_IDS:
+            raise ValueError(f"At most {MAX_STOP_IDS} stop ids are supported, got {len(params.stop_ids)}.")
+        own = session is None
+        key = self.open_session() if session is None else session
+        if key not in self._open:
+            raise ValueError(f"Session {key} is not open; call open_session() first.")
+        if self._under_way(key) is not None:
+            raise ValueError(f"Session {key} is generating already; await that first, or open another session.")
+        loop = asyncio.get_running_loop()
+        if self._loop_task is None or self._loop_task.done():
+            self._wake = asyncio.Event()  # an event belongs to one loop, an engine may serve several in turn
+            self._loop_task = loop.create_task(self._run())
+        request = _Request(key, prompt, params, loop.create_future())
+        self._waiting[key] = request
+        self._wake.set()
+        try:
+            return await request.future
+        finally:
+            self._forget(request)  # still there only if the caller was cancelled
+            if own:
+                self.close_session(key)
+
+    async def update_weights(self, params: Any, version: int) -> None:
+        """In force at once: generations under way go on with it, on keys and values that are computed anew."""
+        self.params, self.version = params, version
+        for cache in self._caches:
+            cache.forget()
+        self._waiting |= self._running
+        self._running.clear()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._loop_task is not None and not self._loop_task.done():
+            self._loop_task.cancel()
+            await asyncio.gather(self._loop_task, return_exceptions=True)
+        self._fail(RuntimeError("The engine was closed while this generation was under way."))
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _under_way(self, session: int) -> _Request | None:
+        return self._waiting.get(session) or self._running.get(session)
+
+    def _forget(self, request: _Request) -> None:
+        """Withdraws a request; what its slot holds by now stays valid."""
+        for requests in (self._waiting, self._running):
+            if requests.get(request.session) is request:
+                del requests[request.session]
+                self._wake.set()
+
+    def _fail(self, error: Exception) -> None:
+        """Hands the error to every caller: none may wait for ever."""
+        for request in (*self._waiting.values(), *self._running.values()):
+            if not request.future.done():
+                request.future.set_exception(error)
+        self._waiting.clear()
+        self._running.clear()
+
+    async def _run(self) -> None:
+        """Admits, extends and decodes while there is something to do; then sleeps until woken."""
+        while True:
+            while self._ready():
+                try:
+                    self._step()
+                except Exception as error:
+                    self._fail(error)
+                    for cache in self._caches:
+                        cache.reset()
+                await asyncio.sleep(0)
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _ready(self) -> bool:
+        """Whether a step would do something: one without a slot waits until a session is closed."""
+        if self.lockstep and len(self._waiting) + len(self._running) < len(self._open):
+            return False
+        return bool(self._running) or any(self._free or session in self._place for session in self._waiting)
+
+    @property
+    def _free(self) -> int:
+        return sum(cache.free for cache in self._caches)
+
+    def _step(self) -> None:
+        """Admits what has or gets a slot, then decodes a chunk of everything that runs."""
+        admitted = self._admit()
+        work: list[tuple[SlotCache, list[_Request]]] = []
+        for cache in self._caches:
+            here = [session for session in sorted(self._running) if self._place[session][0] is cache]
+            if here:
+                work.append((cache, [self._running[session] for session in here]))
+
+        def advance(part: tuple[SlotCache, list[_Request]]) -> list[tuple[list[int], list[float]]]:
+            cache, requests = part
+            rows = [self._row(request) for request in requests]
+            cache.fill(self.params, [row for row, r in zip(rows, requests, strict=True) if r.session in admitted])
+            return cache.decode(self.params, rows)
+
+        if self._pool is None:
+            chunks = [advance(part) for part in work]
+        else:
+            futures = [self._pool.submit(advance, part) for part in work]
+            wait(futures)  # all of them: after an error no thread may go on with its cache
+            chunks = [future.result() for future in futures]
+        for (_, requests), found in zip(work, chunks, strict=True):
+            for request, (tokens, logprobs) in zip(requests, found, strict=True):
+                self._record(request, tokens, logprobs)
+
+    def _admit(self) -> set[int]:
+        """Moves requests from waiting to running, as far as there are slots; their sessions."""
+        new = [session for session in sorted(self._waiting) if session not in self._place][: self._free]
+        # Every part gets its share of the load; neighbours stay together, since they share a prompt.
+        share = -(-(len(self._place) + len(new)) // len(self._caches))
+        for session in new:
+            open_caches = [cache for cache in self._caches if cache.free]
+            cache = next((cache for cache in open_caches if cache.slots - cache.free < share), open_caches[0])
+            self._place[session] = cache, cache.take()
+        admitted = {session for session in self._waiting if session in self._place}
+        for session in sorted(admitted):
+            request = self._running[session] = self._waiting.pop(session)
+            if not request.sampled:
+                cache, slot = self._place[session]
+                request.cached = cache.held(slot, request.ids)
+        return admitted
+
+    def _row(self, request: _Request) -> Row:
+        room = self.max_length - len(request.prompt)
+        left = min(request.params.max_new_tokens, room) - len(request.sampled)
+        return Row(self._place[request.session][1], request.ids, len(request.sampled), left, request.params)
+
+    def _record(self, request: _Request, tokens: list[int], logprobs: list[float]) -> None:
+        """Takes over what was sampled, and resolves a request that has ended."""
+        ended = len(tokens) == self._row(request).left
+        request.sampled += tokens
+        request.logprobs += logprobs
+        same = request.spans.pop()[1] if request.spans and request.spans[-1][0] == self.version else 0
+        request.spans.append((self.version, same + len(tokens)))
+        stopped = tokens[-1] in request.params.stop_ids
+        if stopped or ended:
+            del self._running[request.session]
+            if not request.future.done():  # else its caller was cancelled a moment ago
+                request.future.set_result(request.result("stop" if stopped else "length"))

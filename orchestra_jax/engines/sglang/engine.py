@@ -1,0 +1,345 @@
+"""The SGLang engine: generations on servers outside of this process, exact to the token.
+
+Per generation one request at a time, each under an id of its own. A request whose answer was lost with its server is
+made anew elsewhere: only one answer is ever returned. An answer with anything wrong in it is an error, never a sample.
+"""
+
+import asyncio
+import itertools
+import json
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.engines.base import Generation, SamplingParams
+from orchestra_jax.engines.sglang.client import Worker, WorkerError
+from orchestra_jax.engines.sglang.pool import Server, ServerPool
+from orchestra_jax.engines.sglang.protocol import CONTEXT_SPARE, Piece, read_answer, request_body
+from orchestra_jax.engines.sglang.weights import WeightPush
+from orchestra_jax.models.config import Qwen3Config
+
+_ABORT_S = 5.0
+_BUSY = 503  # the server's queue is full, or it is shutting down: it did nothing
+_LONGEST_BACKOFF_S = 10.0
+_INFO_S = 30.0
+_SHAPE = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_layers"}
+
+
+class SGLangEngine:
+    """Samples on one or several SGLang servers, and balances between them.
+
+    A session keeps to one server, whose prefix cache then serves every turn, and moves only when that one is lost.
+
+    Args:
+        urls: of the servers, such as "http://127.0.0.1:30000".
+        max_length: longest sequence in tokens, prompt included; at most the servers' context length less 6.
+        vocab_size: of the policy; an id beyond it is an error.
+        push: brings new weights to the servers.
+        version: of the weights the servers hold at first, as their --weight-version says.
+        concurrency: generations that run on one server at a time; more wait here.
+        request_timeout_s: for one answer of a server.
+        retries: further requests after transport errors, a status 503 or the loss of a server.
+        backoff_s: pause before the first retry; it doubles each time and is jittered by half.
+        down_timeout_s: how long generations wait while no server is up.
+        probe_s: pause between two looks at a server that is not up.
+        revive: called with the URL of a server that does not answer, to start it anew, such as `ServerProcess.revive`.
+
+    Raises:
+        ValueError: from `generate`, for a prompt that is empty or leaves no room in `max_length`, no new tokens, or a
+            session that is closed or generating already.
+        RuntimeError: from `generate`, once the engine is closed, no server took the last weights, or their memory is
+            released.
+        WorkerError: from `generate`, an infrastructure failure: a server's error, a time-out, an answer that cannot be
+            used, or no server at all.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        max_length: int,
+        vocab_size: int,
+        push: WeightPush,
+        version: int = 0,
+        concurrency: int = 64,
+        request_timeout_s: float = 600.0,
+        retries: int = 4,
+        backoff_s: float = 0.5,
+        down_timeout_s: float = 600.0,
+        probe_s: float = 1.0,
+        revive: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        self.max_length, self.vocab_size = max_length, vocab_size
+        self._timeout_s, self._retries, self._backoff_s = request_timeout_s, retries, backoff_s
+        self._pool = ServerPool(
+            urls, push, version=version, concurrency=concurrency, probe_s=probe_s, down_timeout_s=down_timeout_s,
+            revive=revive,
+        )  # fmt: skip
+        self._sessions: dict[int, Server] = {}
+        self._numbers = itertools.count(1)
+        self._running: dict[int, asyncio.Task[Generation]] = {}
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._jitter = random.Random()
+        self._stopped = ""  # why nothing samples any more
+
+    @property
+    def version(self) -> int:
+        """Of the weights that new generations start under."""
+        return self._pool.version
+
+    @property
+    def servers_up(self) -> list[str]:
+        """URLs of the servers that take work."""
+        return [server.url for server in self._pool.servers if server.up]
+
+    def open_session(self) -> int:
+        session = next(self._numbers)
+        up = [server for server in self._pool.servers if server.up]
+        self._pin(session, min(up or self._pool.servers, key=lambda server: server.sessions))
+        return session
+
+    def close_session(self, session: int) -> None:
+        """Frees the session; a generation under way in it is cancelled."""
+        self._pin(session, None)
+        if session in self._running:
+            self._running[session].cancel()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: int | None = None
+    ) -> Generation:
+        self._check_open()
+        if self._pool.released:
+            raise RuntimeError("The servers have released their memory; update the weights before a generation.")
+        prompt = tuple(map(int, prompt_ids))
+        if not prompt:
+            raise ValueError("The prompt is empty; give at least one token.")
+        if len(prompt) + 1 > self.max_length:
+            raise ValueError(
+                f"A prompt of {len(prompt)} tokens leaves no room to sample in rollout.max_length={self.max_length}; "
+                f"raise rollout.max_length."
+            )
+        if params.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {params.max_new_tokens}.")
+        if session is not None and session not in self._sessions:
+            raise ValueError(f"Session {session} is not open; call open_session() first.")
+        key = next(self._numbers) if session is None else session
+        if key in self._running:
+            raise ValueError(f"Session {key} is generating already; await that first, or open another session.")
+        self._pool.enter()
+        task = asyncio.get_running_loop().create_task(self._generate(prompt, params, session))
+        self._running[key] = task
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._stopped and caller is not None and not caller.cancelling():
+                was_closed = "The engine was closed while this generation was under way."
+                raise RuntimeError(was_closed if self._stopped == _CLOSED else self._stopped) from None
+            raise
+        finally:
+            del self._running[key]
+
+    async def update_weights(self, params: Any, version: int) -> None:
+        """Gives the weights to all servers; generations under way go on under the new ones.
+
+        A server that does not take them gets no more work, and comes back once it has taken them. `params` is kept for
+        such a server: until the next update, if its buffers live so long.
+        """
+        if self._stopped == _CLOSED:
+            raise RuntimeError(_CLOSED)
+        self._pool.enter()
+        try:
+            await self._pool.update(params, version)
+            self._stopped = ""
+        except RuntimeError as error:
+            self._stopped = self._stopped or str(error)
+            self._cancel_all()
+            raise
+
+    async def release_memory(self) -> None:
+        """Frees the servers' GPU memory until the next `update_weights`, for a trainer on the same GPUs.
+
+        Again is harmless. The servers must run with --enable-memory-saver, and must have been started by this run: what
+        a server has released already cannot be asked, and it dies of a second time.
+
+        Raises:
+            RuntimeError: a generation is under way, the engine is closed, or a server keeps its memory.
+        """
+        self._check_open()
+        if self._running:
+            raise RuntimeError(f"{len(self._running)} generation(s) are under way; let them end before the release.")
+        self._pool.enter()
+        await asyncio.gather(*self._aborts)
+        await self._pool.release()
+
+    async def close(self) -> None:
+        self._stopped = _CLOSED
+        running = self._cancel_all()
+        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*self._aborts, return_exceptions=True)
+        await self._pool.close()
+
+    async def check(self, config: Qwen3Config, tokenizer_size: int) -> None:
+        """Sees that every server has a model like the policy, a context for `max_length`, and these weights' shape.
+
+        Args:
+            config: the policy's.
+            tokenizer_size: number of the tokenizer's ids.
+
+        Raises:
+            ValueError: one sentence about what does not fit.
+            WorkerError: a server does not answer.
+        """
+        if tokenizer_size > config.vocab_size:
+            raise ValueError(
+                f"The tokenizer has {tokenizer_size} ids, but the policy's vocabulary is {config.vocab_size}; give the "
+                "tokenizer of this model."
+            )
+        for server in self._pool.servers:
+            await _check_server(server, config, self.max_length)
+
+    def _check_open(self) -> None:
+        if self._stopped:
+            raise RuntimeError(self._stopped)
+
+    def _cancel_all(self) -> list[asyncio.Task[Generation]]:
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        return running
+
+    def _pin(self, session: int, server: Server | None) -> None:
+        """Binds a session to a server, or to none."""
+        old = self._sessions.pop(session, None)
+        if old is not None:
+            old.sessions -= 1
+        if server is not None:
+            self._sessions[session] = server
+            server.sessions += 1
+
+    async def _generate(self, prompt: tuple[int, ...], params: SamplingParams, session: int | None) -> Generation:
+        """Joins pieces until one of our own reasons ends the generation."""
+        count = min(params.max_new_tokens, self.max_length - len(prompt))
+        ids, logprobs, spans = list[int](), list[float](), list[tuple[int, int]]()
+        cached = None
+        while True:
+            piece = await self._piece((*prompt, *ids), params, count - len(ids), session)
+            ids += piece.token_ids
+            logprobs += piece.logprobs
+            cached = piece.cached_tokens if cached is None else cached
+            for version, tokens in piece.spans:
+                if spans and spans[-1][0] == version:
+                    tokens += spans.pop()[1]
+                spans.append((version, tokens))
+            # A server that knows its model's end-of-text id stops there; if we do not, it goes on.
+            if piece.finish != "foreign" or len(ids) == count:
+                reason = "length" if piece.finish == "foreign" else piece.finish
+                changed = tuple(spans) if len(spans) > 1 else ()
+                return Generation(tuple(ids), tuple(logprobs), reason, spans[0][0], cached, changed)
+
+    async def _piece(self, ids: tuple[int, ...], params: SamplingParams, count: int, session: int | None) -> Piece:
+        """The answer to one request, which is made anew where the server was lost or did nothing."""
+        for attempt in itertools.count():
+            try:
+                async with self._pool.slot(lambda up: self._choose(up, session)) as server:
+                    return await self._ask(server, ids, params, count)
+            except WorkerError as error:
+                if (error.kind != "transport" and error.status != _BUSY) or attempt >= self._retries:
+                    raise
+            backoff = min(self._backoff_s * 2**attempt, _LONGEST_BACKOFF_S)
+            await asyncio.sleep(backoff * self._jitter.uniform(0.5, 1.5))
+        raise AssertionError
+
+    def _choose(self, up: Sequence[Server], session: int | None) -> Server:
+        """The session's server; without one, or where it is lost, the one with the least to do."""
+        if session is None:
+            return min(up, key=lambda server: server.load)
+        pinned = self._sessions.get(session)
+        if pinned in up:
+            assert pinned is not None
+            return pinned
+        server = min(up, key=lambda server: server.sessions)
+        self._pin(session, server)
+        return server
+
+    async def _ask(self, server: Server, ids: tuple[int, ...], params: SamplingParams, count: int) -> Piece:
+        """One request to one server."""
+        rid, losses, since = uuid.uuid4().hex, server.losses, server.since
+        try:
+            body = request_body(rid, ids, params, count)
+            answer = await server.post("/generate", body, timeout_s=self._timeout_s)
+            await server.settled.wait()
+        except WorkerError as error:
+            if error.kind in ("transport", "timeout"):
+                self._pool.lose(server, str(error))
+            if error.kind != "status":
+                self._abort(server, rid)
+            raise
+        except asyncio.CancelledError:
+            self._abort(server, rid)
+            raise
+        if server.losses != losses:
+            raise WorkerError(f"The server {server.url} lost its weights during a generation.", "transport")
+        allowed = server.versions[since:]
+        try:
+            return read_answer(
+                answer, rid=rid, prompt_length=len(ids), count=count, stop_ids=params.stop_ids,
+                vocab_size=self.vocab_size, versions=allowed,
+            )  # fmt: skip
+        except (ValueError, TypeError, AttributeError) as error:
+            problem = f"The answer of {server.url}/generate cannot be used: {error}."
+            if _version_of(answer) != str(allowed[-1]):
+                self._pool.lose(server, problem)  # started anew behind our back: it needs the weights
+            raise WorkerError(problem, "protocol") from error
+
+    def _abort(self, server: Server, rid: str) -> None:
+        """Tells the server to stop, in the background: whoever cancelled does not wait for it."""
+
+        async def abort() -> None:
+            with_rid = server.post("/abort_request", {"rid": rid}, timeout_s=_ABORT_S)
+            await asyncio.gather(with_rid, return_exceptions=True)
+
+        self._background(abort())
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+
+_CLOSED = "The engine is closed; make a new one."
+
+
+def _version_of(answer: Any) -> Any:
+    try:
+        return answer["meta_info"]["weight_version"]
+    except (TypeError, KeyError):
+        return None
+
+
+async def _check_server(server: Worker, config: Qwen3Config, max_length: int) -> None:
+    info = await server.get("/model_info", timeout_s=_INFO_S)
+    details = await server.get("/server_info", timeout_s=_INFO_S)
+    if info.get("architectures") not in (None, ["Qwen3ForCausalLM"]):
+        raise ValueError(
+            f"{server.url} serves {info['architectures']}, but the policy is a Qwen3ForCausalLM; start it with the "
+            "policy's model."
+        )
+    # SGLang tells neither sizes nor vocabulary; its model's folder does, where we can read it.
+    file = Path(str(info.get("model_path"))) / "config.json"
+    if file.is_file():
+        found = json.loads(file.read_text())
+        for key, ours in _SHAPE.items():
+            if found.get(key) != getattr(config, ours):
+                raise ValueError(
+                    f"{server.url} serves a model with {key}={found.get(key)} ({file.parent}), but the policy has "
+                    f"{getattr(config, ours)}; start it with the policy's model."
+                )
+    room = details.get("max_req_input_len")
+    if isinstance(room, int) and room < max_length:
+        raise ValueError(
+            f"{server.url} takes sequences of {room} tokens, but rollout.max_length is {max_length}; start it with "
+            f"--context-length {max_length + CONTEXT_SPARE} or more and enough memory, or lower rollout.max_length."
+        )

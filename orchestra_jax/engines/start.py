@@ -1,0 +1,126 @@
+"""The engine of a run: in this process, on servers that are there, or on servers that the run starts itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.engines.base import Engine
+from orchestra_jax.engines.embedded import EmbeddedEngine
+from orchestra_jax.engines.sglang.engine import SGLangEngine
+from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess, reviver
+from orchestra_jax.engines.sglang.weights import BucketPush, DiskPush
+from orchestra_jax.models import checkpoint
+from orchestra_jax.models.qwen3 import Params, Qwen3Config
+from orchestra_jax.types import InfrastructureError
+
+
+@dataclass(frozen=True)
+class RunEngine:
+    """An engine and the servers that were started for it.
+
+    Attributes:
+        shares_gpus: the servers' memory is the learner's between `make_room` and the next `engine.update_weights`.
+    """
+
+    engine: Engine
+    servers: Sequence[ServerProcess] = ()
+    shares_gpus: bool = False
+
+    async def make_room(self) -> None:
+        """Before an update: frees the GPUs that servers share with the learner; no generation may be under way.
+
+        Raises:
+            RuntimeError: a server keeps its memory.
+        """
+        if self.shares_gpus and isinstance(self.engine, SGLangEngine):
+            await self.engine.release_memory()
+
+    async def close(self) -> None:
+        """Ends the engine, then what was started for it."""
+        await self.engine.close()
+        for server in self.servers:
+            await server.stop()
+
+
+async def start_engine(
+    cfg: RunConfig, model: Qwen3Config, params: Params, version: int, *, tokenizer_size: int, directory: Path
+) -> RunEngine:
+    """The engine, ready and holding `params` as `version`.
+
+    Args:
+        tokenizer_size: ids that the tokenizer has.
+        directory: of the run; servers that it starts have their first weights and their logs there.
+
+    Raises:
+        ConfigError: a server does not start, does not answer, or has another model.
+    """
+    r = cfg.rollout
+    if r.engine == "embedded":
+        return RunEngine(
+            EmbeddedEngine(
+                model,
+                params,
+                version=version,
+                slots=r.slots,
+                max_length=r.max_length,
+                chunk=r.chunk,
+                widths=r.widths,
+                lockstep=r.lockstep,
+                threads=r.threads,
+            )
+        )
+    servers = [] if r.urls else _servers(cfg, version, directory)
+    urls = r.urls or [server.url for server in servers]
+    engine = SGLangEngine(
+        urls,
+        max_length=r.max_length,
+        vocab_size=model.vocab_size,
+        push=BucketPush(model) if r.weight_update == "direct" else DiskPush(model, r.weight_folder),
+        version=version,
+        concurrency=max(1, r.slots // len(urls)),
+        request_timeout_s=r.deadline_s,
+        revive=reviver(servers) if servers else None,
+    )
+    running = RunEngine(engine, servers, r.server.share_gpus)
+    try:
+        if servers:
+            checkpoint.save(directory / "server" / "model", model, params, overwrite=True)
+        for number, server in enumerate(servers):
+            print(f"Starting SGLang server {number + 1} of {len(servers)} ...", flush=True)
+            server.launch()
+        for server in servers:
+            await server.start()
+        await engine.check(model, tokenizer_size)
+        await engine.update_weights(params, version)
+    except (InfrastructureError, OSError, ValueError, RuntimeError) as error:
+        await running.close()
+        raise ConfigError(str(error)) from error
+    except BaseException:
+        await running.close()
+        raise
+    return running
+
+
+def _servers(cfg: RunConfig, version: int, directory: Path) -> list[ServerProcess]:
+    r, s = cfg.rollout, cfg.rollout.server
+    assert s.python is not None  # config_checks
+    gpus = s.gpus or [[]] * s.count
+    return [
+        ServerProcess(
+            ServerConfig(
+                python=Path(s.python).absolute(),
+                model=directory / "server" / "model",
+                log=directory / "server" / f"{number}.log",
+                port=s.port + number if s.port else 0,
+                device=s.device,
+                gpus=tuple(gpus[number]),
+                version=version,
+                max_length=r.max_length,
+                memory_saver=s.share_gpus,
+                flags=tuple(s.flags),
+                ready_s=s.ready_s,
+            )
+        )
+        for number in range(s.count)
+    ]

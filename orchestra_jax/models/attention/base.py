@@ -1,0 +1,113 @@
+"""Causal grouped-query attention over an optional cached past and a new chunk, with interchangeable backends."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from orchestra_jax.models.attention.blockwise import blockwise_attention
+from orchestra_jax.models.attention.cudnn import cudnn_attention, require_support
+
+BACKENDS = ("cudnn", "xla")
+# Queries x keys up to which the dense path is used. On one CPU core a blockwise training step takes 1.4 times as long
+# as a dense one for 512 x 512, and 0.7 times for 1024 x 1024.
+DENSE_SCORES = 512 * 512
+_MASKED = -1e30  # finite, so that a fully masked past block gives exp(-1e30 - max) = 0 and never NaN
+
+
+def attention(
+    q: Float[Array, "B S H d"],
+    k: Float[Array, "B Hkv S d"],
+    v: Float[Array, "B Hkv S d"],
+    *,
+    past: tuple[Float[Array, "B Hkv M d"], Float[Array, "B Hkv M d"]] | None = None,
+    past_lengths: Int[Array, " B"] | None = None,
+    segment_ids: Int[Array, "B S"] | None = None,
+    backend: str = "xla",
+) -> Float[Array, "B S H d"]:
+    """Softmax attention, scale 1/sqrt(d), softmax in fp32.
+
+    Query i of row b sees the past entries j < past_lengths[b] (all of them when `past_lengths` is None) and the
+    chunk's own entries j <= i of the same segment. Query head h reads key-value head h // (H / Hkv).
+
+    Args:
+        q: queries, after QK-norm and RoPE.
+        k, v: keys and values of the chunk, heads before length as in the cache.
+        past: keys and values of earlier tokens; entries at or after `past_lengths` may hold anything finite.
+        past_lengths: number of valid past entries of each row.
+        segment_ids: packed sequences of the chunk; 0 is padding, which sees padding only. With a past, every
+            segment of a row sees that row's past.
+        backend: "xla", which computes by blocks where S x (M + S) is large and then has a reverse-mode gradient only;
+            or "cudnn" (`models.cudnn_attention`), which leaves a chunk with a past to "xla", since cuDNN's causal mask
+            starts at the first key and not at the end of the past.
+
+    Returns:
+        Attention output in q's dtype.
+
+    Raises:
+        ValueError: unknown backend, heads that do not divide, or a GPU, dtype or head size that cuDNN does not take.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"Unknown attention backend {backend!r}; choose one of {', '.join(BACKENDS)}.")
+    if q.shape[2] % k.shape[1]:
+        raise ValueError(f"{q.shape[2]} query heads do not divide into {k.shape[1]} key-value heads.")
+    if backend == "cudnn":
+        require_support(jax.devices()[0], q.dtype, q.shape[-1], packed=segment_ids is not None)
+        if past is None:
+            return cudnn_attention(q, k, v, segment_ids=segment_ids)
+    length = q.shape[1]
+    keys = length + (0 if past is None else past[0].shape[2])
+    # One query per row needs no blocks: its scores are as many as the cache's entries.
+    method = dense_attention if length == 1 or length * keys <= DENSE_SCORES else blockwise_attention
+    return method(q, k, v, past=past, past_lengths=past_lengths, segment_ids=segment_ids)
+
+
+def chunk_mask(length: int, segment_ids: Int[Array, "B S"] | None) -> Bool[Array, "#B 1 S S"]:
+    """Which chunk entry (last axis) each chunk query sees: causal and, when packed, within its segment."""
+    mask = jnp.tril(jnp.ones((length, length), bool))[None, None]
+    if segment_ids is None:
+        return mask
+    return mask & (segment_ids[:, None, :, None] == segment_ids[:, None, None, :])
+
+
+def dense_attention(
+    q: Float[Array, "B S H d"],
+    k: Float[Array, "B Hkv S d"],
+    v: Float[Array, "B Hkv S d"],
+    *,
+    past: tuple[Float[Array, "B Hkv M d"], Float[Array, "B Hkv M d"]] | None = None,
+    past_lengths: Int[Array, " B"] | None = None,
+    segment_ids: Int[Array, "B S"] | None = None,
+) -> Float[Array, "B S H d"]:
+    """`attention` with all scores at once: the fastest for short chunks, and the reference for the other ways."""
+    batch, length, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    groups = heads // kv_heads
+    # The G query heads of one key head become one [G*S, d] matrix: on CPU 1.3x (training) to 3x (forward) faster than
+    # a five-dimensional einsum, and keys are never repeated.
+    q = (q * dim**-0.5).reshape(batch, length, kv_heads, groups, dim).transpose(0, 2, 3, 1, 4)
+    q = q.reshape(batch, kv_heads, groups * length, dim)
+
+    def scores(keys: Float[Array, "B Hkv N d"], mask: Bool[Array, "#B 1 #G*S N"] | None) -> Array:
+        products = jnp.einsum("bhsd,bhnd->bhsn", q, keys, preferred_element_type=jnp.float32)
+        return products if mask is None else jnp.where(mask, products, _MASKED)
+
+    def mix(weights: Float[Array, "B Hkv G*S N"], values: Float[Array, "B Hkv N d"]) -> Array:
+        return jnp.einsum("bhsn,bhnd->bhsd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+
+    chunk = scores(k, None if length == 1 else jnp.tile(chunk_mask(length, segment_ids), (1, 1, groups, 1)))
+    highest = chunk.max(-1, keepdims=True)
+    if past is None:
+        weights = jnp.exp(chunk - jax.lax.stop_gradient(highest))
+        total, out = weights.sum(-1, keepdims=True), mix(weights, v)
+    else:
+        # Two blocks under one softmax: concatenating past and new keys would copy the cache in every decode step.
+        seen = None
+        if past_lengths is not None:
+            seen = (jnp.arange(past[0].shape[2]) < past_lengths[:, None])[:, None, None, :]
+        earlier = scores(past[0], seen)
+        highest = jax.lax.stop_gradient(jnp.maximum(highest, earlier.max(-1, keepdims=True)))
+        weights, past_weights = jnp.exp(chunk - highest), jnp.exp(earlier - highest)
+        total = weights.sum(-1, keepdims=True) + past_weights.sum(-1, keepdims=True)
+        out = mix(weights, v) + mix(past_weights, past[1])
+    out = (out / total).astype(q.dtype).reshape(batch, kv_heads, groups, length, dim)
+    return out.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)

@@ -1,0 +1,357 @@
+"""Hugging Face checkpoints of Qwen3 dense models, read into our parameter tree and written from it.
+
+A folder holds `config.json` and either `model.safetensors` or `model-0000x-of-0000y.safetensors` with
+`model.safetensors.index.json`. Reading needs host memory for one device's shard of one parameter, writing for one
+file of `max_shard_bytes` (or for the largest tensor, if that is bigger).
+"""
+
+import functools
+import gc
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from orchestra_jax.models.checkpoint.folders import whole_folder
+from orchestra_jax.models.checkpoint.hf_names import Source, sources
+from orchestra_jax.models.config import Qwen3Config
+from orchestra_jax.models.qwen3 import Params, abstract_params
+from orchestra_jax.models.sharding import ShardingRules, param_shardings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ONE_FILE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
+_ROWS = 128  # read at once: transposing by narrow bands is 3x faster than as a whole, and needs no second buffer
+
+
+def load(
+    folder: str | Path, mesh: Mesh | None = None, *, rules: ShardingRules | None = None, **overrides: Any
+) -> tuple[Qwen3Config, dict[str, Any]]:
+    """Reads a checkpoint; with several processes, each reads only what its own devices hold.
+
+    Args:
+        folder: holds config.json and the safetensors files.
+        mesh: where to place the parameters; None: JAX's default device.
+        rules: how to split them over the mesh; None: the default `ShardingRules`.
+        overrides: fields of `Qwen3Config`, such as scan_layers, remat or attention, which config.json does not hold.
+            `param_dtype` casts while reading and is the files' own dtype if absent (the widest, if they mix);
+            `dtype` is `param_dtype` if absent.
+
+    Returns:
+        The config and the parameters, as `models.qwen3.init_params` shapes them.
+
+    Raises:
+        FileNotFoundError: the folder, its config.json or one of its files is missing.
+        ValueError: not a Qwen3 dense model, a damaged file, missing or unexpected tensors, a wrong shape or dtype, or
+            a tied checkpoint whose own head differs from its embedding. A head that is equal is ignored.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"No checkpoint folder {str(folder)!r}; give one with config.json and *.safetensors.")
+    with ExitStack() as opened:
+        tensors = _open(folder, opened)
+        config = Qwen3Config.from_hf(folder, **overrides)
+        _check_tensors(folder, config, tensors)
+        stored = {tensors[name].get_dtype() for name in _expected(config)}
+        param_dtype = overrides.get("param_dtype") or str(jnp.result_type(*(_DTYPES[code] for code in stored)))
+        config = config.replace(param_dtype=param_dtype, dtype=overrides.get("dtype") or param_dtype)
+        abstract = abstract_params(config)
+        if mesh is None:
+            return config, jax.tree.map(lambda s, p: _place(s, p, None, tensors), sources(config), abstract)
+        shardings = param_shardings(mesh, rules or ShardingRules(), abstract)
+        place = functools.partial(_place, tensors=tensors)
+        return config, jax.tree.map(place, sources(config), abstract, shardings)
+
+
+def save(
+    folder: str | Path,
+    config: Qwen3Config,
+    params: Params,
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    max_shard_bytes: int = 2_000_000_000,
+    overwrite: bool = False,
+) -> None:
+    """Writes a checkpoint that transformers and SGLang load, in the parameters' own dtype; a tied head is left out.
+
+    Everything is written to `.NAME.partial` beside the folder, which is then renamed: under its own name the folder is
+    complete or absent. A process that is killed leaves the partial folder to the next save. One writer per folder.
+    With several processes all must call this: parameters are gathered tensor by tensor, and process 0 writes.
+
+    Args:
+        tokenizer: saved into the folder; its end-of-turn and padding ids go to config.json.
+        max_shard_bytes: largest file, unless one tensor alone is larger.
+        overwrite: replace an existing folder, whatever it holds.
+
+    Raises:
+        FileExistsError: the folder exists, is not empty, and `overwrite` is off.
+        ValueError: the parameters' structure, shapes or dtype are not the config's or not storable.
+    """
+    folder = Path(folder).absolute()
+    tensors = host_tensors(config, params)
+    writer = jax.process_index() == 0
+    with whole_folder(folder, overwrite=overwrite, writer=writer) as partial:
+        _write_tensors(partial, tensors, max_shard_bytes, writer)
+        if writer:
+            param_dtype = str(jnp.result_type(*(tensor.param.dtype for tensor in tensors)))
+            hf = config.replace(param_dtype=param_dtype).to_hf()
+            if tokenizer is not None:
+                ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+                hf |= {key: value for key, value in ids.items() if value is not None}
+                tokenizer.save_pretrained(partial)
+            (partial / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(f"saved {folder}")
+
+
+def _open(folder: Path, opened: ExitStack) -> dict[str, Any]:
+    """Lazy slices of every tensor in the folder's files, by name; valid until `opened` closes."""
+    if (folder / _ONE_FILE).is_file():
+        names = [_ONE_FILE]
+    elif (folder / _INDEX).is_file():
+        try:
+            names = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ValueError(f"{str(folder / _INDEX)!r} is no index of a checkpoint; download it again.") from error
+    else:
+        raise FileNotFoundError(f"No {_ONE_FILE} or {_INDEX} in {str(folder)!r}; give a folder with safetensors files.")
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
+        raise FileNotFoundError(f"{str(folder)!r} lacks {_some(absent)} of its index; download the missing file(s).")
+    tensors: dict[str, Any] = {}
+    for name in names:
+        try:
+            file = opened.enter_context(safe_open(folder / name, framework="numpy"))
+        except SafetensorError as error:
+            raise ValueError(f"{str(folder / name)!r} is damaged ({error}); download it or save it again.") from error
+        tensors |= {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+    return tensors
+
+
+def _expected(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
+    """Shape in the file of every tensor that the config needs."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def add(source: Source, leaf: jax.ShapeDtypeStruct) -> None:
+        shape = leaf.shape[1:] if source.stacked else leaf.shape
+        shapes.update(dict.fromkeys(source.names, shape[::-1] if source.transpose else shape))
+
+    jax.tree.map(add, sources(config), abstract_params(config))
+    return shapes
+
+
+def _check_tensors(folder: Path, config: Qwen3Config, tensors: Mapping[str, Any]) -> None:
+    expected = _expected(config)
+    missing = [name for name in expected if name not in tensors]
+    if missing == [_HEAD]:
+        raise ValueError(
+            f"{str(folder)!r} has no tensor {_HEAD!r}; if its head is the embedding, set tie_word_embeddings to true "
+            "in its config.json."
+        )
+    if missing:
+        raise ValueError(f"{str(folder)!r} lacks {_some(missing)}; check that it is a complete Qwen3 dense model.")
+    unexpected = [name for name in tensors if name not in expected]
+    if config.tie_word_embeddings and _HEAD in unexpected:
+        unexpected.remove(_HEAD)
+        expected[_HEAD] = expected[_EMBED]
+    if unexpected:
+        raise ValueError(
+            f"{str(folder)!r} has unexpected {_some(unexpected)}; give a Qwen3 dense model that matches its "
+            "config.json."
+        )
+    for name, shape in expected.items():
+        found = tuple(tensors[name].get_shape())
+        if found != shape:
+            raise ValueError(
+                f"Tensor {name!r} has shape {found}, but the config needs {shape}; give the config of this checkpoint."
+            )
+        if tensors[name].get_dtype() not in _DTYPES:
+            raise ValueError(
+                f"Tensor {name!r} is stored as {tensors[name].get_dtype()}; give an unquantised checkpoint "
+                f"({', '.join(_DTYPES.values())})."
+            )
+    if _HEAD in expected and config.tie_word_embeddings:
+        size = config.vocab_size
+        rows = (slice(start, min(start + _ROWS, size)) for start in range(0, size, _ROWS))
+        if not all(np.array_equal(tensors[_HEAD][part], tensors[_EMBED][part]) for part in rows):
+            raise ValueError(
+                f"{str(folder)!r} says tie_word_embeddings but its {_HEAD!r} differs from the embedding; set "
+                "tie_word_embeddings to false in its config.json."
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:5])
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
+
+
+def _place(
+    source: Source, leaf: jax.ShapeDtypeStruct, sharding: NamedSharding | None, tensors: Mapping[str, Any]
+) -> Array:
+    """One parameter on its devices, read one distinct shard after the other."""
+    if sharding is None:
+        whole = (slice(None),) * leaf.ndim
+        return _put(_read(source, leaf, whole, tensors), [None])[0]
+    # Not jax.make_array_from_callback: it reads a shard once per replica and holds all of them before it places one.
+    devices_of: dict[str, tuple[tuple[slice, ...], list[jax.Device | None]]] = {}
+    for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
+        if index is not None:
+            devices_of.setdefault(str(index), (index, []))[1].append(device)
+    shards: list[Array] = []
+    for index, devices in devices_of.values():
+        shards += _put(_read(source, leaf, index, tensors), devices)
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+
+
+def _put(host: np.ndarray, devices: Sequence[jax.Device | None]) -> list[Array]:
+    arrays = [jax.device_put(host, device) for device in devices]
+    return jax.block_until_ready(arrays)
+
+
+def _read(
+    source: Source, leaf: jax.ShapeDtypeStruct, index: tuple[slice, ...], tensors: Mapping[str, Any]
+) -> np.ndarray:
+    """The part of a parameter at `index` (a slice per axis), in the parameter's dtype."""
+    ranges = [range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True)]
+    # JAX drops its reference to the last buffer that it copied at a later call or at a garbage collection.
+    gc.collect(0)
+    out = np.empty([len(part) for part in ranges], leaf.dtype)
+    layers = ranges.pop(0) if source.stacked else range(1)
+    rows, *rest = ranges[::-1] if source.transpose else ranges
+    columns = tuple(slice(part.start, part.stop) for part in rest)
+    for layer, target in zip(layers, out if source.stacked else [out], strict=True):
+        tensor = tensors[source.names[layer]]
+        in_file = target.T if source.transpose else target
+        for start in range(0, len(rows), _ROWS):
+            band = rows[start : start + _ROWS]
+            in_file[start : start + _ROWS] = tensor[(slice(band.start, band.stop), *columns)]
+    return out
+
+
+@dataclass(frozen=True)
+class HostTensor:
+    """One tensor as the files hold it: a parameter, or one layer of a stacked one, still where the parameter is.
+
+    Attributes:
+        name: Hugging Face's.
+        param: the parameter, on its devices or in host memory.
+        layer: which one of a stacked parameter.
+        transpose: whether the tensor is [out, in] where the parameter is [in, out].
+    """
+
+    name: str
+    param: Any
+    layer: int | None
+    transpose: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        shape: tuple[int, ...] = self.param.shape[self.layer is not None :]
+        return shape[::-1] if self.transpose else shape
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype: float32, bfloat16 or float16."""
+        return str(self.param.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.param.dtype).itemsize
+
+    def to_host(self) -> np.ndarray:
+        """Contiguous, in the file's layout; a collective where the parameter spans several processes."""
+        if not isinstance(self.param, jax.Array):
+            part = self.param if self.layer is None else self.param[self.layer]
+            return np.ascontiguousarray(part.T if self.transpose else part)
+        part = _cut(self.param, self.layer, self.transpose)
+        if not part.is_fully_addressable and not part.is_fully_replicated:
+            part = multihost_utils.process_allgather(part, tiled=True)
+        return np.ascontiguousarray(part)
+
+
+@functools.partial(jax.jit, static_argnames="transpose")
+def _cut(param: Array, layer: int | None, transpose: bool) -> Array:
+    """A copy on the device: converting the parameter itself would cache its host copy for the parameter's life."""
+    part = param if layer is None else jax.lax.dynamic_index_in_dim(param, layer, keepdims=False)
+    return part.T if transpose else jnp.copy(part)
+
+
+def host_tensors(config: Qwen3Config, params: Params) -> list[HostTensor]:
+    """Every tensor of a checkpoint, none of them gathered yet.
+
+    Raises:
+        ValueError: the parameters' structure, shapes or dtype are not the config's or not storable.
+    """
+    wanted, found = sources(config), dict(params)
+    if [path for path, _ in jax.tree.leaves_with_path(wanted)] != [
+        path for path, _ in jax.tree.leaves_with_path(found)
+    ]:
+        raise ValueError(
+            f"The parameters are not those of the config (num_layers={config.num_layers}, scan_layers="
+            f"{config.scan_layers}, tie_word_embeddings={config.tie_word_embeddings}); save with the config they have."
+        )
+    tensors: list[HostTensor] = []
+
+    def add(path: tuple[Any, ...], source: Source, leaf: jax.ShapeDtypeStruct, param: Any) -> None:
+        where = jax.tree_util.keystr(path, simple=True, separator="/")
+        if param.shape != leaf.shape:
+            raise ValueError(
+                f"Parameter {where!r} has shape {param.shape}, but the config needs {leaf.shape}; save with the config "
+                "it has."
+            )
+        if str(param.dtype) not in _DTYPES.values():
+            raise ValueError(f"Parameter {where!r} is {param.dtype}; cast it to one of {', '.join(_DTYPES.values())}.")
+        for layer, name in enumerate(source.names):
+            tensors.append(HostTensor(name, param, layer if source.stacked else None, source.transpose))
+
+    jax.tree_util.tree_map_with_path(add, wanted, abstract_params(config), found)
+    return tensors
+
+
+def _write_tensors(folder: Path, tensors: Sequence[HostTensor], max_bytes: int, writer: bool) -> None:
+    files = list(_split(tensors, max_bytes))
+    weight_map: dict[str, str] = {}
+    for number, group in enumerate(files, 1):
+        name = _ONE_FILE if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
+        weight_map |= dict.fromkeys((tensor.name for tensor in group), name)
+        host = {}
+        for tensor in group:
+            array = tensor.to_host()
+            if writer:
+                host[tensor.name] = array
+        if writer:
+            # transformers refuses files that do not name a framework.
+            save_file(host, folder / name, metadata={"format": "pt"})
+    if writer and len(files) > 1:
+        total = sum(tensor.nbytes for tensor in tensors)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _split(tensors: Sequence[HostTensor], max_bytes: int) -> Iterator[list[HostTensor]]:
+    group: list[HostTensor] = []
+    size = 0
+    for tensor in tensors:
+        if group and size + tensor.nbytes > max_bytes:
+            yield group
+            group, size = [], 0
+        group.append(tensor)
+        size += tensor.nbytes
+    yield group

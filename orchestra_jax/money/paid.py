@@ -1,0 +1,265 @@
+"""The path of one paid call: recorded answer, budget, the provider's limits, requests, the bill, the record.
+
+Money follows requests, not callers. Every HTTP request has a reservation of its own and a task of its own that nobody
+cancels: whoever waits may give up, and the request still ends, and what it cost is still settled.
+"""
+
+import asyncio
+import itertools
+import logging
+import math
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+from orchestra_jax.money.budgets import Budget, Reservation, current_budget
+from orchestra_jax.money.limits import Limiter
+from orchestra_jax.money.replay import Recorded, Replay
+from orchestra_jax.types import InfrastructureError, Usage
+
+GRACE_S = 600.0  # how long a request whose caller gave up may still take
+CLOSE_S = 60.0  # how long `close` waits for such requests
+_LONGEST_BACKOFF_S = 60.0
+_LONGEST_RETRY_AFTER_S = 600.0
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class MissingKey(ValueError):  # noqa: N818  named like the fact it states
+    """The environment has no key for a provider; one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The provider answered: `value` is JSON, `usage` the row to pay, `is_error` the tool's own error."""
+
+    value: Any
+    usage: Usage
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing was billed: the request never got there, or the provider said no.
+
+    Attributes:
+        reason: one sentence with the server and the status.
+        retry: whether a further request may do better.
+        wait_s: seconds that the provider asks everybody to wait (Retry-After), None where it does not say.
+    """
+
+    reason: str
+    retry: bool = False
+    wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The request was sent and its answer cannot be read: it may have been billed, and is charged at its worst."""
+
+    reason: str
+
+
+Outcome = Answered | Refused | Lost
+Send = Callable[[], Awaitable[Outcome]]
+Ended = tuple[Outcome, Usage | None]  # and the row that was settled, None where nothing was billed
+
+
+class PaidCalls:
+    """Makes paid calls of one provider.
+
+    Args:
+        limiter: of the provider.
+        replay: None neither records nor replays.
+        timeout_s: how long a caller waits for one request; the request itself may take GRACE_S longer.
+        retries: further requests after those that were refused or lost.
+        backoff_s: pause before the first retry; it doubles each time and is jittered by half. A provider's own
+            Retry-After comes first.
+        prepare: called before the first request of a call, and raises where there is no point in making one.
+    """
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        *,
+        replay: Replay | None,
+        timeout_s: float,
+        retries: int,
+        backoff_s: float = 0.5,
+        prepare: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._limiter, self._replay, self._prepare = limiter, replay, prepare
+        self._timeout_s, self._retries, self._backoff_s = timeout_s, retries, backoff_s
+        self._open: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self._jitter = random.Random()
+
+    async def call(self, kind: str, request: Mapping[str, Any], worst: Usage, send: Send) -> Recorded:
+        """The answer to one call, from the record or from the provider.
+
+        Args:
+            kind: the kind of call, for the record.
+            request: what identifies the call: JSON without secrets.
+            worst: the row of the dearest way that one request can end.
+            send: makes one request; it is cut after timeout_s + GRACE_S seconds.
+
+        Raises:
+            BudgetExceeded: the worst case does not fit; nothing was sent, or nothing more.
+            InfrastructureError: no answer that can be used, one sentence.
+            ReplayMiss: replay only, and there is no record.
+        """
+
+        async def run() -> Recorded:
+            return await self._requests(kind, request, worst, send)
+
+        if self._replay is None:
+            return await run()
+        return await self._replay.call(kind, request, run)
+
+    async def close(self, patience_s: float = CLOSE_S) -> None:
+        """Waits for requests whose callers gave up; those that take longer are cut and charged at their worst.
+
+        No request is made afterwards. Close a `Replay` after its clients: late answers are still recorded.
+        """
+        self._closed = True
+        if self._open:
+            await asyncio.wait(tuple(self._open), timeout=patience_s)
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _requests(self, kind: str, request: Mapping[str, Any], worst: Usage, send: Send) -> Recorded:
+        self._prepare()
+        budget, charged = current_budget(), list[Usage]()
+        for attempt in itertools.count():
+            task = await self._start(budget, worst, send)
+            try:
+                await asyncio.wait((task,), timeout=self._timeout_s)  # does not cancel the task if we are cancelled
+            finally:
+                if not task.done():
+                    self._background(self._record_late(kind, request, task, tuple(charged)))
+            if not task.done():
+                raise InfrastructureError(
+                    f"{worst.name} did not answer within {self._timeout_s:g} s; raise its timeout_s if it needs longer."
+                )
+            outcome, row = task.result()
+            charged += [row] if row is not None else []
+            if isinstance(outcome, Answered):
+                return Recorded(outcome.value, tuple(charged), outcome.is_error)
+            wait_s = outcome.wait_s if isinstance(outcome, Refused) else None
+            if wait_s is not None and wait_s > _LONGEST_RETRY_AFTER_S:
+                raise InfrastructureError(f"{outcome.reason} It asks to wait {wait_s:.0f} s, which is too long.")
+            if attempt >= self._retries or (isinstance(outcome, Refused) and not outcome.retry):
+                raise InfrastructureError(outcome.reason)
+            _log.debug("%s: request %d failed and is made again: %s", worst.name, attempt + 1, outcome.reason)
+            await self._pause(attempt, wait_s)
+        raise AssertionError
+
+    async def _start(self, budget: Budget, worst: Usage, send: Send) -> asyncio.Task[Ended]:
+        """Starts one request once budget and provider let it; the task owns the reservation and the provider's slot."""
+        if self._closed:
+            raise InfrastructureError(f"The client of {worst.name} is closed.")
+        reservation = await budget.acquire(worst)
+        try:
+            await self._limiter.acquire()
+        except BaseException:
+            reservation.release()
+            raise
+        return self._background(self._request(reservation, worst, send))
+
+    async def _request(self, reservation: Reservation, worst: Usage, send: Send) -> Ended:
+        """One request to its end; settles what it cost."""
+        start = time.perf_counter()
+        row: Usage | None = worst  # whatever cuts us short: the request may have been billed
+        try:
+            outcome = await self._send_in_time(worst.name, send)
+            if isinstance(outcome, Answered):
+                row = outcome.usage
+            elif isinstance(outcome, Refused):
+                row = None
+        finally:
+            self._limiter.release()
+            if row is worst:
+                row = replace(worst, seconds=time.perf_counter() - start, estimated=True)
+            if row is None:
+                reservation.release()
+            else:
+                reservation.settle(row)
+                if row.cost_usd > worst.cost_usd:
+                    _log.warning(
+                        "%s billed $%.6g where its worst case was $%.6g: check its max_tokens, tokenizer and price.",
+                        row.name, row.cost_usd, worst.cost_usd,
+                    )  # fmt: skip
+        return outcome, row
+
+    async def _send_in_time(self, name: str, send: Send) -> Outcome:
+        limit = self._timeout_s + GRACE_S
+        try:
+            return await asyncio.wait_for(send(), limit)
+        except TimeoutError:
+            return Lost(f"{name} did not answer within {limit:g} s.")
+
+    async def _record_late(
+        self, kind: str, request: Mapping[str, Any], task: asyncio.Task[Ended], charged: tuple[Usage, ...]
+    ) -> None:
+        """An answer that came after its caller had left was paid all the same: the next one finds it."""
+        outcome, row = await task
+        if self._replay is None or not isinstance(outcome, Answered) or row is None:
+            return
+        recorded = Recorded(outcome.value, (*charged, row), outcome.is_error)
+
+        async def late() -> Recorded:
+            return recorded
+
+        await self._replay.call(kind, request, late)
+
+    async def _pause(self, attempt: int, wait_s: float | None) -> None:
+        jitter = self._backoff_s * self._jitter.uniform(0.5, 1.5)
+        if wait_s is not None:
+            self._limiter.pause(wait_s)
+            await asyncio.sleep(wait_s + jitter)
+        else:
+            await asyncio.sleep(min(jitter * 2**attempt, _LONGEST_BACKOFF_S))
+
+    def _background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+        return task
+
+
+def read_key(variable: str, who: str) -> str:
+    """The key of a provider, from the environment and nowhere else.
+
+    Raises:
+        MissingKey: it is not set.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise MissingKey(
+            f"{who} needs a key; set the environment variable {variable}, or replay calls that were recorded."
+        )
+    return key
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a response asks to wait, by retry-after-ms or Retry-After (seconds or a date); None without."""
+    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        value = headers.get(name)
+        if not value:
+            continue
+        try:
+            seconds = float(value) / unit
+        except ValueError:
+            try:
+                seconds = (parsedate_to_datetime(value).astimezone(UTC) - datetime.now(UTC)).total_seconds()
+            except ValueError:
+                continue
+        if math.isfinite(seconds):
+            return max(0.0, seconds)
+    return None

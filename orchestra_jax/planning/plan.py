@@ -1,0 +1,354 @@
+"""Does a run fit, and how fast could it be? Compiles the real update for a named GPU, without the GPU.
+
+With jax[cuda12] installed, XLA compiles for the GPU itself (`jax.experimental.topologies`); otherwise for as many
+virtual CPU devices, whose memory figures are too high for bf16 models. Nothing is allocated or run either way.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.models.lora import LoRA
+from orchestra_jax.models.qwen3 import Qwen3Config, num_params
+from orchestra_jax.models.sharding import ShardingRules, batch_shards, make_mesh
+from orchestra_jax.planning.gpus import GPUS, Gpu
+from orchestra_jax.planning.hlo import Collective, ProgramCost, program_cost
+from orchestra_jax.rl.batching import BatchShape
+from orchestra_jax.rl.learner import Learner, LearnerConfig
+from orchestra_jax.rl.optimizer import OptimizerConfig, make_optimizer
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training step to plan.
+
+    Attributes:
+        model, learner, optimizer, adapters: what is trained, and how.
+        mesh: devices along data, fsdp and tensor.
+        shape: the part of a micro-batch on one batch shard.
+        sequences: trajectories of a step.
+        tokens: of each trajectory.
+        response: share of the tokens that was sampled and carries loss.
+        epochs, minibatches: passes over the step's trajectories, and optimizer steps of one.
+        reference: dtype of the reference policy that scores every trajectory once, sharded as the policy is; None: no
+            KL. With adapters their base is the reference.
+        offload: whether the reference waits in host memory during the updates.
+    """
+
+    model: Qwen3Config
+    learner: LearnerConfig
+    optimizer: OptimizerConfig
+    mesh: tuple[int, int, int]
+    shape: BatchShape
+    sequences: int
+    tokens: int
+    response: float = 0.25
+    epochs: int = 1
+    minibatches: int = 1
+    reference: str | None = None
+    offload: bool = False
+    adapters: LoRA | None = None
+
+    @property
+    def devices(self) -> int:
+        return math.prod(self.mesh)
+
+    @property
+    def shards(self) -> int:
+        """Batch shards."""
+        return self.mesh[0] * self.mesh[1]
+
+    @property
+    def micro_batches(self) -> int:
+        """Of one training step, all epochs and mini-batches together."""
+        per_row = max(1, self.shape.length // self.tokens) if self.shape.packed else 1
+        per_batch = self.shards * min(self.shape.rows * per_row, self.shape.sequences)
+        return self.epochs * self.minibatches * math.ceil(self.sequences / self.minibatches / per_batch)
+
+    @property
+    def forward_flops(self) -> float:
+        """Model FLOPs of one forward pass over the step's tokens.
+
+        Two per weight and token (the head's only for sampled tokens, the embedding is a look-up), and causal attention:
+        2 * tokens * heads * head_dim per layer and token for the scores and the mix together.
+        """
+        m = self.model
+        head = m.hidden_size * m.vocab_size
+        layers = num_params(m) - head * (1 if m.tie_word_embeddings else 2)
+        attention = 2 * self.tokens * m.num_heads * m.head_dim * m.num_layers
+        return self.sequences * self.tokens * (2.0 * layers + 2.0 * head * self.response + attention)
+
+    @property
+    def update_flops(self) -> float:
+        """Model FLOPs of the updates of a training step, without recomputation: what MFU is measured by.
+
+        The backward pass is two forward passes, one where LoRA freezes the weights (attention aside, which is small
+        beside them).
+        """
+        return self.forward_flops * self.epochs * (3.0 if self.adapters is None else 2.0)
+
+    @property
+    def model_flops(self) -> float:
+        """Model FLOPs of a training step; the reference policy adds one forward pass."""
+        return self.update_flops + (self.forward_flops if self.reference else 0.0)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program on one device: seconds to compile, bytes, and what one run costs."""
+
+    seconds: float
+    arguments: int
+    outputs: int
+    aliased: int
+    temp: int
+    cost: ProgramCost
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the peak of a run: arguments, temporaries, and outputs that reuse no argument."""
+        return self.arguments + self.temp + self.outputs - self.aliased
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was found out.
+
+    Attributes:
+        job, gpu: the question.
+        usable: bytes per device that the run may take.
+        compiled_for: "cuda" or "cpu".
+        notes: what to know about the figures.
+        programs: "gradients" of one micro-batch, and "update".
+        state: bytes per device of what lives through the whole step: parameters, base, reference, optimizer, gradients.
+        mfu: assumed share of the GPU's peak.
+    """
+
+    job: Job
+    gpu: Gpu
+    usable: int
+    compiled_for: str
+    notes: tuple[str, ...]
+    programs: Mapping[str, Program]
+    state: Mapping[str, int]
+    mfu: float
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """Bytes per device while each program runs, with all that waits beside it."""
+        gradients, update = self.programs["gradients"], self.programs["update"]
+        return {
+            "gradients": gradients.peak + self.state["optimizer"] + self.state["reference"],
+            "update": update.peak + self.state["base"] + self.state["reference"],
+        }
+
+    @property
+    def peak(self) -> int:
+        return max(self.peaks.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.usable
+
+    @property
+    def updates(self) -> int:
+        return self.job.epochs * self.job.minibatches
+
+    def per_step(self, figure: str) -> float:
+        """`flops` or `bytes` of one device in a whole training step, as compiled."""
+        return self.job.micro_batches * float(getattr(self.programs["gradients"].cost, figure)) + self.updates * float(
+            getattr(self.programs["update"].cost, figure)
+        )
+
+    @property
+    def collectives(self) -> list[Collective]:
+        """Of one device in a whole training step."""
+        total: dict[tuple[str, int, int], list[float]] = {}
+        for name, times in (("gradients", self.job.micro_batches), ("update", self.updates)):
+            for c in self.programs[name].cost.collectives:
+                sums = total.setdefault((c.kind, c.devices, c.per_node), [0.0, 0.0, 0.0])
+                for k, value in enumerate((c.count, c.bytes, c.wire_bytes)):
+                    sums[k] += times * value
+        return [Collective(*key, *sums) for key, sums in sorted(total.items())]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of a training step: arithmetic at the assumed MFU; all bytes from device memory; all that links carry.
+
+        Caches make the second less, overlap with arithmetic hides much of the third.
+        """
+        # fp32 products run as TF32.
+        rate = self.gpu.tflops * 1e12 * (1.0 if self.job.model.dtype == "bfloat16" else 0.5)
+        return {
+            "compute": self.job.model_flops / self.job.devices / (rate * self.mfu),
+            "memory": self.per_step("bytes") / self.gpu.bandwidth,
+            "links": sum(c.wire_bytes / self.rate(c) for c in self.collectives),
+        }
+
+    def rate(self, c: Collective) -> float:
+        """Bytes/s that a device sends in a collective: its link, or its share of the node's network adapters."""
+        if c.per_node == c.devices:
+            return self.gpu.link
+        # NCCL runs one ring over each adapter, so a group's members in a node share all of theirs.
+        return min(self.gpu.link, c.per_node * self.gpu.network)
+
+
+def make_plan(
+    job: Job,
+    gpu: Gpu,
+    *,
+    mfu: float = 0.4,
+    gpus_per_node: int = 8,
+    memory_fraction: float = 0.92,
+    compiler: str = "auto",
+) -> Plan:
+    """Compiles the step of `job` for `gpu` and counts.
+
+    Args:
+        mfu: assumed share of the GPU's dense peak.
+        gpus_per_node: devices that share a node.
+        memory_fraction: share of the device's memory that JAX may take; the rest is CUDA's, NCCL's and the libraries'.
+        compiler: "cuda", "cpu" or "auto": cuda where the plugin is installed.
+
+    Raises:
+        ConfigError: the mesh has no fixed size or does not fill its nodes, there is no such compiler, or JAX already
+            runs with fewer CPU devices than the mesh has.
+    """
+    if min(job.mesh) < 1:
+        raise ConfigError(
+            f"mesh {job.mesh} takes all devices that are left, and a plan has none: name a number, e.g. mesh.fsdp=16."
+        )
+    devices, compiled_for, notes = _devices(job.devices, gpu, gpus_per_node, compiler)
+    if job.model.attention == "cudnn":
+        job = dataclasses.replace(job, model=job.model.replace(attention="xla"))
+        notes = (
+            *notes,
+            "Planned with attention=xla: cuDNN cannot be compiled for here, takes less memory and is faster.",
+        )
+    rules = ShardingRules()
+    mesh = make_mesh(*job.mesh, devices=devices)
+    learner = Learner(
+        job.model, job.learner, make_optimizer(job.optimizer), mesh=mesh, rules=rules, adapters=job.adapters
+    )
+    lowered = learner.lowered(job.shape.abstract(batch_shards(mesh, rules)))
+    programs, shardings = {}, {}
+    for name, program in lowered.items():
+        began = time.perf_counter()
+        compiled = program.compile()
+        seconds = time.perf_counter() - began
+        stats, text = compiled.memory_analysis(), compiled.as_text()
+        assert stats is not None, "both compilers know their memory"
+        assert text is not None
+        programs[name] = Program(
+            seconds,
+            stats.argument_size_in_bytes,
+            stats.output_size_in_bytes,
+            stats.alias_size_in_bytes,
+            stats.temp_size_in_bytes,
+            program_cost(text, gpus_per_node),
+        )
+        shardings[name] = compiled.input_shardings[0]
+    state = _state_bytes(job, lowered, shardings)
+    uncounted = sorted({what for program in programs.values() for what in program.cost.uncounted})
+    if uncounted:
+        notes = (*notes, f"FLOPs of these are not in the compiled count: {', '.join(uncounted)}.")
+    return Plan(job, gpu, int(gpu.memory * memory_fraction), compiled_for, notes, programs, state, mfu)
+
+
+def _state_bytes(job: Job, lowered: Mapping[str, jax.stages.Lowered], shardings: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes per device of the long-lived arrays, as the programs take them."""
+    sums, params, base, *_ = lowered["gradients"].args_info[0]
+    of_sums, of_params, of_base, *_ = shardings["gradients"]
+    state, of_state = lowered["update"].args_info[0][0], shardings["update"][0]
+    parameters = _bytes(params, of_params)
+    frozen = _bytes(base, of_base)
+    own = job.reference is not None and job.adapters is None and not job.offload
+    ratio = np.dtype(job.reference).itemsize / np.dtype(job.model.param_dtype).itemsize if own else 0
+    return {
+        "parameters": parameters,
+        "base": frozen,
+        "reference": int(parameters * ratio),
+        "optimizer": _bytes(state.opt_state, of_state.opt_state),
+        "gradients": _bytes(sums[0], of_sums[0]),
+    }
+
+
+def _bytes(tree: Any, shardings: Any) -> int:
+    leaves, split = jax.tree.leaves(tree), jax.tree.leaves(shardings)
+    return sum(
+        math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf, sharding in zip(leaves, split, strict=True)
+    )
+
+
+def _devices(count: int, gpu: Gpu, per_node: int, compiler: str) -> tuple[Sequence[Any], str, tuple[str, ...]]:
+    """Devices to compile for, "cuda" or "cpu", and notes."""
+    if compiler not in ("auto", "cuda", "cpu"):
+        raise ConfigError(f"Unknown compiler {compiler!r}: use auto, cuda or cpu.")
+    nodes, alone = max(1, math.ceil(count / per_node)), min(count, per_node)
+    if nodes * alone != count:
+        raise ConfigError(
+            f"{count} devices do not fill nodes of {per_node}: change mesh.* or the number of GPUs of a node."
+        )
+    has_plugin = any(_installed(f"jax_plugins.xla_cuda{version}") for version in (12, 13))
+    if compiler == "cuda" or (compiler == "auto" and has_plugin):
+        try:
+            topology = topologies.get_topology_desc(
+                platform="cuda", topology=f"1x{nodes}x{alone}", target_config=gpu.target_config()
+            )
+        except Exception as error:
+            if compiler == "cuda":
+                raise ConfigError(f"The GPU compiler does not start (install jax[cuda12]): {error}") from error
+            reason = f"the GPU compiler does not start: {error}"
+        else:
+            return topology.devices, "cuda", ("Compiled by XLA for the GPU itself, without autotuning.",)
+    else:
+        reason = "asked for" if compiler == "cpu" else "jax[cuda12] is not installed"
+    return _cpu_devices(count), "cpu", (_CPU_NOTE.format(reason=reason, gpu=gpu.label),)
+
+
+_CPU_NOTE = (
+    "Compiled for virtual CPU devices ({reason}), not for {gpu}: XLA:CPU computes bf16 in fp32 copies and fuses less, "
+    "so temporary memory, bytes and the peak are upper bounds there. Install jax[cuda12] for the GPU's own figures."
+)
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def reserve_cpu_devices(count: int) -> None:
+    """Makes JAX start with that many virtual CPU devices; without effect where it runs already."""
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def _cpu_devices(count: int) -> Sequence[Any]:
+    reserve_cpu_devices(count)
+    available = jax.devices("cpu")
+    if len(available) < count:
+        raise ConfigError(
+            f"JAX runs with {len(available)} CPU devices already, and the plan needs {count}: plan in a process of its "
+            f"own, or set XLA_FLAGS=--xla_force_host_platform_device_count={count}."
+        )
+    return available[:count]
+
+
+def smallest_gpu(plan: Plan) -> str | None:
+    """The known GPU with the least memory that the plan's peak fits into; None if there is none."""
+    fraction = plan.usable / plan.gpu.memory
+    fitting = [name for name, gpu in GPUS.items() if plan.peak <= gpu.memory * fraction]
+    return min(fitting, key=lambda name: GPUS[name].memory, default=None)

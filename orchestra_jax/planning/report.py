@@ -1,0 +1,247 @@
+"""The planner's answer in print: memory, work, time, and what to change where a run does not fit."""
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.models.config import Qwen3Config
+from orchestra_jax.models.qwen3 import num_params
+from orchestra_jax.money.run import dry_run
+from orchestra_jax.planning.gpus import GIB, GPUS, find_gpu
+from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices, smallest_gpu
+from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
+from orchestra_jax.rl.packing import PackShapes
+from orchestra_jax.rl.setup import adapters, policy_learner, policy_optimizer, policy_shapes
+from orchestra_jax.tools.build import price_book
+
+
+def run(cfg: RunConfig) -> bool:
+    """Plans a run as `cfg.plan` says, prints the answer, and returns whether it fits.
+
+    Raises:
+        ConfigError: the GPU, the mesh or the model is not known.
+    """
+    options = cfg.plan
+    try:
+        gpu = find_gpu(options.gpu)
+    except ValueError as error:
+        raise ConfigError(f"plan.gpu: {error}") from error
+    # Before anything below starts JAX.
+    reserve_cpu_devices(max(1, cfg.mesh.data * cfg.mesh.fsdp * cfg.mesh.tensor))
+    plan = make_plan(
+        job_of(cfg),
+        gpu,
+        mfu=options.mfu,
+        gpus_per_node=options.gpus_per_node,
+        memory_fraction=options.memory_fraction,
+        compiler=options.compiler,
+    )
+    console = Console(width=118)
+    show(plan, console)
+    if sentence := dry_run(cfg, price_book(cfg).base):
+        console.print(sentence, markup=False, highlight=False)
+    return plan.fits
+
+
+def job_of(cfg: RunConfig) -> Job:
+    """The step of a run at its largest shape: packed rows, or unpacked ones that hold the longest trajectory whole."""
+    algorithm, model = cfg.algorithm, model_config(cfg)
+    return Job(
+        model,
+        policy_learner(cfg, model).cfg,
+        policy_optimizer(cfg),
+        (cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor),
+        largest_shape(policy_shapes(cfg), cfg.plan.response),
+        algorithm.tasks_per_step * algorithm.group_size,
+        cfg.plan.tokens or cfg.rollout.max_length,
+        cfg.plan.response,
+        algorithm.epochs,
+        algorithm.minibatches,
+        algorithm.reference_dtype if algorithm.kl_coef > 0 else None,
+        algorithm.reference_offload,
+        adapters(cfg),
+    )
+
+
+def largest_shape(shapes: MicroShapes | PackShapes, response: float) -> BatchShape:
+    """The largest of the compiled shapes for a share of sampled tokens; prefixes stay in their rows."""
+    if isinstance(shapes, PackShapes):
+        positions = shapes.rows * shapes.row_length
+        return shapes.batch_shape(select_size(int(positions * response), positions, shapes.response_fractions))
+    width = shapes.widths[-1]
+    rows = max(1, shapes.tokens // width)
+    selected = select_size(int(rows * width * response), rows * width, shapes.response_fractions)
+    return BatchShape(rows, width, rows, width, 1, 0, False, selected)
+
+
+def model_config(cfg: RunConfig) -> Qwen3Config:
+    """Architecture and numerics; needs no weights, and a checkpoint's folder only for a size that is no preset."""
+    m = cfg.model
+    numerics = {name: getattr(m, name) for name in ("dtype", "param_dtype", "scan_layers", "remat", "attention")}
+    try:
+        if m.path is not None:
+            return Qwen3Config.from_hf(m.path, **numerics)
+        if m.tokenizer is not None:
+            # Only now: importing the rollout side starts JAX, with the devices it then has.
+            from orchestra_jax.training.build import make_chat
+
+            numerics["vocab_size"] = len(make_chat(cfg).tokenizer)
+        return Qwen3Config.preset(m.preset, **numerics)
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Prints the plan."""
+    job, gpu = plan.job, plan.gpu
+    rows = f"{job.shape.rows} x {job.shape.length}"
+    console.print(
+        f"[bold]{num_params(job.model) / 1e9:.2f} B parameters on {job.devices} x {gpu.label}[/] "
+        f"(data {job.mesh[0]}, fsdp {job.mesh[1]}, tensor {job.mesh[2]})\n"
+        f"A step: {job.sequences} trajectories of {job.tokens:,} tokens = {job.sequences * job.tokens:,} tokens, "
+        f"in {job.micro_batches} micro-batches of {rows} tokens on each of {job.shards} batch shards, and "
+        f"{plan.updates} optimizer step{'s' if plan.updates > 1 else ''}."
+    )
+    for table in (_memory(plan), _work(plan), _collectives(plan), _time(plan)):
+        console.print(table)
+    if plan.seconds["memory"] > plan.seconds["compute"]:
+        console.print(
+            "The kernels as compiled move more than arithmetic at that MFU leaves time for, unless caches catch it: "
+            "with long rows, model.attention=cudnn (Hopper or newer) keeps attention's scores out of memory."
+        )
+    for name, program in plan.programs.items():
+        console.print(f"Compiled {name} for {plan.compiled_for} in {program.seconds:.0f} s.")
+    for note in plan.notes:
+        console.print(note, markup=False)  # it may name jax[cuda12]
+    console.print()
+    room = f"{plan.peak / GIB:.1f} of {plan.usable / GIB:.1f} GiB"
+    if plan.fits:
+        fraction = plan.usable / gpu.memory
+        console.print(
+            f"[bold green]It fits[/]: {room}. Set XLA_PYTHON_CLIENT_MEM_FRACTION={fraction:.2f} (default 0.75)."
+        )
+    else:
+        console.print(f"[bold red]It does not fit[/]: {room}. What would change that, with the peak it would give:")
+        for line in advice(plan):
+            console.print(f"  - {line}", markup=False)
+
+
+def advice(plan: Plan) -> list[str]:
+    """What to change where the run does not fit, what suffices first; the new peaks are estimates."""
+    job, state, program = plan.job, plan.state, plan.programs["gradients"]
+    optimizer, trained = state["optimizer"], state["parameters"] + state["optimizer"] + state["gradients"]
+    found: list[tuple[int | None, str]] = []
+
+    def cut(saved: float, text: str) -> None:
+        found.append((plan.peak - int(saved), text))
+
+    if job.model.remat != "full":
+        found.append((None, "model.remat=full: recompute every layer in the backward pass"))
+    if job.optimizer.name == "adamw" and job.optimizer.moment_dtype == "float32":
+        cut(optimizer / 2, "algorithm.moment_dtype=bfloat16: half of the optimizer's state")
+    if job.shape.rows > 1:
+        tokens = job.shape.rows // 2 * job.shape.length
+        cut(program.temp / 2, f"algorithm.micro_tokens={tokens}: half as many rows in a micro-batch")
+    whole = trained + state["reference"] + state["base"]
+    cut(whole / 2, f"mesh.fsdp={2 * job.mesh[1]}: twice the GPUs, half of the state on each")
+    if job.mesh[2] < job.model.num_kv_heads:
+        cut(
+            (program.temp + whole) / 2,
+            f"mesh.tensor={2 * job.mesh[2]}: twice the GPUs, heads, MLP and vocabulary split between two",
+        )
+    if job.tokens < job.shape.length or job.shape.rows == 1:
+        half = job.shape.length // 2
+        cut(program.temp / 2, f"rollout.max_length={half} and rows to match: half as long trajectories")
+    if state["reference"]:
+        cut(state["reference"], "algorithm.reference_offload=true: the reference policy waits in host memory")
+    if job.adapters is None:
+        # The frozen base stays, in bf16; adapters, their moments and gradients are small beside it.
+        base = state["parameters"] * 2 // (4 if job.model.param_dtype == "float32" else 2)
+        cut(trained - base, "model.lora.rank=32 model.param_dtype=bfloat16: train adapters of a frozen bf16 base")
+    if (name := smallest_gpu(plan)) is not None:
+        found.append((plan.peak, f"plan.gpu={name}: {GPUS[name].memory / GIB:.0f} GiB per GPU"))
+
+    def line(peak: int | None, text: str) -> tuple[int, str]:
+        if peak is None:
+            return 1, f"{text} (plan again to see)."
+        enough = peak <= plan.usable or text.startswith("plan.gpu")
+        return (0 if enough else 2), f"{text}: about {peak / GIB:.1f} GiB{'' if enough else ', not enough alone'}."
+
+    return [text for _, text in sorted((line(*item) for item in found), key=lambda ranked: ranked[0])]
+
+
+def _memory(plan: Plan) -> Table:
+    table = Table("", "GiB", title="Memory of one device", title_justify="left", min_width=60)
+    gradients, update = plan.programs["gradients"], plan.programs["update"]
+    peaks = plan.peaks
+    named = {
+        "parameters": f"parameters ({plan.job.model.param_dtype})",
+        "base": "frozen base",
+        "reference": f"reference policy ({plan.job.reference})",
+        "optimizer": f"optimizer ({plan.job.optimizer.name}, {plan.job.optimizer.moment_dtype} moments)",
+        "gradients": "gradients (float32, accumulated)",
+    }
+    for key, text in named.items():
+        if plan.state[key]:
+            table.add_row(text, f"{plan.state[key] / GIB:.2f}")
+    inputs = gradients.arguments - sum(plan.state[key] for key in ("parameters", "base", "gradients"))
+    table.add_row("micro-batch", f"{max(inputs, 0) / GIB:.2f}")
+    table.add_row("activations and other temporaries of a micro-batch", f"{gradients.temp / GIB:.2f}")
+    table.add_row("temporaries of the optimizer step", f"{update.temp / GIB:.2f}")
+    table.add_section()
+    table.add_row("peak during a micro-batch", f"{peaks['gradients'] / GIB:.2f}")
+    table.add_row("peak during the optimizer step", f"{peaks['update'] / GIB:.2f}")
+    table.add_row(
+        f"usable ({plan.usable / plan.gpu.memory:.0%} of {plan.gpu.memory / GIB:.1f} GiB)", f"{plan.usable / GIB:.2f}"
+    )
+    return table
+
+
+def _work(plan: Plan) -> Table:
+    job = plan.job
+    table = Table("", "all devices", "one device", title="Work of a training step", title_justify="left", min_width=60)
+
+    def row(text: str, each: float, unit: str) -> None:
+        table.add_row(text, _si(each * job.devices, unit), _si(each, unit))
+
+    row("model FLOPs of the update (analytic, no recomputation)", job.update_flops / job.devices, "FLOP")
+    if job.reference:
+        row("model FLOPs of scoring with the reference policy", job.forward_flops / job.devices, "FLOP")
+    row("matrix FLOPs of the update as compiled", plan.per_step("flops"), "FLOP")
+    row("bytes of the update as compiled, caches aside", plan.per_step("bytes"), "B")
+    return table
+
+
+def _collectives(plan: Plan) -> Table:
+    table = Table(
+        "collective", "GPUs", "of a node", "runs", "arrays", "sent", "at", "seconds",
+        title="Collectives of a training step, one device", title_justify="left", min_width=60,
+    )  # fmt: skip
+    for c in plan.collectives:
+        rate = plan.rate(c)
+        table.add_row(
+            c.kind, str(c.devices), str(c.per_node), f"{c.count:,.0f}", _si(c.bytes, "B"), _si(c.wire_bytes, "B"),
+            _si(rate, "B/s"), f"{c.wire_bytes / rate:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def _time(plan: Plan) -> Table:
+    table = Table("", "seconds", title="Time of a training step, rollouts aside", title_justify="left", min_width=60)
+    seconds, tokens = plan.seconds, plan.job.sequences * plan.job.tokens
+    peak = f"{plan.gpu.tflops:,.0f} TFLOP/s (dense bf16)"
+    table.add_row(f"[bold]at {plan.mfu:.0%} MFU[/] of {peak}", f"[bold]{seconds['compute']:.1f}[/]")
+    table.add_row(
+        f"bytes at {_si(plan.gpu.bandwidth, 'B/s')}, were no kernel's input cached", f"{seconds['memory']:.1f}"
+    )
+    table.add_row("links, were nothing overlapped", f"{seconds['links']:.1f}")
+    table.add_section()
+    table.add_row("tokens/s at that MFU", f"{tokens / seconds['compute']:,.0f}")
+    return table
+
+
+def _si(value: float, unit: str) -> str:
+    for factor, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.2f} {prefix}{unit}"
+    return f"{value:.0f} {unit}"

@@ -1,0 +1,175 @@
+"""What the configuration asks the learner to do: rewards and advantages of a step, its batches, optimizers, losses."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from orchestra_jax.config.schema import AlgorithmConfig, MeshConfig, RunConfig
+from orchestra_jax.models.lora import LoRA
+from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.models.sharding import make_mesh
+from orchestra_jax.rl.advantages import InvalidMode, group_advantages, informative_groups, member_masks
+from orchestra_jax.rl.batching import GroupArrays, MicroBatch, MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.learner import Learner, LearnerConfig
+from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.optimizer import OptimizerConfig, make_optimizer
+from orchestra_jax.rl.packing import PackShapes, pack
+from orchestra_jax.rl.rewards import ToolFeature, feature_matrix, preference_reward
+
+
+def device_mesh(cfg: MeshConfig) -> Mesh | None:
+    """The configured mesh; None for a single device.
+
+    Raises:
+        ValueError: the sizes do not multiply to the number of devices.
+    """
+    if (cfg.data, cfg.fsdp, cfg.tensor) == (1, 1, 1):
+        return None
+    mesh = make_mesh(cfg.data, cfg.fsdp, cfg.tensor)
+    return None if mesh.size == 1 else mesh
+
+
+def kl_share(algorithm: AlgorithmConfig, step: int, steps: int) -> float:
+    """The share of kl_coef in force at `step`: from 1 linearly to kl_final over the first kl_fade of the run."""
+    done = min(1.0, step / max(1.0, algorithm.kl_fade * steps))
+    return 1.0 - (1.0 - algorithm.kl_final) * done
+
+
+def score_groups(cfg: RunConfig, arrays: GroupArrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rewards (Eq. 2) [G, N], advantages (Eq. 3 and the filters) [G, N] and kept groups [G]."""
+    reward, algorithm = cfg.reward, cfg.algorithm
+    tools = arrays.preference.shape[1] - 3
+    scale = np.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], np.float32)
+    rewards, advantages, kept = _score_groups(
+        vars(arrays) | {"preference": arrays.preference * scale},
+        tool_feature=reward.tool_feature,
+        normalize_outcome=reward.normalize_outcome,
+        invalid=algorithm.invalid,
+        min_std=algorithm.min_std,
+        normalize_std=algorithm.normalize_std,
+        clip=algorithm.advantage_clip,
+    )
+    return np.asarray(rewards), np.asarray(advantages), np.asarray(kept)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("tool_feature", "normalize_outcome", "invalid", "min_std", "normalize_std", "clip"),
+)
+def _score_groups(
+    arrays: dict[str, Array],
+    *,
+    tool_feature: ToolFeature,
+    normalize_outcome: bool,
+    invalid: InvalidMode,
+    min_std: float,
+    normalize_std: bool,
+    clip: float | None,
+) -> tuple[Array, Array, Array]:
+    """`score_groups` of the fields of a `GroupArrays`."""
+    solved, completed = arrays["solved"], arrays["completed"]
+    matrix = feature_matrix(
+        arrays["tool_counts"], solved, arrays["cost_usd"], arrays["latency_s"], tool_feature=tool_feature
+    )
+    rewards = preference_reward(
+        matrix, arrays["preference"], solved, completed, arrays["tool_mask"], normalize_outcome=normalize_outcome
+    )
+    members = member_masks(completed, arrays["failed"], invalid=invalid)
+    advantages = group_advantages(rewards, members, min_std=min_std, normalize_std=normalize_std, clip=clip)
+    return rewards, advantages, informative_groups(rewards, members, min_std=min_std)
+
+
+def policy_shapes(cfg: RunConfig) -> MicroShapes | PackShapes:
+    """Shapes of the update's micro-batches on one batch shard; the longest trajectory fits.
+
+    Unpacked: the configured widths and one that holds rollout.max_length. Packed: one shape.
+    """
+    algorithm, longest = cfg.algorithm, cfg.rollout.max_length
+    fractions = tuple(algorithm.response_fractions)
+    if algorithm.packing:
+        length = algorithm.row_length or longest
+        rows = max(1, algorithm.micro_tokens // length)
+        return PackShapes(length, rows, max(rows, algorithm.row_sequences), fractions)
+
+    def reaching(widths: list[int]) -> tuple[int, ...]:
+        return tuple(sorted({*(width for width in widths if width < longest), longest}))
+
+    return MicroShapes(
+        algorithm.micro_tokens,
+        reaching(algorithm.row_widths),
+        reaching(algorithm.prefix_widths) if algorithm.share_prefix else (),
+        response_fractions=fractions,
+    )
+
+
+def policy_batches(cfg: RunConfig, rows: Sequence[TokenSequence], shards: int) -> list[MicroBatch]:
+    """The rows of one optimizer step as micro-batches, packed or not as configured."""
+    shapes = policy_shapes(cfg)
+    return pack(rows, shapes, shards) if isinstance(shapes, PackShapes) else micro_batches(rows, shapes, shards)
+
+
+def adapters(cfg: RunConfig) -> LoRA | None:
+    """The adapters to train; None where the whole policy is trained."""
+    lora = cfg.model.lora
+    return LoRA(lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None
+
+
+def _logits_at_once(model: Qwen3Config, mesh: Mesh | None) -> dict[str, int]:
+    """All ids of some tokens; on a CPU some ids of all tokens, which its cache holds, where all ids are too many."""
+    by_block = mesh is None and jax.default_backend() == "cpu" and model.vocab_size > 4096
+    return {"vocab_block": 512} if by_block else {"chunk": 2048}
+
+
+def warm_learner(cfg: RunConfig, model: Qwen3Config, mesh: Mesh | None = None) -> Learner:
+    """The learner of the warm start."""
+    warm = cfg.warm_start
+    optimizer = OptimizerConfig(
+        warm.learning_rate,
+        warm.optimizer,  # type: ignore[arg-type]
+        warmup_steps=20,
+        schedule="cosine",
+        total_steps=max(1, warm.steps),
+        final_fraction=0.05,
+    )
+    return Learner(
+        model, LearnerConfig(LossConfig(), **_logits_at_once(model, mesh)), make_optimizer(optimizer), mesh=mesh
+    )
+
+
+def policy_optimizer(cfg: RunConfig) -> OptimizerConfig:
+    """Optimizer and schedule of the policy updates."""
+    a = cfg.algorithm
+    return OptimizerConfig(
+        a.learning_rate,
+        a.optimizer,  # type: ignore[arg-type]
+        warmup_steps=a.warmup_steps,
+        schedule=a.schedule,  # type: ignore[arg-type]
+        total_steps=max(1, cfg.steps * a.epochs * a.minibatches),
+        weight_decay=a.weight_decay,
+        b1=a.adam_b1,
+        b2=a.adam_b2,
+        max_grad_norm=a.max_grad_norm,
+        moment_dtype=a.moment_dtype,  # type: ignore[arg-type]
+    )
+
+
+def policy_learner(cfg: RunConfig, model: Qwen3Config, mesh: Mesh | None = None) -> Learner:
+    """The learner of the policy updates."""
+    a = cfg.algorithm
+    loss = LossConfig(
+        loss=a.loss,  # type: ignore[arg-type]
+        clip_low=a.clip_low,
+        clip_high=a.clip_high,
+        dual_clip=a.dual_clip,
+        kl_coef=a.kl_coef,
+        kl=a.kl,  # type: ignore[arg-type]
+        aggregation=a.aggregation,  # type: ignore[arg-type]
+        importance=a.importance,  # type: ignore[arg-type]
+        importance_cap=a.importance_cap,
+    )
+    learner = LearnerConfig(loss, a.entropy_coef, cfg.rollout.temperature, **_logits_at_once(model, mesh))
+    return Learner(model, learner, make_optimizer(policy_optimizer(cfg)), mesh=mesh, adapters=adapters(cfg))

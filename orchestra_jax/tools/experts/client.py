@@ -1,0 +1,351 @@
+"""Language models as experts: any endpoint that speaks OpenAI's chat completions.
+
+The `openai` client carries the requests; retries, limits, budgets and the record are ours (money/paid.py), since every
+single attempt is counted.
+"""
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from orchestra_jax.money.limits import Limiter
+from orchestra_jax.money.paid import (
+    CLOSE_S,
+    GRACE_S,
+    Answered,
+    Lost,
+    Outcome,
+    PaidCalls,
+    Refused,
+    read_key,
+    retry_after,
+)
+from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.tools.experts.context import Message, TokenCounter, fit
+from orchestra_jax.types import Usage
+
+if TYPE_CHECKING:
+    import openai
+
+_RETRIED = {408, 409, 429}  # and every 5xx
+_NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}  # of httpx, under whatever name openai ships it
+_TOO_LONG = re.compile(r"context.?(length|window)|context_length_exceeded|too many tokens|prompt is too long", re.I)
+_SHORTER = 0.75  # what is kept of the prompt when the server finds it too long
+_SHOWN = 200  # characters of a server's own error text that a message repeats
+_CONNECT_S = 10.0
+_KEEP_ALIVE_S = 2.0  # below the servers' own 5 s: a connection that we drop first never breaks under a request
+
+for _name in ("httpx", "httpx2"):
+    logging.getLogger(_name).setLevel(logging.WARNING)  # a line for every request otherwise
+
+
+@dataclass(frozen=True)
+class Expert:
+    """One model behind an OpenAI-compatible endpoint.
+
+    Attributes:
+        name: its entry of the price list, and its name in ledgers.
+        model: its name at the server.
+        base_url: of the server, such as "https://api.openai.com/v1".
+        api_key_env: the environment variable with the key; None for servers that want none.
+        context_tokens: prompt and completion together; longer prompts are cut.
+        max_tokens: most completion tokens of a call, reasoning included.
+        temperature: None where the model takes none.
+        timeout_s: how long a caller waits for one request.
+        retries: further requests after a status 429 or 5xx, or a broken connection.
+        concurrency: requests under way at once, for all experts of this server together.
+        requests_per_minute: the same for their rate; None for no limit.
+        tokenizer: path of the model's tokenizer.json or its folder. Without it prompts are counted by a third of
+            their characters, and reserved in budgets by their bytes.
+        max_tokens_field: "max_completion_tokens" for OpenAI's reasoning models.
+        extra: further fields of the request, such as {"reasoning_effort": "low"}.
+
+    Raises:
+        ValueError: a field that makes no sense, one sentence.
+    """
+
+    name: str
+    model: str
+    base_url: str
+    api_key_env: str | None = None
+    context_tokens: int = 32768
+    max_tokens: int = 4096
+    temperature: float | None = 0.0
+    timeout_s: float = 300.0
+    retries: int = 4
+    concurrency: int = 32
+    requests_per_minute: float | None = None
+    tokenizer: str | None = None
+    max_tokens_field: str = "max_tokens"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(
+                f"base_url of expert {self.name!r} must be a URL such as https://api.openai.com/v1, not "
+                f"{self.base_url!r}."
+            )
+        if parts.username or parts.password or parts.query:
+            raise ValueError(f"base_url of expert {self.name!r} holds more than an address; keys go into api_key_env.")
+        if not 0 < self.max_tokens < self.context_tokens:
+            raise ValueError(
+                f"Expert {self.name!r} has max_tokens={self.max_tokens} and context_tokens={self.context_tokens}; the "
+                "answer must leave room for a question."
+            )
+        if self.timeout_s <= 0 or self.retries < 0:
+            raise ValueError(f"Expert {self.name!r} needs timeout_s > 0 and retries >= 0.")
+
+    @property
+    def provider(self) -> str:
+        """What limits are shared by: the address."""
+        return self.base_url.rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an expert wrote.
+
+    Attributes:
+        text: the reply, "" where there is none.
+        usage: a row for the answer, after those of requests whose answer was lost and that may have been billed.
+        finish_reason: "stop" | "length" | "content_filter" | what else the server says.
+    """
+
+    text: str
+    usage: tuple[Usage, ...]
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _TooLong(Refused):
+    """The server finds the prompt longer than its context."""
+
+
+class ExpertClient:
+    """Calls one expert. Needs neither key nor network as long as every answer is in the record.
+
+    A ledger row's seconds are those of the request that was answered, without the wait for a place at the provider.
+
+    Args:
+        expert: what to call.
+        prices: must have an entry for it.
+        replay: records and replays; None does neither.
+        limiter: of the provider, shared with its other experts; None makes one. `expert_clients` does all this.
+        backoff_s: see `PaidCalls`.
+
+    Raises:
+        MissingPrice: no price for the expert.
+        FileNotFoundError: no tokenizer where `expert.tokenizer` says.
+    """
+
+    def __init__(
+        self,
+        expert: Expert,
+        prices: PriceList,
+        *,
+        replay: Replay | None = None,
+        limiter: Limiter | None = None,
+        backoff_s: float = 0.5,
+    ) -> None:
+        prices.cost(expert.name)
+        self.expert, self.prices = expert, prices
+        self._counter = TokenCounter(expert.tokenizer)
+        self._calls = PaidCalls(
+            limiter or Limiter(expert.concurrency, expert.requests_per_minute),
+            replay=replay, timeout_s=expert.timeout_s, retries=expert.retries, backoff_s=backoff_s,
+            prepare=self._connect,
+        )  # fmt: skip
+        self._key = ""
+        self._client: openai.AsyncOpenAI | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        role: str = "tool",
+        max_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+        sample: int = 0,
+    ) -> Completion:
+        """One completion.
+
+        Args:
+            messages: {"role", "content"} each. Too long ones are cut: see `context.fit`.
+            role: of the ledger rows: "tool", "judge" or "user_simulator".
+            max_tokens: at most those of the expert.
+            stop: texts that end the completion.
+            sample: another number is another sample of the same request in the record.
+
+        Raises:
+            BudgetExceeded: the worst case does not fit into the current budget.
+            InfrastructureError: no answer, one sentence with the server and the status.
+            MissingKey, ImportError: the expert cannot be called from here at all.
+            ValueError: no message, or no room for one.
+        """
+        expert = self.expert
+        most = min(max_tokens or expert.max_tokens, expert.max_tokens)
+        room = expert.context_tokens - most
+        fitted = fit(messages, room, self._counter)
+        body = {"model": expert.model, "messages": fitted, expert.max_tokens_field: most, **expert.extra}
+        if expert.temperature is not None:
+            body["temperature"] = expert.temperature
+        if stop:
+            body["stop"] = list(stop)
+        worst = self.prices.charge(
+            Usage(expert.name, role, self._counter.most(fitted), 0, most, seconds=expert.timeout_s + GRACE_S)
+        )
+
+        async def send() -> Outcome:
+            nonlocal room
+            outcome = await self._send(body, role)
+            if isinstance(outcome, _TooLong):
+                room = int(min(room, self._counter.estimate(body["messages"])) * _SHORTER)
+                try:
+                    body["messages"] = fit(body["messages"], room, self._counter)
+                except ValueError:
+                    return replace(outcome, retry=False)
+            return outcome
+
+        # The address is no part of it: a record made with one server serves for another with the same model.
+        request = {"expert": expert.name, "role": role, "sample": sample, **body}
+        recorded = await self._calls.call("chat", request, worst, send)
+        return Completion(recorded.value["text"], recorded.usage, recorded.value["finish_reason"])
+
+    def check(self) -> None:
+        """Sees that the expert can be called: raises now what `chat` would raise later.
+
+        Raises:
+            MissingKey: the environment has no key.
+            ImportError: `openai` is not installed.
+        """
+        _openai()
+        variable = self.expert.api_key_env
+        self._key = read_key(variable, f"Expert {self.expert.name!r}") if variable else ""
+
+    async def close(self, patience_s: float = CLOSE_S) -> None:
+        """Waits for requests whose callers gave up, until `patience_s`, and drops the connections."""
+        await self._calls.close(patience_s)
+        client, self._client = self._client, None
+        if client is not None and self._loop is asyncio.get_running_loop():
+            await client.close()
+
+    async def _send(self, body: Mapping[str, Any], role: str) -> Outcome:
+        """One request, and what became of it. Never raises the client's errors: they hold the request and its key."""
+        client, openai = self._connect(), _openai()
+        server = f"{self.expert.name} at {self.expert.provider}"
+        start = time.perf_counter()
+        try:
+            fields = {key: value for key, value in body.items() if key not in ("model", "messages")}
+            response = await client.chat.completions.with_raw_response.create(
+                model=body["model"], messages=body["messages"], extra_body=fields
+            )
+            content = response.http_response.content
+        except openai.APIStatusError as error:
+            return self._refused(server, error)
+        except openai.APIConnectionError as error:
+            cause = type(error.__cause__).__name__
+            if cause in _NEVER_SENT:
+                return Refused(f"{server} cannot be reached ({cause}).", retry=True)
+            return Lost(f"The connection to {server} broke ({cause}).")
+        seconds = time.perf_counter() - start
+        try:
+            answer = json.loads(content)
+            choice = answer["choices"][0]
+            text, finish = choice["message"].get("content") or "", str(choice.get("finish_reason"))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return Lost(f"The answer of {server} cannot be read.")
+        tokens = read_usage(answer.get("usage"))
+        estimated = tokens is None
+        if tokens is None:
+            most = body[self.expert.max_tokens_field]
+            tokens = self._counter.estimate(body["messages"]), 0, min(self._counter.count(text), most)
+        prompt, cached, completion = tokens
+        row = Usage(self.expert.name, role, prompt, cached, completion, seconds=seconds, estimated=estimated)
+        return Answered({"text": text, "finish_reason": finish}, self.prices.charge(row))
+
+    def _refused(self, server: str, error: "openai.APIStatusError") -> Refused:
+        status, body = error.status_code, error.body
+        said = body.get("message", body) if isinstance(body, dict) else body or "no reason given"
+        said = " ".join(str(said).split()).rstrip(".")
+        if self._key:
+            said = said.replace(self._key, "***")  # some servers repeat what they were sent
+        reason = f"{server} answered with status {status}: {said[:_SHOWN]}"
+        if status in (401, 403) and self.expert.api_key_env:
+            reason = f"{reason}; check the key in {self.expert.api_key_env}"
+        if status in (400, 413, 422) and _TOO_LONG.search(f"{error.code} {said}"):
+            return _TooLong(f"{reason}; lower context_tokens={self.expert.context_tokens}.", retry=True)
+        retry = (status in _RETRIED or status >= 500) and error.code != "insufficient_quota"
+        return Refused(f"{reason}.", retry, retry_after(error.response.headers) if retry else None)
+
+    def _connect(self) -> "openai.AsyncOpenAI":
+        """The client of this event loop; connections cannot be used by another one."""
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            self.check()
+            openai = _openai()
+            limits = type(openai.DEFAULT_CONNECTION_LIMITS)(keepalive_expiry=_KEEP_ALIVE_S)
+            timeout = openai.Timeout(self.expert.timeout_s + GRACE_S, connect=_CONNECT_S)
+            self._client = openai.AsyncOpenAI(
+                base_url=self.expert.provider, api_key=self._key or "none", max_retries=0, timeout=timeout,
+                http_client=openai.DefaultAsyncHttpxClient(limits=limits, timeout=timeout),
+            )  # fmt: skip
+            self._loop = loop
+        return self._client
+
+
+def expert_clients(
+    experts: Iterable[Expert], prices: PriceList, *, replay: Replay | None = None, backoff_s: float = 0.5
+) -> dict[str, ExpertClient]:
+    """A client per expert, by name; those of one server share its limits.
+
+    Raises:
+        ValueError: two experts of one name, or with different limits for one server.
+        MissingPrice, FileNotFoundError: see `ExpertClient`.
+    """
+    clients: dict[str, ExpertClient] = {}
+    limiters: dict[str, Limiter] = {}
+    for expert in experts:
+        if expert.name in clients:
+            raise ValueError(f"Two experts are named {expert.name!r}.")
+        limiter = limiters.setdefault(expert.provider, Limiter(expert.concurrency, expert.requests_per_minute))
+        if (limiter.concurrency, limiter.requests_per_minute) != (expert.concurrency, expert.requests_per_minute):
+            raise ValueError(
+                f"The experts at {expert.provider} share its limits: give all of them the same concurrency and "
+                f"requests_per_minute ({expert.name!r} differs)."
+            )
+        clients[expert.name] = ExpertClient(expert, prices, replay=replay, limiter=limiter, backoff_s=backoff_s)
+    return clients
+
+
+def read_usage(usage: Any) -> tuple[int, int, int] | None:
+    """(prompt, cached, completion) tokens of a response; None where it gives none that make sense.
+
+    Reasoning is completion: where a server leaves it out of `completion_tokens`, the total tells.
+    """
+    try:
+        prompt, completion = usage["prompt_tokens"], usage["completion_tokens"]
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        total = usage.get("total_tokens") or 0
+        if min(prompt, completion, cached, total) < 0:
+            return None
+        return int(prompt), int(min(cached, prompt)), int(max(completion, total - prompt))
+    except (TypeError, KeyError, AttributeError, ValueError):
+        return None
+
+
+def _openai() -> ModuleType:
+    try:
+        import openai
+    except ImportError:
+        raise ImportError("Experts need the openai package; pip install orchestra-jax[tools].") from None
+    return openai

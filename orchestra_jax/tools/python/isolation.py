@@ -1,0 +1,213 @@
+"""How the sandbox's worker process is started: inside bubblewrap, in namespaces of our own, or in nothing."""
+
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from orchestra_jax.tools.python import kernel
+
+Isolation = Literal["auto", "bubblewrap", "namespaces", "none"]
+LIBRARIES = ("numpy", "scipy", "sympy", "mpmath")
+START_S = 60.0  # a worker that does not come up in this time is dead
+
+_SOURCE = Path(__file__).resolve().parents[3]
+_WORKER = "orchestra_jax/tools/python/worker.py"
+_WORKER_FILES = (
+    "orchestra_jax/__init__.py",
+    "orchestra_jax/tools/__init__.py",
+    "orchestra_jax/tools/python/__init__.py",
+    "orchestra_jax/tools/python/kernel.py",
+    _WORKER,
+)
+_SOURCE_INSIDE, _LIBRARIES_INSIDE = "/worker", "/libraries"  # where bubblewrap and we show what may lie anywhere
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONPATH": str(_SOURCE)}
+_FIX = (
+    "install bubblewrap (apt-get install bubblewrap), let this user create user namespaces (where they are restricted: "
+    "sysctl kernel.apparmor_restrict_unprivileged_userns=0; in Docker: --security-opt seccomp=unconfined "
+    "--security-opt apparmor=unconfined --security-opt systempaths=unconfined), or, to run the code unprotected with "
+    "your own rights, say isolation: none"
+)
+
+
+class IsolationError(RuntimeError):
+    """This machine offers no isolation for the sandbox; the message names the fix."""
+
+
+class Launch:
+    """A started worker process and our end of its socket.
+
+    Attributes:
+        process: the outermost process; when it is killed, all inside are.
+        connection: blocking socket; the first message names the isolation, see `sandbox_worker`.
+    """
+
+    def __init__(self, isolation: str, limits: Mapping[str, Any], stderr: int | None = None) -> None:
+        self._directory = tempfile.mkdtemp(prefix="orchestra-sandbox-")
+        self.connection, theirs = socket.socketpair()
+        try:
+            self.process = subprocess.Popen(
+                _command(isolation, limits, self._directory),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                env=_ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,  # Ctrl-C in the terminal is for the trainer, which ends the workers itself
+            )
+        except OSError:
+            self.connection.close()
+            os.rmdir(self._directory)
+            raise
+        finally:
+            theirs.close()
+
+    def stop(self) -> None:
+        """Kills the processes and removes what they left; may be called twice."""
+        self.connection.close()
+        self.process.kill()
+        self.process.wait()
+        # Without isolation a snippet may have taken rights away; only root could remove such a directory as it is.
+        for path, names, _ in os.walk(self._directory):
+            for child in (os.path.join(path, name) for name in names):
+                if not os.path.islink(child):
+                    os.chmod(child, 0o700)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def choose(wanted: str) -> str:
+    """The isolation to use: the one that is wanted, for "auto" the first that works on this machine.
+
+    Raises:
+        ValueError: there is no such isolation.
+        IsolationError: it does not work here.
+    """
+    if wanted not in get_args(Isolation):
+        raise ValueError(f"The sandbox's isolation is one of {', '.join(get_args(Isolation))}, not {wanted!r}.")
+    if wanted == "none":
+        return wanted
+    problems = []
+    for name in ("bubblewrap", "namespaces") if wanted == "auto" else (wanted,):
+        problem = why_not(name)
+        if problem is None:
+            return name
+        problems.append(f"{name}: {problem}")
+    raise IsolationError(f"The Python sandbox cannot isolate code on this machine ({'; '.join(problems)}): {_FIX}.")
+
+
+def available() -> bool:
+    """Whether "auto" finds an isolation on this machine."""
+    return any(why_not(name) is None for name in ("bubblewrap", "namespaces"))
+
+
+@functools.cache
+def why_not(isolation: str) -> str | None:
+    """Starts a worker to see whether an isolation works on this machine; what stands against it, else None."""
+    if isolation == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bwrap is not installed"
+    limits = {"timeout_s": 1.0, "memory_mb": 64, "max_output": 100, "file_mb": 1, "disk_mb": 1, "processes": 1}
+    try:
+        launch = Launch(isolation, limits, subprocess.PIPE)
+    except OSError as error:
+        return str(error)
+    try:
+        launch.connection.settimeout(START_S)
+        head = launch.connection.recv(4, socket.MSG_WAITALL)
+        if len(head) == 4:
+            hello = json.loads(launch.connection.recv(int.from_bytes(head), socket.MSG_WAITALL))
+            return cast(str | None, hello.get("refused"))
+        assert launch.process.stderr is not None
+        return launch.process.stderr.read().decode(errors="replace").strip().split("\n")[-1] or "the worker died"
+    except TimeoutError:
+        return f"the worker did not start in {START_S:g} s"
+    finally:
+        launch.stop()
+
+
+def _command(isolation: str, limits: Mapping[str, Any], directory: str) -> list[str]:
+    config = {**limits, "isolation": isolation, "directory": directory, "source": str(_SOURCE)}
+    shown, links, outside, inside = _shown()
+    if isolation == "none":
+        return [*_python(_SOURCE), json.dumps({**config, "site": outside})]
+    config["site"] = inside
+    if isolation == "namespaces":
+        return [*_python(_SOURCE), json.dumps({**config, "shown": shown, "links": links})]
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise FileNotFoundError("bwrap is not installed")
+    root = os.geteuid() == 0
+    command = [bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    if not root:
+        identity = str(kernel.SNIPPET_ID)
+        command += ["--unshare-user", "--uid", identity, "--gid", identity]
+    # The worker mounts each snippet's workspace; the snippet itself has no capability.
+    for capability in kernel.ROOT_CAPABILITIES if root else kernel.ROOT_CAPABILITIES[:1]:
+        command += ["--cap-add", capability]
+    shown = shown | {f"{_SOURCE_INSIDE}/{name}": str(_SOURCE / name) for name in _WORKER_FILES}
+    for folder in sorted({str(parent) for path in (*shown, *kernel.DEVICES) for parent in Path(path).parents} - {"/"}):
+        command += ["--dir", folder]  # made for a mount they would be open to root only
+    for target, path in shown.items():
+        command += ["--symlink", os.readlink(path), target] if os.path.islink(path) else ["--ro-bind", path, target]
+    for device in kernel.DEVICES:
+        command += ["--dev-bind", device, device]
+    for link, target in links.items():
+        command += ["--symlink", target, link]
+    command += ["--dir", kernel.WORKSPACE, "--proc", "/proc", "--remount-ro", "/", "--chdir", "/", "--as-pid-1"]
+    command += ["--setenv", "PYTHONPATH", _SOURCE_INSIDE, "--"]
+    command += [*_python(Path(_SOURCE_INSIDE)), json.dumps({**config, "source": _SOURCE_INSIDE})]
+    # Root enters the user namespace first: bubblewrap's own would hold one id, and the kernel counts none of root's
+    # processes.
+    return [*_python(_SOURCE), "enter", *command] if root else command
+
+
+def _python(source: Path) -> list[str]:
+    # -I would also ignore PYTHONHASHSEED, so its other parts are given one by one and the environment is ours.
+    return [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", str(source / _WORKER)]
+
+
+def _interpreter() -> str:
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@functools.cache
+def _shown() -> tuple[dict[str, str], dict[str, str], list[str], list[str]]:
+    """What the code sees of this machine, read-only: the system's programs and libraries, Python, and the libraries.
+
+    Returns:
+        Paths inside with those of this machine, none below another; links to make; the folders to import the libraries
+        from here, and inside.
+    """
+    prefix = os.path.realpath(sys.base_prefix)
+    shown: dict[str, str] = {}
+    for path in sorted(filter(os.path.lexists, {*_SYSTEM, _interpreter(), f"{prefix}/lib", f"{prefix}/lib64"})):
+        if not _below(path, shown):
+            shown[path] = path
+    outside, inside = [], []
+    for name in LIBRARIES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            continue
+        folder = os.path.dirname(os.path.realpath(spec.origin))
+        outside.append(os.path.dirname(folder))
+        if _below(folder, shown):
+            inside.append(os.path.dirname(folder))
+            continue
+        inside.append(_LIBRARIES_INSIDE)
+        for end in filter(lambda end: os.path.exists(folder + end), ("", ".libs")):
+            shown[f"{_LIBRARIES_INSIDE}/{name}{end}"] = folder + end
+    # Python itself may be installed below /tmp, where the link would be.
+    links = {link: target for link, target in kernel.LINKS.items() if not any(_below(path, [link]) for path in shown)}
+    return shown, links, sorted(set(outside)), sorted(set(inside))
+
+
+def _below(path: str, folders: Iterable[str]) -> bool:
+    return any(path.startswith(f"{folder}/") for folder in folders)

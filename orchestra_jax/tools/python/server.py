@@ -1,0 +1,135 @@
+"""Snippets on another machine: an HTTP server around `PythonSandbox`, and the executor that asks it.
+
+    python -m orchestra_jax.tools.python.server --workers 8 --port 8765
+
+POST /run {"code": str} answers {"text": str, "error": bool, "seconds": float}; GET /health answers what isolates. Where
+the variable ORCHESTRA_SANDBOX_KEY is set, on both machines, requests must bear it.
+"""
+
+import argparse
+import hmac
+import os
+from typing import TYPE_CHECKING, Any
+
+from orchestra_jax.tools.python.isolation import Isolation
+from orchestra_jax.tools.python.sandbox import TOOL, PythonSandbox
+from orchestra_jax.types import InfrastructureError, ToolResult, Usage
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+KEY_VARIABLE = "ORCHESTRA_SANDBOX_KEY"
+_MAX_REQUEST_BYTES = 8 << 20
+
+
+class RemoteSandbox:
+    """An `Executor` that sends each snippet to a sandbox server.
+
+    Args:
+        url: of the server, like http://10.0.0.5:8765.
+        timeout_s: seconds until an answer, the wait for one of the server's workers included.
+
+    Raises:
+        ImportError: aiohttp is not installed.
+    """
+
+    def __init__(self, url: str, timeout_s: float = 60.0) -> None:
+        self._aiohttp = _aiohttp()
+        self._url, self._timeout_s = url.rstrip("/"), timeout_s
+        self._closed = False
+
+    async def run(self, code: str) -> ToolResult:
+        """Executes one snippet there; its ledger row carries the seconds it ran, without waits and transfers.
+
+        Raises:
+            InfrastructureError: no answer in time, or one that is none.
+        """
+        if self._closed:
+            raise InfrastructureError("The remote sandbox is closed; make a new one.")
+        key = os.environ.get(KEY_VARIABLE)
+        headers = {"Authorization": f"Bearer {key}"} if key else None
+        limit = self._aiohttp.ClientTimeout(total=self._timeout_s)
+        try:
+            # A connection for each snippet: a session would be bound to one event loop, and a run may use several.
+            async with (
+                self._aiohttp.ClientSession(timeout=limit, headers=headers) as session,
+                session.post(f"{self._url}/run", json={"code": code}) as response,
+            ):
+                if response.status != 200:
+                    raise InfrastructureError(
+                        f"The sandbox server {self._url} answered {response.status}: {(await response.text())[:200]}"
+                    )
+                answer = await response.json()
+                return ToolResult(answer["text"], (Usage(TOOL.name, seconds=answer["seconds"]),), answer["error"])
+        except (self._aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            raise InfrastructureError(
+                f"The sandbox server {self._url} gave no answer ({type(error).__name__}): see that it runs."
+            ) from error
+
+    def close(self) -> None:
+        """Later calls raise InfrastructureError."""
+        self._closed = True
+
+
+def application(sandbox: PythonSandbox) -> "web.Application":
+    """The server; it closes the sandbox when it stops."""
+    from aiohttp import web
+
+    key = os.environ.get(KEY_VARIABLE)
+
+    async def run(request: web.Request) -> web.Response:
+        if key and not hmac.compare_digest(request.headers.get("Authorization", ""), f"Bearer {key}"):
+            return web.json_response({"problem": f"the request does not bear {KEY_VARIABLE}"}, status=401)
+        # A web page can make a browser send other types of content here, but not this one.
+        body: Any = await request.json() if request.content_type == "application/json" else None
+        if not isinstance(body, dict) or not isinstance(body.get("code"), str):
+            return web.json_response({"problem": 'send JSON like {"code": "1 + 1"}'}, status=400)
+        try:
+            result = await sandbox.run(body["code"])
+        except InfrastructureError as error:
+            return web.json_response({"problem": str(error)}, status=503)
+        seconds = sum(row.seconds for row in result.usage)
+        return web.json_response({"text": result.text, "error": result.is_error, "seconds": seconds})
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({"isolation": sandbox.kind})
+
+    async def close(_: web.Application) -> None:
+        sandbox.close()
+
+    app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
+    app.add_routes([web.post("/run", run), web.get("/health", health)])
+    app.on_cleanup.append(close)
+    return app
+
+
+def _aiohttp() -> Any:
+    try:
+        import aiohttp
+    except ImportError as error:
+        raise ImportError("Remote sandboxes need aiohttp: pip install orchestra-jax[tools].") from error
+    return aiohttp
+
+
+def main() -> None:
+    """Serves until it is interrupted."""
+    parser = argparse.ArgumentParser(prog="orchestra_jax.tools.python.server", description="Runs snippets over HTTP.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; with another, set a key")
+    parser.add_argument("--port", type=int, default=8765)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="snippets at the same time")
+    parser.add_argument("--timeout", type=float, default=10.0, help="seconds per snippet")
+    parser.add_argument("--memory", type=int, default=512, help="MiB per snippet")
+    parser.add_argument("--isolation", default="auto", help="auto, bubblewrap, namespaces or none")
+    options = parser.parse_args()
+    if options.host not in ("127.0.0.1", "::1", "localhost") and not os.environ.get(KEY_VARIABLE):
+        parser.error(f"whoever reaches {options.host} could run code here: set {KEY_VARIABLE} to a secret")
+    _aiohttp()
+    from aiohttp import web
+
+    isolation: Isolation = options.isolation
+    sandbox = PythonSandbox(options.workers, options.timeout, options.memory, isolation=isolation)
+    web.run_app(application(sandbox), host=options.host, port=options.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Dense search: passages as vectors in a FAISS index on disk, memory-mapped, for collections beyond memory.
+
+A folder holds everything: `manifest.json`, `index.faiss`, `passages.jsonl` with `offsets.npy`, and what the embedder
+keeps. `dense_build` writes it.
+"""
+
+import asyncio
+import json
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from jaxtyping import Float
+
+from orchestra_jax.tools.search.embeddings import Embedder, load_embedder
+from orchestra_jax.tools.search.local import Hit, Passage, render
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+class PassageFile(Sequence[Passage]):
+    """Passages of a JSONL file, read from disk when asked for; only their offsets are in memory-mapped arrays.
+
+    Args:
+        directory: holds passages.jsonl and offsets.npy.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._offsets = np.load(directory / "offsets.npy", mmap_mode="r")
+        with (directory / "passages.jsonl").open("rb") as file:
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if len(self._data) != self._offsets[-1]:
+            raise ValueError(f"{str(directory / 'passages.jsonl')!r} was changed after the build; build it again.")
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Passage: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Passage]: ...
+    def __getitem__(self, index: int | slice) -> Passage | list[Passage]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        row = json.loads(self._data[self._offsets[index] : self._offsets[index + 1]])
+        return Passage(row["title"], row["text"])
+
+
+class DenseIndex:
+    """Passages by the inner product of their vectors with the query's. Safe for concurrent searches.
+
+    Made by `dense_build.build` or `load`.
+
+    Attributes:
+        passages: the collection, in the order it was given.
+        embedder: makes the vectors of queries; closed with the index.
+        kind: "flat" | "ivf" | "hnsw" or a FAISS factory string.
+    """
+
+    def __init__(self, passages: PassageFile, index: Any, embedder: Embedder, kind: str) -> None:
+        self.passages, self.embedder, self.kind = passages, embedder, kind
+        self._index = index
+
+    async def search(self, query: str, k: int = 3) -> list[Hit]:
+        """The `k` nearest passages, best first; none for an empty query.
+
+        Raises:
+            ValueError: k < 1, or vectors of another dimension than the index holds.
+            InfrastructureError: the embedding server failed.
+        """
+        return (await self.search_batch([query], k))[0]
+
+    async def search_batch(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
+        """`search` for several queries at once, which takes less time than one by one."""
+        if k < 1:
+            raise ValueError(f"k must be at least 1, not {k}.")
+        asked = [number for number, query in enumerate(queries) if query.strip()]
+        found: list[list[Hit]] = [[] for _ in queries]
+        if asked:
+            vectors = await self.embedder.embed([queries[number] for number in asked], "query")
+            hits = await asyncio.to_thread(self._hits, vectors, min(k, len(self.passages)))
+            for number, row in zip(asked, hits, strict=True):
+                found[number] = row
+        return found
+
+    async def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
+        """The observation of a search, as `LocalIndex.answer` gives it."""
+        return render(await self.search(query, k), max_chars)
+
+    async def close(self) -> None:
+        """Closes the embedder."""
+        await self.embedder.close()
+
+    def nearest(self, vectors: Float[np.ndarray, "Q D"], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """(scores, numbers of passages), [Q, k] each, best first; -1 where fewer than k were found."""
+        if vectors.shape[1] != self._index.d:
+            raise ValueError(
+                f"The embedder gives vectors of {vectors.shape[1]} numbers and the index holds {self._index.d}; "
+                f"use the embedder that it was built with, or build it again."
+            )
+        scores, numbers = self._index.search(np.ascontiguousarray(vectors, np.float32), k)
+        return scores, numbers
+
+    def _hits(self, vectors: Float[np.ndarray, "Q D"], k: int) -> list[list[Hit]]:
+        return [
+            [Hit(self.passages[int(i)], float(s)) for s, i in zip(*row, strict=True) if i >= 0]
+            for row in zip(*self.nearest(vectors, k), strict=True)
+        ]
+
+    @classmethod
+    def load(
+        cls,
+        directory: str | Path,
+        embedder: Embedder | None = None,
+        *,
+        embedder_url: str | None = None,
+        memory_map: bool = True,
+        probes: int | None = None,
+        ef_search: int | None = None,
+    ) -> "DenseIndex":
+        """Opens what `build` wrote.
+
+        Args:
+            directory: of the index.
+            embedder: for queries; None: the one it was built with, from the settings in the index.
+            embedder_url: where that one's server is now, None for where it was.
+            memory_map: leaves vectors on disk until they are read; False reads them into memory.
+            probes: lists that IVF searches, None for the default (see `search_defaults`).
+            ef_search: breadth of the HNSW search, None for the default.
+
+        Raises:
+            FileNotFoundError: there is no index.
+            ValueError: it is of another format, damaged, or was built with another embedder.
+        """
+        path = Path(directory)
+        if not (path / MANIFEST).is_file():
+            begun = path.with_name(f"{path.name}.partial").is_dir()
+            fix = "its build was not finished: run that again" if begun else "build one with experiments/index.py"
+            raise FileNotFoundError(f"No dense index in {str(path)!r}; {fix}.")
+        manifest = json.loads((path / MANIFEST).read_text())
+        if manifest["format"] != FORMAT:
+            raise ValueError(
+                f"The index in {str(path)!r} has format {manifest['format']}, not {FORMAT}; build it again."
+            )
+        if embedder is None:
+            moved = {"url": embedder_url} if embedder_url else {}
+            embedder = load_embedder({**manifest["settings"], **moved}, path)
+        if embedder.identity != manifest["embedder"]:
+            raise ValueError(
+                f"The index in {str(path)!r} was built with {manifest['embedder']}, not with {embedder.identity}; use "
+                f"the same embedder, or build it again."
+            )
+        index = read_index(path / "index.faiss", memory_map)
+        passages = PassageFile(path)
+        if index.ntotal != len(passages):
+            raise ValueError(
+                f"{str(path)!r} holds {index.ntotal} vectors for {len(passages)} passages; build it again."
+            )
+        tune(index, probes, ef_search)
+        return cls(passages, index, embedder, manifest["kind"])
+
+
+def read_index(path: str | Path, memory_map: bool = True) -> Any:
+    """A FAISS index from its file; memory-mapped, its vectors stay on disk until they are read."""
+    faiss = require_faiss()
+    # The older IO_FLAG_MMAP maps the lists of IVF only.
+    flags = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP) if memory_map else 0
+    return faiss.read_index(str(path), flags)
+
+
+def tune(index: Any, probes: int | None = None, ef_search: int | None = None) -> None:
+    """Sets how thoroughly an approximate index is searched.
+
+    Args:
+        index: of FAISS; a flat one has nothing to set.
+        probes: IVF lists per search; None: a sixteenth of them, at least 64 and at most 256.
+        ef_search: candidates that HNSW keeps; None: 128.
+    """
+    faiss = require_faiss()
+    ivf = faiss.try_extract_index_ivf(index)
+    if ivf is not None:
+        ivf.nprobe = min(ivf.nlist, probes or min(256, max(64, ivf.nlist // 16)))
+    core = faiss.downcast_index(index)
+    if hasattr(core, "hnsw"):
+        core.hnsw.efSearch = ef_search or 128
+
+
+def require_faiss() -> Any:
+    """The module faiss.
+
+    Raises:
+        ImportError: it is not installed; says how to.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError("Dense search needs FAISS; install it with pip install orchestra-jax[tools].") from error
+    return faiss

@@ -1,0 +1,193 @@
+"""BM25 search over passages on this machine (library bm25s, numpy only)."""
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from orchestra_jax.tools.search.words import content_words
+from orchestra_jax.types import ToolResult, ToolSpec, Usage
+
+if TYPE_CHECKING:
+    import bm25s
+
+TOOL = ToolSpec(
+    name="local_search",
+    description="Searches a local collection of passages by keywords and returns the best ones.",
+    parameters={
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "Keywords or a question."}},
+        "required": ["query"],
+    },
+    local=True,
+)
+NO_RESULTS = "no results"
+_PARAMETERS = "params.index.json"  # of bm25s: marks a folder as a saved index
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One passage of the collection."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage and its score, higher is better: BM25's, always positive, or the inner product of unit vectors."""
+
+    passage: Passage
+    score: float
+
+
+class LocalIndex:
+    """An index in memory; searching is a pure function of the query.
+
+    Attributes:
+        passages: the collection, in the order it was given.
+    """
+
+    def __init__(self, passages: Sequence[Passage], scorer: "bm25s.BM25") -> None:
+        self.passages = tuple(passages)
+        self._scorer = scorer
+
+    @classmethod
+    def build(cls, passages: Iterable[Passage]) -> "LocalIndex":
+        """Indexes titles and texts; about 0.1 ms per passage.
+
+        Raises:
+            ValueError: there is no word to index.
+        """
+        collection = tuple(passages)
+        words = [content_words(f"{passage.title} {passage.text}") for passage in collection]
+        if not any(words):
+            raise ValueError("A local index needs at least one passage with a word in it.")
+        scorer = _bm25()(method="lucene")
+        scorer.index(words, show_progress=False)
+        return cls(collection, scorer)
+
+    def search(self, query: str, k: int = 3) -> list[Hit]:
+        """The at most `k` best passages that share a word with the query, best first; equal scores in their order.
+
+        Raises:
+            ValueError: k < 1.
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, not {k}.")
+        words = content_words(query)
+        if not words:
+            return []
+        # retrieve() takes four times as long for one query: it is made for batches.
+        scores = self._scorer.get_scores(words)
+        matches = np.flatnonzero(scores)
+        best = matches[np.argsort(-scores[matches], kind="stable")[:k]]
+        return [Hit(self.passages[index], float(scores[index])) for index in best]
+
+    def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
+        """The observation of a search: one "title: text" line per hit, each cut at `max_chars`, or "no results"."""
+        return render(self.search(query, k), max_chars)
+
+    def save(self, directory: str | Path) -> None:
+        """Writes the index and its passages as the folder `directory`, in place of one that was saved there before.
+
+        Raises:
+            ValueError: the folder holds something else.
+        """
+        path = Path(directory)
+        if path.is_dir() and any(path.iterdir()) and not (path / _PARAMETERS).is_file():
+            raise ValueError(f"{str(path)!r} is a folder with other files; choose another for the local index.")
+        partial = path.with_name(f"{path.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        self._scorer.save(str(partial), show_progress=False)
+        with (partial / "passages.jsonl").open("w", encoding="utf-8") as file:
+            for passage in self.passages:
+                file.write(json.dumps({"title": passage.title, "text": passage.text}) + "\n")
+        if path.is_dir():
+            old = path.with_name(f"{path.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
+            partial.rename(path)
+            shutil.rmtree(old)
+        else:
+            partial.rename(path)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "LocalIndex":
+        """Reads what `save` wrote.
+
+        Raises:
+            FileNotFoundError: there is no saved index.
+        """
+        path = Path(directory)
+        if not (path / _PARAMETERS).is_file():
+            raise FileNotFoundError(f"No local index in {str(path)!r}; write one with LocalIndex.save.")
+        return cls(tuple(read_passages(path / "passages.jsonl")), _bm25().load(str(path), show_progress=False))
+
+
+class Searchable(Protocol):
+    """What an environment needs of an index: `LocalIndex`, `DenseIndex` and `RemoteIndex` all have it."""
+
+    def answer(self, query: str, k: int = ..., max_chars: int = ...) -> str | Awaitable[str]:
+        """The observation of a search; awaitable where it leaves this process or computes for long."""
+        ...
+
+
+def search_handler(index: Searchable, k: int = 3) -> Callable[[Mapping[str, Any]], Awaitable[ToolResult]]:
+    """The handler of `TOOL` on any index; its ledger row carries the seconds that the search took."""
+
+    async def search(arguments: Mapping[str, Any]) -> ToolResult:
+        start = time.perf_counter()
+        answer = index.answer(arguments["query"], k)
+        text = answer if isinstance(answer, str) else await answer
+        return ToolResult(text, (Usage(TOOL.name, seconds=time.perf_counter() - start),))
+
+    return search
+
+
+def render(hits: Iterable[Hit], max_chars: int) -> str:
+    """One "title: text" line per hit, each cut at `max_chars`, or "no results"."""
+    lines = []
+    for hit in hits:
+        line = f"{hit.passage.title}: {hit.passage.text}" if hit.passage.title else hit.passage.text
+        lines.append(line if len(line) <= max_chars else line[:max_chars] + "...")
+    return "\n".join(lines) or NO_RESULTS
+
+
+def read_passages(path: str | Path) -> Iterator[Passage]:
+    """Passages of a `.jsonl` file or of a `.json` list, each row with the keys title and text.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: another suffix, no JSON, or a row without one of the keys (names file and row).
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise FileNotFoundError(f"No passages at {str(source)!r}; give a .jsonl or .json file with title and text.")
+    if source.suffix not in (".jsonl", ".json"):
+        raise ValueError(f"Passages must be a .jsonl or .json file, not {source.name!r}.")
+    with source.open(encoding="utf-8") as file:
+        try:
+            rows = (json.loads(line) for line in file if line.strip()) if source.suffix == ".jsonl" else json.load(file)
+            for number, row in enumerate(rows, 1):
+                for key in ("title", "text"):
+                    if not isinstance(row, dict) or not isinstance(row.get(key), str):
+                        raise ValueError(f"Row {number} of {source.name!r} has no {key!r} that is a text.")
+                yield Passage(row["title"], row["text"])
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{source.name!r} is not valid JSON: {error}.") from None
+
+
+def _bm25() -> "type[bm25s.BM25]":
+    """The class that scores. Importing bm25s starts JAX, which waits until a run has said which devices it wants."""
+    import bm25s
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG and reports every index
+    return bm25s.BM25

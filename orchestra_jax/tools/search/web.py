@@ -1,0 +1,363 @@
+"""Web search: Tavily, which needs a key, and Wikipedia's own search, which needs none.
+
+Both offer the same two tools: `search` of a query and `extract` of a page's text. Calls are priced per call by the
+price list, cached and replayed like every paid call (money/paid.py). Wikipedia is the key-less choice because its API
+is an official one that has answered in the same format for many years; scrapers of search pages break every month.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from orchestra_jax import __version__
+from orchestra_jax.money.limits import Limiter
+from orchestra_jax.money.paid import (
+    CLOSE_S,
+    GRACE_S,
+    Answered,
+    Lost,
+    Outcome,
+    PaidCalls,
+    Refused,
+    read_key,
+    retry_after,
+)
+from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.types import ToolResult, ToolSpec, Usage
+
+if TYPE_CHECKING:
+    import aiohttp
+
+SEARCH_TOOL = ToolSpec(
+    name="web_search",
+    description="Searches the web and returns titles, addresses and the passages that fit the query best.",
+    parameters={
+        "type": "object",
+        "properties": {"query": {"type": "string", "minLength": 1, "description": "Keywords or a short question."}},
+        "required": ["query"],
+    },
+)
+EXTRACT_TOOL = ToolSpec(
+    name="web_extract",
+    description="Returns the text of one web page, such as one that a search found.",
+    parameters={
+        "type": "object",
+        "properties": {"url": {"type": "string", "minLength": 1, "description": "Address of the page."}},
+        "required": ["url"],
+    },
+)
+TAVILY_URL = "https://api.tavily.com"
+NO_RESULTS = "no results"
+_RETRIED = {408, 429}  # and every 5xx
+_OVER_PLAN = {432, 433}  # Tavily: the plan's or the key's credits are used up
+_WIKI_RETRIED = {"maxlag", "ratelimited", "readonly"}
+_CONNECT_S = 10.0
+_SHOWN = 200
+
+Read = Callable[[Any], Any]  # from the answer's JSON to what is recorded; raises LookupError or TypeError on nonsense
+
+
+class _WebTool:
+    """One provider's HTTP and money.
+
+    Args:
+        prices: must have entries for `search_name` and `extract_name`.
+        search_name, extract_name: of the rows and of the price list.
+        url: of the API.
+        replay: records and replays; None does neither.
+        limiter: of the provider; None makes one of 8 requests at a time.
+        max_results: pages of a search.
+        max_chars, page_chars: characters that the policy sees of each result, and of an extracted page.
+        timeout_s, retries, backoff_s: see `PaidCalls`.
+
+    Raises:
+        MissingPrice: no price.
+        ValueError: no http(s) URL.
+    """
+
+    provider: str
+
+    def __init__(
+        self,
+        prices: PriceList,
+        *,
+        search_name: str,
+        extract_name: str,
+        url: str,
+        replay: Replay | None = None,
+        limiter: Limiter | None = None,
+        max_results: int = 5,
+        max_chars: int = 1000,
+        page_chars: int = 8000,
+        timeout_s: float = 30.0,
+        retries: int = 3,
+        backoff_s: float = 0.5,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"The address {url!r} of {self.provider} is no URL; write it like {TAVILY_URL}.")
+        prices.cost(search_name)
+        prices.cost(extract_name)
+        self._prices, self._search_name, self._extract_name = prices, search_name, extract_name
+        self._url, self._timeout_s = url.rstrip("/"), timeout_s
+        self._max_results, self._max_chars, self._page_chars = max_results, max_chars, page_chars
+        self._calls = PaidCalls(
+            limiter or Limiter(8), replay=replay, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s,
+            prepare=self.check,
+        )  # fmt: skip
+        self._headers: dict[str, str] = {}
+        self._key = ""
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def check(self) -> None:
+        """Sees that calls can be made: raises ImportError without aiohttp, MissingKey without a key."""
+        _aiohttp()
+
+    async def close(self, patience_s: float = CLOSE_S) -> None:
+        """See `PaidCalls.close`."""
+        await self._calls.close(patience_s)
+        session, self._session = self._session, None
+        if session is not None and self._loop is asyncio.get_running_loop():
+            await session.close()
+
+    async def _call(
+        self, name: str, request: Mapping[str, Any], method: str, path: str, fields: Mapping[str, Any], read: Read
+    ) -> tuple[Any, tuple[Usage, ...], bool]:
+        """(what `read` made of the answer, rows, whether it is an error text)."""
+        worst = self._prices.charge(Usage(name, seconds=self._timeout_s + GRACE_S))
+
+        async def send() -> Outcome:
+            return await self._send(name, method, path, fields, read)
+
+        recorded = await self._calls.call(name, {"provider": self.provider, **request}, worst, send)
+        return recorded.value, recorded.usage, recorded.is_error
+
+    async def _send(self, name: str, method: str, path: str, fields: Mapping[str, Any], read: Read) -> Outcome:
+        """One request. Never raises aiohttp's errors: they hold the headers and so the key."""
+        aiohttp, start = _aiohttp(), time.perf_counter()
+        body, query = (fields, None) if method == "POST" else (None, fields)
+        try:
+            async with self._connect().request(
+                method, self._url + path, headers=self._headers, json=body, params=query
+            ) as response:
+                content, status, headers = await response.read(), response.status, response.headers
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            return Refused(f"{self.provider} cannot be reached ({type(error).__name__}).", retry=True)
+        except aiohttp.ClientError as error:
+            return Lost(f"The connection to {self.provider} broke ({type(error).__name__}).")
+        row = self._prices.charge(Usage(name, seconds=time.perf_counter() - start))
+        if status == 400:  # the arguments are the policy's, and so is the error
+            return Answered({"error": self._said(content)}, replace(row, cost_usd=0.0), is_error=True)
+        if status != 200:
+            return self._refused(status, self._said(content), headers)
+        try:
+            answer = json.loads(content)
+            if isinstance(answer, dict) and "error" in answer:
+                return self._error(answer["error"], row, headers)
+            value = read(answer)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return Lost(f"The answer of {self.provider} cannot be read.")
+        return Answered(value, row if value is not None else replace(row, cost_usd=0.0))
+
+    def _refused(self, status: int, said: str, headers: Mapping[str, str]) -> Refused:
+        retry = status in _RETRIED or status >= 500
+        hint = (
+            "; check its key" if status in (401, 403) else "; its credits are used up" if status in _OVER_PLAN else ""
+        )
+        reason = f"{self.provider} answered with status {status}: {said}{hint}."
+        return Refused(reason, retry, retry_after(headers) if retry else None)
+
+    def _error(self, error: Any, row: Usage, headers: Mapping[str, str]) -> Outcome:
+        """An error in an answer of status 200, as MediaWiki gives them."""
+        code, said = str(error["code"]), self._redacted(str(error.get("info", "")))
+        if code in _WIKI_RETRIED:
+            return Refused(f"{self.provider} answered with {code}: {said}.", True, retry_after(headers))
+        return Answered({"error": said}, replace(row, cost_usd=0.0), is_error=True)
+
+    def _said(self, content: bytes) -> str:
+        """The server's own words about an error, without our key, which some servers repeat."""
+        text = content.decode("utf-8", "replace")
+        try:
+            detail = json.loads(text)["detail"]
+            text = str(detail["error"] if isinstance(detail, dict) else detail)
+        except (ValueError, LookupError, TypeError):
+            pass
+        return self._redacted(" ".join(text.split()))
+
+    def _redacted(self, text: str) -> str:
+        return (text.replace(self._key, "***") if self._key else text)[:_SHOWN].rstrip(".")
+
+    def _connect(self) -> "aiohttp.ClientSession":
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._loop is not loop:
+            aiohttp = _aiohttp()
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)  # PaidCalls keeps the time
+            self._session, self._loop = aiohttp.ClientSession(timeout=timeout), loop
+        return self._session
+
+    def _results(self, value: Any, rows: tuple[Usage, ...], is_error: bool) -> ToolResult:
+        """The observation of a search: numbered results, each with title, address and text."""
+        if is_error:
+            return ToolResult(value["error"], rows, is_error=True)
+        parts = [
+            f"[{number}] {result['title']}\n{result['url']}\n{_short(result['content'], self._max_chars)}"
+            for number, result in enumerate(value, 1)
+        ]
+        return ToolResult("\n\n".join(parts) or NO_RESULTS, rows)
+
+    def _page(self, url: str, value: Any, rows: tuple[Usage, ...], is_error: bool) -> ToolResult:
+        """The observation of an extraction."""
+        if is_error:
+            return ToolResult(value["error"], rows, is_error=True)
+        if value is None:
+            return ToolResult(f"There is no text to be had from {url}.", rows, is_error=True)
+        return ToolResult(_short(value, self._page_chars), rows)
+
+
+class TavilySearch(_WebTool):
+    """Tavily's search and extract. The handlers `search` and `extract` take the arguments of the two ToolSpecs.
+
+    Args:
+        prices, options: see `_WebTool`.
+        api_key_env: the environment variable with the key.
+        depth: "basic" (1 credit a search) or "advanced" (2 credits: price it so).
+    """
+
+    provider = "tavily"
+
+    def __init__(
+        self,
+        prices: PriceList,
+        *,
+        api_key_env: str = "TAVILY_API_KEY",
+        depth: str = "basic",
+        url: str = TAVILY_URL,
+        search_name: str = SEARCH_TOOL.name,
+        extract_name: str = EXTRACT_TOOL.name,
+        **options: Any,
+    ) -> None:
+        super().__init__(prices, url=url, search_name=search_name, extract_name=extract_name, **options)
+        self._variable, self._depth = api_key_env, depth
+
+    def check(self) -> None:
+        super().check()
+        self._key = read_key(self._variable, "Tavily")
+        self._headers = {"Authorization": f"Bearer {self._key}"}
+
+    async def search(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """Searches for {"query"}."""
+        fields = {"query": arguments["query"], "max_results": self._max_results, "search_depth": self._depth}
+
+        def read(answer: Any) -> list[dict[str, str]]:
+            return [
+                {key: str(result[key] or "") for key in ("title", "url", "content")} for result in answer["results"]
+            ]
+
+        return self._results(*await self._call(self._search_name, fields, "POST", "/search", fields, read))
+
+    async def extract(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """The text of the page {"url"}. Tavily bills pages that it could read, and only those."""
+        fields = {"urls": [arguments["url"]], "extract_depth": "basic", "format": "text"}
+
+        def read(answer: Any) -> str | None:
+            texts = [str(result["raw_content"]) for result in answer["results"] if result["raw_content"]]
+            return texts[0] if texts else None
+
+        found = await self._call(self._extract_name, fields, "POST", "/extract", fields, read)
+        return self._page(arguments["url"], *found)
+
+
+class WikipediaSearch(_WebTool):
+    """Wikipedia's search and page texts, through MediaWiki's API: no key, no charge.
+
+    Args:
+        prices, options: see `_WebTool`.
+        language: of the Wikipedia.
+        contact: an address or URL; Wikimedia's rules ask who is calling, and may block those who do not say.
+        url: of another wiki's api.php.
+    """
+
+    provider = "wikipedia"
+
+    def __init__(
+        self,
+        prices: PriceList,
+        *,
+        language: str = "en",
+        contact: str = "no contact given",
+        url: str | None = None,
+        search_name: str = SEARCH_TOOL.name,
+        extract_name: str = EXTRACT_TOOL.name,
+        **options: Any,
+    ) -> None:
+        self._site = f"https://{language}.wikipedia.org"
+        super().__init__(
+            prices, url=url or f"{self._site}/w/api.php", search_name=search_name, extract_name=extract_name, **options
+        )
+        self._headers = {"User-Agent": f"orchestra-jax/{__version__} ({contact})"}
+        self._language = language
+
+    async def search(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """Searches for {"query"}; a result's text is the introduction of its page."""
+        request = {"language": self._language, "query": arguments["query"], "max_results": self._max_results}
+        fields = {
+            "action": "query", "format": "json", "formatversion": "2", "generator": "search",
+            "gsrsearch": arguments["query"], "gsrlimit": str(self._max_results),
+            "prop": "extracts", "exintro": "1", "explaintext": "1", "exlimit": "max",
+        }  # fmt: skip
+
+        def read(answer: Any) -> list[dict[str, str]]:
+            if "query" not in answer and "batchcomplete" not in answer:
+                raise LookupError("neither results nor their end")
+            pages = sorted(answer.get("query", {}).get("pages", []), key=lambda page: page["index"])
+            return [
+                {
+                    "title": str(page["title"]),
+                    "url": f"{self._site}/wiki/{page['title'].replace(' ', '_')}",
+                    "content": str(page.get("extract", "")),
+                }
+                for page in pages
+            ]
+
+        return self._results(*await self._call(self._search_name, request, "GET", "", fields, read))
+
+    async def extract(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """The text of the page {"url"}: an address on this Wikipedia, or a title."""
+        title = arguments["url"]
+        if title.startswith(("http://", "https://")):
+            parts = urlsplit(title)
+            if parts.hostname != urlsplit(self._site).hostname or not parts.path.startswith("/wiki/"):
+                return ToolResult(f"Only pages of {self._site} can be read, not {title}.", is_error=True)
+            title = unquote(parts.path.removeprefix("/wiki/"))
+        title = title.replace("_", " ")
+        fields = {
+            "action": "query", "format": "json", "formatversion": "2", "titles": title, "redirects": "1",
+            "prop": "extracts", "explaintext": "1",
+        }  # fmt: skip
+
+        def read(answer: Any) -> str | None:
+            page = answer["query"]["pages"][0]
+            return str(page.get("extract", "")) or None
+
+        request = {"language": self._language, "title": title}
+        found = await self._call(self._extract_name, request, "GET", "", fields, read)
+        return self._page(arguments["url"], *found)
+
+
+def _short(text: str, length: int) -> str:
+    text = text.strip()
+    return text if len(text) <= length else text[:length] + "..."
+
+
+def _aiohttp() -> ModuleType:
+    try:
+        import aiohttp
+    except ImportError:
+        raise ImportError("Web search needs the aiohttp package; pip install orchestra-jax[tools].") from None
+    return aiohttp

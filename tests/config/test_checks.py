@@ -1,0 +1,324 @@
+"""Every experiment composes and is valid; what a user mistypes ends in one sentence."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError, asdict, replace
+from pathlib import Path
+
+import hydra
+import pytest
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from orchestra_jax.config import cli
+from orchestra_jax.config.checks import keys, load, missing_inputs, problems, resume_conflicts, unknown_key, validate
+from orchestra_jax.config.schema import ConfigError, MeshConfig, RunConfig, SourceConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"
+GROUPS = ("model", "mesh", "algorithm", "reward", "rollout", "env", "tools", "data", "logger")
+OFFLINE = ["+experiment=hle", "model=tiny", "rollout=embedded", "tools=offline", "data.path=questions.jsonl"]
+
+
+def compose(overrides: Sequence[str] = ()) -> RunConfig:
+    cli.register()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return load(hydra.compose("config", list(overrides)))
+
+
+def explained(overrides: Sequence[str]) -> str:
+    with pytest.raises((ConfigError, HydraException, OmegaConfBaseException)) as caught:
+        compose(overrides)
+    message = cli.explain_error(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def python(script: Path, *arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script), *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def train(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return python(ROOT / "experiments" / "train.py", *arguments, cwd=cwd)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
+def test_every_experiment_composes_and_is_valid(name: str) -> None:
+    assert compose([f"+experiment={name}"]).name == name
+
+
+@pytest.mark.parametrize("choice", [f"{g}={p.stem}" for g in GROUPS for p in sorted((CONF / g).glob("*.yaml"))])
+def test_every_choice_composes(choice: str) -> None:
+    # A world and its questions come in pairs; `choice` has the last word.
+    world = ["env=quickstart", "data=quickstart"] if choice.endswith("=quickstart") else ["env=qa", "data=jsonl"]
+    group = choice.partition("=")[0]
+    compose([choice, *(pair for pair in world if not pair.startswith(f"{group}="))])
+
+
+def test_quickstart_is_the_default() -> None:
+    config = compose()
+    assert config == compose(["+experiment=quickstart"])
+    assert config.algorithm.tasks_per_step * config.algorithm.group_size == 256
+    assert config.algorithm.kl_coef > config.algorithm.kl_coef * config.algorithm.kl_final
+    assert config.algorithm.optimizer == "muon"
+    assert (config.algorithm.loss, config.algorithm.aggregation, config.algorithm.invalid) == (
+        "grpo",
+        "token",
+        "zero_reward",
+    )
+    assert (config.reward.tool_feature, config.rollout.slots, config.rollout.max_new_tokens) == ("share", 256, 32)
+    assert config.output_dir == "outputs/quickstart"
+    assert missing_inputs(config) == []
+
+
+def test_hle_is_the_papers_run() -> None:
+    config = compose(["+experiment=hle"])
+    algorithm, rollout = config.algorithm, config.rollout
+    assert (config.model.preset, algorithm.tasks_per_step, algorithm.group_size) == ("qwen3-8b", 16, 8)
+    assert (algorithm.learning_rate, algorithm.clip_low, algorithm.clip_high) == (1e-6, 0.2, 0.28)
+    assert (algorithm.dual_clip, algorithm.kl_coef, algorithm.kl, algorithm.advantage_clip) == (10.0, 1e-4, "k2", 3.0)
+    assert (algorithm.loss, algorithm.invalid, config.reward.tool_feature) == ("sequence", "drop", "count")
+    assert (rollout.engine, rollout.max_turns, rollout.max_new_tokens, rollout.max_length) == (
+        "sglang",
+        50,
+        8000,
+        32000,
+    )
+    assert [source.source for source in config.data.training()] == ["general_thought", "toolscale"]
+    assert config.evaluation.temperature == 0.0
+    assert any("model.path" in sentence for sentence in missing_inputs(config))
+
+
+def test_hle_on_a_small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRA_DATA", str(tmp_path))
+    config = compose(OFFLINE)
+    assert config.data.training() == [SourceConfig("auto", "questions.jsonl")]
+    assert config.data.evaluation() is None  # held out of data.path
+    assert (config.rollout.engine, config.tools.names) == ("embedded", ["python", "local_search"])
+    assert config.model.tokenizer == f"{tmp_path}/qwen3-tokenizer"
+    sentences = missing_inputs(config)
+    assert [sentence.partition("=")[0] for sentence in sentences] == ["tools.corpus", "model.tokenizer", "data.path"]
+
+
+def test_loaded_config_is_frozen_and_typed() -> None:
+    config = compose(["steps=3", "output_dir=elsewhere"])
+    assert (type(config), config.steps, config.output_dir) == (RunConfig, 3, "elsewhere")
+    with pytest.raises(FrozenInstanceError):
+        config.steps = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        (
+            "reward.outcom=1",
+            ["Unknown key 'reward.outcom'", "did you mean reward.outcome?", "reward has: outcome, compute"],
+        ),
+        ("+reward.outcom=1", ["Unknown key 'reward.outcom'", "did you mean reward.outcome?"]),
+        ("rewrd=paper", ["Unknown key 'rewrd'", "did you mean reward?"]),
+        ("learning_rate=1", ["did you mean algorithm.learning_rate or warm_start.learning_rate?"]),
+        ("seed.x=1", ["seed.x=1", "Integer"]),
+        ("reward=papr", ["Unknown choice 'reward=papr'", "did you mean reward=paper?", "outcome, paper"]),
+        ("+experiment=hel", ["did you mean +experiment=hle?"]),
+        ("experiment=hle", ["write +experiment=NAME"]),
+        ("pricing=paper", ["write pricing.name=NAME"]),
+        ("steps=abc", ["steps=abc", "Integer"]),
+        ("hydra.run.dri=x", ["hydra.run.dri"]),
+        ("name=${nothing}", ["nothing"]),
+        ("algorithm.loss=grop", ["algorithm.loss=grop", "use grpo"]),
+        ("reward.outcome=2", ["reward.outcome=2.0 must be within [0, 1]"]),
+        ("algorithm.group_size=1", ["algorithm.group_size=1 must be at least 2"]),
+        ("rollout.temperature=0", ["rollout.temperature=0.0 must be above 0"]),
+        ("rollout.max_new_tokens=192", ["rollout.max_length=192"]),
+        ("algorithm.minibatches=3", ["must divide the 256 samples"]),
+        ("mesh.data=0", ["must have sizes >= 1"]),
+        ("data=gsm8k", ["do not fit"]),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_the_fix(override: str, parts: list[str]) -> None:
+    message = explained([override])
+    assert all(part in message for part in parts), message
+
+
+def test_two_free_axes_and_a_server_without_address() -> None:
+    config = compose()
+    free = replace(config, mesh=replace(config.mesh, data=-1, fsdp=-1))
+    bare = replace(config, rollout=replace(config.rollout, engine="sglang", urls=[]))
+    assert "at most one -1" in problems(free)[0]
+    assert "rollout.urls" in problems(bare)[0]
+    own = replace(bare.rollout, server=replace(bare.rollout.server, python="python", count=2, gpus=[[0]]))
+    assert "rollout.server.gpus names the GPUs of 1 server(s)" in problems(replace(bare, rollout=own))[0]
+    with pytest.raises(ConfigError, match=r"mesh\.\*"):
+        validate(free)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "placement").glob("*.yaml")))
+def test_every_placement_composes_with_every_experiment(name: str) -> None:
+    server = "rollout.urls=[http://b:30000]" if name == "nodes" else "rollout.server.python=python"
+    for experiment in (path.stem for path in (CONF / "experiment").glob("*.yaml")):
+        config = compose([f"+experiment={experiment}", f"+placement={name}", server])
+        assert (config.rollout.engine, config.rollout.server.share_gpus) == ("sglang", name == "shared")
+        assert config.mesh == MeshConfig(1, -1, 1)
+    # Without its server it says what it lacks.
+    assert "rollout.urls=[http://HOST:PORT]" in explained([f"+placement={name}"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_staleness": 1}, "so no rollouts can run ahead: set rollout.max_staleness=0 and rollout.spare_groups=0"),
+        ({"spare_groups": 2}, "so no rollouts can run ahead: set rollout.max_staleness=0 and rollout.spare_groups=0"),
+        ({"urls": ["http://b:1"]}, "needs servers that the run starts itself: set rollout.urls=[]"),
+        ({"engine": "embedded"}, "is for servers, but rollout.engine=embedded: set rollout.engine=sglang"),
+    ],
+)
+def test_what_does_not_go_with_shared_gpus_is_one_sentence(changes: dict, words: str) -> None:
+    config = compose(["+placement=shared", "rollout.server.python=python"])
+    assert problems(config) == []
+    (sentence,) = problems(replace(config, rollout=replace(config.rollout, **{"lockstep": False} | changes)))
+    assert words in sentence
+    assert sentence.startswith("rollout.server.share_gpus")
+    assert sentence.endswith(".")
+
+
+@pytest.mark.parametrize(("name", "seen"), [("shared", "platform"), ("separate", "None")])
+def test_jax_is_told_to_give_memory_back_before_it_starts(stub: Path, name: str, seen: str) -> None:
+    stub.write_text(STUB.replace("import hydra", "import os, sys, hydra").replace(
+        "{run.reward.outcome} {run.reward.compute}",
+        "{os.environ.get('XLA_PYTHON_CLIENT_ALLOCATOR')} {'jax' in sys.modules}",
+    ))  # fmt: skip
+    done = python(stub, f"+placement={name}", "rollout.server.python=python", cwd=stub.parent)
+    assert done.returncode == 0, done.stderr
+    assert (stub.parent / "outputs" / "quickstart" / "seen").read_text() == f"{seen} False"
+
+
+def test_cfg_job_shows_the_placement(tmp_path: Path) -> None:
+    for name, line in {"shared": "share_gpus: true", "separate": "- - 4", "nodes": "weight_update: direct"}.items():
+        done = train("--cfg", "job", "+experiment=hle", f"+placement={name}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert line in done.stdout
+
+
+def test_a_mixtures_entries_are_checked() -> None:
+    assert compose(["+experiment=hle", "data.mixture.1.weight=3"]).data.mixture[1].weight == 3.0
+    message = explained(["+experiment=hle", "data.mixture.0.source=hel"])
+    assert "data.mixture[0].source=hel is unknown: use hle" in message
+
+
+@pytest.mark.parametrize("key", list(keys()))
+def test_a_misspelt_key_finds_its_neighbour(key: str) -> None:
+    assert key in unknown_key(f"{key}_")
+
+
+def test_resume_conflicts() -> None:
+    config = compose()
+    saved = asdict(config)
+    assert resume_conflicts(saved, replace(config, steps=999, output_dir="x")) == []
+    assert resume_conflicts(saved, compose(["checkpoint.every=1"])) == []
+    assert resume_conflicts(saved, compose(["rollout.server.gpus=[[1]]", "rollout.server.ready_s=9"])) == []
+    assert resume_conflicts(saved, compose(["seed=1", "reward.outcome=0.5"])) == [
+        "reward.outcome: 1.0 -> 0.5",
+        "seed: 0 -> 1",
+    ]
+
+
+def test_train_prints_one_sentence_and_no_trace(tmp_path: Path) -> None:
+    done = train("reward.outcom=1", cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert "did you mean reward.outcome?" in done.stderr
+    done = train("reward.outcome=2", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("reward/mine.yaml", "outcom: 1"), ("experiment/mine.yaml", "# @package _global_\nreward:\n  outcom: 1")],
+)
+def test_an_unknown_key_in_a_file(tmp_path: Path, file: str, text: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir()
+    path.write_text(text)
+    choice = f"{'+' if 'experiment' in file else ''}{path.parent.name}=mine"
+    done = train("--config-dir", str(tmp_path), choice, cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert f"In '{path.parent.name}/mine': Unknown key 'reward.outcom': did you mean reward.outcome?" in done.stderr
+
+
+def test_cfg_job_prints_the_whole_run(tmp_path: Path) -> None:
+    done = train("--cfg", "job", "--resolve", *OFFLINE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "learning_rate: 1.0e-06" in done.stdout
+    assert "output_dir: outputs/hle" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+# Starts as experiments/train.py does and writes what it would have trained with.
+STUB = f"""
+import hydra
+from orchestra_jax import cli
+
+@hydra.main(version_base="1.3", config_path={str(CONF)!r}, config_name="config")
+def main(config):
+    run = cli.configure(config)
+    with open(run.output_dir + "/seen", "w") as file:
+        file.write(f"{{run.reward.outcome}} {{run.reward.compute}}")
+
+if __name__ == "__main__":
+    cli.run(main)
+"""
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Path:
+    script = tmp_path / "stub.py"
+    script.write_text(STUB)
+    return script
+
+
+@pytest.mark.parametrize("launcher", [[], ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]])
+def test_a_sweep_runs_six_jobs_each_in_its_own_folder(stub: Path, launcher: list[str]) -> None:
+    sweep = ["--multirun", "reward.outcome=0.5,1", "reward.compute=0,0.5,1"]
+    done = python(stub, *sweep, *launcher, cwd=stub.parent)
+    assert done.returncode == 0, done.stderr
+    seen = {(path.parent.name, path.read_text()) for path in stub.parent.glob("multirun/quickstart/*/seen")}
+    assert seen == {
+        (f"reward.compute={compute},reward.outcome={outcome}", f"{float(outcome)} {float(compute)}")
+        for outcome in ("0.5", "1")
+        for compute in ("0", "0.5", "1")
+    }
+
+
+def test_a_mistake_in_a_sweep_is_one_sentence(stub: Path) -> None:
+    done = python(stub, "--multirun", "reward.outcom=0.5,1", cwd=stub.parent)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "did you mean reward.outcome?" in done.stderr
+
+
+def test_the_same_command_lands_in_the_same_folder(stub: Path) -> None:
+    for _ in range(2):
+        assert python(stub, "name=again", cwd=stub.parent).returncode == 0
+    assert [path.name for path in (stub.parent / "outputs").iterdir()] == ["again"]
+    assert (stub.parent / "outputs" / "again" / "seen").is_file()
+
+
+def test_a_bug_keeps_its_trace(stub: Path) -> None:
+    stub.write_text(STUB.replace("run.output_dir", "run.no_such_thing"))
+    done = python(stub, cwd=stub.parent)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "no_such_thing" in done.stderr
+
+
+def test_a_sweep_of_too_many_keys_says_how_to_name_its_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.run(lambda: (tmp_path / ("a" * 300)).mkdir())
+    assert stop.value.code == 2
+    assert "hydra.sweep.subdir" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError):
+        cli.run(lambda: (tmp_path / "missing" / "folder").mkdir())

@@ -1,0 +1,458 @@
+"""The quickstart world: what is random and what is fixed, that its tools really work, and its scripted players."""
+
+import asyncio
+import builtins
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from orchestra_jax.envs.base import Environment
+from orchestra_jax.envs.quickstart.demonstrations import BASELINES, NO_IDEA, answer_from, random_tools
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, build_tokenizer, good_call, read_answer
+from orchestra_jax.envs.quickstart.world import (
+    ATTRIBUTES,
+    EXPERTS,
+    FAMILIES,
+    PREFERENCE_SHARES,
+    SKILLS,
+    STALE,
+    TOOL_NAMES,
+    Question,
+    QuickstartTasks,
+    QuickstartWorld,
+    best_tool,
+    success_probability,
+    wordings,
+)
+from orchestra_jax.evaluation.metrics import preference_utility
+from orchestra_jax.models.tokenizer import UNKNOWN
+from orchestra_jax.money.prices import Price, PriceList
+from orchestra_jax.rollout.chat import ChatFormat
+from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits
+from orchestra_jax.tools.search.local import NO_RESULTS
+from orchestra_jax.types import Task, ToolCall, ToolResult
+
+SPLITS = ("train", "eval")
+KINDS = tuple(PREFERENCE_SHARES)
+SAMPLE = 600  # tasks of a split
+
+
+@pytest.fixture(scope="module")
+def world() -> QuickstartWorld:
+    return QuickstartWorld(0)
+
+
+@pytest.fixture(scope="module")
+def environment(world: QuickstartWorld) -> Iterator[QuickstartEnvironment]:
+    made = QuickstartEnvironment(world)
+    yield made
+    asyncio.run(made.close())
+
+
+@pytest.fixture(scope="module")
+def chat(world: QuickstartWorld) -> ChatFormat:
+    return ChatFormat(build_tokenizer(world), compact_menu=True)
+
+
+@pytest.fixture(scope="module")
+def collector(environment: QuickstartEnvironment, chat: ChatFormat) -> Collector:
+    prices = PriceList("test", "2026-11-20", "test", {"orchestrator": Price()})
+    limits = RolloutLimits(max_turns=4, max_calls=3, max_length=200, max_new_tokens=40)
+    return Collector(environment, chat, limits, OrchestratorPrice(prices, "orchestrator", 0.0))
+
+
+@pytest.fixture(scope="module")
+def tasks(world: QuickstartWorld) -> dict[str, list[Task]]:
+    return {split: [world.task(split, index) for index in range(SAMPLE)] for split in SPLITS}
+
+
+def full_menus(world: QuickstartWorld, count: int, split: str = "eval") -> list[Task]:
+    """Questions of every family and wishes of every kind under the full menu, in turn."""
+    rng = np.random.default_rng(11)
+    posed = []
+    for index in range(count):
+        family, kind = FAMILIES[index % len(FAMILIES)], KINDS[index // len(FAMILIES) % len(KINDS)]
+        menu = world.menu(family, split, rng, full=True)
+        wish = world.preference(kind, split, family, menu, rng)
+        posed.append(world.pose(f"full-{index}", world.question(family, split, rng), menu, wish))
+    return posed
+
+
+def use(environment: Environment, pairs: list[tuple[Task, str]]) -> list[ToolResult]:
+    """The result of each task's good call of each tool, through the real environment."""
+
+    async def all_of_them() -> list[ToolResult]:
+        return await asyncio.gather(*(environment.reset(task).step(good_call(task, tool)) for task, tool in pairs))
+
+    return asyncio.run(all_of_them())
+
+
+# --- what the seed fixes ---------------------------------------------------------------------------------------------
+
+FINGERPRINT = """
+import hashlib
+from orchestra_jax.envs.quickstart import build_tokenizer
+from orchestra_jax.envs.quickstart.world import QuickstartWorld
+def fingerprint(seed):
+    world = QuickstartWorld(seed)
+    tasks = [world.task(split, index) for split in ("train", "eval") for index in range(40)]
+    parts = tasks, world.swap_tasks(3, ("cost", "fast")), world.local_corpus, world.web_corpus, world.price_lists
+    vocabulary = sorted(build_tokenizer(world).get_vocab().items(), key=lambda item: item[1])
+    return hashlib.sha256(repr((parts, vocabulary)).encode()).hexdigest()
+"""
+
+
+def test_the_same_seed_is_the_same_world_in_every_process():
+    here: dict[str, Any] = {}
+    exec(FINGERPRINT, here)
+    other = subprocess.run(
+        [sys.executable, "-c", f"{FINGERPRINT}\nprint(fingerprint(0))"], text=True, capture_output=True, check=True,
+        env=os.environ | {"PYTHONHASHSEED": "77", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert other.stdout.split() == [here["fingerprint"](0)]
+    assert here["fingerprint"](1) != here["fingerprint"](0)
+
+
+def test_a_task_depends_on_its_index_alone(world: QuickstartWorld):
+    source = QuickstartTasks(world, "train", 10, first=5)
+    assert len(source) == 10
+    assert source[3] == source[3] == world.task("train", 8)
+    assert len({source[index].id for index in range(10)}) == 10
+    for index in (-1, 10):
+        with pytest.raises(IndexError):
+            source[index]
+
+
+def test_a_swap_changes_nothing_but_the_wish(world: QuickstartWorld):
+    kinds = ("accuracy", "cost", "fast", "local")
+    for index in range(8):
+        posed = world.swap_tasks(index, kinds)
+        assert [task.preference.name for task in posed] == list(kinds)
+        assert all(
+            (t.question, t.tools, t.answer) == (posed[0].question, posed[0].tools, posed[0].answer) for t in posed
+        )
+        assert {spec.name for spec in posed[0].tools} == set(TOOL_NAMES)
+        assert len({task.id for task in posed}) == 4
+
+
+def test_an_unknown_kind_of_preference_is_refused(world: QuickstartWorld):
+    with pytest.raises((ValueError, KeyError), match="kindness"):
+        world.preference("kindness", "train", "easy", world.task("train", 0).tools, np.random.default_rng(0))
+
+
+# --- menus and preferences -------------------------------------------------------------------------------------------
+
+
+def test_every_menu_has_a_tool_that_can_answer(tasks: dict[str, list[Task]]):
+    for task in tasks["train"] + tasks["eval"]:
+        names = [spec.name for spec in task.tools]
+        assert len(names) == len(set(names)) >= 2
+        assert max(success_probability(name, task.family) for name in names) >= 0.75, (task.family, names)
+    assert {task.family for task in tasks["train"]} == {task.family for task in tasks["eval"]} == set(FAMILIES)
+
+
+def test_menus_differ_in_tools_order_and_prices(tasks: dict[str, list[Task]]):
+    menus = [[spec.name for spec in task.tools] for task in tasks["train"]]
+    assert len({frozenset(menu) for menu in menus}) > 10
+    assert len({menu[0] for menu in menus}) == len(TOOL_NAMES)
+    prices = [[(spec.price_usd, spec.latency_s) for spec in task.tools] for task in tasks["train"]]
+    assert all(price is not None and price >= 0 and latency > 0 for row in prices for price, latency in row)
+
+
+def test_preference_vectors_are_within_bounds(tasks: dict[str, list[Task]]):
+    kinds = Counter()
+    for task in tasks["train"] + tasks["eval"]:
+        wish = task.preference
+        kinds[wish.name] += 1
+        weights = (*wish.tools.values(), wish.outcome, wish.compute, wish.latency)
+        assert all(0.0 <= weight <= 1.0 for weight in weights)
+        assert wish.outcome > 0
+        assert set(wish.tools) <= {spec.name for spec in task.tools}
+    assert kinds.keys() == set(KINDS)
+
+
+def test_no_tool_is_best_under_every_preference(world: QuickstartWorld):
+    posed = full_menus(world, 4 * len(KINDS) * 8)
+    best = {kind: Counter(best_tool(t) for t in posed if t.preference.name == kind) for kind in KINDS}
+    assert len(set().union(*best.values())) >= 4
+    for name in TOOL_NAMES:
+        assert any(found[name] < found.total() for found in best.values())
+    # The wish alone changes the choice: the same questions, another best tool.
+    kinds = ("accuracy", "cost", "fast", "local")
+    swapped = [[best_tool(task) for task in world.swap_tasks(index, kinds)] for index in range(40)]
+    assert sum(len(set(choices)) > 1 for choices in swapped) >= 10
+
+
+# --- training and evaluation do not meet -----------------------------------------------------------------------------
+
+
+def test_people_of_the_splits_are_disjoint(world: QuickstartWorld, tasks: dict[str, list[Task]]):
+    people = {split: set(world.people[split]) for split in SPLITS}
+    assert people["train"].isdisjoint(people["eval"])
+    for split in SPLITS:
+        asked = {" ".join(t.extra["keywords"].split()[:2]) for t in tasks[split] if t.family == "lookup"}
+        assert asked
+        assert asked <= people[split]
+
+
+def test_price_lists_of_the_splits_are_disjoint(world: QuickstartWorld, tasks: dict[str, list[Task]]):
+    lists = {split: set(world.price_lists[split]) for split in SPLITS}
+    assert lists["train"].isdisjoint(lists["eval"])
+    for split in SPLITS:
+        for task in tasks[split]:
+            shown = {spec.name: (round(100 * spec.price_usd), int(spec.latency_s)) for spec in task.tools}
+            assert any(shown.items() <= dict(zip(TOOL_NAMES, prices, strict=True)).items() for prices in lists[split])
+
+
+def test_wordings_of_the_splits_are_disjoint(tasks: dict[str, list[Task]]):
+    every = {split: [text for kind in KINDS for text in wordings(kind, split)] for split in SPLITS}
+    assert set(every["train"]).isdisjoint(every["eval"])
+    for split in SPLITS:
+        assert len(set(every[split])) == len(every[split])  # no sentence stands for two preferences
+        assert all(task.preference.instruction in wordings(task.preference.name, split) for task in tasks[split])
+        assert all(len(wordings(kind, split)) >= 2 for kind in KINDS)
+
+
+def test_held_out_wordings_use_words_seen_in_training():
+    def words(split: str) -> set[str]:
+        """In their very spelling: to the tokenizer, "Keep" and "keep" have nothing in common."""
+        return {word.strip(".,") for kind in KINDS for text in wordings(kind, split) for word in text.split()}
+
+    assert words("eval") <= words("train")
+
+
+def test_generated_questions_of_the_splits_are_disjoint(world: QuickstartWorld):
+    rng = np.random.default_rng(0)
+    for family in ("arith", "easy", "hard"):
+        texts = {split: {world.question(family, split, rng).text for _ in range(3000)} for split in SPLITS}
+        assert texts["train"].isdisjoint(texts["eval"])
+        assert len(texts["eval"]) > 50
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def unknown_in(chat: ChatFormat, text: str) -> bool:
+    return chat.tokenizer.convert_tokens_to_ids(UNKNOWN) in chat.encode(text)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_every_text_of_the_world_tokenises(seed: int):
+    world = QuickstartWorld(seed)
+    chat = ChatFormat(build_tokenizer(world), compact_menu=True)
+    texts = (
+        set(world.local_corpus)
+        | set(world.web_corpus)
+        | {text for kind in KINDS for split in SPLITS for text in wordings(kind, split)}
+    )
+    rng = np.random.default_rng(5)
+    for split in SPLITS:
+        for family in FAMILIES:
+            for _ in range(700):
+                question = world.question(family, split, rng)
+                texts |= {question.text, question.answer, question.keywords, *question.distractors}
+    lost = [text for text in texts if unknown_in(chat, text)]
+    assert lost == []
+    assert all(chat.decode(chat.encode(text)) == text for text in texts)
+
+
+def test_prompts_tokenise(environment: QuickstartEnvironment, chat: ChatFormat, tasks: dict[str, list[Task]]):
+    unknown = chat.tokenizer.convert_tokens_to_ids(UNKNOWN)
+    for task in tasks["train"][:200] + tasks["eval"][:200]:
+        episode = environment.reset(task)
+        prompt = chat.prompt_ids(episode.messages, episode.tools)
+        assert unknown not in prompt
+        text = chat.decode(prompt)
+        assert f"{task.question} {task.preference.instruction}" in text
+        for spec in task.tools:
+            assert f"{spec.name} {round(100 * spec.price_usd)} {round(spec.latency_s)}" in text
+
+
+def test_observations_of_every_tool_tokenise(world: QuickstartWorld, environment, chat: ChatFormat):
+    posed = full_menus(world, 160) + full_menus(world, 160, "train")
+    pairs = [(task, tool) for task in posed for tool in TOOL_NAMES]
+    results = use(environment, pairs)
+    unknown = chat.tokenizer.convert_tokens_to_ids(UNKNOWN)
+    lost = {result.text for result in results if unknown in chat.observation_ids([result.text])}
+    assert lost == set()
+    answers = {answer for result in results if (answer := read_answer(result)) is not None}
+    assert not [answer for answer in answers | {NO_IDEA, NO_RESULTS} if unknown_in(chat, answer)]
+
+
+# --- the tools really work -------------------------------------------------------------------------------------------
+
+
+def distinct(world: QuickstartWorld, family: str, count: int) -> list[Task]:
+    """So many different questions of the family under the full menu, or as many as 8,000 draws find."""
+    rng = np.random.default_rng(2)
+    found: dict[str, Question] = {}
+    for _ in range(8000):
+        question = world.question(family, "eval", rng)
+        found.setdefault(question.text, question)
+        if len(found) == count:
+            break
+    menu = world.menu(family, "eval", rng, full=True)
+    wish = world.preference("accuracy", "eval", family, menu, rng)
+    return [world.pose(f"{family}-{n}", question, menu, wish) for n, question in enumerate(found.values())]
+
+
+def right(task: Task, result: ToolResult) -> bool:
+    return read_answer(result) in task.answer
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_the_words_of_a_policy_spell_no_program_that_could_do_harm(seed: int):
+    # Why a machine without isolation may run the quickstart all the same (training.build).
+    tokenizer = build_tokenizer(QuickstartWorld(seed))
+    pieces = {tokenizer.decode([index]).strip().replace("\u2060", "") for index in range(len(tokenizer))}
+
+    def spelled(word: str) -> bool:
+        return not word or any(piece and word.startswith(piece) and spelled(word[len(piece) :]) for piece in pieces)
+
+    assert spelled("system.")
+    harmless = {"abs", "all", "any", "id", "int", "len", "max", "min", "not", "ord", "pow", "set", "sum"}
+    functions = {name for name in dir(builtins) if name[0].islower()} - harmless
+    assert [word for word in sorted({"import", "while", "lambda", "__", *functions}) if spelled(word)] == []
+
+
+def test_python_answers_arithmetic_and_nothing_else(world: QuickstartWorld, environment):
+    arithmetic = distinct(world, "arith", 150)
+    for task, result in zip(arithmetic, use(environment, [(task, "python") for task in arithmetic]), strict=True):
+        assert right(task, result)
+        assert not result.is_error
+    others = [task for family in ("lookup", "easy", "hard") for task in distinct(world, family, 20)]
+    results = use(environment, [(task, "python") for task in others])
+    assert all(result.is_error and read_answer(result) is None for result in results)
+
+
+def test_searches_find_every_fact_and_the_local_copy_is_wrong_where_it_is_stale(world: QuickstartWorld, environment):
+    rng = np.random.default_rng(0)
+    menu = world.menu("lookup", "eval", rng, full=True)
+    wish = world.preference("accuracy", "eval", "lookup", menu, rng)
+    posed = {}
+    for (name, attribute), value in world.facts.items():
+        question = Question("lookup", ATTRIBUTES[attribute][1].format(name=name), value, f"{name} {attribute}", ())
+        posed[name, attribute] = world.pose("fact", question, menu, wish)
+    web = use(environment, [(task, "web_search") for task in posed.values()])
+    assert [key for (key, task), result in zip(posed.items(), web, strict=True) if not right(task, result)] == []
+    local = use(environment, [(task, "local_search") for task in posed.values()])
+    wrong = {key for (key, task), result in zip(posed.items(), local, strict=True) if not right(task, result)}
+    assert wrong == world.stale
+    assert abs(len(wrong) / len(posed) - STALE) < 4.5 * (STALE * (1 - STALE) / len(posed)) ** 0.5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_are_as_good_as_their_skill_table(world: QuickstartWorld, environment, family: str):
+    posed = distinct(world, family, 700)
+    for expert in EXPERTS:
+        solved = sum(map(right, posed, use(environment, [(task, expert) for task in posed])))
+        skill = SKILLS[expert][family]
+        assert abs(solved - skill * len(posed)) < 4.5 * (skill * (1 - skill) * len(posed)) ** 0.5 + 1
+
+
+def test_a_search_of_the_wrong_kind_never_answers(world: QuickstartWorld, environment):
+    for family in ("arith", "easy", "hard"):
+        posed = distinct(world, family, 60)
+        for tool in ("local_search", "web_search"):
+            assert success_probability(tool, family) == 0.0
+            found = sum(map(right, posed, use(environment, [(task, tool) for task in posed])))
+            assert found == 0
+
+
+def test_calls_are_charged_what_the_menu_says(world: QuickstartWorld, environment):
+    pairs = [(task, spec.name) for task in full_menus(world, 8) for spec in task.tools]
+    for (task, tool), result in zip(pairs, use(environment, pairs), strict=True):
+        (spec,) = (spec for spec in task.tools if spec.name == tool)
+        (row,) = result.usage
+        assert (row.name, row.cost_usd, row.seconds) == (tool, spec.price_usd, spec.latency_s)
+
+
+def test_a_tool_that_is_not_on_the_menu_answers_nothing(environment, tasks: dict[str, list[Task]]):
+    task = next(t for t in tasks["eval"] if t.family == "arith" and "web_search" not in {s.name for s in t.tools})
+    (result,) = use(environment, [(task, "web_search")])
+    assert result.is_error
+    assert result.usage == ()
+
+
+def test_only_the_exact_answer_is_right(environment, tasks: dict[str, list[Task]]):
+    task = tasks["eval"][0]
+    episode = environment.reset(task)
+    answers = (task.answer[0], f" {task.answer[0]} ", task.answer[0] + "0", "", NO_IDEA)
+    assert [asyncio.run(episode.score(answer)) for answer in answers] == [True, True, False, False, False]
+
+
+# --- players ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_takes_the_last_word_that_says_something():
+    fact, number = ToolResult("Alice Moreno was born in Lima."), ToolResult("157")
+    error, nothing = ToolResult("NameError: x", is_error=True), ToolResult(NO_RESULTS)
+    assert [read_answer(result) for result in (fact, number, error, nothing)] == ["Lima", "157", None, None]
+    assert answer_from([fact, error, nothing]) == "Lima"
+    assert answer_from([fact, number]) == "157"
+    assert answer_from([error]) == answer_from([]) == NO_IDEA
+
+
+def test_random_tools_play_well_formed_trajectories(collector: Collector, tasks: dict[str, list[Task]]):
+    runs = asyncio.run(collector.play(random_tools(0), tasks["train"][:250]))
+    assert all(run.valid for run in runs)
+    assert all(call.name in {s.name for s in run.task.tools} for run in runs for t in run.turns for call in t.calls)
+    lengths = Counter(len(run.tool_names) for run in runs)
+    assert lengths.keys() == {1, 2, 3}
+    assert lengths[1] > lengths[2] > lengths[3]
+    for run in runs:
+        assert [turn.finish_reason for turn in run.turns] == ["stop"] * (len(run.tool_names) + 1)
+        results = [result for turn in run.turns for result in turn.results]
+        assert run.answer == answer_from(results)
+
+
+def first_call(script: Callable, task: Task) -> str:
+    call = script(task, [])
+    assert isinstance(call, ToolCall)
+    return call.name
+
+
+@pytest.mark.parametrize("about", [lambda t: t.family, lambda t: t.preference.name], ids=["family", "preference"])
+def test_random_tools_choose_regardless_of_question_and_preference(world: QuickstartWorld, about: Callable):
+    """On full menus, because what a menu offers does depend on the family."""
+    posed = full_menus(world, 4 * len(KINDS) * 100, "train")
+    rows = sorted({about(task) for task in posed})
+    table = np.zeros((len(rows), len(TOOL_NAMES)))
+    for task in posed:
+        table[rows.index(about(task)), TOOL_NAMES.index(first_call(random_tools(0), task))] += 1
+    assert stats.chi2_contingency(table).pvalue > 0.01
+    assert stats.chisquare(table.sum(axis=0)).pvalue > 0.01  # and every tool equally often
+
+
+def test_random_tools_choose_evenly_on_real_menus(tasks: dict[str, list[Task]]):
+    """Each place on the menu is as likely as any other."""
+    places = []
+    for task in tasks["train"]:
+        names = [spec.name for spec in task.tools]
+        places.append((names.index(first_call(random_tools(0), task)) + 0.5) / len(names))
+    assert abs(np.mean(places) - 0.5) < 4 * (1 / 12 / len(places)) ** 0.5
+
+
+def test_random_tools_are_of_the_seed(tasks: dict[str, list[Task]]):
+    chosen = [[first_call(random_tools(seed), task) for task in tasks["train"]] for seed in (0, 0, 1)]
+    assert chosen[0] == chosen[1] != chosen[2]
+
+
+def test_every_baseline_calls_once_and_the_oracle_serves_preferences_best(collector, tasks: dict[str, list[Task]]):
+    runs = {name: asyncio.run(collector.play(script, tasks["eval"][:300])) for name, script in BASELINES.items()}
+    for played in runs.values():
+        assert all(run.valid and len(run.tool_names) == 1 for run in played)
+    utility = preference_utility(list(runs.values()), list(runs.values()), "share").mean(axis=1)
+    found = dict(zip(runs, utility, strict=True))
+    assert all(found["preference_oracle"] >= other for other in found.values()), found
+    accuracy = {name: np.mean([run.solved for run in played]) for name, played in runs.items()}
+    cost = {name: np.mean([run.cost_usd for run in played]) for name, played in runs.items()}
+    assert min(accuracy, key=accuracy.get) == "random_tool"
+    assert max(cost, key=cost.get) == "strongest_expert"

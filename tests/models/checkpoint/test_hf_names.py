@@ -1,0 +1,30 @@
+import jax
+import numpy as np
+import pytest
+
+from orchestra_jax.models.checkpoint.hf_names import sources, to_params, to_tensors
+from orchestra_jax.models.qwen3 import Qwen3Config, init_params
+
+CONFIG = Qwen3Config.preset("tiny", vocab_size=40, hidden_size=16, intermediate_size=24)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_round_trip(scan: bool, tied: bool) -> None:
+    config = CONFIG.replace(scan_layers=scan, tie_word_embeddings=tied)
+    params = init_params(config, jax.random.key(0))
+    tensors = to_tensors(params, config)
+    assert tensors["model.layers.2.mlp.down_proj.weight"].shape == (16, 24)
+    assert ("lm_head.weight" in tensors) != tied
+    assert len(tensors) == 3 - tied + 11 * 3
+    assert all(tensor.flags.c_contiguous for tensor in tensors.values())
+    jax.tree.map(np.testing.assert_array_equal, to_params(tensors, config), dict(params))
+    assert jax.tree.structure(sources(config)) == jax.tree.structure(params)
+
+
+def test_missing_and_misshapen_tensors() -> None:
+    tensors = to_tensors(init_params(CONFIG, jax.random.key(0)), CONFIG)
+    with pytest.raises(ValueError, match=r"no tensor 'model\.norm\.weight'"):
+        to_params({name: tensor for name, tensor in tensors.items() if name != "model.norm.weight"}, CONFIG)
+    with pytest.raises(ValueError, match=r"down_proj\.weight' has shape \(16, 24\), but the config needs \(16, 25\)"):
+        to_params(tensors, CONFIG.replace(intermediate_size=25))

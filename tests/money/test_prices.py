@@ -1,0 +1,193 @@
+"""Prices and ledger: figures by hand, random schedules, the lists that come with us, totals equal sums."""
+
+import re
+from dataclasses import astuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from orchestra_jax.money.prices import CostLedger, MissingPrice, Price, PriceList, choose
+from orchestra_jax.types import Usage
+
+CONF = Path(__file__).parents[2] / "conf" / "pricing"
+PRICES = PriceList(
+    "test", "2026-01-01", "by hand", {"m": Price(input=2.0, cached_input=0.5, output=8.0, call=0.01, second=0.001)}
+)
+
+
+def test_cost_by_hand():
+    cost = PRICES.cost("m", prompt_tokens=3000, cached_tokens=1000, completion_tokens=500, seconds=2.0, calls=3)
+    assert cost == pytest.approx((2000 * 2 + 1000 * 0.5 + 500 * 8) / 1e6 + 0.03 + 0.002, rel=1e-15)
+
+
+def test_cached_tokens_without_an_own_price_cost_as_much_as_others():
+    prices = PriceList("t", "d", "s", {"m": Price(input=2.0)})
+    assert prices.cost("m", prompt_tokens=10, cached_tokens=4) == prices.cost("m", prompt_tokens=10)
+
+
+def test_missing_price_names_list_and_model():
+    with pytest.raises(MissingPrice) as caught:
+        PRICES.cost("other")
+    assert str(caught.value) == "Price list 'test' has no price for 'other'; add it under entries."
+
+
+@pytest.mark.parametrize("amounts", [{"prompt_tokens": 1, "cached_tokens": 2}, {"seconds": -1.0}, {"calls": -1}])
+def test_impossible_amounts(amounts: dict[str, float]):
+    with pytest.raises(ValueError, match="must not be negative"):
+        PRICES.cost("m", **amounts)  # type: ignore[arg-type]
+
+
+def test_charge_fills_dollars_and_list():
+    row = PRICES.charge(Usage("m", "judge", prompt_tokens=1_000_000, seconds=1.0))
+    assert row.cost_usd == pytest.approx(2.011)
+    assert (row.price_list, row.role) == ("test", "judge")
+
+
+def test_the_papers_prices():
+    prices = PriceList.load(CONF / "paper.yaml")
+    assert prices.cost("gpt-5", prompt_tokens=1_000_000, completion_tokens=1_000_000) == 11.25
+    assert prices.cost("python", seconds=1.0) == 8.3e-6
+    assert prices.cost("web_search", calls=2) == 0.02
+    assert prices.latencies["gpt-5"] == {"answer": 96.0, "reason": 31.0, "search": 22.0}
+    assert PriceList.load(CONF / "quickstart.yaml").cost("orchestrator", prompt_tokens=10**6) == 0.0
+
+
+def test_bad_price_lists(tmp_path: Path):
+    good = {"id": "a", "date": "d", "source": "s", "entries": {"m": {"input": 1}}}
+    assert PriceList.from_config(good).cost("m", prompt_tokens=10**6) == 1.0
+    for change, message in [
+        ({"entries": {"m": {"inptu": 1}}}, "unknown key 'inptu'"),
+        ({"entries": {"m": {"input": -1}}}, "must be a number of dollars"),
+        ({"entries": {"m": {"input": "1"}}}, "must be a number of dollars"),
+        ({"extra": 1}, "has the keys"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            PriceList.from_config({**good, **change})
+    with pytest.raises(FileNotFoundError, match="No price list"):
+        PriceList.load(tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_text("id: x\n")
+    with pytest.raises(ValueError, match=r"bad.yaml: A price list has the keys"):
+        PriceList.load(tmp_path / "bad.yaml")
+
+
+AMOUNT = st.floats(0, 1e3, allow_nan=False)
+ROWS = st.lists(
+    st.builds(
+        Usage,
+        name=st.sampled_from(["a", "b"]),
+        role=st.sampled_from(["orchestrator", "tool", "judge", "user_simulator"]),
+        cost_usd=AMOUNT,
+        seconds=AMOUNT,
+    ),
+    max_size=20,
+)
+
+
+@given(ROWS)
+def test_ledger_totals_equal_sums(rows: list[Usage]):
+    ledger = CostLedger()
+    for row in rows:
+        ledger.add(row)
+    assert ledger.rows == rows
+    mine = [row for row in rows if row.role in ("orchestrator", "tool")]
+    assert ledger.cost_usd == pytest.approx(sum(row.cost_usd for row in mine), rel=1e-12)
+    assert ledger.latency_s == pytest.approx(sum(row.seconds for row in mine), rel=1e-12)
+    for parts in (ledger.by_role(), ledger.by_name()):
+        assert sum(parts.values()) == pytest.approx(ledger.total_usd, rel=1e-12)
+
+
+LISTS = [PriceList(name, "d", "s", {"m": Price(call=price)}) for name, price in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
+
+
+def test_a_list_is_completed_by_another_and_its_id_names_both():
+    vendor = PriceList("v", "2026-01-01", "here", {"m": Price(call=1.0)}, {"m": {"answer": 1.0}})
+    base = PriceList("b", "2025-01-01", "there", {"m": Price(call=9.0), "n": Price(call=2.0)}, {"n": {"answer": 2.0}})
+    both = vendor.over(base)
+    assert (both.cost("m"), both.cost("n")) == (1.0, 2.0)
+    assert both.charge(Usage("n")).price_list == both.id == "v+b"
+    assert both.latencies == {"m": {"answer": 1.0}, "n": {"answer": 2.0}}
+    assert (vendor.entries, base.cost("m")) == ({"m": Price(call=1.0)}, 9.0)
+
+
+def test_a_random_schedule_can_be_made_again_from_its_id():
+    drawn = PRICES.randomised(np.random.default_rng(7), 0.5, 2.0)
+    base, seed = drawn.id.split("*0.5..2@")
+    assert base == "test"
+    assert PRICES.scaled(int(seed), 0.5, 2.0) == drawn
+    assert PRICES.randomised(np.random.default_rng(7), 0.5, 2.0) == drawn
+    assert PRICES.randomised(np.random.default_rng(8), 0.5, 2.0).id != drawn.id
+
+
+def test_a_random_schedule_scales_all_prices_of_an_entry_alike_and_log_uniformly():
+    names = [f"m{i}" for i in range(2000)]
+    prices = PriceList("t", "d", "s", {name: Price(2.0, 0.5, 8.0, 0.01, 0.001) for name in names})
+    scaled = prices.scaled(3, 0.1, 10.0)
+    factors = np.array([scaled.entries[name].input / 2.0 for name in names])
+    for name, factor in zip(names, factors, strict=True):
+        assert astuple(scaled.entries[name]) == pytest.approx(tuple(np.array([2.0, 0.5, 8.0, 0.01, 0.001]) * factor))
+    assert factors.min() >= 0.1
+    assert factors.max() <= 10.0
+    # Log-uniform: as many below the geometric mean of the range as above, and a quarter below its root.
+    assert np.mean(factors < 1.0) == pytest.approx(0.5, abs=0.05)
+    assert np.mean(factors < 0.1**0.5) == pytest.approx(0.25, abs=0.05)
+    one = PriceList("t", "d", "s", {"m5": prices.entries["m5"]})
+    assert one.scaled(3, 0.1, 10.0).entries["m5"] == scaled.entries["m5"]  # whatever else is on the list
+    assert PriceList("t", "d", "s", {"m": Price(input=1.0)}).scaled(0, 1.0, 1.0).entries["m"] == Price(input=1.0)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (2.0, 1.0), (1.0, float("inf")), (float("nan"), 1.0)])
+def test_impossible_price_factors(low: float, high: float):
+    with pytest.raises(ValueError, match="Price factors need"):
+        PRICES.scaled(0, low, high)
+
+
+def test_choose_takes_every_list_and_only_those_that_price_the_menu():
+    rng = np.random.default_rng(0)
+    drawn = [choose(LISTS, rng, ["m"]).id for _ in range(300)]
+    assert {name: drawn.count(name) > 70 for name in "abc"} == {"a": True, "b": True, "c": True}
+    again = np.random.default_rng(0)
+    assert drawn == [choose(LISTS, again, iter(["m"])).id for _ in range(300)]
+    with pytest.raises(MissingPrice, match="Price list 'a' has no price for 'n'; complete it with"):
+        choose(LISTS, rng, iter(["m", "n"]))
+    with pytest.raises(ValueError, match="no price list"):
+        choose([], rng)
+
+
+VENDORS = (
+    "azure", "bedrock", "cerebras", "fireworks", "groq", "hyperbolic", "lambda", "novita", "sambanova", "together",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*VENDORS, "deepinfra", "paper_train"])
+def test_a_vendors_list_prices_the_papers_whole_training_menu(name: str):
+    prices = PriceList.load(CONF / f"{name}.yaml")
+    tools = OmegaConf.load(CONF.parent / "tools" / "paper_train.yaml")
+    menu = [model for models in tools.experts.values() for model in models]
+    assert choose([prices], np.random.default_rng(0), [*menu, *tools.names, tools.judge]) is prices
+    assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", prices.date)
+    assert re.search(r"litellm [\d.]+ ", prices.source)
+    # Real models cost between a cent and 100 dollars per million tokens: a slip of a power of ten would show.
+    assert all(0.01 <= prices.entries[model].output <= 100 for model in menu)
+
+
+def test_vendors_differ():
+    lists = [PriceList.load(CONF / f"{name}.yaml") for name in VENDORS]
+    assert len({prices.id for prices in lists}) == len(VENDORS) == 10
+    assert len({prices.entries["llama-3.3-70b"] for prices in lists}) >= 9
+
+
+def test_prices_of_the_unseen_tools():
+    prices = PriceList.load(CONF / "unseen.yaml")
+    assert prices.cost("claude-opus-4.1", prompt_tokens=10**6, cached_tokens=10**6) == 1.5
+    assert prices.cost("gpt-5", completion_tokens=10**6) == 10.0  # from the base of its base
+    assert prices.id == "unseen-2026-01+paper-train-2026-01+paper-2025-11"
+
+
+def test_a_base_that_is_not_there(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("{id: a, date: d, source: s, base: none, entries: {m: {input: 1}}}")
+    with pytest.raises(FileNotFoundError, match=r"none\.yaml"):
+        PriceList.load(tmp_path / "a.yaml")

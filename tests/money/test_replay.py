@@ -1,0 +1,449 @@
+"""Record and replay: keys, modes, single flight, what survives a kill, many processes, export and merge."""
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestra_jax.money.replay import Merged, Recorded, Replay, ReplayMiss, export, key, main, merge, stats
+from orchestra_jax.types import InfrastructureError, Preference, Status, Task, Trajectory, Usage
+
+USAGE = Usage("gpt-5", prompt_tokens=1200, cached_tokens=100, completion_tokens=7, cost_usd=0.1 + 0.2, seconds=1 / 3)
+ANSWER = Recorded({"text": "42", "finish_reason": "stop"}, (USAGE, Usage("gpt-5", "judge", estimated=True)))
+REQUEST = {"model": "gpt-5", "messages": [{"role": "user", "content": "6 x 7?"}], "sample": 0}
+
+
+class Service:
+    """Counts how often it is really called."""
+
+    def __init__(self, answer: Recorded | Exception = ANSWER) -> None:
+        self.calls, self.answer = 0, answer
+
+    async def __call__(self) -> Recorded:
+        self.calls += 1
+        await asyncio.sleep(0.01)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "calls.db"
+
+
+async def recorded(path: Path, *pairs: tuple[dict[str, Any], Recorded], mode: str = "replay_or_record") -> None:
+    replay = Replay(path, mode)
+    for request, answer in pairs:
+        await replay.call("chat", request, Service(answer))
+    replay.close()
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def content(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.iterdir())
+
+
+async def refuse() -> Recorded:
+    raise AssertionError("A replayed call must not be made.")
+
+
+def test_a_key_is_the_content():
+    swapped = dict(reversed(REQUEST.items()))
+    assert key("chat", REQUEST) == key("chat", swapped) == key("chat", json.loads(json.dumps(REQUEST)))
+    others = [key("chat", {**REQUEST, "sample": 1}), key("chat", {**REQUEST, "x": None}), key("search", REQUEST)]
+    assert len({key("chat", REQUEST), *others}) == 4
+    assert len(key("chat", {"text": "half a pair \ud800 and ünïcode"})) == 64
+    with pytest.raises(TypeError):
+        key("chat", {"x": object()})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        key("chat", {"x": float("nan")})
+
+
+async def test_replayed_calls_give_what_was_recorded_without_a_call(file: Path):
+    first = Replay(file, "record")
+    original = await first.call("chat", REQUEST, Service())
+    first.close()
+    second = Replay(file, "replay")
+    again = await second.call("chat", dict(REQUEST), refuse)
+    assert original == again == ANSWER
+    assert (again.usage[0].cost_usd, again.usage[0].seconds) == (USAGE.cost_usd, USAGE.seconds)  # to the bit
+    assert (first.recorded, first.replayed, second.recorded, second.replayed) == (1, 0, 0, 1)
+    second.close()
+    second.close()
+
+
+async def test_a_replayed_trajectory_costs_and_takes_what_the_recorded_one_did(file: Path):
+    """Rewards are a function of outcome, tool counts, cost and latency: equal ledgers give equal rewards."""
+
+    async def episode(replay: Replay, run: Callable[[], Coroutine[Any, Any, Recorded]]) -> Trajectory:
+        ledger: list[Usage] = [Usage("policy", "orchestrator", cost_usd=0.01, seconds=0.5)]
+        for turn in range(5):
+            answer = await replay.call("chat", {**REQUEST, "turn": turn}, run)
+            ledger += answer.usage
+        task = Task("t", "q", ("42",), (), Preference("cost", ""))
+        return Trajectory(task, 0, 0, (), Status.COMPLETED, "", answer.value["text"], True, tuple(ledger))
+
+    recorder, player = Replay(file, "replay_or_record"), Replay(file, "replay")
+    original, replayed = await episode(recorder, Service()), await episode(player, refuse)
+    assert replayed == original
+    assert (replayed.cost_usd, replayed.latency_s) == (original.cost_usd, original.latency_s)
+    recorder.close()
+    player.close()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+ROWS = st.builds(
+    Usage,
+    name=st.text(),
+    role=st.sampled_from(["tool", "judge"]),
+    prompt_tokens=st.integers(0, 10**6),
+    cost_usd=st.floats(0, 10),
+    seconds=st.floats(0, 1e3),
+    price_list=st.text(),
+    estimated=st.booleans(),
+)
+
+
+@given(JSON, st.lists(ROWS, max_size=3), st.booleans())
+def test_whatever_is_recorded_is_replayed(tmp_path_factory, value, rows, is_error):
+    path = tmp_path_factory.mktemp("replay") / "calls.db"
+    answer = Recorded(value, tuple(rows), is_error)
+
+    async def both() -> tuple[Recorded, Recorded]:
+        replay = Replay(path, "replay_or_record")
+        pair = await replay.call("k", {"v": value}, Service(answer)), await replay.call("k", {"v": value}, refuse)
+        replay.close()
+        return pair
+
+    assert asyncio.run(both()) == (answer, answer)
+
+
+async def test_a_value_is_read_back_alike_when_it_is_recorded(file: Path):
+    replay = Replay(file, "replay_or_record")
+    answer = Recorded({"hits": ("a", "b"), "by_page": {1: 2}})
+    assert (await replay.call("search", {}, Service(answer))).value == {
+        "hits": ["a", "b"],
+        "by_page": {"1": 2},
+    }
+    replay.close()
+
+
+async def test_modes(file: Path):
+    service = Service()
+    off = Replay(file, "off")
+    for _ in range(2):
+        assert await off.call("chat", {"any": object()}, service) is ANSWER
+    assert (service.calls, listing(file.parent)) == (2, [])
+    off.close()
+
+    both = Replay(file, "replay_or_record")
+    for _ in range(3):
+        await both.call("chat", REQUEST, service)
+    assert (service.calls, both.recorded, both.replayed) == (3, 1, 2)
+
+    newer = Recorded("newer")
+    record = Replay(file, "record")
+    assert await record.call("chat", REQUEST, Service(newer)) == newer
+    assert await both.call("chat", REQUEST, refuse) == newer  # another connection of this process sees it at once
+    for replay in (both, record):
+        replay.close()
+
+    replay = Replay(file, "replay")
+    with pytest.raises(ReplayMiss) as caught:
+        await replay.call("chat", {"content": "x" * 1000}, refuse)
+    assert str(caught.value).startswith("""No 'chat' call {"content":"xxx""")
+    assert str(caught.value).endswith("... was recorded; record it with mode replay_or_record.")
+    assert len(str(caught.value)) < 300
+    assert not isinstance(caught.value, InfrastructureError)
+    replay.close()
+
+
+async def test_failures_are_not_recorded(file: Path):
+    replay = Replay(file, "replay_or_record")
+    broken = Service(InfrastructureError("The server is down."))
+    for _ in range(2):
+        with pytest.raises(InfrastructureError):
+            await replay.call("chat", REQUEST, broken)
+    assert (broken.calls, replay.recorded) == (2, 0)
+    assert await replay.call("chat", REQUEST, Service(Recorded("bad argument", is_error=True))) == Recorded(
+        "bad argument", is_error=True
+    )
+    replay.close()
+
+
+@pytest.mark.parametrize("mode", ["record", "replay_or_record"])
+async def test_identical_calls_at_the_same_time_are_made_once(file: Path, mode: str):
+    replay, service = Replay(file, mode), Service()
+    answers = await asyncio.gather(*(replay.call("chat", {**REQUEST, "sample": i % 2}, service) for i in range(100)))
+    assert answers == [ANSWER] * 100
+    assert (service.calls, replay.recorded) == (2, 2)
+    await replay.call("chat", REQUEST, service)
+    assert service.calls == (3 if mode == "record" else 2)
+    replay.close()
+
+
+async def test_a_failed_call_fails_nobody_else(file: Path):
+    replay, calls = Replay(file, "replay_or_record"), 0
+
+    async def first_fails() -> Recorded:
+        nonlocal calls
+        calls += 1
+        number = calls
+        await asyncio.sleep(0.01)
+        if number == 1:
+            raise InfrastructureError("This trajectory's deadline.")
+        return ANSWER
+
+    first, *others = await asyncio.gather(
+        *(replay.call("chat", REQUEST, first_fails) for _ in range(5)), return_exceptions=True
+    )
+    assert isinstance(first, InfrastructureError)
+    assert others == [ANSWER] * 4
+    replay.close()
+
+
+async def test_a_call_whose_caller_gives_up_is_kept(file: Path):
+    replay = Replay(file, "replay_or_record")
+    service, broken = Service(), Service(InfrastructureError("down"))
+    for request, run in ((REQUEST, service), ({"other": 1}, broken)):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await replay.call("chat", request, run)
+    await replay.drain()
+    assert await replay.call("chat", REQUEST, refuse) == ANSWER
+    assert (service.calls, broken.calls, replay.recorded) == (1, 1, 1)
+    replay.close()
+
+
+def test_one_replay_serves_several_loops(file: Path):
+    """A trainer may run one event loop after the other; a loop that was stopped leaves nothing behind."""
+    replay, started = Replay(file, "replay_or_record"), []
+
+    async def never() -> Recorded:
+        started.append(1)
+        await asyncio.Event().wait()
+        return ANSWER
+
+    async def stopped() -> None:
+        asyncio.create_task(replay.call("chat", REQUEST, never))  # noqa: RUF006  cancelled with its loop
+        await asyncio.sleep(0.01)
+
+    asyncio.run(stopped())
+    assert started
+    assert asyncio.run(asyncio.wait_for(replay.call("chat", REQUEST, Service()), 30)) == ANSWER
+    replay.close()
+
+
+def test_threads_with_loops_of_their_own_share_a_replay_but_no_call_under_way(file: Path):
+    replay, begun, answered = Replay(file, "replay_or_record"), threading.Event(), threading.Event()
+
+    async def slow() -> Recorded:
+        begun.set()
+        await asyncio.to_thread(answered.wait, 30)
+        return ANSWER
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lambda: asyncio.run(replay.call("chat", REQUEST, slow)))
+        assert begun.wait(30)
+        assert asyncio.run(replay.call("chat", REQUEST, Service())) == ANSWER
+        answered.set()
+        assert first.result(30) == ANSWER
+    replay.close()
+
+
+async def test_nothing_is_recorded_after_close(file: Path):
+    replay = Replay(file, "record")
+    replay.close()
+    with pytest.raises(RuntimeError, match="is closed"):
+        await replay.call("chat", REQUEST, Service())
+
+
+def test_bad_arguments(tmp_path: Path, file: Path):
+    with pytest.raises(ValueError, match="one of off, record"):
+        Replay(file, "replay_and_record")
+    for mode in ("record", "replay", "replay_or_record"):
+        with pytest.raises(ValueError, match="needs the path"):
+            Replay(None, mode)
+    with pytest.raises(FileNotFoundError, match="No replay file"):
+        Replay(file, "replay")
+    assert not file.exists()
+    file.write_text("no database, but long enough to look at " * 100)
+    foreign = tmp_path / "foreign.db"
+    with sqlite3.connect(foreign) as database:
+        database.execute("CREATE TABLE calls (other)")
+    before = foreign.read_bytes()
+    for path in (file, foreign):
+        for mode in ("record", "replay"):
+            with pytest.raises(ValueError, match=r"no replay file|cannot be opened"):
+                Replay(path, mode)
+    assert foreign.read_bytes() == before
+
+
+async def test_a_set_can_be_read_from_a_folder_nobody_may_write_to(file: Path, monkeypatch: pytest.MonkeyPatch):
+    await recorded(file, (REQUEST, ANSWER))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, who may write anywhere
+    replay = Replay(file, "replay")
+    assert await replay.call("chat", REQUEST, refuse) == ANSWER
+    replay.close()
+    assert listing(file.parent) == [file.name]
+
+
+# A process that records calls one after the other and says so after each: ARGV = file, name, number of calls.
+WRITER = textwrap.dedent("""
+    import asyncio, sys
+    from orchestra_jax.money.replay import Recorded, Replay
+    path, name, calls = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    async def main():
+        replay = Replay(path, "replay_or_record")
+        async def one(i):
+            async def run():
+                return Recorded([name, i])
+            await replay.call("chat", {"writer": name, "call": i}, run)
+            print(name, i, flush=True)
+        for i in range(0, calls, 4):
+            await asyncio.gather(*(one(j) for j in range(i, min(i + 4, calls))))
+        replay.close()
+    asyncio.run(main())
+""")
+
+
+def writer(path: Path, name: str, calls: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(path), name, str(calls)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+
+
+def keys_of(lines: list[str]) -> set[str]:
+    return {key("chat", {"writer": name, "call": int(call)}) for name, call in map(str.split, lines)}
+
+
+def keys_in(path: Path) -> set[str]:
+    with sqlite3.connect(path) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return {name for (name,) in database.execute("SELECT key FROM calls")}
+
+
+def test_eight_processes_write_one_new_file_without_losing_a_row(file: Path):
+    processes = [writer(file, f"w{i}", 60) for i in range(8)]
+    lines = [process.communicate(timeout=300)[0].splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0] * 8
+    expected = keys_of([line for part in lines for line in part])
+    assert len(expected) == 480
+    assert keys_in(file) == expected
+
+
+def test_a_killed_writer_loses_no_call_that_had_returned(file: Path):
+    survivor, victim = writer(file, "a", 200), writer(file, "b", 10**6)
+    assert victim.stdout is not None
+    seen = [victim.stdout.readline() for _ in range(100)]
+    victim.send_signal(signal.SIGKILL)
+    seen += victim.communicate(timeout=60)[0].splitlines()
+    lines = survivor.communicate(timeout=300)[0].splitlines()
+    assert (victim.returncode, survivor.returncode, len(lines)) == (-signal.SIGKILL, 0, 200)
+    assert keys_of(seen) | keys_of(lines) <= keys_in(file)
+    replay = Replay(file, "replay")
+    answer = asyncio.run(replay.call("chat", {"writer": "b", "call": 99}, refuse))
+    assert answer == Recorded(["b", 99])
+    replay.close()
+
+
+async def test_export_and_merge(tmp_path: Path):
+    a, b, c = tmp_path / "a.db", tmp_path / "b.db", tmp_path / "c.db"
+    one, two, three = ({"q": i} for i in range(3))
+    await recorded(a, (one, ANSWER), (two, Recorded("two")))
+    await recorded(b, (two, Recorded("another two")), (three, Recorded("three")), (one, ANSWER))
+    assert export(b, tmp_path / "b.jsonl") == 3
+    assert merge(c, a, tmp_path / "b.jsonl") == Merged(added=3, same=1, conflicts=1)
+    assert merge(c, a, b) == Merged(added=0, same=4, conflicts=1)
+    replay = Replay(c, "replay")
+    values = [(await replay.call("chat", request, refuse)).value for request in (one, two, three)]
+    assert values == [ANSWER.value, "two", "three"]
+    replay.close()
+
+    # Equal sets give equal files, in whatever order they were recorded.
+    await recorded(tmp_path / "d.db", (three, Recorded("three")), (two, Recorded("two")), (one, ANSWER))
+    for name in ("c", "d"):
+        export(tmp_path / f"{name}.db", tmp_path / f"{name}.jsonl")
+    assert (tmp_path / "c.jsonl").read_bytes() == (tmp_path / "d.jsonl").read_bytes()
+
+
+async def test_merge_refuses_what_is_no_export_and_then_adds_nothing(tmp_path: Path):
+    a, lines = tmp_path / "a.db", tmp_path / "a.jsonl"
+    await recorded(a, ({"q": 1}, ANSWER), ({"q": 2}, ANSWER))
+    export(a, lines)
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    rows[1]["request"] = {"q": 3}
+    lines.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match=r"Line 2 of 'a.jsonl' has another key"):
+        merge(tmp_path / "b.db", lines)
+    assert keys_in(tmp_path / "b.db") == set()
+    lines.write_text("[]")
+    with pytest.raises(ValueError, match=r"Line 1 of 'a.jsonl' is no exported call"):
+        merge(tmp_path / "b.db", lines)
+    with pytest.raises(FileNotFoundError):
+        merge(tmp_path / "b.db", tmp_path / "none.db")
+
+
+async def test_the_command_line(tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]):
+    await recorded(file, (REQUEST, ANSWER), ({"q": 2}, ANSWER))
+    assert stats(file) == {"chat": (2, pytest.approx(2 * 0.3))}
+    main(["stats", str(file)])
+    main(["export", str(file), str(tmp_path / "out.jsonl")])
+    main(["merge", str(tmp_path / "into.db"), str(tmp_path / "out.jsonl"), str(file)])
+    assert capsys.readouterr().out.splitlines() == [
+        "chat                            2 calls  $0.600000",
+        f"2 calls written to {tmp_path / 'out.jsonl'}",
+        "2 added, 2 there already, 0 conflicts (the first is kept)",
+    ]
+    with pytest.raises(SystemExit) as caught:
+        main(["stats", str(tmp_path / "none.db")])
+    assert caught.value.code == 1
+    assert capsys.readouterr().err.startswith("No replay file at")
+
+
+async def test_a_key_that_a_call_uses_is_in_no_file_and_no_error(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A call reads its key from the environment when it runs; the request, what is kept and errors never hold it."""
+    secret = "sk-test-0123456789abcdef"
+    monkeypatch.setenv("SOME_API_KEY", secret)
+    seen = []
+
+    async def run() -> Recorded:
+        seen.append(f"Authorization: Bearer {os.environ['SOME_API_KEY']}")
+        return ANSWER
+
+    replay = Replay(file, "replay_or_record")
+    await replay.call("chat", REQUEST, run)
+    assert listing(tmp_path) == ["calls.db", "calls.db-shm", "calls.db-wal"]
+    written = content(tmp_path)  # while it is open: what is in the write-ahead log is not in the file yet
+    replay.close()
+    export(file, tmp_path / "out.jsonl")
+    player = Replay(file, "replay")
+    with pytest.raises(ReplayMiss) as caught:
+        await player.call("chat", {"q": "never"}, run)
+    player.close()
+    written += content(tmp_path) + str(caught.value).encode()
+    assert seen == [f"Authorization: Bearer {secret}"]
+    assert b"6 x 7?" in written
+    assert secret.encode() not in written

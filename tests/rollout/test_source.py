@@ -1,0 +1,124 @@
+"""Rollouts within a step and ahead of it: the loop beside the main thread, the age of tokens, a run that resumes."""
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config.checks import problems
+from orchestra_jax.engines.start import start_engine
+from orchestra_jax.rollout.event_loop import LoopThread
+from orchestra_jax.rollout.source import Rollouts
+from orchestra_jax.training.build import make_chat, make_collector, make_policy, make_world
+from orchestra_jax.training.metrics import read_metrics
+from tests.training.test_trainer import MICRO, complaints, config, final_arrays, train
+
+AHEAD = ("rollout.lockstep=false", "rollout.max_staleness=1")
+SHORT = (*MICRO, "evaluation.every=0", "evaluation.questions=4", "evaluation.swap_questions=0")
+
+
+def test_what_was_started_goes_on_between_two_calls():
+    ticks = []
+
+    async def tick() -> None:
+        while True:
+            ticks.append(threading.current_thread().name)
+            await asyncio.sleep(0.001)
+
+    async def start() -> asyncio.Task[None]:
+        return asyncio.ensure_future(tick())
+
+    with LoopThread() as loop:
+        loop.run(start())
+        before, deadline = len(ticks), time.monotonic() + 20
+        while len(ticks) < before + 5 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert len(ticks) >= before + 5
+    assert set(ticks) == {"rollouts"}
+
+
+def test_an_error_reaches_the_caller_and_the_loop_goes_on():
+    async def fail() -> None:
+        raise OSError("broken")
+
+    async def fine() -> int:
+        return 3
+
+    with LoopThread() as loop:
+        with pytest.raises(OSError, match="broken"):
+            loop.run(fail())
+        assert loop.run(fine()) == 3
+
+
+def test_an_interrupted_caller_cancels_what_it_waited_for(monkeypatch: pytest.MonkeyPatch):
+    ended = threading.Event()
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    class Interrupted:
+        def __init__(self, future) -> None:
+            self.cancel = future.cancel
+
+        def result(self) -> None:
+            time.sleep(0.05)
+            raise KeyboardInterrupt
+
+    submit = asyncio.run_coroutine_threadsafe
+    with LoopThread() as loop:
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda *args: Interrupted(submit(*args)))
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(forever())
+        assert ended.wait(20)
+
+
+def test_groups_of_a_stream_are_those_of_a_synchronous_step(tmp_path: Path):
+    """With the same weights; the engine's seeds make it exact."""
+    small = ("algorithm.tasks_per_step=2", "algorithm.group_size=2", "rollout.slots=4", "rollout.lockstep=false")
+    found = []
+    for ahead in ((), ("rollout.max_staleness=1",)):
+        cfg = config(tmp_path, *MICRO, *small, *ahead)
+        chat, world = make_chat(cfg), make_world(cfg)
+        model, params = make_policy(cfg, chat)
+        with LoopThread() as loop:
+            engine = loop.run(start_engine(cfg, model, params, 3, tokenizer_size=1, directory=tmp_path))
+            rollouts = Rollouts(cfg, make_collector(cfg, world, chat), engine.engine, world.train(2), loop)
+            steps = [rollouts.take(step, 3 + step) for step in range(2)]
+            rollouts.stop()
+            loop.run(engine.close())
+            loop.run(world.environment.close())
+        found.append([t for trajectories, _ in steps for t in trajectories])
+        ages = [metrics["staleness/max"] for _, metrics in steps]
+        assert ages == [0.0, 1.0]  # nobody gave the engine new weights
+    sampled = [[(t.task.id, t.group, t.member, [turn.sampled_ids for turn in t.turns]) for t in run] for run in found]
+    assert sampled[0] == sampled[1]
+
+
+def test_running_ahead_needs_an_engine_that_does_not_wait_for_all(tmp_path: Path):
+    cfg = config(tmp_path, *MICRO, *AHEAD)
+    assert problems(cfg) == []
+    for ahead in ("rollout.max_staleness=1", "rollout.spare_groups=1"):
+        with pytest.raises(ValueError, match=r"rollout.lockstep.*set rollout.lockstep=false.*\.$"):
+            config(tmp_path, *MICRO, ahead)
+
+
+@pytest.mark.slow
+def test_a_run_with_rollouts_ahead_trains_and_resumes(tmp_path: Path):
+    stopped = train(tmp_path, *SHORT, *AHEAD, stop="policy 3 SIGKILL")
+    assert stopped.returncode != 0
+    interrupted = train(tmp_path, *SHORT, *AHEAD, stop="policy 4 SIGINT")
+    assert interrupted.returncode == 130
+    assert complaints(interrupted.stderr) == ["Stopped after step 4 of policy; the same command continues from there."]
+    done = train(tmp_path, *SHORT, *AHEAD)
+    assert done.returncode == 0, done.stderr
+    assert complaints(done.stderr) == []
+    rows = read_metrics(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert max(row["staleness/max"] for row in rows) == 1
+    assert rows[0]["staleness/max"] == 0
+    assert len(final_arrays(tmp_path)) > 0

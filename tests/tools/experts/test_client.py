@@ -1,0 +1,414 @@
+"""Experts over real HTTP: every attempt counted, every failure one sentence, and nothing unpaid or paid twice."""
+
+import asyncio
+import math
+import sys
+import time
+
+import pytest
+
+from orchestra_jax.money import paid
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, spending
+from orchestra_jax.money.limits import Limiter
+from orchestra_jax.money.paid import MissingKey, retry_after
+from orchestra_jax.money.prices import MissingPrice
+from orchestra_jax.money.replay import Replay, ReplayMiss
+from orchestra_jax.tools.experts.client import Expert, ExpertClient, expert_clients, read_usage
+from orchestra_jax.types import InfrastructureError
+from tests.tools import openai_stub
+from tests.tools.openai_stub import PRICES, StubOpenAI, status
+
+HANGS_S = 60  # what takes so long will not come
+QUESTION = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "[a] How far is the moon?"}]
+
+
+@pytest.fixture
+async def stub():
+    async with StubOpenAI() as server:
+        yield server
+
+
+@pytest.fixture
+async def make(stub):
+    """Makes clients of the stub and closes them."""
+    made = []
+
+    def client(name="small", *, replay=None, limiter=None, backoff_s=0.001, **fields):
+        expert = Expert(**{"name": name, "model": name, "base_url": stub.url, "max_tokens": 50} | fields)
+        made.append(ExpertClient(expert, PRICES, replay=replay, limiter=limiter, backoff_s=backoff_s))
+        return made[-1]
+
+    yield client
+    stub.gate.set()
+    await asyncio.gather(*(client.close() for client in made))
+
+
+def billed(stub: StubOpenAI) -> tuple[float, int, int]:
+    return math.fsum(b.usd for b in stub.bills), sum(b.prompt + b.completion for b in stub.bills), len(stub.bills)
+
+
+def spent(budget: Budget) -> tuple[float, int, int]:
+    assert budget.reserved.calls == 0
+    return budget.spent.usd, budget.spent.tokens, budget.spent.calls
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(HANGS_S):
+        while not condition():  # noqa: ASYNC110  the stub has no events
+            await asyncio.sleep(0.001)
+
+
+async def test_an_answer_its_row_and_the_request(stub, make, monkeypatch):
+    monkeypatch.setenv("STUB_KEY", "secret-1")
+    stub.reply = lambda body: "About 384000 km."
+    client = make(api_key_env="STUB_KEY", temperature=0.5, extra={"top_k": 3})
+    with spending(Budget()) as budget:
+        answer = await client.chat(QUESTION, max_tokens=9, stop=["\n"], role="judge")
+    assert (answer.text, answer.finish_reason) == ("About 384000 km.", "stop")
+    (row,) = answer.usage
+    assert (row.name, row.role, row.price_list, row.estimated) == ("small", "judge", "stub", False)
+    assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens) == (21, 7, 3)
+    assert row.cost_usd == (14 * 0.5 + 7 * 0.25 + 3 * 2.0) / 1e6
+    assert row.seconds > 0
+    assert spent(budget) == billed(stub) == (row.cost_usd, 24, 1)
+    assert stub.keys == ["secret-1"]
+    assert stub.bodies == [
+        {"model": "small", "messages": QUESTION, "max_tokens": 9, "temperature": 0.5, "stop": ["\n"], "top_k": 3}
+    ]
+
+
+async def test_fields_for_reasoning_models(stub, make):
+    client = make(temperature=None, max_tokens_field="max_completion_tokens", extra={"reasoning_effort": "low"})
+    await client.chat(QUESTION, max_tokens=1000)  # not beyond the expert's own
+    assert stub.bodies == [
+        {"model": "small", "messages": QUESTION, "max_completion_tokens": 50, "reasoning_effort": "low"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}, (10, 0, 5)),
+        ({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 35}, (10, 0, 25)),  # reasoning left out
+        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}, (10, 4, 5)),
+        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 40}}, (10, 10, 5)),
+        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": None}, (10, 0, 5)),
+        ({"prompt_tokens": 10}, None),
+        ({"prompt_tokens": -1, "completion_tokens": 5}, None),
+        ({"prompt_tokens": "many", "completion_tokens": 5}, None),
+        (None, None),
+        ([1], None),
+    ],
+)
+def test_read_usage(usage, tokens):
+    assert read_usage(usage) == tokens
+
+
+async def test_usage_that_is_not_given_is_estimated_and_flagged(stub, make):
+    stub.faults.append(openai_stub.NO_USAGE)
+    stub.reply = lambda body: "x" * 31
+    with spending(Budget()) as budget:
+        (row,) = (await make().chat(QUESTION)).usage
+    assert row.estimated
+    assert row.completion_tokens == 11
+    assert row.prompt_tokens == 64 + 2 * 8 + 3 + 8  # template, then a third of the characters
+    assert spent(budget) == (row.cost_usd, row.prompt_tokens + 11, 1)
+
+
+@pytest.mark.parametrize("code", [408, 429, 500, 503])
+async def test_refused_requests_are_made_again_and_cost_nothing(stub, make, code):
+    stub.faults.extend([status(code), status(code)])
+    with spending(Budget()) as budget:
+        answer = await make().chat(QUESTION)
+    assert len(stub.bodies) == 3
+    assert len(answer.usage) == 1
+    assert spent(budget) == billed(stub)
+
+
+async def test_the_last_retry_ends_in_one_sentence(stub, make):
+    stub.faults.extend([status(503)] * 3)
+    with spending(Budget()) as budget, pytest.raises(InfrastructureError) as caught:
+        await make(retries=2).chat(QUESTION)
+    assert str(caught.value) == f"small at {stub.url} answered with status 503: something broke."
+    assert caught.value.__context__ is None  # the client's own error holds the request and its key
+    assert spent(budget) == (0.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (status(404, message="no such model"), "status 404: no such model"),
+        (status(429, error="insufficient_quota"), "status 429"),
+        (status(400, message="a bad field"), "status 400"),
+        (status(429, retry_after="86400"), r"asks to wait 86400 s, which is too long"),
+    ],
+)
+async def test_what_no_retry_can_mend_is_not_tried_again(stub, make, fault, message):
+    stub.faults.append(fault)
+    with pytest.raises(InfrastructureError, match=message):
+        await make().chat(QUESTION)
+    assert len(stub.bodies) == 1
+
+
+async def test_a_wrong_key_is_not_repeated(stub, make, monkeypatch):
+    monkeypatch.setenv("STUB_KEY", "secret-2")
+    stub.accepted = {"secret-1"}
+    with pytest.raises(InfrastructureError) as caught:
+        await make(api_key_env="STUB_KEY").chat(QUESTION)
+    assert "status 401: Incorrect API key provided: ***; check the key in STUB_KEY." in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", ["RESET_BEFORE", "RESET_AFTER", "TRUNCATED"])
+async def test_a_lost_answer_is_charged_at_its_worst_and_asked_for_again(stub, make, fault):
+    stub.faults.append(getattr(openai_stub, fault))
+    with spending(Budget()) as budget:
+        answer = await make().chat(QUESTION)
+    lost, row = answer.usage
+    assert (lost.estimated, row.estimated) == (True, False)
+    assert lost.completion_tokens == 50
+    assert row.cost_usd == stub.bills[-1].usd
+    assert lost.cost_usd >= stub.bills[0].usd
+    assert spent(budget) == (lost.cost_usd + row.cost_usd, *spent(budget)[1:2], 2)
+
+
+async def test_a_server_that_is_not_there_bills_nothing(make, stub):
+    client = make(base_url="http://127.0.0.1:9/v1", retries=1)
+    with (
+        spending(Budget()) as budget,
+        pytest.raises(InfrastructureError, match=r"cannot be reached \(ConnectError\)\.$"),
+    ):
+        await client.chat(QUESTION)
+    assert spent(budget) == (0.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "1.5"}, 1.5),
+        ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+        ({"retry-after": "-3"}, 0.0),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "inf"}, None),
+        ({}, None),
+    ],
+)
+def test_retry_after(headers, seconds):
+    assert retry_after(headers) == seconds
+
+
+async def test_retry_after_holds_for_everybody_at_the_provider(stub, make):
+    paused = asyncio.Event()
+
+    class Watched(Limiter):
+        def pause(self, seconds: float) -> None:
+            super().pause(seconds)
+            paused.set()
+
+    limiter = Watched(8)
+    first, second = make(limiter=limiter), make("big", limiter=limiter)
+    stub.faults.append(status(429, "0.3"))
+    waiting = asyncio.create_task(first.chat(QUESTION))
+    await asyncio.wait_for(paused.wait(), HANGS_S)
+    await asyncio.gather(waiting, second.chat(QUESTION))
+    refused, *later = stub.times
+    assert len(later) == 2
+    assert min(later) - refused >= 0.3
+
+
+async def test_concurrency_and_rate_are_shared(stub):
+    experts = [Expert(name, name, stub.url + "/" * i, concurrency=3) for i, name in enumerate(("small", "big"))]
+    clients = expert_clients(experts, PRICES)
+    stub.chaos = lambda number: openai_stub.slow(0.01)
+    await asyncio.gather(*(client.chat(QUESTION) for client in clients.values() for _ in range(10)))
+    assert stub.most == 3
+    for client in clients.values():
+        await client.close()
+
+
+async def test_requests_per_minute(stub, make):
+    client, start = make(requests_per_minute=60 / 0.05), time.monotonic()
+    await asyncio.gather(*(client.chat(QUESTION) for _ in range(5)))
+    assert all(at - start >= number * 0.05 for number, at in enumerate(stub.times))
+
+
+async def test_a_budget_stops_the_call_before_it_is_sent(stub, make):
+    run = Budget(Limits(usd=1.0), name="run")
+    with spending(Budget(Limits(calls=0), name="trajectory", parent=run)), pytest.raises(BudgetExceeded) as caught:
+        await make().chat(QUESTION)
+    assert caught.value.scope == "trajectory"
+    assert stub.bodies == []
+    assert spent(run) == (0.0, 0, 0)
+
+
+async def test_who_gives_up_still_pays(stub, make):
+    stub.gate.clear()
+    client = make()
+    with spending(Budget()) as budget:
+        call = asyncio.create_task(client.chat(QUESTION))
+        await until(lambda: stub.bills)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert budget.spent.calls == 0
+    assert budget.reserved.calls == 1
+    stub.gate.set()
+    await client.close()
+    assert spent(budget) == billed(stub)
+
+
+async def test_who_gives_up_in_the_queue_pays_nothing(stub, make):
+    stub.gate.clear()
+    client = make(concurrency=1)
+    with spending(Budget()) as budget:
+        first = asyncio.create_task(client.chat(QUESTION))
+        await until(lambda: stub.bills)
+        second = asyncio.create_task(client.chat(QUESTION))
+        await asyncio.sleep(0.01)
+        second.cancel()
+        await asyncio.wait([second])
+        stub.gate.set()
+        await first
+        await client.chat(QUESTION)  # the place in the queue was given back
+    assert spent(budget) == billed(stub)
+    assert len(stub.bodies) == 2
+
+
+async def test_a_late_answer_is_paid_and_kept(stub, make, tmp_path):
+    replay = Replay(tmp_path / "calls.db", "replay_or_record")
+    stub.gate.clear()
+    client = make(timeout_s=0.05, replay=replay)
+    with spending(Budget()) as budget:
+        with pytest.raises(InfrastructureError, match=r"did not answer within 0\.05 s; raise its timeout_s"):
+            await client.chat(QUESTION)
+        await until(lambda: stub.bills)
+        stub.gate.set()
+        await client.close()
+        assert spent(budget) == billed(stub)
+        found = await make(replay=replay).chat(QUESTION)
+    assert found.text == openai_stub.some_words(stub.bodies[0])
+    assert len(stub.bodies) == 1  # a time-out does not ask twice: both would be billed
+    replay.close()
+
+
+async def test_close_cuts_what_never_ends_and_charges_its_worst(stub, make):
+    stub.gate.clear()
+    client = make(timeout_s=0.05)
+    with spending(Budget()) as budget, pytest.raises(InfrastructureError):
+        await client.chat(QUESTION)
+    await until(lambda: stub.bills)
+    await client.close(patience_s=0.05)
+    assert spent(budget)[0] >= billed(stub)[0] > 0
+    with pytest.raises(InfrastructureError, match="closed"):
+        await client.chat(QUESTION)
+
+
+async def test_a_request_that_never_ends_is_lost(stub, make, monkeypatch):
+    monkeypatch.setattr(paid, "GRACE_S", 0.0)
+    stub.gate.clear()
+    client = make(timeout_s=0.1, retries=0)
+    with spending(Budget()) as budget, pytest.raises(InfrastructureError, match="did not answer within"):
+        await client.chat(QUESTION)
+    await client.close()
+    assert budget.spent.usd >= billed(stub)[0]
+    assert (budget.spent.calls, budget.reserved.calls) == (1, 0)
+
+
+async def test_a_context_that_is_smaller_than_said_is_found(stub, make):
+    stub.context = 400
+    long = [QUESTION[0], {"role": "user", "content": "[a] START " + "very long " * 300 + "END?"}]
+    await make().chat(long)
+    assert len(stub.bodies) > 1
+    sent = stub.bodies[-1]["messages"]
+    assert sent[0] == QUESTION[0]
+    assert sent[1]["content"].startswith("[a] START")
+    assert sent[1]["content"].endswith("END?")
+    stub.context = 10
+    with pytest.raises(InfrastructureError, match=r"maximum context length is 10 tokens; lower context_tokens=32768"):
+        await make().chat(QUESTION)
+
+
+async def test_a_recorded_call_needs_neither_key_nor_server(stub, make, tmp_path, monkeypatch):
+    recorder = Replay(tmp_path / "calls.db", "record")
+    with spending(Budget()) as budget:
+        answers = [await make(replay=recorder).chat(QUESTION, sample=sample) for sample in (0, 1)]
+    assert spent(budget) == billed(stub)
+    recorder.close()
+    monkeypatch.setitem(sys.modules, "openai", None)
+    replay = Replay(tmp_path / "calls.db", "replay")
+    offline = make(replay=replay, base_url="http://127.0.0.1:9/v1", api_key_env="NO_SUCH_KEY")
+    with spending(Budget(Limits(usd=0.0, calls=0))) as budget:
+        assert [await offline.chat(QUESTION, sample=sample) for sample in (0, 1)] == answers
+        for other in ({"sample": 2}, {"role": "judge"}, {"max_tokens": 3}):
+            with pytest.raises(ReplayMiss):
+                await offline.chat(QUESTION, **other)
+    replay.close()
+    assert len(stub.bodies) == 2
+
+
+async def test_a_missing_key_or_package_is_one_sentence_and_costs_nothing(stub, make, monkeypatch):
+    monkeypatch.delenv("STUB_KEY", raising=False)
+    client = make(api_key_env="STUB_KEY")
+    with spending(Budget()) as budget:
+        for call in (client.chat(QUESTION), asyncio.to_thread(client.check)):
+            with pytest.raises(MissingKey) as caught:
+                await call
+        assert str(caught.value) == (
+            "Expert 'small' needs a key; set the environment variable STUB_KEY, or replay calls that were recorded."
+        )
+        monkeypatch.setitem(sys.modules, "openai", None)
+        with pytest.raises(ImportError, match=r"pip install orchestra-jax\[tools\]\.$"):
+            await make().chat(QUESTION)
+    assert spent(budget) == (0.0, 0, 0)
+
+
+def test_one_client_serves_one_event_loop_after_another():
+    client: list[ExpertClient] = []
+
+    async def once(port: int) -> int:
+        async with StubOpenAI() as stub:
+            if not client:
+                client.append(ExpertClient(Expert("small", "small", stub.url, concurrency=1), PRICES))
+            # the second loop has its own server, at another address
+            object.__setattr__(client[0].expert, "base_url", stub.url)
+            await asyncio.gather(*(client[0].chat(QUESTION) for _ in range(3)))
+            return len(stub.bills)
+
+    assert [asyncio.run(once(i)) for i in range(2)] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"base_url": "api.openai.com"}, "must be a URL"),
+        ({"base_url": "https://me:secret@host/v1"}, "keys go into api_key_env"),
+        ({"base_url": "https://host/v1?key=secret"}, "keys go into api_key_env"),
+        ({"max_tokens": 40000}, "must leave room"),
+        ({"timeout_s": 0}, "timeout_s > 0"),
+    ],
+)
+def test_an_expert_that_makes_no_sense(fields, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        Expert(**{"name": "small", "model": "m", "base_url": "http://h/v1"} | fields)
+    assert "secret" not in str(caught.value)
+
+
+def test_experts_that_do_not_go_together():
+    small, big = Expert("small", "s", "http://h/v1"), Expert("big", "b", "http://h/v1/", concurrency=3)
+    with pytest.raises(ValueError, match=r"share its limits.*'big' differs"):
+        expert_clients([small, big], PRICES)
+    with pytest.raises(ValueError, match="Two experts are named 'small'"):
+        expert_clients([small, small], PRICES)
+    with pytest.raises(MissingPrice):
+        expert_clients([Expert("unpriced", "u", "http://h/v1")], PRICES)
+    with pytest.raises(FileNotFoundError, match="No tokenizer"):
+        ExpertClient(Expert("small", "s", "http://h/v1", tokenizer="/nowhere"), PRICES)
+
+
+async def test_a_bill_above_the_worst_case_is_still_the_bill(stub, make, caplog):
+    stub.faults.append(openai_stub.changed(lambda answer: answer["usage"].update(completion_tokens=10**6)))
+    with spending(Budget(Limits(usd=1.0))) as budget:
+        (row,) = (await make().chat(QUESTION)).usage
+    assert row.completion_tokens == 10**6
+    assert budget.spent.usd == row.cost_usd
+    assert "where its worst case was" in caplog.text

@@ -1,0 +1,231 @@
+"""Every role of the paper against a local OpenAI-compatible server."""
+
+import asyncio
+import math
+import sys
+
+import pytest
+
+from orchestra_jax.money.budgets import Budget, spending
+from orchestra_jax.tools import schema
+from orchestra_jax.tools.answers import extract_answer
+from orchestra_jax.tools.experts.client import Expert, ExpertClient
+from orchestra_jax.tools.experts.roles import (
+    JUDGE_SYSTEM,
+    NO_CODE,
+    NO_QUERY,
+    STOP,
+    Judge,
+    UserSimulator,
+    code_writer,
+    generalist,
+    maths_model,
+    python_block,
+    query_writer,
+)
+from orchestra_jax.types import InfrastructureError, ToolResult, Usage
+from tests.tools.openai_stub import PRICES, StubOpenAI
+
+
+@pytest.fixture
+async def stub():
+    async with StubOpenAI() as server:
+        yield server
+
+
+@pytest.fixture
+async def client(stub):
+    made = ExpertClient(Expert("small", "small", stub.url, max_tokens=60, context_tokens=2000), PRICES)
+    yield made
+    await made.close()
+
+
+def says(stub: StubOpenAI, *replies: str) -> None:
+    left = list(replies)
+    stub.reply = lambda body: left.pop(0) if len(left) > 1 else left[0]
+
+
+async def found(arguments) -> ToolResult:
+    return ToolResult(f"results for {arguments['query']}", (Usage("web_search", cost_usd=0.01),))
+
+
+def test_specs_can_be_offered(client):
+    offers = [query_writer(client), code_writer(client), maths_model(client), generalist(client, name="expert-1")]
+    for (spec, _), argument in zip(offers, ("question", "task", "problem", "question"), strict=True):
+        schema.check_spec(spec)
+        assert spec.price_usd is None  # priced by tokens
+        assert schema.validate_arguments(spec, {argument: "x", "context": "y"}) is None
+        assert schema.validate_arguments(spec, {"context": "y"}) is not None
+    assert [spec.name for spec, _ in offers] == ["small", "small", "small", "expert-1"]
+    assert maths_model(client, description="Mine.")[0].description == "Mine."
+
+
+def test_a_name_that_no_tool_may_have():
+    prices = type(PRICES)("p", "d", "s", {"qwen2.5-math-7b": PRICES.entries["small"]})
+    spec, _ = maths_model(ExpertClient(Expert("qwen2.5-math-7b", "m", "http://h/v1"), prices))
+    assert spec.name == "qwen2-5-math-7b"
+    schema.check_spec(spec)
+
+
+@pytest.mark.parametrize(
+    ("reply", "query"),
+    [
+        ("<think>hm</think>The distance is missing. <answer>moon distance</answer>", "moon distance"),
+        ('"moon distance"', "moon distance"),
+        ("<answer>" + "x" * 900 + "</answer>", "x" * 400),
+    ],
+)
+async def test_the_query_writer_searches(stub, client, reply, query):
+    says(stub, reply)
+    _, handle = query_writer(client, found)
+    result = await handle({"question": "How far is the moon?", "context": "We know the sun."})
+    assert result.text == f"Query: {query}\nresults for {query}"
+    assert not result.is_error
+    assert [row.name for row in result.usage] == ["small", "web_search"]
+    sent = stub.bodies[0]["messages"][1]["content"]
+    assert sent == "Context:\nWe know the sun.\n\nQuestion: How far is the moon?"
+    _, alone = query_writer(client)
+    assert (await alone({"question": "How far?"})).text == query
+
+
+@pytest.mark.parametrize("reply", ["", "First I would think.\nThen search.", "<think>endless"])
+async def test_a_query_writer_without_a_query(stub, client, reply):
+    says(stub, reply)
+    _, handle = query_writer(client, found)
+    result = await handle({"question": "How far?"})
+    assert (result.text, result.is_error, len(result.usage)) == (NO_QUERY, True, 1)
+
+
+async def test_the_code_writer_runs_its_code(stub, client):
+    says(stub, "Here:\n```python\nprint('sum', 2 + 3)\n```\nThat is it.")
+
+    async def run(code: str) -> ToolResult:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+        output, _ = await process.communicate()
+        return ToolResult(output.decode().strip(), (Usage("python", seconds=0.1),))
+
+    _, handle = code_writer(client, run)
+    result = await handle({"task": "Add 2 and 3."})
+    assert result.text == "```python\nprint('sum', 2 + 3)\n```\nOutput:\nsum 5"
+    assert not result.is_error
+    assert [row.name for row in result.usage] == ["small", "python"]
+
+
+async def test_the_code_writers_errors_are_observations(stub, client):
+    async def broken(code: str) -> ToolResult:
+        return ToolResult("ZeroDivisionError", (Usage("python", seconds=1.0),), is_error=True)
+
+    says(stub, "```\n1/0\n```", "I cannot write code.")
+    _, handle = code_writer(client, broken)
+    result = await handle({"task": "Divide."})
+    assert result.is_error
+    assert result.text.endswith("Output:\nZeroDivisionError")
+    result = await handle({"task": "Divide."})
+    assert (result.text, result.is_error, len(result.usage)) == (NO_CODE, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\na = 1\n```\nor\n```py\nb = 2\n```", "b = 2"),
+        ("```json\n{}\n```\n```\nc = 3\n```", "c = 3"),
+        ("```Python title=x\nd = 4\n", "d = 4"),  # cut at the token limit
+        ("```python\n\n```", None),
+        ("```json\n{}\n```", None),
+        ("print(1)", None),
+    ],
+)
+def test_python_block(text, code):
+    assert python_block(text) == code
+
+
+@pytest.mark.parametrize("role", [maths_model, generalist])
+async def test_models_that_answer(stub, client, role):
+    says(stub, "<think>6 * 7</think>It is \\boxed{42}.", "<think>" + "long " * 100, "word " * 100)
+    spec, handle = role(client)
+    (argument,) = spec.parameters["required"]
+    with spending(Budget()) as budget:
+        result = await handle({argument: "6 * 7?"})
+        assert (result.text, result.is_error) == ("It is \\boxed{42}.", False)
+        assert extract_answer(result.text) == "42"
+        for text in ("The model gave no answer.", ("word " * 60).strip()):
+            result = await handle({argument: "6 * 7?"})
+            assert result.text == f"{text}\n[the reply was cut at the model's token limit]"
+            assert result.is_error == text.startswith("The model")
+    assert budget.spent.calls == 3
+    assert result.usage[0].role == "tool"
+
+
+async def test_a_long_context_is_cut_and_the_question_kept(stub, client):
+    _, handle = generalist(client)
+    await handle({"question": "Who won?", "context": "line of context. " * 2000})
+    system, user = stub.bodies[0]["messages"]
+    assert system["content"].startswith("Answer the question")
+    assert user["content"].startswith("Context:\nline of")
+    assert user["content"].endswith("Question: Who won?")
+    assert len(user["content"]) < 6000
+
+
+@pytest.mark.parametrize(
+    ("reply", "correct"),
+    [
+        ("Same number. <answer>correct</answer>", True),
+        ("Other city. <answer> Incorrect. </answer>", False),
+        ("<think><answer>incorrect</answer></think>Same. <answer>correct</answer>", True),
+    ],
+)
+async def test_the_judge(stub, client, reply, correct):
+    says(stub, reply)
+    verdict = await Judge(client).judge("How far?", "384k km", ["384400 km", "384,000 km"])
+    assert verdict.correct is correct
+    assert [row.role for row in verdict.usage] == ["judge"]
+    system, user = (message["content"] for message in stub.bodies[0]["messages"])
+    assert system == JUDGE_SYSTEM
+    for part in ("How far?", "Reference answer: 384400 km\nReference answer: 384,000 km", "384k km"):
+        assert part in user
+
+
+async def test_a_judge_without_a_verdict_is_no_wrong_answer(stub, client):
+    says(stub, "Who knows.", "Right. <answer>correct</answer>")
+    verdict = await Judge(client).judge("q", "a", ["b"])
+    assert verdict.correct
+    assert len(verdict.usage) == 2
+    says(stub, "Who knows.")
+    with pytest.raises(InfrastructureError, match=r"The judge 'small' gave no verdict in 2 samples"):
+        await Judge(client).judge("q", "a", ["b"])
+    with pytest.raises(ValueError, match="no reference answer"):
+        await Judge(client).judge("q", "a", [])
+    with pytest.raises(ValueError, match="tries >= 1"):
+        Judge(client, tries=0)
+
+
+async def test_the_user_simulator(stub, client):
+    says(stub, "I want to cancel {my} flight.", f"Thanks!\n{STOP}")
+    user = UserSimulator(client, "You are Ann and want to cancel flight {X1}.")
+    first = await user.reply([])
+    assert (first.text, first.done) == ("I want to cancel {my} flight.", False)
+    conversation = [
+        {"role": "system", "content": "the agent's policy"},
+        {"role": "user", "content": first.text},
+        {"role": "assistant", "content": "Done."},
+        {"role": "tool", "content": "internal"},
+    ]
+    last = await user.reply(conversation)
+    assert (last.text, last.done) == ("Thanks!", True)
+    assert [row.role for row in last.usage] == ["user_simulator"]
+    system, *seen = stub.bodies[1]["messages"]
+    assert "cancel flight {X1}" in system["content"]
+    assert STOP in system["content"]
+    assert [message["role"] for message in seen] == ["user", "assistant", "user"]
+    assert [message["content"] for message in seen[1:]] == [first.text, "Done."]
+
+
+async def test_all_roles_at_once_share_one_client(stub, client):
+    says(stub, "<answer>correct</answer>")
+    judge = Judge(client)
+    with spending(Budget()) as budget:
+        await asyncio.gather(
+            *(judge.judge(f"q{i}", "a", ["a"]) for i in range(20)), generalist(client)[1]({"question": "q"})
+        )
+    assert budget.spent.calls == len(stub.bills) == 21
+    assert budget.spent.usd == math.fsum(bill.usd for bill in stub.bills)

@@ -1,0 +1,131 @@
+"""LocalIndex: ranking by hand, saving, real passages, speed."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.tools.search.local import NO_RESULTS, LocalIndex, Passage, read_passages, search_handler
+
+PASSAGES = [
+    Passage("Oslo", "Oslo is the capital of Norway and a port."),
+    Passage("Rome", "Rome is the capital of Italy."),
+    Passage("Fjord", "A fjord is a long narrow inlet; Norway has many, and Norway is proud of them."),
+    Passage("", "Nothing of interest."),
+]
+
+
+@pytest.fixture(scope="module")
+def index() -> LocalIndex:
+    return LocalIndex.build(PASSAGES)
+
+
+def test_ranking(index: LocalIndex):
+    assert [hit.passage.title for hit in index.search("capital of Italy")] == ["Rome", "Oslo"]
+    assert [hit.passage.title for hit in index.search("norway")] == ["Fjord", "Oslo"]
+    assert [hit.passage.title for hit in index.search("NORWAY capital", k=1)] == ["Oslo"]
+
+
+def test_score_is_bm25(index: LocalIndex):
+    """Lucene's BM25 with k1 = 1.5, b = 0.75, stop words left out."""
+    lengths = [5, 4, 11, 2]  # of words that are not stop words
+    (hit,) = index.search("italy")
+    idf = math.log(1 + (4 - 1 + 0.5) / (1 + 0.5))
+    average = sum(lengths) / 4
+    assert hit.score == pytest.approx(idf * 1 / (1 + 1.5 * (1 - 0.75 + 0.75 * lengths[1] / average)), rel=1e-5)
+
+
+def test_no_match_and_empty_queries(index: LocalIndex):
+    for query in ("", "  ", "?!", "the of and", "zebra"):
+        assert index.search(query) == []
+        assert index.answer(query) == NO_RESULTS
+
+
+def test_answer_cuts_long_passages():
+    text = LocalIndex.build([Passage("T", "word " * 100)]).answer("word", max_chars=20)
+    assert text == "T: word word word wo..."
+    assert LocalIndex.build([Passage("", "alone")]).answer("alone") == "alone"
+
+
+def test_equal_scores_keep_their_order():
+    index = LocalIndex.build([Passage(str(i), "same words") for i in range(10)])
+    assert [hit.passage.title for hit in index.search("same", k=4)] == ["0", "1", "2", "3"]
+
+
+def test_save_and_load(index: LocalIndex, tmp_path: Path):
+    index.save(tmp_path / "index")
+    loaded = LocalIndex.load(tmp_path / "index")
+    assert loaded.passages == index.passages
+    for query in ("capital", "norway port", "zebra"):
+        assert loaded.search(query) == index.search(query)
+    with pytest.raises(FileNotFoundError, match="No local index"):
+        LocalIndex.load(tmp_path)
+
+
+def test_saving_again_replaces_and_never_mixes(index: LocalIndex, tmp_path: Path):
+    index.save(tmp_path / "index")
+    (tmp_path / "index.partial").mkdir()  # of a save that was killed
+    (tmp_path / "index.partial" / "junk").touch()
+    LocalIndex.build(PASSAGES[:1]).save(tmp_path / "index")
+    assert LocalIndex.load(tmp_path / "index").passages == tuple(PASSAGES[:1])
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+    assert not (tmp_path / "index" / "junk").exists()
+    with pytest.raises(ValueError, match="is a folder with other files"):
+        index.save(tmp_path)
+
+
+async def test_handler_takes_an_index_that_is_awaited_or_not(index: LocalIndex):
+    class Awaited:
+        async def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
+            return index.answer(query, k, max_chars)
+
+    for each in (index, Awaited()):
+        result = await search_handler(each, 1)({"query": "capital of Italy"})
+        assert result.text == "Rome: Rome is the capital of Italy."
+        (row,) = result.usage
+        assert (row.name, row.role, row.cost_usd) == ("local_search", "tool", 0.0)
+        assert row.seconds > 0
+
+
+def test_errors(index: LocalIndex):
+    with pytest.raises(ValueError, match="at least 1"):
+        index.search("x", k=0)
+    for passages in ([], [Passage("", "the")]):
+        with pytest.raises(ValueError, match="at least one passage"):
+            LocalIndex.build(passages)
+
+
+def test_readers(tmp_path: Path):
+    rows = [{"title": passage.title, "text": passage.text} for passage in PASSAGES]
+    (tmp_path / "p.json").write_text(json.dumps(rows, indent=1))
+    (tmp_path / "p.jsonl").write_text("\n\n".join(json.dumps(row) for row in rows) + "\n")
+    for name in ("p.json", "p.jsonl"):
+        assert list(read_passages(tmp_path / name)) == PASSAGES
+    (tmp_path / "bad.jsonl").write_text('{"title": "a", "text": "b"}\n{"title": "a"}\n')
+    with pytest.raises(ValueError, match=r"Row 2 of 'bad.jsonl' has no 'text'"):
+        list(read_passages(tmp_path / "bad.jsonl"))
+    for row in ('{"title": null, "text": "b"}', "[]"):
+        (tmp_path / "null.jsonl").write_text(row)
+        with pytest.raises(ValueError, match="has no 'title' that is a text"):
+            list(read_passages(tmp_path / "null.jsonl"))
+    (tmp_path / "worse.json").write_text("[")
+    with pytest.raises(ValueError, match="not valid JSON"):
+        list(read_passages(tmp_path / "worse.json"))
+    with pytest.raises(FileNotFoundError, match="No passages"):
+        list(read_passages(tmp_path / "none.json"))
+
+
+@pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")
+def test_wiki_corpus_finds_titles_fast():
+    path = Path(os.environ["ORCHESTRA_DATA"]) / "wiki_corpus" / "2wikimultihopqa_corpus.json"
+    passages = list(read_passages(path))[:1500]
+    index = LocalIndex.build(passages)
+    queries = [f"{passage.title} {passage.text[:60]}" for passage in passages[:200]]
+    start = time.process_time()
+    firsts = [index.search(query, 3)[0].passage for query in queries]
+    seconds = (time.process_time() - start) / len(queries)
+    assert sum(first == passage for first, passage in zip(firsts, passages, strict=False)) >= 198
+    assert seconds < 1e-3

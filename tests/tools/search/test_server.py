@@ -1,0 +1,311 @@
+"""The /retrieve server as a process of its own, and its client against servers with faults."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+pytest.importorskip("faiss")
+
+from orchestra_jax.tools.search import dense_build
+from orchestra_jax.tools.search.embeddings import EndpointEmbedder, LsaEmbedder
+from orchestra_jax.tools.search.local import NO_RESULTS, Hit, LocalIndex, Passage, search_handler
+from orchestra_jax.tools.search.server import MAX_TOPK, RemoteIndex, RetrievalServer, open_index
+from orchestra_jax.types import InfrastructureError
+from tests.tools.http_stub import EmbeddingStub, serving
+
+WORDS = "oslo rome bergen paris lima quito cairo tunis delhi hanoi".split()
+PASSAGES = [Passage(f"City {i}", f"{WORDS[i % 10]} street{i} é") for i in range(200)]
+WAIT_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "passages.jsonl"
+    path.write_text("".join(json.dumps({"title": p.title, "text": p.text}) + "\n" for p in PASSAGES))
+    return path
+
+
+@pytest.fixture(scope="module")
+def dense(source: Path) -> Path:
+    asyncio.run(dense_build.build(source, source.parent / "dense", LsaEmbedder(8, 120)))
+    return source.parent / "dense"
+
+
+@asynccontextmanager
+async def process(index: Path, *options: str) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+    """(URL, process) of a server on `index`; ended with SIGTERM, which must be clean."""
+    command = [sys.executable, "-m", "orchestra_jax.tools.search.server", "--index", str(index), "--port", "0"]
+    server = await asyncio.create_subprocess_exec(*command, *options, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        line = (await asyncio.wait_for(server.stdout.readline(), WAIT_S)).decode()
+        assert line.startswith("Serving "), (await server.stderr.read()).decode()
+        yield line.split()[-1], server
+        if server.returncode is None:
+            server.terminate()
+        _, errors = await asyncio.wait_for(server.communicate(), WAIT_S)
+        assert (server.returncode, errors.decode()) == (0, "")
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
+
+
+def same(found: list[list[Hit]], wanted: list[list[Hit]]) -> bool:
+    """Whether results agree. Sums of another batch are added in another order, so near ties may swap."""
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert [hit.passage for hit in ours[:1]] == [hit.passage for hit in theirs[:1]]
+        assert [hit.score for hit in ours] == pytest.approx([hit.score for hit in theirs], abs=1e-5)
+    return True
+
+
+@pytest.mark.parametrize("kind", ["dense", "bm25"])
+async def test_many_clients_get_what_the_index_gives(kind: str, dense: Path, tmp_path: Path):
+    folder = dense
+    if kind == "bm25":
+        LocalIndex.build(PASSAGES).save(tmp_path / "bm25")
+        folder = tmp_path / "bm25"
+    index = open_index(folder)
+    queries = [f"{WORDS[i % 10]} street{i}" for i in range(60)] + ["", "nothing-known"]
+
+    async def expected(query: str, k: int):
+        found = index.search(query, k)
+        return found if isinstance(found, list) else await found
+
+    async with process(folder) as (url, _):
+        clients = [RemoteIndex(url), RemoteIndex(url)]
+        for k in (1, 4):
+            wanted = [await expected(query, k) for query in queries]
+            jobs = [client.search(query, k) for client in clients for query in queries]
+            assert same(await asyncio.gather(*jobs), wanted * 2)
+        batches = await asyncio.gather(*(client.search_batch(queries, 4) for client in clients))
+        assert same(batches[0], wanted)
+        assert same(batches[1], wanted)
+        assert await clients[0].search_batch([]) == []
+        assert await clients[0].answer("") == NO_RESULTS
+        assert (await search_handler(clients[0], 1)({"query": "rome street1"})).text == "City 1: rome street1 é"
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
+            body = await response.json()
+            assert body == {
+                "status": "ok",
+                "passages": 200,
+                "kind": "flat" if kind == "dense" else "bm25",
+                "waiting": 0,
+            }
+        for client in clients:
+            await client.close()
+
+
+async def test_two_client_processes(dense: Path):
+    script = (
+        "import asyncio, sys\n"
+        "from orchestra_jax.tools.search.server import RemoteIndex\n"
+        "async def main():\n"
+        "    index = RemoteIndex(sys.argv[1])\n"
+        "    found = await asyncio.gather(*(index.search(f'street{i}', 1) for i in range(100)))\n"
+        "    await index.close()\n"
+        "    print(sum(hits[0].passage.title == f'City {i}' for i, hits in enumerate(found)))\n"
+        "asyncio.run(main())\n"
+    )
+    index = open_index(dense)
+    right = [(await index.search(f"street{i}", 1))[0].passage.title == f"City {i}" for i in range(100)]
+    assert sum(right) > 90
+    async with process(dense) as (url, _):
+        jobs = [
+            await asyncio.create_subprocess_exec(sys.executable, "-c", script, url, stdout=subprocess.PIPE)
+            for _ in range(2)
+        ]
+        for job in jobs:
+            out, _ = await asyncio.wait_for(job.communicate(), WAIT_S)
+            assert int(out) == sum(right)
+
+
+async def test_bad_requests_are_refused_with_a_sentence_and_not_repeated(dense: Path):
+    async with process(dense) as (url, _), aiohttp.ClientSession() as session:
+        for body, said in [
+            (b"not json", "Bad request"),
+            (b"[1]", 'send {"queries"'),
+            (b'{"queries": "oslo"}', 'send {"queries"'),
+            (b'{"queries": [1]}', "texts"),
+            (b'{"queries": ["a"], "topk": 0}', "topk must be"),
+            (b'{"queries": ["a"], "topk": true}', "topk must be"),
+            (f'{{"queries": ["a"], "topk": {MAX_TOPK + 1}}}'.encode(), "topk must be"),
+            (json.dumps({"queries": ["a"] * 2000}).encode(), "at most 1000"),
+        ]:
+            async with session.post(f"{url}/retrieve", data=body) as response:
+                assert response.status == 400
+                assert said in (await response.json())["error"]
+        async with session.post(f"{url}/retrieve", json={"queries": [], "topk": 3}) as response:
+            assert await response.json() == {"result": []}
+        async with session.post(f"{url}/retrieve", json={"queries": ["oslo"], "return_scores": True}) as response:
+            (row, _, _) = (await response.json())["result"][0]
+            assert row.keys() == {"document", "score"}
+            assert row["document"].keys() == {"title", "text"}
+        client = RemoteIndex(url)
+        with pytest.raises(InfrastructureError, match="status 400"):
+            await client.search("a", MAX_TOPK + 1)
+        with pytest.raises(ValueError, match="at least 1"):
+            await client.search("a", 0)
+        await client.close()
+
+
+async def test_sigterm_answers_what_is_under_way(source: Path, tmp_path: Path):
+    stub, arrived, go = EmbeddingStub(), asyncio.Event(), asyncio.Event()
+
+    async def held(request: web.Request) -> web.StreamResponse:
+        if "Query" in (await request.json())["input"][0]:
+            arrived.set()
+            await go.wait()
+        return await stub(request)
+
+    async with serving(held) as endpoint:
+        embedder = EndpointEmbedder(endpoint, "m")
+        await dense_build.build(source, tmp_path / "index", embedder)
+        await embedder.close()
+        async with process(tmp_path / "index") as (url, server):
+            client = RemoteIndex(url, retries=0)
+            search = asyncio.create_task(client.search("oslo", 2))
+            await asyncio.wait_for(arrived.wait(), WAIT_S)
+            server.terminate()
+            while True:  # until it listens no more
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+                except OSError:
+                    break
+                writer.close()
+                await asyncio.sleep(0.02)
+            go.set()
+            assert len(await asyncio.wait_for(search, WAIT_S)) == 2
+            assert await asyncio.wait_for(server.wait(), WAIT_S) == 0
+            with pytest.raises(InfrastructureError, match="cannot be reached"):
+                await client.search("oslo")
+            await client.close()
+
+
+async def test_a_server_that_is_started_again_is_found(dense: Path):
+    async with process(dense) as (url, _):
+        client = RemoteIndex(url, retries=8, backoff_s=0.5)
+        expected = await client.search("rome", 2)
+    search = asyncio.create_task(client.search("rome", 2))
+    await asyncio.sleep(0.2)
+    assert not search.done()
+    async with process(dense, "--port", url.rpartition(":")[2]):
+        assert same([await asyncio.wait_for(search, WAIT_S)], [expected])
+        await client.close()
+
+
+async def test_an_embedder_that_fails_is_infrastructure_and_the_server_goes_on(source: Path, tmp_path: Path):
+    stub = EmbeddingStub()
+    broken = False
+
+    async def flaky(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=401) if broken else await stub(request)
+
+    async with serving(flaky) as endpoint:
+        index = await dense_build.build(source, tmp_path / "index", EndpointEmbedder(endpoint, "m"))
+        server = RetrievalServer(index)
+        await server.start()
+        client = RemoteIndex(server.url, retries=1, backoff_s=0.01)
+        broken = True
+        with pytest.raises(InfrastructureError, match=r"status 503: .*status 401"):
+            await client.search("oslo")
+        broken = False
+        assert len(await client.search("oslo", 2)) == 2
+        await client.close()
+        await server.stop()
+
+
+async def test_concurrent_queries_are_searched_together(source: Path, tmp_path: Path):
+    stub = EmbeddingStub()
+    async with serving(stub) as endpoint:
+        index = await dense_build.build(source, tmp_path / "index", EndpointEmbedder(endpoint, "m"))
+        server = RetrievalServer(index, max_batch=64)
+        await server.start()
+        client = RemoteIndex(server.url)
+        asked = len(stub.bodies)
+        found = await asyncio.gather(*(client.search(f"{WORDS[i % 10]}", 1 + i % 3) for i in range(200)))
+        assert [len(hits) for hits in found] == [1 + i % 3 for i in range(200)]
+        assert same(found[:1], found[30:31])
+        assert sum(len(body["input"]) for body in stub.bodies[asked:]) == 200
+        assert len(stub.bodies) - asked < 100
+        await client.close()
+        await server.stop()
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "drop", "cut", "garbage", "slow"])
+async def test_the_client_tries_again_and_then_gives_up(fault: str):
+    calls = []
+
+    async def flaky(request: web.Request) -> web.StreamResponse:
+        calls.append(await request.json())
+        if len(calls) > 2:
+            return web.json_response({"result": [[{"document": {"text": "t"}, "score": 1}]]})
+        if fault == "drop":
+            request.transport.close()
+        if fault == "slow":
+            await asyncio.sleep(5)
+        if fault == "cut":
+            response = web.StreamResponse(headers={"Content-Length": "100"})
+            await response.prepare(request)
+            await response.write(b'{"result"')
+            request.transport.close()
+            return response
+        return web.Response(text="<html>", status=int(fault) if fault.isdigit() else 200)
+
+    async with serving(flaky) as url:
+        client = RemoteIndex(url, timeout_s=0.3, retries=2, backoff_s=0.01)
+        assert [hit.passage for hit in await client.search("q", 7)] == [Passage("", "t")]
+        assert calls == [{"queries": ["q"], "topk": 7}] * 3
+        await client.close()
+        calls.clear()
+        client = RemoteIndex(url, timeout_s=0.3, retries=1, backoff_s=0.01)
+        with pytest.raises(InfrastructureError, match=f"The server {url}/retrieve"):
+            await client.search("q")
+        assert len(calls) == 2
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [[], {}, {"result": [1]}, {"result": [[{"document": {}}]]}, {"result": []}, {"result": [[], []]}]
+)
+async def test_answers_that_are_no_results(answer):
+    async def wrong(request: web.Request) -> web.Response:
+        return web.json_response(answer)
+
+    async with serving(wrong) as url:
+        client = RemoteIndex(url)
+        with pytest.raises(InfrastructureError, match=r"no list of documents|results for 1 queries"):
+            await client.search("q")
+        await client.close()
+
+
+def test_start_errors_are_one_sentence(tmp_path: Path, dense: Path):
+    def run(*options: str) -> str:
+        command = [sys.executable, "-m", "orchestra_jax.tools.search.server", *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        return done.stderr
+
+    assert "No dense index in" in run("--index", str(tmp_path / "none"))
+    assert "No local index in" in run("--index", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "address already in use" in run("--index", str(dense), "--port", str(taken.getsockname()[1]))
+
+
+async def test_ctrl_c_is_clean_too(dense: Path):
+    async with process(dense) as (url, server):
+        client = RemoteIndex(url)
+        await client.search("oslo")
+        server.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(server.wait(), WAIT_S) == 0
+        await client.close()

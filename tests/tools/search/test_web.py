@@ -1,0 +1,332 @@
+"""Web search over real HTTP against a server that speaks the documented formats of Tavily and MediaWiki."""
+
+import asyncio
+import json
+from collections import deque
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, spending
+from orchestra_jax.money.paid import MissingKey
+from orchestra_jax.money.prices import MissingPrice, Price, PriceList
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.tools import schema
+from orchestra_jax.tools.search.web import EXTRACT_TOOL, NO_RESULTS, SEARCH_TOOL, TavilySearch, WikipediaSearch
+from orchestra_jax.types import InfrastructureError
+
+PRICES = PriceList("p", "d", "s", {"web_search": Price(call=0.01), "web_extract": Price(call=0.002)})
+KEY = "tvly-secret"
+QUERY, PAGE = {"query": "capital of Norway"}, {"url": "https://example.org/oslo"}
+
+
+class StubWeb:
+    """Answers `pages` of both services; `faults` come first: a response, None for none, or an exception to cut."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
+        self.faults: deque[Any] = deque()
+        self.billed = 0.0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __aenter__(self) -> "StubWeb":
+        app = web.Application()
+        app.router.add_post("/search", self._tavily_search)
+        app.router.add_post("/extract", self._tavily_extract)
+        app.router.add_get("/w/api.php", self._wiki)
+        self.runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self.runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.runner.cleanup()
+
+    async def _seen(self, request: web.Request) -> web.StreamResponse | None:
+        fields = await request.json() if request.method == "POST" else dict(request.query)
+        self.requests.append((request.path, fields, dict(request.headers)))
+        fault = self.faults.popleft() if self.faults else None
+        if fault is ConnectionResetError:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        if request.method == "POST" and request.headers.get("Authorization") != f"Bearer {KEY}":
+            text = f"Unauthorized: invalid API key {request.headers.get('Authorization')}."
+            return web.json_response({"detail": {"error": text}}, status=401)
+        return fault
+
+    async def _tavily_search(self, request: web.Request) -> web.StreamResponse:
+        if (fault := await self._seen(request)) is not None:
+            return fault
+        self.billed += 0.01
+        await self.gate.wait()
+        query, most = self.requests[-1][1]["query"], self.requests[-1][1]["max_results"]
+        results = [
+            {
+                "title": "Oslo",
+                "url": "https://o.no",
+                "content": "Oslo is the capital. " * 3,
+                "score": 0.9,
+                "raw_content": None,
+            },
+            {"title": "Norway", "url": "https://n.no", "content": "A country.", "score": 0.8, "raw_content": None},
+        ]
+        return web.json_response(
+            {
+                "query": query, "follow_up_questions": None, "answer": None, "images": [],
+                "results": [] if query == "nothing" else results[:most],
+                "response_time": 1.67, "request_id": "123e4567",
+            }
+        )  # fmt: skip
+
+    async def _tavily_extract(self, request: web.Request) -> web.StreamResponse:
+        if (fault := await self._seen(request)) is not None:
+            return fault
+        (url,) = self.requests[-1][1]["urls"]
+        failed = "missing" in url
+        self.billed += 0.0 if failed else 0.002
+        return web.json_response(
+            {
+                "results": [] if failed else [{"url": url, "raw_content": "All about Oslo. " * 2, "images": []}],
+                "failed_results": [{"url": url, "error": "Failed to fetch url"}] if failed else [],
+                "response_time": 0.02, "request_id": "123e4567",
+            }
+        )  # fmt: skip
+
+    async def _wiki(self, request: web.Request) -> web.StreamResponse:
+        if (fault := await self._seen(request)) is not None:
+            return fault
+        fields = self.requests[-1][1]
+        if fields.get("gsrsearch") == "nothing":
+            return web.json_response({"batchcomplete": True})
+        if "titles" in fields:
+            title = fields["titles"]
+            page = {"ns": 0, "title": title, "missing": True}
+            if title == "New Oslo":
+                page = {"pageid": 1, "ns": 0, "title": title, "extract": "New Oslo is a town."}
+            return web.json_response({"batchcomplete": True, "query": {"pages": [page]}})
+        pages = [
+            {"pageid": 2, "ns": 0, "title": "Norway", "index": 2, "extract": "Norway is a country."},
+            {"pageid": 1, "ns": 0, "title": "New Oslo", "index": 1, "extract": "New Oslo is a town."},
+        ]
+        answer = {
+            "batchcomplete": True,
+            "continue": {"gsroffset": 2, "continue": "gsroffset||"},
+            "query": {"pages": pages},
+        }
+        return web.json_response(answer)
+
+
+@pytest.fixture
+async def stub(monkeypatch):
+    monkeypatch.setenv("TAVILY_API_KEY", KEY)
+    async with StubWeb() as server:
+        yield server
+
+
+@pytest.fixture
+async def tavily(stub):
+    tool = TavilySearch(PRICES, url=stub.url, backoff_s=0.001, max_chars=30)
+    yield tool
+    await tool.close()
+
+
+@pytest.fixture
+async def wikipedia(stub):
+    tool = WikipediaSearch(PRICES, url=f"{stub.url}/w/api.php", contact="me@example.org", backoff_s=0.001)
+    yield tool
+    await tool.close()
+
+
+def failure(status: int, said: str, **headers: str) -> web.Response:
+    return web.json_response({"detail": {"error": said}}, status=status, headers=headers)
+
+
+def test_the_tools_can_be_offered():
+    for spec in (SEARCH_TOOL, EXTRACT_TOOL):
+        schema.check_spec(spec)
+    assert schema.validate_arguments(SEARCH_TOOL, {"query": ""}) is not None
+
+
+async def test_tavily_search(stub, tavily):
+    with spending(Budget()) as budget:
+        result = await tavily.search(QUERY)
+    assert result.text == (
+        "[1] Oslo\nhttps://o.no\nOslo is the capital. Oslo is t...\n\n[2] Norway\nhttps://n.no\nA country."
+    )
+    (row,) = result.usage
+    assert (row.name, row.cost_usd, row.price_list) == ("web_search", 0.01, "p")
+    assert row.seconds > 0
+    assert budget.spent.usd == stub.billed == 0.01
+    path, fields, headers = stub.requests[0]
+    assert (path, headers["Authorization"]) == ("/search", f"Bearer {KEY}")
+    assert fields == {"query": "capital of Norway", "max_results": 5, "search_depth": "basic"}
+    assert (await tavily.search({"query": "nothing"})).text == NO_RESULTS
+
+
+async def test_tavily_extract_bills_what_it_could_read(stub, tavily):
+    with spending(Budget()) as budget:
+        result = await tavily.extract(PAGE)
+        assert result.text == "All about Oslo. All about Oslo."
+        assert [row.cost_usd for row in result.usage] == [0.002]
+        result = await tavily.extract({"url": "https://missing.org"})
+        assert (result.text, result.is_error) == ("There is no text to be had from https://missing.org.", True)
+        assert [row.cost_usd for row in result.usage] == [0.0]
+    assert budget.spent.usd == stub.billed
+
+
+async def test_tavilys_word_about_the_arguments_is_an_observation(stub, tavily):
+    stub.faults.append(failure(400, "Query is too long. Max query length is 400 characters."))
+    with spending(Budget()) as budget:
+        result = await tavily.search(QUERY)
+    assert result.is_error
+    assert result.text == "Query is too long. Max query length is 400 characters"
+    assert budget.spent.usd == 0.0
+
+
+@pytest.mark.parametrize(
+    ("fault", "retried", "charged"),
+    [
+        (failure(429, "slow down", **{"Retry-After": "0"}), True, 0.01),
+        (failure(500, "oops"), True, 0.01),
+        (ConnectionResetError, True, 0.02),  # may have been billed
+        (web.Response(text='{"results": [', content_type="application/json"), True, 0.02),
+        (web.json_response({"no": "results"}), True, 0.02),
+        (failure(432, "plan limit"), False, 0.0),
+        (failure(403, "forbidden"), False, 0.0),
+    ],
+)
+async def test_failures(stub, tavily, fault, retried, charged):
+    stub.faults.append(fault)
+    with spending(Budget()) as budget:
+        if retried:
+            assert (await tavily.search(QUERY)).text.startswith("[1] Oslo")
+        else:
+            with pytest.raises(InfrastructureError, match=r"^tavily answered with status 4\d\d: .*\.$"):
+                await tavily.search(QUERY)
+    assert budget.spent.usd == pytest.approx(charged, rel=1e-15)
+    assert budget.spent.usd >= stub.billed
+    assert len(stub.requests) == 1 + retried
+
+
+async def test_a_wrong_or_missing_key(stub, monkeypatch):
+    monkeypatch.setenv("TAVILY_API_KEY", "tvly-other")
+    tool = TavilySearch(PRICES, url=stub.url)
+    with pytest.raises(InfrastructureError, match=r"status 401: .*invalid API key Bearer \*\*\*; check its key\.$"):
+        await tool.search(QUERY)
+    monkeypatch.delenv("TAVILY_API_KEY")
+    with pytest.raises(MissingKey, match=r"^Tavily needs a key; set the environment variable TAVILY_API_KEY,"):
+        await tool.search(QUERY)
+    await tool.close()
+
+
+async def test_who_gives_up_still_pays(stub, tavily):
+    stub.gate.clear()
+    with spending(Budget()) as budget:
+        call = asyncio.create_task(tavily.search(QUERY))
+        while not stub.billed:  # noqa: ASYNC110  the stub has no events
+            await asyncio.sleep(0.001)
+        call.cancel()
+        await asyncio.wait([call])
+    stub.gate.set()
+    await tavily.close()
+    assert budget.spent.usd == stub.billed == 0.01
+
+
+async def test_a_budget_stops_a_search(stub, tavily):
+    with spending(Budget(Limits(usd=0.015))) as budget:
+        await tavily.search(QUERY)
+        with pytest.raises(BudgetExceeded):
+            await tavily.search({"query": "another"})
+        await tavily.extract(PAGE)
+    assert budget.spent.usd == pytest.approx(0.012)
+    assert len(stub.requests) == 2
+
+
+async def test_searches_are_cached(stub, tmp_path, monkeypatch):
+    replay = Replay(tmp_path / "calls.db", "replay_or_record")
+    tools = [
+        TavilySearch(PRICES, url=stub.url, replay=replay),
+        WikipediaSearch(PRICES, url=f"{stub.url}/w/api.php", replay=replay),
+    ]
+    first = [
+        await handle(arguments)
+        for tool in tools
+        for handle, arguments in ((tool.search, QUERY), (tool.extract, {"url": "New Oslo"}))
+    ]
+    sent = len(stub.requests)
+    assert sent == 4  # the two services do not share records
+    monkeypatch.delenv("TAVILY_API_KEY")
+    with spending(Budget(Limits(calls=0))):
+        again = [
+            await handle(arguments)
+            for tool in tools
+            for handle, arguments in ((tool.search, QUERY), (tool.extract, {"url": "New Oslo"}))
+        ]
+    assert again == first
+    assert len(stub.requests) == sent
+    for tool in tools:
+        await tool.close()
+    replay.close()
+    assert KEY.encode() not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+async def test_wikipedia_search(stub, wikipedia):
+    result = await wikipedia.search(QUERY)
+    assert result.text == (
+        "[1] New Oslo\nhttps://en.wikipedia.org/wiki/New_Oslo\nNew Oslo is a town.\n\n"
+        "[2] Norway\nhttps://en.wikipedia.org/wiki/Norway\nNorway is a country."
+    )
+    assert [row.cost_usd for row in result.usage] == [0.01]
+    _, fields, headers = stub.requests[0]
+    assert (fields["generator"], fields["gsrsearch"], fields["gsrlimit"]) == ("search", "capital of Norway", "5")
+    assert headers["User-Agent"].startswith("orchestra-jax/")
+    assert "me@example.org" in headers["User-Agent"]
+    assert "Authorization" not in headers
+    assert (await wikipedia.search({"query": "nothing"})).text == NO_RESULTS
+
+
+@pytest.mark.parametrize(
+    "url", ["https://en.wikipedia.org/wiki/New_Oslo", "New Oslo", "https://en.wikipedia.org/wiki/New%20Oslo"]
+)
+async def test_wikipedia_extract(stub, wikipedia, url):
+    assert (await wikipedia.extract({"url": url})).text == "New Oslo is a town."
+    assert stub.requests[0][1]["titles"] == "New Oslo"
+
+
+async def test_pages_that_wikipedia_has_not(stub, wikipedia):
+    assert (await wikipedia.extract({"url": "Atlantis"})).is_error
+    sent = len(stub.requests)
+    result = await wikipedia.extract({"url": "http://169.254.169.254/wiki/x"})
+    assert result.is_error
+    assert result.text == "Only pages of https://en.wikipedia.org can be read, not http://169.254.169.254/wiki/x."
+    assert len(stub.requests) == sent
+
+
+async def test_errors_of_mediawiki(stub, wikipedia):
+    stub.faults.append(
+        web.json_response({"error": {"code": "ratelimited", "info": "Too fast."}}, headers={"Retry-After": "0"})
+    )
+    assert (await wikipedia.search(QUERY)).text.startswith("[1] New Oslo")
+    assert len(stub.requests) == 2
+    stub.faults.append(web.json_response({"error": {"code": "badquery", "info": "That is no query."}}))
+    result = await wikipedia.search(QUERY)
+    assert (result.text, result.is_error) == ("That is no query", True)
+
+
+async def test_nobody_there():
+    tool = WikipediaSearch(PRICES, url="http://127.0.0.1:9/w/api.php", retries=1, backoff_s=0.001)
+    with spending(Budget()) as budget, pytest.raises(InfrastructureError, match="wikipedia cannot be reached"):
+        await tool.search(QUERY)
+    assert json.dumps(budget.get_state()) == "{}"
+    await tool.close()
+
+
+def test_tools_that_cannot_be_made():
+    with pytest.raises(MissingPrice):
+        TavilySearch(PriceList("p", "d", "s", {"web_search": Price()}))
+    with pytest.raises(ValueError, match="is no URL"):
+        TavilySearch(PRICES, url="api.tavily.com")

@@ -1,0 +1,100 @@
+"""The outside world of a run, on 127.0.0.1: experts that answer by their role, and a web search; and a policy that
+plays a script, so that tools are called without a trained one."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+from aiohttp import web
+
+from orchestra_jax.engines.base import Generation
+from orchestra_jax.envs.qa import demonstrations as qa_players
+from orchestra_jax.rollout.actors import render_call
+from orchestra_jax.rollout.event_loop import LoopThread
+from orchestra_jax.tools.experts.roles import CODE_SYSTEM, JUDGE_SYSTEM, QUERY_SYSTEM
+from orchestra_jax.types import Task, ToolCall, ToolResult
+from tests.tools.http_stub import serving
+from tests.tools.openai_stub import StubOpenAI
+
+
+def reply(body: dict[str, Any]) -> str:
+    """What an expert of the role says; a function of the request."""
+    system, user = body["messages"][0]["content"], body["messages"][-1]["content"]
+    odd = hashlib.blake2b(f"{body['model']}{user}".encode(), digest_size=1).digest()[0] % 2
+    if system == JUDGE_SYSTEM:
+        return f"So it is. <answer>{'correct' if odd else 'incorrect'}</answer>"
+    if system == QUERY_SYSTEM:
+        return "<answer>capital of Norway</answer>"
+    if system == CODE_SYSTEM:
+        return "```python\nprint(6 * 7)\n```"
+    return rf"Thinking it over. \boxed{{{41 + odd}}}"
+
+
+async def _tavily(request: web.Request) -> web.StreamResponse:
+    query = (await request.json())["query"]
+    return web.json_response({"results": [{"title": "Norway", "url": "http://n", "content": f"About {query}: 42."}]})
+
+
+class Outside:
+    """The two servers; `searches` are the searches."""
+
+    def __init__(self) -> None:
+        self.experts = StubOpenAI()
+        self.experts.reply = reply
+        self.web_url, self.searches = "", 0
+
+    async def _start(self) -> None:
+        async def search(request: web.Request) -> web.StreamResponse:
+            self.searches += 1
+            return await _tavily(request)
+
+        self._web = serving(search)
+        self.web_url = await self._web.__aenter__()
+        await self.experts.__aenter__()
+
+    async def _stop(self) -> None:
+        await self.experts.__aexit__()
+        await self._web.__aexit__(None, None, None)
+
+
+@contextmanager
+def outside() -> Iterator[Outside]:
+    """Both servers in a loop of their own."""
+    with LoopThread() as loop:
+        world = Outside()
+        loop.run(world._start())
+        try:
+            yield world
+        finally:
+            loop.run(world._stop())
+
+
+class ScriptedPolicy:
+    """In place of `collector.EnginePlayer`: calls two tools of the menu, drawn by its seed, then answers.
+
+    Attributes:
+        chat: set before it plays.
+        begun: ids of the tasks that were begun.
+    """
+
+    chat: Any = None
+    begun: ClassVar[set[str]] = set()
+
+    def __init__(self, engine: Any, params: Any, seed: tuple[int, ...], max_length: int) -> None:
+        self._seed = seed
+
+    async def act(self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int) -> Generation:
+        self.begun.add(task.id)
+        names = [spec.name for spec in task.tools if spec.name != "answer"]
+        rng = np.random.default_rng([*self._seed, turn])
+        action: ToolCall | str = qa_players.random_tool(task, results)
+        if turn < 2 and names:
+            action = qa_players.good_call(task, names[int(rng.integers(len(names)))])
+        text = action if isinstance(action, str) else render_call(action)
+        sampled = (*self.chat.encode(text), self.chat.stop_ids[0])
+        return Generation(sampled, (-1.0,) * len(sampled), "stop", 0)
+
+    def end(self) -> None:
+        pass

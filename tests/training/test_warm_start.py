@@ -1,0 +1,140 @@
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from orchestra_jax.envs.quickstart.demonstrations import answer_from
+from orchestra_jax.envs.quickstart.environment import good_call
+from orchestra_jax.rl.batching import TokenSequence
+from orchestra_jax.rl.packing import PackShapes
+from orchestra_jax.training.warm_start import (
+    copy_accuracy,
+    demonstration_rows,
+    demonstration_shapes,
+    supervised_batches,
+)
+from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn
+
+TASK = Task(
+    "t",
+    "Where was Alice Moreno born?",
+    ("Lima",),
+    (ToolSpec("local_search", "", {}), ToolSpec("expert_small", "", {})),
+    Preference("accuracy", ""),
+    "lookup",
+    {"keywords": "Alice Moreno born"},
+)
+SHAPES = PackShapes(3, rows=4, sequences=4)  # one demonstration a row
+
+
+def row(n: int) -> TokenSequence:
+    """A row that its first token tells apart."""
+    return TokenSequence((n, 7, 8), (False, True, True), (0.0, 0.0, 0.0), 0, 1.0)
+
+
+def trajectory(*turns: Turn, status: Status = Status.COMPLETED, answer: str | None = None, reason: str = ""):
+    return Trajectory(TASK, 0, 0, (tuple(turns),), status, reason, answer, False, ())
+
+
+def call(name: str, arguments: dict, observation: str = "Alice Moreno was born in Lima.") -> Turn:
+    return Turn((1, 2), (3, 4), (0.0, 0.0), 0, "stop", "", (ToolCall(name, arguments),), (ToolResult(observation),))
+
+
+SAID = Turn((5,), (6,), (0.0,), 0, "stop")
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def take(start: int, count: int, seed: int = 0, rows: int = 11, size: int = 3) -> list[list[list[int]]]:
+    """First tokens of the rows of `count` batches from step `start` on."""
+    batches = supervised_batches([row(n) for n in range(1, rows + 1)], size, SHAPES, seed, start)
+    return [
+        [int(n) for micro in batch for n in np.asarray(micro.tokens)[:, 0] if n]
+        for batch in itertools.islice(batches, count)
+    ]
+
+
+@pytest.mark.parametrize("start", [1, 2, 3, 7, 30])
+def test_batches_are_the_same_wherever_the_iterator_began(start: int):
+    assert take(start, 5) == take(0, start + 5)[start:]
+
+
+def test_batches_resume_in_every_array():
+    rows = [row(n) for n in range(1, 12)]
+    whole = list(itertools.islice(supervised_batches(rows, 3, SHAPES, 0, 0), 6))[4:]
+    resumed = list(itertools.islice(supervised_batches(rows, 3, SHAPES, 0, 4), 2))
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_epoch_has_no_row_twice_and_epochs_differ():
+    epochs = [[*itertools.chain(*take(0, 9)[first : first + 3])] for first in (0, 3, 6)]
+    assert all(len(set(epoch)) == 9 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert take(0, 3, seed=1) != take(0, 3, seed=0)
+
+
+def test_fewer_rows_than_a_batch_are_one_batch():
+    assert [sorted(batch) for batch in take(0, 3, rows=2, size=5)] == [[1, 2]] * 3
+
+
+@pytest.mark.parametrize(("micro_tokens", "shards"), [(4096, 1), (4608, 1), (100_000, 1), (1024, 2), (8, 1)])
+def test_batches_of_demonstrations_fill_their_shapes(micro_tokens: int, shards: int):
+    rng = np.random.default_rng(0)
+    lengths = np.concatenate([rng.integers(50, 95, 550), rng.integers(95, 133, 50)])
+    rows = [TokenSequence((1, *[7] * (n - 1)), (False, *[True] * (n - 1)), (0.0,) * n, 0, 1.0) for n in lengths]
+    shapes = demonstration_shapes(rows, 64, micro_tokens, (0.5,), shards)
+    assert shapes.row_length >= lengths.max()
+    assert shapes.rows * shapes.row_length <= max(micro_tokens, 2 * lengths.max())
+    batches = itertools.islice(supervised_batches(rows, 64, shapes, 0, 0, shards), 9)
+    computed = [sum(micro.tokens.size for micro in batch) for batch in batches]
+    if micro_tokens > 8:  # else every demonstration has a row of its own
+        assert np.mean(computed) < 1.5 * 64 * lengths.mean()
+
+
+def test_only_what_the_script_said_carries_loss():
+    demonstration = trajectory(call("local_search", {"query": "Alice Moreno born"}), SAID, answer="Lima")
+    (found,) = demonstration_rows([demonstration])
+    assert found.tokens == (1, 2, 3, 4, 5, 6)
+    assert found.sampled == (False, False, True, True, False, True)
+    assert found.advantage == 1.0
+
+
+def test_a_failed_demonstration_is_an_error():
+    broken = trajectory(SAID, status=Status.NO_ANSWER, reason="no answer within 4 turns")
+    with pytest.raises(ValueError, match="task t ended as no_answer"):
+        demonstration_rows([broken])
+
+
+# --- the gate --------------------------------------------------------------------------------------------------------
+
+
+def accuracy(*trajectories: Trajectory) -> float:
+    return copy_accuracy(trajectories, good_call, answer_from)
+
+
+def test_copy_accuracy_by_hand():
+    right = call("local_search", {"query": "Alice Moreno born"})
+    wrong = call("local_search", {"query": "Alice Moreno job"})
+    stranger = call("web_search", {"query": "Alice Moreno born"}, "Unknown tool")
+    nothing = call("expert_small", {}, "Lima")
+    assert accuracy(trajectory(right, SAID, answer="Lima")) == 1.0
+    assert accuracy(trajectory(right, SAID, answer="Rome")) == 0.5  # the call, not the answer
+    assert accuracy(trajectory(wrong, SAID, answer="Lima")) == 0.5
+    assert accuracy(trajectory(nothing, SAID, answer="Lima")) == 1.0  # nothing to copy in the call
+    assert accuracy(trajectory(stranger, nothing, SAID, answer="Lima")) == 0.5  # a tool that is not on the menu
+    assert accuracy(trajectory(right, SAID, answer="Lima"), trajectory(wrong, SAID, answer="Rome")) == 0.5
+    assert accuracy() == 0.0
+
+
+def test_a_malformed_trajectory_is_one_failed_copy():
+    right = call("local_search", {"query": "Alice Moreno born"})
+    assert accuracy(trajectory(SAID, status=Status.MALFORMED, reason="cut off")) == 0.0
+    assert accuracy(trajectory(right, SAID, status=Status.NO_ANSWER, reason="empty")) == 0.5
+
+
+def test_answering_without_a_call_is_no_copy_unless_it_says_so():
+    assert accuracy(trajectory(SAID, answer="Lima")) == 0.0
+    assert accuracy(trajectory(SAID, answer="unknown")) == 1.0
