@@ -1,0 +1,99 @@
+"""Registries: what can be chosen by name, also from a package or a file of the user's own."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from orchestra_jax.config.schema import ConfigError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """One list of names for one concept.
+
+    A name is found in this order: registered here; an entry point of an installed package; `module:attribute`, where
+    the module is installed or lies in the working directory.
+
+    Attributes:
+        concept: what is chosen, as messages name it: "environment".
+        key: the configuration key that chooses it: "env.name".
+        group: entry points that other packages register under; None for none.
+
+    Args:
+        builtin: own names, each with an object or with a `module:attribute` string that is imported when first used.
+    """
+
+    def __init__(self, concept: str, key: str, *, group: str | None = None, builtin: dict[str, "T | str"]) -> None:
+        self.concept, self.key, self.group = concept, key, group
+        self._found: dict[str, T | str] = dict(builtin)
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator that registers an object under a name.
+
+        Raises:
+            ValueError: the name is taken by something else.
+        """
+
+        def add(found: T) -> T:
+            if self._found.setdefault(name, found) is not found:
+                raise ValueError(f"There is already another {self.concept} named {name!r}: choose another name.")
+            return found
+
+        return add
+
+    def names(self) -> tuple[str, ...]:
+        """All names that can be chosen, sorted; imports nothing."""
+        return tuple(sorted({*self._found, *self._installed()}))
+
+    def problem(self, name: str) -> str | None:
+        """One sentence with the fix where nothing has this name, else None; a `module:attribute` is not looked for."""
+        if ":" in name or name in self.names():
+            return None
+        near = get_close_matches(name, self.names(), n=2)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        return (
+            f"{self.key}={name} is no known {self.concept}: {hint}use one of {', '.join(self.names())}, or "
+            "module:attribute of your own."
+        )
+
+    def get(self, name: str) -> T:
+        """What the name stands for.
+
+        Raises:
+            ConfigError: nothing has this name, or it cannot be imported.
+        """
+        if problem := self.problem(name):
+            raise ConfigError(problem)
+        found: Any = self._found.get(name)
+        if found is None and ":" not in name:
+            try:
+                found = self._installed()[name].load()
+            except (ImportError, AttributeError) as error:
+                raise ConfigError(f"The {self.concept} {name!r} of an installed package fails: {error}.") from error
+        elif found is None or isinstance(found, str):
+            found = self._import(found or name)
+        return found
+
+    def _installed(self) -> dict[str, Any]:
+        return {point.name: point for point in entry_points(group=self.group)} if self.group else {}
+
+    def _import(self, path: str) -> Any:
+        module, _, attribute = path.partition(":")
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.append(here)
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if error.name not in (module, module.partition(".")[0]):
+                raise ConfigError(f"{self.key}={path}: {module} needs {error.name}, which is not installed.") from error
+            raise ConfigError(
+                f"{self.key}={path}: there is no module {module}; start from the folder that holds it, or install it."
+            ) from error
+        except AttributeError as error:
+            raise ConfigError(f"{self.key}={path}: the module {module} has no {attribute!r}.") from error

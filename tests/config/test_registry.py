@@ -1,0 +1,73 @@
+"""Names of registries: own ones, those of installed packages, and files of the user's own."""
+
+import sys
+
+import pytest
+
+from orchestra_jax.config.registry import Registry
+from orchestra_jax.config.schema import ConfigError
+
+
+@pytest.fixture
+def registry():
+    return Registry("greeting", "greet.name", builtin={"hello": "hi", "path": "posixpath:join"})
+
+
+def test_a_name_a_lazy_name_and_a_registered_one(registry) -> None:
+    @registry.register("mine")
+    def mine() -> int:
+        return 1
+
+    assert registry.get("mine") is mine
+    assert registry.get("path")("a", "b") == "a/b"
+    assert registry.names() == ("hello", "mine", "path")
+
+
+def test_a_file_of_the_working_directory(registry, tmp_path, monkeypatch) -> None:
+    (tmp_path / "my_greetings.py").write_text("def wave():\n    return 'o/'\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    assert registry.get("my_greetings:wave")() == "o/"
+
+
+def test_an_entry_point_of_an_installed_package(tmp_path, monkeypatch) -> None:
+    info = tmp_path / "greetings-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: greetings\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[test.greetings]\nformal = posixpath:join\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = Registry("greeting", "greet.name", group="test.greetings", builtin={})
+
+    assert registry.names() == ("formal",)
+    assert registry.get("formal")("a", "b") == "a/b"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("helo", ["did you mean hello", "greet.name=helo"]),
+        ("no_such_module_here:x", ["no module no_such_module_here", "folder that holds it"]),
+        ("posixpath:nothing", ["has no 'nothing'"]),
+    ],
+)
+def test_what_is_not_there_is_one_sentence(registry, name, words) -> None:
+    with pytest.raises(ConfigError) as error:
+        registry.get(name)
+
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+def test_a_taken_name_is_refused(registry) -> None:
+    with pytest.raises(ValueError, match="already another greeting"):
+        registry.register("hello")("other")
+
+
+def test_a_module_that_lacks_a_dependency_says_which(registry, tmp_path, monkeypatch) -> None:
+    (tmp_path / "needy.py").write_text("import no_such_dependency\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    with pytest.raises(ConfigError, match="needs no_such_dependency"):
+        registry.get("needy:x")
