@@ -40,17 +40,17 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestra_jax.envs.quickstart.environment import QuickstartEpisode
-from orchestra_jax.training.metrics import read_metrics
+from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.types import ToolCall, ToolResult
 
 TRAIN = ROOT / "experiments" / "train.py"
 # Nothing but the run itself in the seconds, and no pull to the reference: few steps have to show something.
 COMMON = (
     "algorithm.kl_coef=0", "algorithm.warmup_steps=2", "algorithm.schedule=constant", "checkpoint.every=1000000",
-    "checkpoint.export=false", "logger.tensorboard=false", "logger.trajectories=0", "evaluation.greedy=false",
+    "checkpoint.export=false", "logger.names=[jsonl]", "logger.trajectories=0", "evaluation.greedy=false",
     "evaluation.swap_questions=0",
 )  # fmt: skip
-WARM = ("steps=0", "evaluation.questions=8", "evaluation.swap_questions=0", "logger.tensorboard=false")
+WARM = ("steps=0", "evaluation.questions=8", "evaluation.swap_questions=0", "logger.names=[jsonl]")
 SLOTS = 256  # of the embedded engine: a step's trajectories
 LOG_TAIL = 3000  # characters of a failed run's output that are shown
 

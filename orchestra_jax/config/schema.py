@@ -328,9 +328,10 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class LoggerConfig:
-    """What a run writes beside metrics.jsonl."""
+    """Where a run's figures go; metrics.jsonl is written in any case."""
 
-    tensorboard: bool = True  # event files
+    names: list[str] = field(default_factory=lambda: ["jsonl", "tensorboard"])  # training.loggers, or module:attribute
+    project: str = "orchestra_jax"  # of Weights & Biases
     trajectories: int = at_least(2, 0)  # trajectories per step written in readable form
 
 

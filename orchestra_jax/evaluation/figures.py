@@ -19,6 +19,8 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from orchestra_jax.evaluation.report import plain, value
+
 DPI = 150
 INK, FAINT, GRID = "#24292f", "#6e7781", "#e4e7eb"
 BLUE, ORANGE = "#0072b2", "#d55e00"
@@ -28,27 +30,13 @@ OTHERS = "other tools"
 MIN_LABELLED_SHARE = 0.07
 
 
-def value(figures: Mapping[str, Any] | None, name: str) -> float | None:
-    """A figure as a float (infinities included); None where it is missing or not a number."""
-    try:
-        number = float((figures or {})[name])
-    except (KeyError, TypeError, ValueError):
-        return None
-    return None if math.isnan(number) else number
-
-
-def plain(name: str) -> str:
-    """A name as words: "random_tool" gives "random tool"."""
-    return name.replace("_", " ")
-
-
 def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], directory: Path) -> list[Path]:
     """Draws learning_curves.png, tool_shares.png and accuracy_cost.png; a picture without data is not drawn.
 
     Args:
         summary: of a finished run.
-        metrics: rows of `training.metrics.read_metrics`: "step" with any of "reward/mean", "accuracy", "cost_usd" and
-            "valid_rate". Rows without them, such as those of the warm start, are passed over.
+        metrics: rows of metrics.jsonl: "step" with any of "reward/mean", "accuracy", "cost_usd" and "valid_rate". Rows
+            without them, such as those of the warm start, are passed over.
         directory: made if missing.
 
     Returns:

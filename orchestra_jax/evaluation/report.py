@@ -22,10 +22,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from orchestra_jax.evaluation.figures import draw, plain, value
-
-__all__ = ["draw", "print_summary"]
-
 NOTHING = "–"
 Figures = Mapping[str, Any]
 
@@ -45,6 +41,20 @@ _SWAP_COLUMNS: Mapping[str, tuple[str, float, int]] = {
     "latency s": ("latency", 1, 1),
     "local share %": ("local_share", 100, 0),
 }
+
+
+def value(figures: Mapping[str, Any] | None, name: str) -> float | None:
+    """A figure as a float (infinities included); None where it is missing or not a number."""
+    try:
+        number = float((figures or {})[name])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return None if math.isnan(number) else number
+
+
+def plain(name: str) -> str:
+    """A name as words: "random_tool" gives "random tool"."""
+    return name.replace("_", " ")
 
 
 def print_summary(summary: Mapping[str, Any], console: Console | None = None, *, directory: Path | None = None) -> None:

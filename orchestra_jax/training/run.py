@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.evaluation.report import draw, print_summary
+from orchestra_jax.evaluation.report import print_summary
 from orchestra_jax.money.run import Halted, dry_run
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training.build import load_prices, make_chat, make_world, preflight
-from orchestra_jax.training.metrics import read_metrics
+from orchestra_jax.training.loggers import base as loggers
+from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.trainer import Interrupted, Trainer
 
 
@@ -28,6 +29,7 @@ def run(cfg: RunConfig) -> None:
     gc.set_threshold(20_000, 20, 20)
     try:
         preflight(cfg)
+        loggers.chosen(cfg)
         chat = make_chat(cfg)
         world = make_world(cfg)
     except ConfigError as error:
@@ -56,6 +58,8 @@ def run(cfg: RunConfig) -> None:
             if trainer is not None:
                 trainer.money.save()  # requests under way have ended: their bill is known now
     (directory / "summary.json").write_text(json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n")
+    from orchestra_jax.evaluation.figures import draw  # only now: importing matplotlib takes a second
+
     draw(summary, read_metrics(directory), directory)
     if cfg.evaluation.questions:
         print_summary(summary, directory=directory)

@@ -38,7 +38,8 @@ from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.source import Rollouts
 from orchestra_jax.training.build import World, config_record, make_collector, make_policy
 from orchestra_jax.training.checkpointing import Checkpoints
-from orchestra_jax.training.metrics import MetricLogger, Progress
+from orchestra_jax.training.loggers.base import RunLog
+from orchestra_jax.training.progress import ProgressBar
 from orchestra_jax.training.transcripts import write_transcripts
 from orchestra_jax.training.warm_start import (
     copy_accuracy,
@@ -155,10 +156,9 @@ class Trainer:
             Halted: a budget is used up, or a call was never recorded; likewise.
         """
         with (
-            MetricLogger(self.directory, tensorboard=self.cfg.logger.tensorboard) as logger,
+            RunLog(self.cfg, self.step + 1 if self.phase == "policy" else 0) as logger,
             self._clean_interrupt(),
         ):
-            logger.truncate_from(self.step + 1 if self.phase == "policy" else 0)
             try:
                 if self.phase == "warm_start":
                     self._warm_start()
@@ -283,7 +283,7 @@ class Trainer:
         """Supervised steps until the policy copies well enough, then the switch to the policy optimizer."""
         cfg = self.cfg.warm_start
         if self._warms:
-            with Progress(cfg.steps, phase="warm start", start=self.step, every=50) as progress:
+            with ProgressBar(cfg.steps, phase="warm start", start=self.step, every=50) as progress:
                 progress.print(f"Making {cfg.demonstrations} demonstrations with random tools ...")
                 demonstrations = self._runner.run(
                     self.collector.play(self.world.demonstrate, list(self.world.demonstrations), self.world.think)
@@ -301,7 +301,7 @@ class Trainer:
         self.notes["before"] = self._evaluate("before")
         self._save()
 
-    def _warm_steps(self, rows: Sequence[Any], progress: Progress) -> None:
+    def _warm_steps(self, rows: Sequence[Any], progress: ProgressBar) -> None:
         cfg = self.cfg.warm_start
         algorithm, shards = self.cfg.algorithm, self.warm.shards
         fractions = tuple(algorithm.response_fractions)
@@ -333,9 +333,9 @@ class Trainer:
 
     # --- policy optimisation ---
 
-    def _optimise(self, logger: MetricLogger) -> None:
+    def _optimise(self, logger: RunLog) -> None:
         cfg = self.cfg
-        with Progress(cfg.steps, phase="policy", start=self.step) as progress:
+        with ProgressBar(cfg.steps, phase="policy", start=self.step) as progress:
             while self.step < cfg.steps:
                 metrics = self._policy_step()
                 self.step += 1

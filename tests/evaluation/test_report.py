@@ -9,7 +9,8 @@ from matplotlib.text import Text
 from rich.console import Console
 
 from orchestra_jax.evaluation import figures as pictures
-from orchestra_jax.evaluation.report import draw, print_summary
+from orchestra_jax.evaluation.figures import draw
+from orchestra_jax.evaluation.report import print_summary
 
 ALL_PICTURES = ["learning_curves.png", "tool_shares.png", "accuracy_cost.png"]
 

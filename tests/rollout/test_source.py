@@ -12,7 +12,7 @@ from orchestra_jax.engines.start import start_engine
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.source import Rollouts
 from orchestra_jax.training.build import make_chat, make_collector, make_policy, make_world
-from orchestra_jax.training.metrics import read_metrics
+from orchestra_jax.training.loggers.jsonl import read_metrics
 from tests.training.test_trainer import MICRO, complaints, config, final_arrays, train
 
 AHEAD = ("rollout.lockstep=false", "rollout.max_staleness=1")

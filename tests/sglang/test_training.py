@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestra_jax.training.metrics import read_metrics
+from orchestra_jax.training.loggers.jsonl import read_metrics
 
 pytestmark = pytest.mark.sglang
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 20
-WARM = ("steps=0", "evaluation.questions=8", "evaluation.swap_questions=0", "logger.tensorboard=false")
+WARM = ("steps=0", "evaluation.questions=8", "evaluation.swap_questions=0", "logger.names=[jsonl]")
 # Without the pull to the reference, so that 20 steps show something.
 SHORT = (
     f"steps={STEPS}", "algorithm.kl_coef=0", "algorithm.warmup_steps=2", "algorithm.schedule=constant",
-    "evaluation.questions=128", "evaluation.greedy=false", "evaluation.swap_questions=0", "logger.tensorboard=false",
+    "evaluation.questions=128", "evaluation.greedy=false", "evaluation.swap_questions=0", "logger.names=[jsonl]",
     "rollout.slots=32",
 )  # fmt: skip
 

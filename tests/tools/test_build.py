@@ -26,7 +26,7 @@ from orchestra_jax.tools.build import price_book, toolbox_problems
 from orchestra_jax.tools.catalogue import ROLES
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
 from orchestra_jax.training.build import make_chat, make_collector, make_world
-from orchestra_jax.training.metrics import read_metrics
+from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
 from orchestra_jax.types import Trajectory, Usage
 from tests.rollout.scripted import TEMPLATE
@@ -42,7 +42,7 @@ PAPER = (
     "algorithm.kl_coef=0", "algorithm.row_widths=[256]", "algorithm.prefix_widths=[1024]",
     "algorithm.tasks_per_step=2", "algorithm.group_size=3", "steps=2", "warm_start.steps=1",
     "warm_start.demonstrations=24", "warm_start.batch_size=2", "evaluation.questions=2", "evaluation.every=0",
-    "checkpoint.every=1", "checkpoint.export=false", "logger.tensorboard=false",
+    "checkpoint.every=1", "checkpoint.export=false", "logger.names=[jsonl]",
 )  # fmt: skip
 
 

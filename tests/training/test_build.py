@@ -25,7 +25,7 @@ from orchestra_jax.training.build import (
     make_policy,
     make_world,
 )
-from orchestra_jax.training.metrics import read_metrics
+from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,7 +217,7 @@ def test_real_questions_train_one_step(real: list[str], tmp_path: Path, monkeypa
     sizes = (
         "steps=1", "warm_start.steps=1", "warm_start.demonstrations=6", "warm_start.batch_size=2",
         "algorithm.tasks_per_step=2", "algorithm.group_size=2", "rollout.slots=4", "rollout.max_new_tokens=8",
-        "evaluation.questions=2", "logger.tensorboard=false",
+        "evaluation.questions=2", "logger.names=[jsonl]",
     )  # fmt: skip
     run(config(folder, *real, *sizes))
     found = json.loads((folder / "summary.json").read_text())

@@ -24,7 +24,7 @@ from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import AlgorithmConfig, RewardConfig, RunConfig
 from orchestra_jax.rl.batching import GroupArrays
 from orchestra_jax.rl.setup import kl_share, score_groups
-from orchestra_jax.training.metrics import read_metrics
+from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ MICRO = (
     f"steps={STEPS}", "warm_start.steps=4", "warm_start.check_every=2", "warm_start.demonstrations=64",
     "warm_start.batch_size=16", "algorithm.tasks_per_step=2", "algorithm.group_size=4", "algorithm.warmup_steps=0",
     "rollout.slots=8", "evaluation.questions=8", "evaluation.swap_questions=4", "evaluation.every=2",
-    "checkpoint.every=2", "logger.tensorboard=false",
+    "checkpoint.every=2", "logger.names=[jsonl]",
 )  # fmt: skip
 
 # argv: where to stop ("warm_start 3 SIGKILL", or nothing), then the script and its overrides.

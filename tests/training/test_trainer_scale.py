@@ -13,7 +13,7 @@ from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.models.lora import load_peft, merge
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.training.build import preflight
-from orchestra_jax.training.metrics import read_metrics
+from orchestra_jax.training.loggers.jsonl import read_metrics
 from tests.training.test_trainer import MICRO, config, final_arrays, train
 
 SMALL = (*MICRO, "evaluation.every=0", "evaluation.questions=4", "evaluation.swap_questions=0", "steps=3")

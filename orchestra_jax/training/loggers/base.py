@@ -1,0 +1,99 @@
+"""Where a run's figures go: `logger.names` chooses loggers, and every step's figures go to each of them."""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from orchestra_jax.config.registry import Registry
+from orchestra_jax.config.schema import RunConfig
+
+
+class Logger(Protocol):
+    """Writes figures somewhere."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes the figures of a step; they may be NaN or infinite."""
+
+    def close(self) -> None:
+        """Writes what is not written yet; closing twice is harmless."""
+
+
+# Makes a logger from the run and the first step that will be logged. In a run that resumes this is the step after its
+# checkpoint: what was logged for it or a later step, before the run was killed, will be logged again.
+LoggerFactory = Callable[[RunConfig, int], Logger]
+
+LOGGERS: Registry[LoggerFactory] = Registry(
+    "logger",
+    "logger.names",
+    group="orchestra_jax.loggers",
+    builtin={
+        "jsonl": "orchestra_jax.training.loggers.jsonl:JsonlLogger",
+        "tensorboard": "orchestra_jax.training.loggers.tensorboard:TensorBoardLogger",
+        "wandb": "orchestra_jax.training.loggers.wandb:WandbLogger",
+    },
+)
+
+
+def chosen(cfg: RunConfig) -> list[LoggerFactory]:
+    """The run's loggers; metrics.jsonl is always among them because the report reads it.
+
+    Raises:
+        ConfigError: nothing has this name, or it needs a package that is not installed.
+    """
+    return [LOGGERS.get(name) for name in dict.fromkeys(["jsonl", *cfg.logger.names])]
+
+
+class RunLog:
+    """All loggers of a run as one; a context manager that closes them.
+
+    Args:
+        cfg: of the run.
+        first_step: the first step that will be logged.
+    """
+
+    def __init__(self, cfg: RunConfig, first_step: int) -> None:
+        factories = chosen(cfg)
+        self._loggers: list[Logger] = []
+        try:
+            for factory in factories:
+                self._loggers.append(factory(cfg, first_step))
+        except BaseException:
+            self.close()
+            raise
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Hands the figures of a step to every logger.
+
+        Args:
+            metrics: numbers, or anything that `float()` takes (0-d arrays).
+
+        Raises:
+            ValueError: a value is not a single number, or a metric is called "step".
+        """
+        if "step" in metrics:
+            raise ValueError('"step" is the key of the step itself: give that metric another name.')
+        row = {name: _number(name, value) for name, value in metrics.items()}
+        for logger in self._loggers:
+            logger.log(int(step), row)
+
+    def close(self) -> None:
+        """Closes every logger."""
+        for logger in self._loggers:
+            logger.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _number(name: str, value: Any) -> float | int:
+    if isinstance(value, int):
+        return int(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"Metric {name!r} is not a single number ({value!r}): reduce it before logging.") from error

@@ -1,0 +1,71 @@
+"""metrics.jsonl: one line of strict JSON per step, which resuming, pictures and other programs read."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.config.schema import RunConfig
+
+FILE_NAME = "metrics.jsonl"
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, float]]:
+    """Reads what `JsonlLogger` wrote, in order; `step` is an int, NaN and infinities come back as floats.
+
+    Args:
+        path: the file, or the folder that holds `metrics.jsonl`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is broken. An unfinished last line, left by a killed process, is skipped.
+    """
+    file = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+    *lines, _ = file.read_text(encoding="utf-8").split("\n")  # the last piece is empty, or a torn line
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(_parse(line))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file}:{number} is not a line of metrics: delete it or restore the file.") from error
+    return rows
+
+
+class JsonlLogger:
+    """Appends one line a step to the run's `metrics.jsonl`, after removing the lines from `first_step` on.
+
+    The whole file is replaced at once, so a process that is killed here loses nothing.
+    """
+
+    def __init__(self, cfg: RunConfig, first_step: int) -> None:
+        self.path = Path(cfg.output_dir) / FILE_NAME
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            *lines, _ = self.path.read_text(encoding="utf-8").split("\n")
+            rows = read_metrics(self.path)
+            kept = [line for line, row in zip(lines, rows, strict=True) if row["step"] < first_step]
+            temporary = self.path.with_suffix(".tmp")
+            temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            os.replace(temporary, self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes `{"step": step, **metrics}` and flushes it."""
+        row = {name: _strict(value) for name, value in metrics.items()}
+        self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _strict(value: float) -> float | int | str:
+    """A value as strict JSON holds it: NaN and infinities become the strings "nan", "inf" and "-inf"."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _parse(line: str) -> dict[str, Any]:
+    return {name: float(value) if isinstance(value, str) else value for name, value in json.loads(line).items()}

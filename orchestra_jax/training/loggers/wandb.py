@@ -1,0 +1,57 @@
+"""Weights & Biases: one W&B run per run folder, continued when the run resumes (pip install 'orchestra-jax[wandb]')."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.config.schema import ConfigError, RunConfig
+
+try:
+    import wandb
+except ModuleNotFoundError as error:
+    raise ConfigError(
+        "logger.names has wandb, which is not installed: pip install 'orchestra-jax[wandb]', or leave it out."
+    ) from error
+
+ID_FILE = "wandb_id"
+
+
+class WandbLogger:
+    """Sends every figure to the W&B run whose id lies in the run's folder; a new folder starts a new W&B run.
+
+    The project is `logger.project`. WANDB_MODE=offline, WANDB_ENTITY and the other variables of W&B work as usual.
+    W&B's own step only rises, so a step that is made a second time, after a kill, would be dropped. The training step
+    is therefore a figure of its own, and the axis of the others.
+    """
+
+    def __init__(self, cfg: RunConfig, first_step: int) -> None:
+        folder = Path(cfg.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run: Any = wandb.init(
+            project=cfg.logger.project,
+            name=cfg.name,
+            id=_identity(folder),
+            resume="allow",
+            dir=folder,
+            config=asdict(cfg),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Sends the figures of a step."""
+        self._run.log({"step": step, **metrics})
+
+    def close(self) -> None:
+        """Waits until everything is sent."""
+        self._run.finish()
+
+
+def _identity(folder: Path) -> str:
+    """The id of the folder's W&B run, kept in a file."""
+    file = folder / ID_FILE
+    if not file.exists():
+        file.write_text(secrets.token_hex(4) + "\n")
+    return file.read_text().strip()
