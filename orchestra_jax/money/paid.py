@@ -7,16 +7,14 @@ cancels: whoever waits may give up, and the request still ends, and what it cost
 import asyncio
 import itertools
 import logging
-import math
 import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
+from orchestra_jax.http_json import retry_after as retry_after
 from orchestra_jax.money.budgets import Budget, Reservation, current_budget
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.replay import Recorded, Replay
@@ -245,21 +243,3 @@ def read_key(variable: str, who: str) -> str:
             f"{who} needs a key; set the environment variable {variable}, or replay calls that were recorded."
         )
     return key
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a response asks to wait, by retry-after-ms or Retry-After (seconds or a date); None without."""
-    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        value = headers.get(name)
-        if not value:
-            continue
-        try:
-            seconds = float(value) / unit
-        except ValueError:
-            try:
-                seconds = (parsedate_to_datetime(value).astimezone(UTC) - datetime.now(UTC)).total_seconds()
-            except ValueError:
-                continue
-        if math.isfinite(seconds):
-            return max(0.0, seconds)
-    return None

@@ -11,6 +11,7 @@ import hmac
 import os
 from typing import TYPE_CHECKING, Any
 
+from orchestra_jax.http_json import JsonClient, require_aiohttp
 from orchestra_jax.tools.python.isolation import Isolation
 from orchestra_jax.tools.python.sandbox import TOOL, PythonSandbox
 from orchestra_jax.types import InfrastructureError, ToolResult, Usage
@@ -34,8 +35,8 @@ class RemoteSandbox:
     """
 
     def __init__(self, url: str, timeout_s: float = 60.0) -> None:
-        self._aiohttp = _aiohttp()
-        self._url, self._timeout_s = url.rstrip("/"), timeout_s
+        JsonClient(url)
+        self._url, self._timeout_s = url, timeout_s
         self._closed = False
 
     async def run(self, code: str) -> ToolResult:
@@ -48,23 +49,15 @@ class RemoteSandbox:
             raise InfrastructureError("The remote sandbox is closed; make a new one.")
         key = os.environ.get(KEY_VARIABLE)
         headers = {"Authorization": f"Bearer {key}"} if key else None
-        limit = self._aiohttp.ClientTimeout(total=self._timeout_s)
+        # A connection for each snippet: `close` is no coroutine and could not close one that is kept.
+        client = JsonClient(self._url, headers=headers, timeout_s=self._timeout_s)
         try:
-            # A connection for each snippet: a session would be bound to one event loop, and a run may use several.
-            async with (
-                self._aiohttp.ClientSession(timeout=limit, headers=headers) as session,
-                session.post(f"{self._url}/run", json={"code": code}) as response,
-            ):
-                if response.status != 200:
-                    raise InfrastructureError(
-                        f"The sandbox server {self._url} answered {response.status}: {(await response.text())[:200]}"
-                    )
-                answer = await response.json()
-                return ToolResult(answer["text"], (Usage(TOOL.name, seconds=answer["seconds"]),), answer["error"])
-        except (self._aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
-            raise InfrastructureError(
-                f"The sandbox server {self._url} gave no answer ({type(error).__name__}): see that it runs."
-            ) from error
+            answer = await client.post("/run", {"code": code})
+            return ToolResult(answer["text"], (Usage(TOOL.name, seconds=answer["seconds"]),), answer["error"])
+        except (KeyError, TypeError):
+            raise InfrastructureError(f"The sandbox server {self._url} gave an answer that cannot be read.") from None
+        finally:
+            await client.close()
 
     def close(self) -> None:
         """Later calls raise InfrastructureError."""
@@ -103,14 +96,6 @@ def application(sandbox: PythonSandbox) -> "web.Application":
     return app
 
 
-def _aiohttp() -> Any:
-    try:
-        import aiohttp
-    except ImportError as error:
-        raise ImportError("Remote sandboxes need aiohttp: pip install orchestra-jax[tools].") from error
-    return aiohttp
-
-
 def main() -> None:
     """Serves until it is interrupted."""
     parser = argparse.ArgumentParser(prog="orchestra_jax.tools.python.server", description="Runs snippets over HTTP.")
@@ -123,9 +108,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.host not in ("127.0.0.1", "::1", "localhost") and not os.environ.get(KEY_VARIABLE):
         parser.error(f"whoever reaches {options.host} could run code here: set {KEY_VARIABLE} to a secret")
-    _aiohttp()
-    from aiohttp import web
-
+    web = require_aiohttp("web")
     isolation: Isolation = options.isolation
     sandbox = PythonSandbox(options.workers, options.timeout, options.memory, isolation=isolation)
     web.run_app(application(sandbox), host=options.host, port=options.port)

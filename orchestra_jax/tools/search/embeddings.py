@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from jaxtyping import Float, Int
 
-from orchestra_jax.tools.json_http import JsonClient
+from orchestra_jax.http_json import JsonClient
 from orchestra_jax.tools.search.words import content_words
 from orchestra_jax.types import InfrastructureError
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.tools.json_http import JsonClient, require_aiohttp
+from orchestra_jax.http_json import JsonClient, require_aiohttp
 from orchestra_jax.tools.search.dense import MANIFEST, DenseIndex
 from orchestra_jax.tools.search.local import Hit, LocalIndex, Passage, render
 from orchestra_jax.types import InfrastructureError

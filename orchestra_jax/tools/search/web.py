@@ -5,34 +5,20 @@ price list, cached and replayed like every paid call (money/paid.py). Wikipedia 
 is an official one that has answered in the same format for many years; scrapers of search pages break every month.
 """
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from orchestra_jax import __version__
+from orchestra_jax.http_json import JsonClient, ServerError, require_aiohttp, retry_after
 from orchestra_jax.money.limits import Limiter
-from orchestra_jax.money.paid import (
-    CLOSE_S,
-    GRACE_S,
-    Answered,
-    Lost,
-    Outcome,
-    PaidCalls,
-    Refused,
-    read_key,
-    retry_after,
-)
+from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Answered, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.types import ToolResult, ToolSpec, Usage
-
-if TYPE_CHECKING:
-    import aiohttp
 
 SEARCH_TOOL = ToolSpec(
     name="web_search",
@@ -57,8 +43,6 @@ NO_RESULTS = "no results"
 _RETRIED = {408, 429}  # and every 5xx
 _OVER_PLAN = {432, 433}  # Tavily: the plan's or the key's credits are used up
 _WIKI_RETRIED = {"maxlag", "ratelimited", "readonly"}
-_CONNECT_S = 10.0
-_SHOWN = 200
 
 Read = Callable[[Any], Any]  # from the answer's JSON to what is recorded; raises LookupError or TypeError on nonsense
 
@@ -110,21 +94,22 @@ class _WebTool:
             limiter or Limiter(8), replay=replay, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s,
             prepare=self.check,
         )  # fmt: skip
-        self._headers: dict[str, str] = {}
-        self._key = ""
-        self._session: aiohttp.ClientSession | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client: JsonClient | None = None
 
     def check(self) -> None:
-        """Sees that calls can be made: raises ImportError without aiohttp, MissingKey without a key."""
-        _aiohttp()
+        """Checks that calls can be made: raises ImportError without aiohttp, MissingKey without a key."""
+        require_aiohttp()
+        self._headers()
+
+    def _headers(self) -> dict[str, str]:
+        """What every request carries."""
+        raise NotImplementedError
 
     async def close(self, patience_s: float = CLOSE_S) -> None:
         """See `PaidCalls.close`."""
         await self._calls.close(patience_s)
-        session, self._session = self._session, None
-        if session is not None and self._loop is asyncio.get_running_loop():
-            await session.close()
+        if self._client is not None:
+            await self._client.close()
 
     async def _call(
         self, name: str, request: Mapping[str, Any], method: str, path: str, fields: Mapping[str, Any], read: Read
@@ -139,27 +124,27 @@ class _WebTool:
         return recorded.value, recorded.usage, recorded.is_error
 
     async def _send(self, name: str, method: str, path: str, fields: Mapping[str, Any], read: Read) -> Outcome:
-        """One request. Never raises aiohttp's errors: they hold the headers and so the key."""
-        aiohttp, start = _aiohttp(), time.perf_counter()
-        body, query = (fields, None) if method == "POST" else (None, fields)
+        """One request and how it ended."""
+        if self._client is None:
+            self._client = JsonClient(self._url, headers=self._headers(), timeout_s=self._timeout_s + GRACE_S)
+        client, start = self._client, time.perf_counter()
         try:
-            async with self._connect().request(
-                method, self._url + path, headers=self._headers, json=body, params=query
-            ) as response:
-                content, status, headers = await response.read(), response.status, response.headers
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            return Refused(f"{self.provider} cannot be reached ({type(error).__name__}).", retry=True)
-        except aiohttp.ClientError as error:
-            return Lost(f"The connection to {self.provider} broke ({type(error).__name__}).")
+            if method == "POST":
+                response = await client.request(method, path, data=json.dumps(dict(fields)).encode())
+            else:
+                response = await client.request(method, path, query=fields)
+        except ServerError as error:
+            return Lost(str(error)) if error.sent else Refused(str(error), retry=True)
         row = self._prices.charge(Usage(name, seconds=time.perf_counter() - start))
-        if status == 400:  # the arguments are the policy's, and so is the error
-            return Answered({"error": self._said(content)}, replace(row, cost_usd=0.0), is_error=True)
-        if status != 200:
-            return self._refused(status, self._said(content), headers)
+        said = client.shown(_reason(response.content)).rstrip(".")
+        if response.status == 400:  # the arguments are the policy's, and so is the error
+            return Answered({"error": said}, replace(row, cost_usd=0.0), is_error=True)
+        if response.status != 200:
+            return self._refused(response.status, said, response.headers)
         try:
-            answer = json.loads(content)
+            answer = json.loads(response.content)
             if isinstance(answer, dict) and "error" in answer:
-                return self._error(answer["error"], row, headers)
+                return self._error(answer["error"], row, response.headers)
             value = read(answer)
         except (ValueError, LookupError, TypeError, AttributeError):
             return Lost(f"The answer of {self.provider} cannot be read.")
@@ -175,31 +160,10 @@ class _WebTool:
 
     def _error(self, error: Any, row: Usage, headers: Mapping[str, str]) -> Outcome:
         """An error in an answer of status 200, as MediaWiki gives them."""
-        code, said = str(error["code"]), self._redacted(str(error.get("info", "")))
+        code, said = str(error["code"]), str(error.get("info", "")).rstrip(".")
         if code in _WIKI_RETRIED:
             return Refused(f"{self.provider} answered with {code}: {said}.", True, retry_after(headers))
         return Answered({"error": said}, replace(row, cost_usd=0.0), is_error=True)
-
-    def _said(self, content: bytes) -> str:
-        """The server's own words about an error, without our key, which some servers repeat."""
-        text = content.decode("utf-8", "replace")
-        try:
-            detail = json.loads(text)["detail"]
-            text = str(detail["error"] if isinstance(detail, dict) else detail)
-        except (ValueError, LookupError, TypeError):
-            pass
-        return self._redacted(" ".join(text.split()))
-
-    def _redacted(self, text: str) -> str:
-        return (text.replace(self._key, "***") if self._key else text)[:_SHOWN].rstrip(".")
-
-    def _connect(self) -> "aiohttp.ClientSession":
-        loop = asyncio.get_running_loop()
-        if self._session is None or self._loop is not loop:
-            aiohttp = _aiohttp()
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)  # PaidCalls keeps the time
-            self._session, self._loop = aiohttp.ClientSession(timeout=timeout), loop
-        return self._session
 
     def _results(self, value: Any, rows: tuple[Usage, ...], is_error: bool) -> ToolResult:
         """The observation of a search: numbered results, each with title, address and text."""
@@ -245,10 +209,8 @@ class TavilySearch(_WebTool):
         super().__init__(prices, url=url, search_name=search_name, extract_name=extract_name, **options)
         self._variable, self._depth = api_key_env, depth
 
-    def check(self) -> None:
-        super().check()
-        self._key = read_key(self._variable, "Tavily")
-        self._headers = {"Authorization": f"Bearer {self._key}"}
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {read_key(self._variable, 'Tavily')}"}
 
     async def search(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Searches for {"query"}."""
@@ -300,8 +262,10 @@ class WikipediaSearch(_WebTool):
         super().__init__(
             prices, url=url or f"{self._site}/w/api.php", search_name=search_name, extract_name=extract_name, **options
         )
-        self._headers = {"User-Agent": f"orchestra-jax/{__version__} ({contact})"}
-        self._language = language
+        self._language, self._contact = language, contact
+
+    def _headers(self) -> dict[str, str]:
+        return {"User-Agent": f"orchestra-jax/{__version__} ({self._contact})"}
 
     async def search(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Searches for {"query"}; a result's text is the introduction of its page."""
@@ -355,9 +319,12 @@ def _short(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length] + "..."
 
 
-def _aiohttp() -> ModuleType:
+def _reason(content: bytes) -> str:
+    """The server's own words about an error, on one line."""
+    text = content.decode("utf-8", "replace")
     try:
-        import aiohttp
-    except ImportError:
-        raise ImportError("Web search needs the aiohttp package; pip install orchestra-jax[tools].") from None
-    return aiohttp
+        detail = json.loads(text)["detail"]
+        text = str(detail["error"] if isinstance(detail, dict) else detail)
+    except (ValueError, LookupError, TypeError):
+        pass
+    return " ".join(text.split())

@@ -127,7 +127,7 @@ else:
 
 BUILD = """
 import asyncio, os, sys
-from orchestra_jax.tools import dense_build
+from orchestra_jax.tools.search import dense_build
 from orchestra_jax.tools.search.embeddings import LsaEmbedder
 source, target, kind, shards, go = sys.argv[1:]
 calls = 0
