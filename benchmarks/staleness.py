@@ -46,7 +46,8 @@ from orchestra_jax.types import ToolCall, ToolResult
 TRAIN = ROOT / "experiments" / "train.py"
 # Nothing but the run itself in the seconds, and no pull to the reference: few steps have to show something.
 COMMON = (
-    "algorithm.kl_coef=0", "algorithm.warmup_steps=2", "algorithm.schedule=constant", "checkpoint.every=1000000",
+    "algorithm.loss.kl_coef=0", "algorithm.optimizer.warmup_steps=2", "algorithm.optimizer.schedule=constant",
+    "checkpoint.every=1000000",
     "checkpoint.export=false", "logger.names=[jsonl]", "logger.trajectories=0", "evaluation.greedy=false",
     "evaluation.swap_questions=0",
 )  # fmt: skip

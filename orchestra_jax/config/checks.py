@@ -4,14 +4,52 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from orchestra_jax.config.choices import EngineName, ReplayMode
+from orchestra_jax.config.ranges import range_problem
 from orchestra_jax.config.schema import ConfigError, RolloutConfig, RunConfig
 
 _ROLES = ("query_writer", "code_writer", "math", "generalist")
-_LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+
+# Keys of earlier versions, and where their values go now.
+RENAMED = {
+    "algorithm.aggregation": "algorithm.loss.aggregation",
+    "algorithm.clip_high": "algorithm.loss.clip_high",
+    "algorithm.clip_low": "algorithm.loss.clip_low",
+    "algorithm.dual_clip": "algorithm.loss.dual_clip",
+    "algorithm.importance": "algorithm.loss.importance",
+    "algorithm.importance_cap": "algorithm.loss.importance_cap",
+    "algorithm.kl": "algorithm.loss.kl",
+    "algorithm.kl_coef": "algorithm.loss.kl_coef",
+    "algorithm.loss": "algorithm.loss.loss",
+    "algorithm.advantage_clip": "algorithm.advantage.clip",
+    "algorithm.invalid": "algorithm.advantage.invalid",
+    "algorithm.min_std": "algorithm.advantage.min_std",
+    "algorithm.normalize_std": "algorithm.advantage.normalize_std",
+    "algorithm.adam_b1": "algorithm.optimizer.b1",
+    "algorithm.adam_b2": "algorithm.optimizer.b2",
+    "algorithm.learning_rate": "algorithm.optimizer.learning_rate",
+    "algorithm.max_grad_norm": "algorithm.optimizer.max_grad_norm",
+    "algorithm.moment_dtype": "algorithm.optimizer.moment_dtype",
+    "algorithm.optimizer": "algorithm.optimizer.name",
+    "algorithm.schedule": "algorithm.optimizer.schedule",
+    "algorithm.warmup_steps": "algorithm.optimizer.warmup_steps",
+    "algorithm.weight_decay": "algorithm.optimizer.weight_decay",
+    "env.max_calls": "rollout.limits.max_calls",
+    "logger.tensorboard": "logger.names",
+    "rollout.deadline_s": "rollout.limits.deadline_s",
+    "rollout.max_length": "rollout.limits.max_length",
+    "rollout.max_new_tokens": "rollout.limits.max_new_tokens",
+    "rollout.max_turns": "rollout.limits.max_turns",
+    "rollout.retries": "rollout.limits.retries",
+    "rollout.tool_deadline_s": "rollout.limits.tool_deadline_s",
+    "rollout.turn_deadline_s": "rollout.limits.turn_deadline_s",
+    "warm_start.learning_rate": "warm_start.optimizer.learning_rate",
+    "warm_start.optimizer": "warm_start.optimizer.name",
+}
 
 
 def load(config: DictConfig, output_dir: str | None = None) -> RunConfig:
@@ -29,6 +67,8 @@ def load(config: DictConfig, output_dir: str | None = None) -> RunConfig:
         config = OmegaConf.merge(config, {"output_dir": output_dir})  # type: ignore[assignment]
     if strangers := list(_strangers(config)):  # Hydra lets `+key=value` in
         raise ConfigError("\n".join(unknown_key(key) for key in strangers))
+    if outside := list(_outside(config, RunConfig)):
+        raise ConfigError("\n".join(outside))
     run = OmegaConf.to_object(config)
     if not isinstance(run, RunConfig):
         raise ConfigError("This is no run's config: its defaults list must begin with `run_config`.")
@@ -45,23 +85,24 @@ def validate(config: RunConfig) -> None:
 
 
 def problems(config: RunConfig) -> list[str]:
-    """One sentence, with the fix, for everything in the config that cannot work; reads no file."""
-    found = [problem for key, value, rule in _leaves(config) if (problem := _check(key, value, rule))]
+    """One sentence, with the fix, for all settings that do not fit each other; reads no file."""
+    found = []
     sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     if sizes.count(-1) > 1 or 0 in sizes:
         found.append(f"mesh {sizes} must have sizes >= 1 and at most one -1 (all devices left): change mesh.*.")
     rollout, algorithm = config.rollout, config.algorithm
-    if rollout.max_new_tokens >= rollout.max_length:
+    limits = rollout.limits
+    if limits.max_new_tokens >= limits.max_length:
         found.append(
-            f"rollout.max_new_tokens={rollout.max_new_tokens} leaves no room for a prompt: "
-            f"make it smaller than rollout.max_length={rollout.max_length}."
+            f"rollout.limits.max_new_tokens={limits.max_new_tokens} leaves no room for a prompt: "
+            f"make it smaller than rollout.limits.max_length={limits.max_length}."
         )
-    if rollout.engine == "embedded" and rollout.lockstep and (rollout.max_staleness or rollout.spare_groups):
+    if rollout.engine is EngineName.embedded and rollout.lockstep and (rollout.max_staleness or rollout.spare_groups):
         found.append(
             "rollout.lockstep makes the engine wait for all trajectories, so none can run ahead: set "
             "rollout.lockstep=false, or rollout.max_staleness=0 and rollout.spare_groups=0."
         )
-    if rollout.engine == "sglang" and not rollout.urls and not rollout.server.python:
+    if rollout.engine is EngineName.sglang and not rollout.urls and not rollout.server.python:
         found.append(
             "rollout.engine=sglang needs a server: set rollout.urls=[http://HOST:PORT], or rollout.server.python=PATH "
             "of an interpreter that has SGLang (requirements/README.md)."
@@ -79,15 +120,13 @@ def problems(config: RunConfig) -> list[str]:
             f"algorithm.minibatches={algorithm.minibatches} must divide the {samples} samples of a step "
             "(tasks_per_step * group_size): change one of them."
         )
-    if algorithm.packing and (algorithm.row_length or rollout.max_length) < rollout.max_length:
+    if algorithm.packing and (algorithm.row_length or limits.max_length) < limits.max_length:
         found.append(
-            f"algorithm.row_length={algorithm.row_length} does not hold a trajectory of rollout.max_length="
-            f"{rollout.max_length}: make it at least as long, or null."
+            f"algorithm.row_length={algorithm.row_length} does not hold a trajectory of rollout.limits.max_length="
+            f"{limits.max_length}: make it at least as long, or null."
         )
     if config.model.lora.rank and config.model.path is None:
         found.append("model.lora.rank needs a base to freeze: set model.path=FOLDER, or model.lora.rank=0.")
-    if unknown := sorted(set(config.model.lora.targets) - set(_LORA_TARGETS)):
-        found.append(f"model.lora.targets has {unknown[0]}: choose from {', '.join(_LORA_TARGETS)}.")
     found += _tools(config)
     if (config.env.name == "quickstart") != (config.data.source == "quickstart"):
         found.append(
@@ -111,7 +150,7 @@ def _tools(config: RunConfig) -> list[str]:
         )
     if factors.low > factors.high:
         found.append(f"pricing.randomise.low={factors.low} must be at most pricing.randomise.high={factors.high}.")
-    if config.replay.mode != "off" and not config.replay.path:
+    if config.replay.mode is not ReplayMode.off and not config.replay.path:
         found.append(f"replay.mode={config.replay.mode} needs a file: set replay.path=FILE.db.")
     return found
 
@@ -119,7 +158,7 @@ def _tools(config: RunConfig) -> list[str]:
 def _sharing(rollout: RolloutConfig) -> list[str]:
     """What does not go with servers and a trainer that use the same GPUs in turns."""
     found = []
-    if rollout.engine != "sglang":
+    if rollout.engine is not EngineName.sglang:
         found.append(
             f"rollout.server.share_gpus is for servers, but rollout.engine={rollout.engine}: set "
             "rollout.engine=sglang, or rollout.server.share_gpus=false."
@@ -149,13 +188,14 @@ def missing_inputs(config: RunConfig) -> list[str]:
         )
     if config.env.name != "quickstart" and not data.training():
         found.append("There are no training questions: set data.path=FILE.")
-    tools, live = config.tools, config.replay.mode != "replay"
+    tools, live = config.tools, config.replay.mode is not ReplayMode.replay
     if tools.experts and not tools.experts_url and not tools.experts_file and live:
         found.append(
             "tools.experts need a server: set tools.experts_url=http://HOST:PORT/v1 or tools.experts_file=FILE, or "
             "tools=offline."
         )
-    server = config.rollout.server.python if config.rollout.engine == "sglang" and not config.rollout.urls else None
+    starts_servers = config.rollout.engine is EngineName.sglang and not config.rollout.urls
+    server = config.rollout.server.python if starts_servers else None
     read = [
         ("rollout.server.python", server),
         ("model.path", model.path),
@@ -213,7 +253,9 @@ def keys(schema: type = RunConfig, prefix: str = "") -> dict[str, type | None]:
 
 
 def unknown_key(key: str) -> str:
-    """One sentence that names the neighbours of a key that the schema does not have."""
+    """One sentence that names the new name of an old key, or the neighbours of one that the schema never had."""
+    if key in RENAMED:
+        return f"'{key}' has another name now: write {RENAMED[key]}."
     known = keys()
     parent = key.rpartition(".")[0]
     while parent and known.get(parent) is None:
@@ -239,34 +281,18 @@ def _strangers(config: DictConfig, schema: type = RunConfig, prefix: str = "") -
             yield from _strangers(config[name], node, f"{prefix}{name}.")
 
 
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """(dotted key, value, rule) of every field that has a rule."""
-    for entry in fields(node):
-        value = getattr(node, entry.name)
-        if is_dataclass(value):
-            yield from _leaves(value, f"{prefix}{entry.name}.")
-        elif isinstance(value, list) and value and is_dataclass(value[0]):
+def _outside(config: DictConfig, schema: type, prefix: str = "") -> Iterator[str]:
+    """The sentences for all values outside their ranges, before the dataclasses are made."""
+    for entry in fields(schema):
+        value = config[entry.name]
+        if isinstance(value, DictConfig) and is_dataclass(entry.type):
+            yield from _outside(value, cast(type, entry.type), f"{prefix}{entry.name}.")
+        elif isinstance(value, ListConfig):
             for index, item in enumerate(value):
-                yield from _leaves(item, f"{prefix}{entry.name}[{index}].")
-        elif entry.metadata and value is not None:
-            yield prefix + entry.name, value, entry.metadata
-
-
-def _check(key: str, value: Any, rule: Mapping[str, Any]) -> str | None:
-    """The sentence for a value outside its range, else None."""
-    if "choices" in rule:
-        if value in rule["choices"]:
-            return None
-        near = get_close_matches(value, rule["choices"], n=1)
-        return f"{key}={value} is unknown: use {f'{near[0]}, or ' if near else ''}one of {', '.join(rule['choices'])}."
-    low, high, bound = rule.get("low"), rule.get("high"), rule.get("above")
-    if high is not None and not low <= value <= high:
-        return f"{key}={value} must be within [{low}, {high}]: change it."
-    if high is None and low is not None and not value >= low:
-        return f"{key}={value} must be at least {low}: change it."
-    if bound is not None and not value > bound:
-        return f"{key}={value} must be above {bound}: change it."
-    return None
+                if isinstance(item, DictConfig):
+                    yield from _outside(item, cast(type, OmegaConf.get_type(item)), f"{prefix}{entry.name}[{index}].")
+        elif problem := range_problem(prefix + entry.name, value, entry.metadata):
+            yield problem
 
 
 def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

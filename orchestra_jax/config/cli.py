@@ -13,7 +13,8 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from orchestra_jax.config.checks import keys, load, unknown_key
+from orchestra_jax.config.checks import RENAMED, keys, load, unknown_key
+from orchestra_jax.config.ranges import unknown_choice
 from orchestra_jax.config.schema import ConfigError, RunConfig
 
 USAGE_ERROR = 2  # exit status
@@ -81,6 +82,8 @@ def explain_error(error: BaseException) -> str:
             return unknown_key(key) if key.partition(".")[0] != "hydra" else _one_line(f"{chain[0]} {cause}")
         if isinstance(cause, MissingConfigException) and cause.options is not None and cause.missing_cfg_file:
             return _unknown_choice(str(cause.missing_cfg_file), list(cause.options))
+    if sentence := _wrong_value("\n".join(str(cause) for cause in chain)):
+        return sentence
     # A key in a file: Hydra keeps the text of the cause only.
     if found := re.match(
         r"In '(.+)': Config(?:Key|Attribute)Error .*^\s*full_key: (\S+)", str(error), re.DOTALL | re.MULTILINE
@@ -89,6 +92,22 @@ def explain_error(error: BaseException) -> str:
     if found := re.match(r"Could not override '([^'@]+)'\.\s+No match in the defaults list", str(error)):
         return _unlisted_group(found[1])
     return _one_line(" ".join(str(cause) for cause in chain))
+
+
+def _wrong_value(text: str) -> str | None:
+    """The sentence for a name that is no choice, or a value where a group of settings is; None for another text."""
+    file = re.match(r"In '(.+)': ValidationError", text)
+    where = f"In '{file[1]}': " if file else ""
+    if found := re.search(r"Invalid value '(.*)', expected one of \[(.*)\]\s+full_key: (\S+)", text):
+        return where + unknown_choice(found[3], found[1], found[2].split(", "))
+    if found := re.search(r"\w+ is not a subclass of (\w+)\. value: (.*)\s+full_key:(.*)", text):
+        old = [key for key in RENAMED if (node := keys().get(key)) and node.__name__ == found[1]]
+        if (key := found[3].strip()) in old:
+            return where + unknown_key(key)
+        if old:  # a file's error has no key
+            new = " or ".join(RENAMED[key] for key in old)
+            return f"{where}{found[2]} stands where a group of settings is: write {new}."
+    return None
 
 
 def _unknown_choice(path: str, options: list[str]) -> str:

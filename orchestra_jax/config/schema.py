@@ -1,67 +1,75 @@
-"""The whole configuration of a run as typed dataclasses.
+"""The whole configuration of a run as typed dataclasses, built once and passed on.
 
-Hydra fills this tree from `conf/` and the command line; `config_checks.load` turns the result into a `RunConfig`. A
-field's range stands beside its default (`one_of`, `within`, `at_least`, `above`); rules between fields are in
-`config_checks.problems`.
+Hydra fills this tree from `conf/` and the command line; `config.checks.load` turns the result into a `RunConfig`. A
+field's range stands beside its default (`config.ranges`), a list of names in `config.choices`; rules between fields are
+in `config.checks.problems`.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig, LossConfig, OptimizerConfig
+from orchestra_jax.config.choices import (
+    AttentionBackend,
+    Compiler,
+    DType,
+    LoraTarget,
+    OptimizerName,
+    Remat,
+    ReplayMode,
+    Schedule,
+    ToolFeature,
+)
+from orchestra_jax.config.errors import ConfigError
+from orchestra_jax.config.ranges import Settings, above, at_least, one_of, within
+from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits, ServerOptions
 
-class ConfigError(ValueError):
-    """The run cannot start as configured; the message says what to change."""
-
-
-def one_of(default: str | None, *choices: str) -> Any:
-    """A field whose value is one of `choices` (or `default`)."""
-    return field(default=default, metadata={"choices": choices})
-
-
-def within(default: float, low: float, high: float) -> Any:
-    """A number with low <= value <= high."""
-    return field(default=default, metadata={"low": low, "high": high})
-
-
-def at_least(default: float | None, low: float) -> Any:
-    """A number with value >= low."""
-    return field(default=default, metadata={"low": low})
-
-
-def above(default: float | None, low: float) -> Any:
-    """A number with value > low."""
-    return field(default=default, metadata={"above": low})
+__all__ = [
+    "AdvantageConfig",
+    "AlgorithmConfig",
+    "ConfigError",
+    "LossConfig",
+    "OptimizerConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "RolloutLimits",
+    "RunConfig",
+    "ServerOptions",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class LoraConfig:
+class LoraConfig(Settings):
     """Adapters that are trained instead of the policy itself; the policy at model.path is their frozen base."""
 
     rank: int = at_least(0, 0)  # of the adapters; 0 trains the whole policy
     alpha: float = above(32.0, 0)  # the adapters' product is scaled by alpha / rank
-    targets: list[str] = field(
-        default_factory=lambda: ["q", "k", "v", "o", "gate", "up", "down"]
-    )  # the matrices that get one
+    targets: list[LoraTarget] = field(default_factory=lambda: list(LoraTarget))  # the matrices that get one
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Settings):
     """The policy."""
 
     preset: str = "tiny"  # size: a preset of models.config; ignored where `path` has a config.json
     path: str | None = None  # folder of a Hugging Face checkpoint (config.json, *.safetensors)
     random_init: bool = False  # start from random weights when there is no `path`, after a warm start
     tokenizer: str | None = None  # "quickstart" or a folder with tokenizer.json
-    dtype: str = one_of("float32", "float32", "bfloat16")  # compute dtype
-    param_dtype: str = one_of("float32", "float32", "bfloat16")  # storage dtype of the parameters
+    dtype: DType = DType.float32  # compute dtype
+    param_dtype: DType = DType.float32  # storage dtype of the parameters
     scan_layers: bool = False  # scan over stacked layers: compiles fast on a GPU; unrolled runs faster on a CPU
-    remat: str = one_of("none", "none", "full", "dots")  # what the backward pass recomputes
-    attention: str = one_of("xla", "xla", "cudnn")  # backend
+    remat: Remat = Remat.none  # what the backward pass recomputes
+    attention: AttentionBackend = AttentionBackend.xla  # backend
     lora: LoraConfig = field(default_factory=LoraConfig)
+
+    @property
+    def numerics(self) -> dict[str, Any]:
+        """What a model's config takes of these settings, whatever its size."""
+        return {name: getattr(self, name) for name in ("dtype", "param_dtype", "scan_layers", "remat", "attention")}
 
 
 @dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Settings):
     """Devices along each axis of the mesh; -1 for one axis takes all that are left."""
 
     data: int = at_least(1, -1)  # devices, batch split
@@ -70,118 +78,28 @@ class MeshConfig:
 
 
 @dataclass(frozen=True)
-class AlgorithmConfig:
-    """The update: Eq. 3, Eq. 4, the filters and the optimizer. Defaults: the paper and its training script."""
-
-    tasks_per_step: int = at_least(16, 1)  # groups
-    group_size: int = at_least(8, 2)  # rollouts of one task
-    optimizer: str = one_of("adamw", "adamw", "muon")  # of the policy update
-    learning_rate: float = above(1e-6, 0)  # peak
-    warmup_steps: int = at_least(0, 0)  # optimizer steps, linear from 0
-    schedule: str = one_of("constant", "constant", "linear", "cosine")  # after the warm-up, towards 0
-    weight_decay: float = at_least(0.0, 0)  # AdamW
-    max_grad_norm: float = above(1.0, 0)  # global norm
-    adam_b1: float = within(0.9, 0, 1)  # decay of the first moment
-    adam_b2: float = within(0.999, 0, 1)  # decay of the second moment
-    loss: str = one_of("sequence", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sequence")  # surrogate
-    clip_low: float = within(0.2, 0, 1)  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = at_least(0.28, 0)  # see clip_low
-    dual_clip: float | None = above(None, 1)  # bound of the loss where the advantage is negative
-    kl_coef: float = at_least(0.0, 0)  # weight of the KL to the reference policy; 0 keeps no reference
-    kl: str = one_of("k2", "k1", "k2", "k3")  # its estimator
-    kl_final: float = within(1.0, 0, 1)  # share of kl_coef that is left after kl_fade, falling linearly
-    kl_fade: float = within(1.0, 0, 1)  # share of the run's steps over which kl_coef falls
-    aggregation: str | None = one_of(None, "token", "sequence", "constant")  # mean over what; null: the loss's own
-    importance: str = one_of("none", "none", "tis", "icepop")  # correction for the engine's log-probs
-    importance_cap: float = at_least(2.0, 1)  # its cap
-    entropy_coef: float = at_least(0.0, 0)  # weight of the entropy bonus
-    min_std: float = at_least(0.1, 0)  # groups whose reward std is below it are dropped
-    normalize_std: bool = True  # divide by the group's std (Eq. 3)
-    advantage_clip: float | None = above(None, 0)  # advantages are clipped to +- this
-    invalid: str = one_of("drop", "drop", "zero_reward")  # what happens to invalid samples
-    epochs: int = at_least(1, 1)  # passes over a step's samples
-    minibatches: int = at_least(1, 1)  # optimizer steps per pass
-    share_prefix: bool = True  # run a group's common prompt once for all its members
-    micro_tokens: int = at_least(4096, 1)  # tokens of one micro-batch
-    row_widths: list[int] = field(
-        default_factory=lambda: [128, 512, 2048]
-    )  # row widths to compile; max_length is added
-    response_fractions: list[float] = field(default_factory=lambda: [0.5])  # shares of sampled tokens to compile for
-    prefix_widths: list[int] = field(default_factory=lambda: [128, 512, 2048])  # compiled widths of shared prompts
-    packing: bool = False  # several sequences in a row; row_widths, share_prefix and prefix_widths are then unused
-    row_length: int | None = at_least(None, 1)  # tokens of a packed row; null: rollout.max_length
-    row_sequences: int = at_least(64, 1)  # sequences that a packed micro-batch may hold
-    moment_dtype: str = one_of("float32", "float32", "bfloat16")  # storage of the optimizer's moments
-    reference_dtype: str = one_of("float32", "float32", "bfloat16")  # storage of the KL's reference policy
-    reference_offload: bool = False  # keep the reference in host memory between its one use per step
-
-
-@dataclass(frozen=True)
-class RewardConfig:
+class RewardConfig(Settings):
     """Multipliers of every instance's preference vector P (Eq. 2), each in [0, 1]."""
 
     outcome: float = within(1.0, 0, 1)  # times p_outcome
     compute: float = within(1.0, 0, 1)  # times p_compute (dollars)
     latency: float = within(1.0, 0, 1)  # times p_latency (seconds)
     tools: float = within(1.0, 0, 1)  # times every p_tool
-    tool_feature: str = one_of("count", "count", "used", "share")  # m_t: calls, 0/1, or share of all calls
+    tool_feature: ToolFeature = ToolFeature.count  # m_t: calls, 0/1, or share of all calls
     normalize_outcome: bool = True  # min-max within the group as in Eq. 2; false: an all-right group keeps p_outcome
 
 
 @dataclass(frozen=True)
-class ServerOptions:
-    """SGLang servers that the run starts itself, where rollout.urls is empty; see requirements/README.md."""
-
-    python: str | None = None  # interpreter of the environment that SGLang is installed in
-    count: int = at_least(1, 1)  # servers
-    device: str = one_of("cuda", "cuda", "cpu")  # cpu: for tests
-    gpus: list[list[int]] = field(default_factory=list)  # numbers of each server's GPUs; empty: those it finds
-    share_gpus: bool = False  # on the trainer's GPUs, in turns: they release their memory for every update
-    port: int = at_least(0, 0)  # of the first server, the next ones follow; 0: free ones
-    flags: list[str] = field(default_factory=list)  # further flags of sglang.launch_server
-    ready_s: float = above(600.0, 0)  # seconds to load
-
-
-@dataclass(frozen=True)
-class RolloutConfig:
-    """The engine and the multi-turn collector."""
-
-    engine: str = one_of("embedded", "embedded", "sglang")  # who samples
-    urls: list[str] = field(default_factory=list)  # SGLang servers that are there; empty: the run starts its own
-    server: ServerOptions = field(default_factory=ServerOptions)
-    weight_update: str = one_of("disk", "disk", "direct")  # to a server: through files, or in its requests
-    weight_folder: str | None = None  # for disk, seen by all servers; null: shared memory, where they are on this host
-    slots: int = at_least(64, 1)  # trajectories under way at once
-    max_length: int = at_least(2048, 2)  # tokens of a sequence, prompt included
-    max_new_tokens: int = at_least(256, 1)  # tokens of one turn
-    max_turns: int = at_least(50, 1)  # turns of a trajectory
-    temperature: float = above(1.0, 0)  # of sampling and of the learner's log-probs
-    history: str = one_of("keep", "keep", "strip_thinking")  # whether earlier turns keep their reasoning
-    chunk: int = at_least(8, 1)  # tokens the embedded engine decodes between two admissions
-    widths: list[int] = field(default_factory=lambda: [16, 64, 256, 1024])  # compiled prompt widths of that engine
-    threads: int = at_least(1, 1)  # parts of the embedded engine's slots that run side by side: a CPU's cores
-    lockstep: bool = True  # the embedded engine waits for all open trajectories: bit-reproducible runs
-    max_staleness: int = at_least(0, 0)  # versions that a trained token may be old; above 0 rollouts run ahead
-    spare_groups: int = at_least(0, 0)  # groups beyond max_staleness + 1 steps: as many slow ones are not waited for
-    deadline_s: float = above(600.0, 0)  # seconds for one trajectory; a later one is invalid
-    turn_deadline_s: float | None = above(None, 0)  # seconds for one generation; null: the trajectory's
-    tool_deadline_s: float | None = above(None, 0)  # seconds for one tool call; null: the trajectory's
-    slow_after_s: float = above(60.0, 0)  # seconds after which a wait is reported
-    retries: int = at_least(2, 0)  # new tries after an infrastructure failure
-
-
-@dataclass(frozen=True)
-class EnvConfig:
+class EnvConfig(Settings):
     """The world that the policy acts in."""
 
     name: str = one_of("quickstart", "quickstart", "qa")
     seed: int = at_least(0, 0)  # seed of a generated world, kept apart from the run's
-    max_calls: int = at_least(3, 1)  # calls before the answer is due
     tokenizer: str | None = "quickstart"  # for a policy that starts from random weights
 
 
 @dataclass(frozen=True)
-class ToolsConfig:
+class ToolsConfig(Settings):
     """What can be called; docs/tools.md."""
 
     names: list[str] = field(default_factory=list)  # plain tools: python, local_search, web_search, web_extract, answer
@@ -218,7 +136,7 @@ class ToolsConfig:
 
 
 @dataclass(frozen=True)
-class RandomPricesConfig:
+class RandomPricesConfig(Settings):
     """The price schedule of each instance (section 3.3); rewards count by it, budgets by what is really paid."""
 
     lists: list[str] = field(default_factory=list)  # one of these files of conf/pricing; empty: pricing.name
@@ -227,7 +145,7 @@ class RandomPricesConfig:
 
 
 @dataclass(frozen=True)
-class PricingConfig:
+class PricingConfig(Settings):
     """The price list in force."""
 
     name: str = "quickstart"  # conf/pricing/<name>.yaml: what is really paid
@@ -238,7 +156,7 @@ class PricingConfig:
 
 
 @dataclass(frozen=True)
-class BudgetConfig:
+class BudgetConfig(Settings):
     """The most that may be spent on outside calls, checked before each with its worst case; null: no limit."""
 
     run_usd: float | None = at_least(None, 0)  # dollars of the run: it stops, saved, and goes on once this is raised
@@ -253,15 +171,15 @@ class BudgetConfig:
 
 
 @dataclass(frozen=True)
-class ReplayConfig:
+class ReplayConfig(Settings):
     """The record of tool calls; docs/money.md."""
 
-    mode: str = one_of("off", "off", "record", "replay", "replay_or_record")  # replay: no network, no key, no cost
+    mode: ReplayMode = ReplayMode.off  # replay: no network, no key, no cost
     path: str | None = None  # file
 
 
 @dataclass  # not frozen: OmegaConf would not let the command line change an entry of a list
-class SourceConfig:
+class SourceConfig(Settings):
     """One file or folder of tasks."""
 
     source: str = one_of("auto", "auto", "jsonl", "gsm8k", "hle", "frames", "general_thought", "toolscale")  # format
@@ -270,7 +188,7 @@ class SourceConfig:
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Settings):
     """Where tasks come from. `path` wins over `mixture`; without `eval_path`, rows of `path` are held out."""
 
     source: str = one_of(
@@ -294,20 +212,27 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class WarmStartConfig:
+class WarmStartConfig(Settings):
     """Supervised steps on scripted demonstrations, for a policy with random weights only."""
 
     steps: int = at_least(600, 0)  # optimizer steps at most; 0 skips it
     batch_size: int = at_least(64, 1)  # demonstrations
     demonstrations: int = at_least(8000, 1)  # scripted trajectories made before the first step
-    optimizer: str = one_of("muon", "adamw", "muon")  # for the warm start only
-    learning_rate: float = above(2e-2, 0)  # peak
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(
+            learning_rate=2e-2,
+            name=OptimizerName.muon,
+            warmup_steps=20,
+            schedule=Schedule.cosine,
+            final_fraction=0.05,
+        )
+    )
     min_copy_accuracy: float = within(0.95, 0, 1)  # share of arguments copied exactly that ends the warm start
     check_every: int = at_least(100, 1)  # steps between two measurements
 
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Settings):
     """Held-out questions before, during and after training."""
 
     questions: int = at_least(256, 0)  # questions; 0 skips evaluation
@@ -318,7 +243,7 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Settings):
     """What a killed run continues from, and what it leaves."""
 
     every: int = at_least(50, 1)  # training steps
@@ -327,7 +252,7 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
-class LoggerConfig:
+class LoggerConfig(Settings):
     """Where a run's figures go; metrics.jsonl is written in any case."""
 
     names: list[str] = field(default_factory=lambda: ["jsonl", "tensorboard"])  # training.loggers, or module:attribute
@@ -336,15 +261,15 @@ class LoggerConfig:
 
 
 @dataclass(frozen=True)
-class PlanConfig:
+class PlanConfig(Settings):
     """What experiments/plan.py is asked beside the run itself; training ignores it."""
 
     gpu: str = "h100-80gb"  # a GPU of planning/gpus.py
     mfu: float = within(0.4, 0.001, 1)  # assumed share of its dense bf16 peak
     gpus_per_node: int = at_least(8, 1)  # GPUs that share a node
     memory_fraction: float = within(0.92, 0.01, 1)  # share of a GPU's memory that JAX may take
-    compiler: str = one_of("auto", "auto", "cuda", "cpu")  # auto: cuda where jax[cuda12] is installed
-    tokens: int | None = at_least(None, 1)  # mean tokens of a trajectory; null: rollout.max_length
+    compiler: Compiler = Compiler.auto  # auto: cuda where jax[cuda12] is installed
+    tokens: int | None = at_least(None, 1)  # mean tokens of a trajectory; null: rollout.limits.max_length
     response: float = within(0.25, 0, 1)  # share of a trajectory's tokens that the policy sampled
     calls: int = at_least(3, 0)  # assumed calls of experts per trajectory, for the dry run of their cost
     call_input: int = at_least(2000, 0)  # assumed prompt tokens of such a call
@@ -352,7 +277,7 @@ class PlanConfig:
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Settings):
     """One training run. The same name is the same folder: running it again resumes it."""
 
     name: str = "quickstart"  # of the run

@@ -114,8 +114,8 @@ class EmbeddedEngine:
         prompt = tuple(prompt_ids)
         if len(prompt) + 1 > self.max_length:
             raise ValueError(
-                f"A prompt of {len(prompt)} tokens leaves no room to sample in rollout.max_length={self.max_length}; "
-                f"raise rollout.max_length."
+                f"A prompt of {len(prompt)} tokens leaves no room to sample in rollout.limits.max_length="
+                f"{self.max_length}: raise rollout.limits.max_length."
             )
         if not prompt:
             raise ValueError("The prompt is empty; give at least one token.")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestra_jax.config.choices import EngineName, WeightUpdate
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.engines.embedded import EmbeddedEngine
@@ -56,14 +57,14 @@ async def start_engine(
         ConfigError: a server does not start, does not answer, or has another model.
     """
     r = cfg.rollout
-    if r.engine == "embedded":
+    if r.engine is EngineName.embedded:
         return RunEngine(
             EmbeddedEngine(
                 model,
                 params,
                 version=version,
                 slots=r.slots,
-                max_length=r.max_length,
+                max_length=r.limits.max_length,
                 chunk=r.chunk,
                 widths=r.widths,
                 lockstep=r.lockstep,
@@ -74,12 +75,12 @@ async def start_engine(
     urls = r.urls or [server.url for server in servers]
     engine = SGLangEngine(
         urls,
-        max_length=r.max_length,
+        max_length=r.limits.max_length,
         vocab_size=model.vocab_size,
-        push=BucketPush(model) if r.weight_update == "direct" else DiskPush(model, r.weight_folder),
+        push=BucketPush(model) if r.weight_update is WeightUpdate.direct else DiskPush(model, r.weight_folder),
         version=version,
         concurrency=max(1, r.slots // len(urls)),
-        request_timeout_s=r.deadline_s,
+        request_timeout_s=r.limits.deadline_s,
         revive=reviver(servers) if servers else None,
     )
     running = RunEngine(engine, servers, r.server.share_gpus)
@@ -116,7 +117,7 @@ def _servers(cfg: RunConfig, version: int, directory: Path) -> list[ServerProces
                 device=s.device,
                 gpus=tuple(gpus[number]),
                 version=version,
-                max_length=r.max_length,
+                max_length=r.limits.max_length,
                 memory_saver=s.share_gpus,
                 flags=tuple(s.flags),
                 ready_s=s.ready_s,

@@ -11,7 +11,7 @@ from orchestra_jax.planning.gpus import GIB, GPUS, find_gpu
 from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices, smallest_gpu
 from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
 from orchestra_jax.rl.packing import PackShapes
-from orchestra_jax.rl.setup import adapters, policy_learner, policy_optimizer, policy_shapes
+from orchestra_jax.rl.setup import adapters, policy_learner, policy_shapes
 from orchestra_jax.tools.build import price_book
 
 
@@ -49,15 +49,15 @@ def job_of(cfg: RunConfig) -> Job:
     return Job(
         model,
         policy_learner(cfg, model).cfg,
-        policy_optimizer(cfg),
+        algorithm.optimizer,
         (cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor),
         largest_shape(policy_shapes(cfg), cfg.plan.response),
         algorithm.tasks_per_step * algorithm.group_size,
-        cfg.plan.tokens or cfg.rollout.max_length,
+        cfg.plan.tokens or cfg.rollout.limits.max_length,
         cfg.plan.response,
         algorithm.epochs,
         algorithm.minibatches,
-        algorithm.reference_dtype if algorithm.kl_coef > 0 else None,
+        algorithm.reference_dtype if algorithm.loss.kl_coef > 0 else None,
         algorithm.reference_offload,
         adapters(cfg),
     )
@@ -76,8 +76,7 @@ def largest_shape(shapes: MicroShapes | PackShapes, response: float) -> BatchSha
 
 def model_config(cfg: RunConfig) -> Qwen3Config:
     """Architecture and numerics; needs no weights, and a checkpoint's folder only for a size that is no preset."""
-    m = cfg.model
-    numerics = {name: getattr(m, name) for name in ("dtype", "param_dtype", "scan_layers", "remat", "attention")}
+    m, numerics = cfg.model, cfg.model.numerics
     try:
         if m.path is not None:
             return Qwen3Config.from_hf(m.path, **numerics)
@@ -138,7 +137,7 @@ def advice(plan: Plan) -> list[str]:
     if job.model.remat != "full":
         found.append((None, "model.remat=full: recompute every layer in the backward pass"))
     if job.optimizer.name == "adamw" and job.optimizer.moment_dtype == "float32":
-        cut(optimizer / 2, "algorithm.moment_dtype=bfloat16: half of the optimizer's state")
+        cut(optimizer / 2, "algorithm.optimizer.moment_dtype=bfloat16: half of the optimizer's state")
     if job.shape.rows > 1:
         tokens = job.shape.rows // 2 * job.shape.length
         cut(program.temp / 2, f"algorithm.micro_tokens={tokens}: half as many rows in a micro-batch")
@@ -151,7 +150,7 @@ def advice(plan: Plan) -> list[str]:
         )
     if job.tokens < job.shape.length or job.shape.rows == 1:
         half = job.shape.length // 2
-        cut(program.temp / 2, f"rollout.max_length={half} and rows to match: half as long trajectories")
+        cut(program.temp / 2, f"rollout.limits.max_length={half} and rows to match: half as long trajectories")
     if state["reference"]:
         cut(state["reference"], "algorithm.reference_offload=true: the reference policy waits in host memory")
     if job.adapters is None:

@@ -4,19 +4,17 @@ The homogeneity filter works on groups (`informative_groups`); the format filter
 members (`member_masks`). Axes: G groups, N members of a group.
 """
 
-from typing import Literal, get_args
-
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-InvalidMode = Literal["drop", "zero_reward"]
+from orchestra_jax.config.choices import InvalidMode
 
 _ROUNDING = 1e-6  # a group whose std equals min_std but for float32 rounding is kept
 
 
 def member_masks(
-    completed: Bool[Array, "G N"], failed: Bool[Array, "G N"], *, invalid: InvalidMode = "drop"
+    completed: Bool[Array, "G N"], failed: Bool[Array, "G N"], *, invalid: InvalidMode = InvalidMode.drop
 ) -> Bool[Array, "G N"]:
     """Which members take part in their group's mean, std and gradient: the format and invalid-output filters.
 
@@ -35,11 +33,7 @@ def member_masks(
         ValueError: `invalid` is unknown.
     """
     alive = ~jnp.asarray(failed).astype(bool)
-    if invalid == "drop":
-        return alive & jnp.asarray(completed).astype(bool)
-    if invalid == "zero_reward":
-        return alive
-    raise ValueError(f"Unknown mode {invalid!r} for invalid members: use one of {', '.join(get_args(InvalidMode))}.")
+    return alive & jnp.asarray(completed).astype(bool) if InvalidMode(invalid) is InvalidMode.drop else alive
 
 
 def _moments(

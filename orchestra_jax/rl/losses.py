@@ -3,107 +3,19 @@
 Axes: B sequences, T tokens. A row is one sequence: its ratio and its mean are taken over the row's masked tokens.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-Loss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sequence"]
-KL = Literal["k1", "k2", "k3"]
-Aggregation = Literal["token", "sequence", "constant"]
-Importance = Literal["none", "tis", "icepop"]
+from orchestra_jax.config.algorithm import LossConfig
+from orchestra_jax.config.choices import KL, Aggregation, Importance
+
+__all__ = ["LossConfig", "kl_estimate", "masked_percentiles", "policy_loss"]
 
 _MAX_LOG_RATIO = 20.0  # exp(20) is far outside every clip range and squares safely in float32
-
-_PUBLISHED_AGGREGATION: dict[Loss, Aggregation] = {
-    "grpo": "token",
-    "dr_grpo": "constant",
-    "dapo": "token",
-    "gspo": "sequence",
-    "cispo": "token",
-    "sequence": "sequence",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class LossConfig:
-    """Which loss, and its constants. Hashable, so it can be a static argument of jit.
-
-    `grpo`, `dr_grpo` and `dapo` share one surrogate: the clipped one with a ratio per token. Their names differ only in
-    the aggregation that is used when `aggregation` is None; what else the published algorithms change is set elsewhere:
-
-    - grpo: mean over all tokens, as in the authors' training script; GRPO's first paper is `aggregation="sequence"`.
-    - dr_grpo: sum over a constant, so that length does not weigh; use `group_advantages(normalize_std=False)` with it.
-    - dapo: mean over all tokens; `clip_high > clip_low` (the default here) is its "clip-higher".
-    - gspo: one ratio per sequence, `exp(mean of log-ratios)`; its clip range is small, about 3e-4 and 4e-4.
-    - cispo: `-stop_gradient(clip(ratio)) * A * logprob`: clipping bounds a token's weight and never stops its gradient.
-    - sequence: the trajectory ratio of Eq. 4, `exp(sum of log-ratios)`.
-
-    Attributes:
-        loss: see above.
-        clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high]; 0.2 and 0.28 in the paper's script.
-        dual_clip: if given (> 1; 10 in the script), the loss of a token with A < 0 is at most `-A * dual_clip`; no
-            effect on cispo.
-        kl_coef: weight of the KL to the reference policy; 1e-4 in the script.
-        kl: estimator of that KL, with d = ref - new: k1 = -d, k2 = d^2 / 2 (the script's), k3 = exp(d) - d - 1.
-        aggregation: "token" is the mean over all masked tokens of the batch, "sequence" the mean over sequences of each
-            sequence's token mean, "constant" the sum over tokens divided by `constant`. None takes the published
-            choice of `loss`; a given value always wins.
-        constant: divisor of the "constant" aggregation, e.g. sequences per step * maximum sampled tokens. None: B * T.
-        importance: correction for rollout log-probs that differ from the learner's, on every token's surrogate, without
-            gradient, with w = exp(old - rollout). "tis" multiplies by min(w, cap); "icepop" multiplies by w inside
-            [floor, cap] and by 0 outside.
-        importance_cap: the cap above; importance_floor: the floor of icepop, None for 1 / cap.
-
-    Raises:
-        ValueError: an unknown name or a constant out of range.
-    """
-
-    loss: Loss = "grpo"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float | None = None
-    kl_coef: float = 0.0
-    kl: KL = "k2"
-    aggregation: Aggregation | None = None
-    constant: float | None = None
-    importance: Importance = "none"
-    importance_cap: float = 2.0
-    importance_floor: float | None = None
-
-    def __post_init__(self) -> None:
-        known = {"loss": Loss, "kl": KL, "importance": Importance, "aggregation": Aggregation}
-        for name, names in known.items():
-            value = getattr(self, name)
-            if value not in get_args(names) and not (name == "aggregation" and value is None):
-                raise ValueError(f"Unknown {name} {value!r}: use one of {', '.join(get_args(names))}.")
-        if not (0 <= self.clip_low <= 1 and self.clip_high >= 0):
-            raise ValueError(f"Need 0 <= clip_low <= 1 and clip_high >= 0, got {self.clip_low} and {self.clip_high}.")
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise ValueError(f"dual_clip is {self.dual_clip}: set it above 1, or to None to switch it off.")
-        if self.constant is not None and self.constant <= 0:
-            raise ValueError(f"constant is {self.constant}: set it above 0, or to None for B * T.")
-        if not 0 < self.importance_cap < math.inf:
-            raise ValueError(f"importance_cap is {self.importance_cap}: set it to a finite number above 0.")
-        floor, cap = self.importance_range
-        if self.importance == "icepop" and not 0 <= floor <= cap:
-            raise ValueError(f"The importance range is [{floor}, {cap}]: need 0 <= importance_floor <= importance_cap.")
-
-    @property
-    def resolved_aggregation(self) -> Aggregation:
-        """The aggregation in force."""
-        return self.aggregation or _PUBLISHED_AGGREGATION[self.loss]
-
-    @property
-    def importance_range(self) -> tuple[float, float]:
-        """Floor and cap of the importance weights."""
-        floor = 1.0 / self.importance_cap if self.importance_floor is None else self.importance_floor
-        return floor, self.importance_cap
 
 
 def kl_estimate(new: Float[Array, "B T"], ref: Float[Array, "B T"], kl: KL) -> Float[Array, "B T"]:
@@ -113,9 +25,9 @@ def kl_estimate(new: Float[Array, "B T"], ref: Float[Array, "B T"], kl: KL) -> F
     [-20, 20] for k3.
     """
     d = ref - new
-    if kl == "k1":
+    if kl == KL.k1:
         return -d
-    if kl == "k2":
+    if kl == KL.k2:
         return d**2 / 2
     bounded = jnp.clip(d, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     return jnp.exp(bounded) - bounded - 1
@@ -128,11 +40,11 @@ def _aggregate(
     kept = jnp.where(mask, values, 0.0)
     lengths = mask.sum(axis=-1)
     aggregation = cfg.resolved_aggregation
-    if aggregation == "sequence":
+    if aggregation is Aggregation.sequence:
         total, normaliser = (kept.sum(axis=-1) / jnp.maximum(lengths, 1)).sum(), (lengths > 0).sum()
     else:
         total, normaliser = kept.sum(), lengths.sum()
-        if aggregation == "constant":
+        if aggregation is Aggregation.constant:
             normaliser = jnp.asarray(mask.size if cfg.constant is None else cfg.constant)
     if denominator is not None:
         normaliser = jnp.asarray(denominator)
@@ -157,7 +69,7 @@ def masked_percentiles(
 
 
 def _log_ratio(
-    new: Float[Array, "B T"], old: Float[Array, "B T"], mask: Bool[Array, "B T"], loss: Loss
+    new: Float[Array, "B T"], old: Float[Array, "B T"], mask: Bool[Array, "B T"], loss: str
 ) -> Float[Array, "B T"]:
     """Log of the ratio each token's surrogate uses, held within [-20, 20]; sequence ratios are the same along a row."""
     log_ratio = new - old  # 0 where masked: both were zeroed
@@ -174,18 +86,16 @@ def _importance_weights(
 ) -> tuple[Float[Array, "B T"], dict[str, Float[Array, ""]]]:
     """Weights of the token losses, and how far the learner's and the rollout's log-probs are apart."""
     if rollout is None:
-        if cfg.importance != "none":
-            raise ValueError(
-                f"importance={cfg.importance!r} needs rollout_logprobs: pass them or set importance='none'."
-            )
+        if cfg.importance is not Importance.none:
+            raise ValueError(f"importance={cfg.importance} needs rollout_logprobs: pass them or set importance=none.")
         return jnp.ones_like(old), {}
     floor, cap = cfg.importance_range
     raw = jnp.exp(jnp.clip(old - rollout, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
     inside = (raw >= floor) & (raw <= cap)
     corrected, zeroed = raw, jnp.zeros_like(mask)
-    if cfg.importance == "tis":
+    if cfg.importance is Importance.tis:
         corrected = jnp.minimum(raw, cap)
-    elif cfg.importance == "icepop":
+    elif cfg.importance is Importance.icepop:
         corrected, zeroed = jnp.where(inside, raw, 0.0), mask & ~inside
     corrected = jnp.where(mask, corrected, 0.0)
     gap, squares = jnp.abs(old - rollout), (corrected**2).sum() * mask.sum()
@@ -195,7 +105,7 @@ def _importance_weights(
         "importance_ess": corrected.sum() ** 2 / jnp.where(squares > 0, squares, 1.0),
         "icepop_fraction": _masked_mean(zeroed.astype(raw.dtype), mask),
     }
-    return (jnp.ones_like(raw) if cfg.importance == "none" else corrected), metrics
+    return (jnp.ones_like(raw) if cfg.importance is Importance.none else corrected), metrics
 
 
 def _surrogate(
@@ -303,7 +213,7 @@ def policy_loss(
         ref = _constant(ref_logprobs, kept)
         kl_loss = _aggregate(kl_estimate(new, ref, cfg.kl), kept, cfg, denominator)
         loss = loss + cfg.kl_coef * kl_scale * kl_loss
-        metrics |= {"kl_ref": _masked_mean(kl_estimate(new, ref, "k3"), kept), "kl_loss": kl_loss}
+        metrics |= {"kl_ref": _masked_mean(kl_estimate(new, ref, KL.k3), kept), "kl_loss": kl_loss}
     elif cfg.kl_coef != 0:
         raise ValueError(f"kl_coef={cfg.kl_coef} needs ref_logprobs: pass the reference's or set kl_coef to 0.")
 
@@ -313,6 +223,6 @@ def policy_loss(
         "sequences": kept.any(axis=-1).sum().astype(ratio.dtype),
         **_ratio_metrics(jax.lax.stop_gradient(ratio), kept),
         **clipping,
-        "approx_kl": _masked_mean(kl_estimate(old, new, "k3"), kept),
+        "approx_kl": _masked_mean(kl_estimate(old, new, KL.k3), kept),
     }
     return loss, jax.lax.stop_gradient(metrics)

@@ -1,7 +1,6 @@
 """The optimizer: clipping, AdamW or Muon, learning-rate schedule, and the dtype its moments are stored in."""
 
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,50 +8,26 @@ import optax
 import optax.contrib
 from jaxtyping import Array, PyTree
 
+from orchestra_jax.config.algorithm import OptimizerConfig
+from orchestra_jax.config.choices import DType, OptimizerName, Schedule
 
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """The optimizer, with gradient clipping and a schedule.
+__all__ = ["OptimizerConfig", "RoundedState", "bfloat16_moments", "learning_rate", "make_optimizer"]
 
-    Attributes:
-        name: "adamw", or "muon": orthogonalised momentum for matrices, Adam for the rest. A small policy that learns
-            to copy from random weights needs about half as many steps with it.
-        learning_rate: peak value.
-        warmup_steps: linear warm-up from 0.
-        schedule: "constant" | "linear" | "cosine"; the last two fall to `final_fraction` of the peak at `total_steps`.
-        total_steps: length of the run in optimizer steps.
-        max_grad_norm: global-norm clip.
-        moment_dtype: "float32" or "bfloat16": what both moments are stored in; the arithmetic is fp32 either way.
 
-    Raises:
-        ValueError: unknown moment dtype.
+def learning_rate(cfg: OptimizerConfig, total_steps: int = 1) -> optax.Schedule:
+    """Learning rate by optimizer step.
+
+    Args:
+        total_steps: optimizer steps of the run, over which a schedule falls.
     """
-
-    learning_rate: float
-    name: Literal["adamw", "muon"] = "adamw"
-    warmup_steps: int = 0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    total_steps: int = 1
-    final_fraction: float = 0.1
-    weight_decay: float = 0.0
-    b1: float = 0.9
-    b2: float = 0.95
-    max_grad_norm: float = 1.0
-    moment_dtype: Literal["float32", "bfloat16"] = "float32"
-
-    def __post_init__(self) -> None:
-        if self.moment_dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"Unknown moment_dtype {self.moment_dtype!r}: use float32 or bfloat16.")
-
-
-def learning_rate(cfg: OptimizerConfig) -> optax.Schedule:
-    """Learning rate by optimizer step."""
-    peak, rest = cfg.learning_rate, max(1, cfg.total_steps - cfg.warmup_steps)
-    after = {
-        "constant": lambda: optax.constant_schedule(peak),
-        "linear": lambda: optax.linear_schedule(peak, peak * cfg.final_fraction, rest),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, rest, cfg.final_fraction),
-    }[cfg.schedule]()
+    peak, rest = cfg.learning_rate, max(1, total_steps - cfg.warmup_steps)
+    match cfg.schedule:
+        case Schedule.constant:
+            after = optax.constant_schedule(peak)
+        case Schedule.linear:
+            after = optax.linear_schedule(peak, peak * cfg.final_fraction, rest)
+        case Schedule.cosine:
+            after = optax.cosine_decay_schedule(peak, rest, cfg.final_fraction)
     if not cfg.warmup_steps:
         return after
     # Warm-up ends at the peak and its first step is not 0.
@@ -60,14 +35,18 @@ def learning_rate(cfg: OptimizerConfig) -> optax.Schedule:
     return optax.join_schedules([warm, after], [cfg.warmup_steps])
 
 
-def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
-    """Clip by global norm, then the configured optimizer."""
-    rate = learning_rate(cfg)
-    if cfg.name == "muon":
+def make_optimizer(cfg: OptimizerConfig, total_steps: int = 1) -> optax.GradientTransformation:
+    """Clip by global norm, then the configured optimizer.
+
+    Args:
+        total_steps: as in `learning_rate`.
+    """
+    rate = learning_rate(cfg, total_steps)
+    if cfg.name is OptimizerName.muon:
         update = optax.contrib.muon(rate, adam_b1=cfg.b1, adam_b2=cfg.b2, weight_decay=cfg.weight_decay)
     else:
         update = optax.adamw(rate, b1=cfg.b1, b2=cfg.b2, weight_decay=cfg.weight_decay)
-    if cfg.moment_dtype == "bfloat16":
+    if cfg.moment_dtype is DType.bfloat16:
         update = bfloat16_moments(update)
     return optax.chain(optax.clip_by_global_norm(cfg.max_grad_norm), update)
 

@@ -4,13 +4,11 @@ Axes: G groups (one per task), N members of a group (rollouts), K tools, F = K +
 The feature order is fixed everywhere: K tools in the order of the instance's menu, outcome, -cost, -latency.
 """
 
-from typing import Literal, get_args
-
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Num
 
-ToolFeature = Literal["count", "used", "share"]
+from orchestra_jax.config.choices import ToolFeature
 
 OUTCOME = -3  # index of r_outcome in the feature axis; cost and latency follow it
 
@@ -21,7 +19,7 @@ def feature_matrix(
     cost_usd: Float[Array, "G N"],
     latency_s: Float[Array, "G N"],
     *,
-    tool_feature: ToolFeature = "count",
+    tool_feature: ToolFeature = ToolFeature.count,
 ) -> Float[Array, "G N F"]:
     """Builds M (section 3.2): `[m_t1 .. m_tK, r_outcome, r_compute, r_latency]` for every trajectory.
 
@@ -42,15 +40,14 @@ def feature_matrix(
     cost, latency = jnp.asarray(cost_usd), jnp.asarray(latency_s)
     dtype = jnp.result_type(cost.dtype, latency.dtype, jnp.float32)
     counts = jnp.asarray(tool_counts).astype(dtype)
-    if tool_feature == "count":
-        tools = counts
-    elif tool_feature == "used":
-        tools = (counts > 0).astype(dtype)
-    elif tool_feature == "share":
-        total = counts.sum(axis=-1, keepdims=True)
-        tools = counts / jnp.where(total > 0, total, 1.0)
-    else:
-        raise ValueError(f"Unknown tool_feature {tool_feature!r}: use one of {', '.join(get_args(ToolFeature))}.")
+    match ToolFeature(tool_feature):
+        case ToolFeature.count:
+            tools = counts
+        case ToolFeature.used:
+            tools = (counts > 0).astype(dtype)
+        case ToolFeature.share:
+            total = counts.sum(axis=-1, keepdims=True)
+            tools = counts / jnp.where(total > 0, total, 1.0)
     rest = jnp.stack([jnp.asarray(solved).astype(dtype), -cost.astype(dtype), -latency.astype(dtype)], axis=-1)
     return jnp.concatenate([tools, rest], axis=-1)
 

@@ -8,17 +8,17 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from orchestra_jax.config.schema import AlgorithmConfig, MeshConfig, RunConfig
+from orchestra_jax.config.schema import AdvantageConfig, AlgorithmConfig, MeshConfig, RewardConfig, RunConfig
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import make_mesh
-from orchestra_jax.rl.advantages import InvalidMode, group_advantages, informative_groups, member_masks
+from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
 from orchestra_jax.rl.batching import GroupArrays, MicroBatch, MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.optimizer import OptimizerConfig, make_optimizer
+from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rl.rewards import ToolFeature, feature_matrix, preference_reward
+from orchestra_jax.rl.rewards import feature_matrix, preference_reward
 
 
 def device_mesh(cfg: MeshConfig) -> Mesh | None:
@@ -34,61 +34,50 @@ def device_mesh(cfg: MeshConfig) -> Mesh | None:
 
 
 def kl_share(algorithm: AlgorithmConfig, step: int, steps: int) -> float:
-    """The share of kl_coef in force at `step`: from 1 linearly to kl_final over the first kl_fade of the run."""
+    """The share of loss.kl_coef in force at `step`: from 1 linearly to kl_final over the first kl_fade of the run."""
     done = min(1.0, step / max(1.0, algorithm.kl_fade * steps))
     return 1.0 - (1.0 - algorithm.kl_final) * done
 
 
 def score_groups(cfg: RunConfig, arrays: GroupArrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rewards (Eq. 2) [G, N], advantages (Eq. 3 and the filters) [G, N] and kept groups [G]."""
-    reward, algorithm = cfg.reward, cfg.algorithm
+    reward = cfg.reward
     tools = arrays.preference.shape[1] - 3
     scale = np.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], np.float32)
-    rewards, advantages, kept = _score_groups(
-        vars(arrays) | {"preference": arrays.preference * scale},
-        tool_feature=reward.tool_feature,
-        normalize_outcome=reward.normalize_outcome,
-        invalid=algorithm.invalid,
-        min_std=algorithm.min_std,
-        normalize_std=algorithm.normalize_std,
-        clip=algorithm.advantage_clip,
-    )
+    weighted = vars(arrays) | {"preference": arrays.preference * scale}
+    rewards, advantages, kept = _score_groups(weighted, reward, cfg.algorithm.advantage)
     return np.asarray(rewards), np.asarray(advantages), np.asarray(kept)
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("tool_feature", "normalize_outcome", "invalid", "min_std", "normalize_std", "clip"),
-)
+@functools.partial(jax.jit, static_argnames=("reward", "advantage"))
 def _score_groups(
-    arrays: dict[str, Array],
-    *,
-    tool_feature: ToolFeature,
-    normalize_outcome: bool,
-    invalid: InvalidMode,
-    min_std: float,
-    normalize_std: bool,
-    clip: float | None,
+    arrays: dict[str, Array], reward: RewardConfig, advantage: AdvantageConfig
 ) -> tuple[Array, Array, Array]:
-    """`score_groups` of the fields of a `GroupArrays`."""
+    """`score_groups` of the fields of a `GroupArrays`, where the preference has its multipliers."""
     solved, completed = arrays["solved"], arrays["completed"]
     matrix = feature_matrix(
-        arrays["tool_counts"], solved, arrays["cost_usd"], arrays["latency_s"], tool_feature=tool_feature
+        arrays["tool_counts"], solved, arrays["cost_usd"], arrays["latency_s"], tool_feature=reward.tool_feature
     )
     rewards = preference_reward(
-        matrix, arrays["preference"], solved, completed, arrays["tool_mask"], normalize_outcome=normalize_outcome
+        matrix, arrays["preference"], solved, completed, arrays["tool_mask"], normalize_outcome=reward.normalize_outcome
     )
-    members = member_masks(completed, arrays["failed"], invalid=invalid)
-    advantages = group_advantages(rewards, members, min_std=min_std, normalize_std=normalize_std, clip=clip)
-    return rewards, advantages, informative_groups(rewards, members, min_std=min_std)
+    members = member_masks(completed, arrays["failed"], invalid=advantage.invalid)
+    advantages = group_advantages(
+        rewards,
+        members,
+        min_std=advantage.min_std,
+        normalize_std=advantage.normalize_std,
+        clip=advantage.clip,
+    )
+    return rewards, advantages, informative_groups(rewards, members, min_std=advantage.min_std)
 
 
 def policy_shapes(cfg: RunConfig) -> MicroShapes | PackShapes:
     """Shapes of the update's micro-batches on one batch shard; the longest trajectory fits.
 
-    Unpacked: the configured widths and one that holds rollout.max_length. Packed: one shape.
+    Unpacked: the configured widths and one that holds rollout.limits.max_length. Packed: one shape.
     """
-    algorithm, longest = cfg.algorithm, cfg.rollout.max_length
+    algorithm, longest = cfg.algorithm, cfg.rollout.limits.max_length
     fractions = tuple(algorithm.response_fractions)
     if algorithm.packing:
         length = algorithm.row_length or longest
@@ -126,50 +115,21 @@ def _logits_at_once(model: Qwen3Config, mesh: Mesh | None) -> dict[str, int]:
 
 def warm_learner(cfg: RunConfig, model: Qwen3Config, mesh: Mesh | None = None) -> Learner:
     """The learner of the warm start."""
-    warm = cfg.warm_start
-    optimizer = OptimizerConfig(
-        warm.learning_rate,
-        warm.optimizer,  # type: ignore[arg-type]
-        warmup_steps=20,
-        schedule="cosine",
-        total_steps=max(1, warm.steps),
-        final_fraction=0.05,
-    )
-    return Learner(
-        model, LearnerConfig(LossConfig(), **_logits_at_once(model, mesh)), make_optimizer(optimizer), mesh=mesh
-    )
+    learner = LearnerConfig(LossConfig(), **_logits_at_once(model, mesh))
+    optimizer = make_optimizer(cfg.warm_start.optimizer, max(1, cfg.warm_start.steps))
+    return Learner(model, learner, optimizer, mesh=mesh)
 
 
-def policy_optimizer(cfg: RunConfig) -> OptimizerConfig:
-    """Optimizer and schedule of the policy updates."""
-    a = cfg.algorithm
-    return OptimizerConfig(
-        a.learning_rate,
-        a.optimizer,  # type: ignore[arg-type]
-        warmup_steps=a.warmup_steps,
-        schedule=a.schedule,  # type: ignore[arg-type]
-        total_steps=max(1, cfg.steps * a.epochs * a.minibatches),
-        weight_decay=a.weight_decay,
-        b1=a.adam_b1,
-        b2=a.adam_b2,
-        max_grad_norm=a.max_grad_norm,
-        moment_dtype=a.moment_dtype,  # type: ignore[arg-type]
-    )
+def policy_updates(cfg: RunConfig) -> int:
+    """Optimizer steps of the whole run, over which the schedule of the learning rate falls."""
+    return max(1, cfg.steps * cfg.algorithm.epochs * cfg.algorithm.minibatches)
 
 
 def policy_learner(cfg: RunConfig, model: Qwen3Config, mesh: Mesh | None = None) -> Learner:
     """The learner of the policy updates."""
-    a = cfg.algorithm
-    loss = LossConfig(
-        loss=a.loss,  # type: ignore[arg-type]
-        clip_low=a.clip_low,
-        clip_high=a.clip_high,
-        dual_clip=a.dual_clip,
-        kl_coef=a.kl_coef,
-        kl=a.kl,  # type: ignore[arg-type]
-        aggregation=a.aggregation,  # type: ignore[arg-type]
-        importance=a.importance,  # type: ignore[arg-type]
-        importance_cap=a.importance_cap,
+    algorithm = cfg.algorithm
+    learner = LearnerConfig(
+        algorithm.loss, algorithm.entropy_coef, cfg.rollout.temperature, **_logits_at_once(model, mesh)
     )
-    learner = LearnerConfig(loss, a.entropy_coef, cfg.rollout.temperature, **_logits_at_once(model, mesh))
-    return Learner(model, learner, make_optimizer(policy_optimizer(cfg)), mesh=mesh, adapters=adapters(cfg))
+    optimizer = make_optimizer(algorithm.optimizer, policy_updates(cfg))
+    return Learner(model, learner, optimizer, mesh=mesh, adapters=adapters(cfg))

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.envs.base import Environment, Episode, Message, Score
 from orchestra_jax.money.budgets import Budget, Limits, spending
@@ -22,31 +23,6 @@ from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, Too
 __all__ = ["Collector", "OrchestratorPrice", "RolloutLimits", "Script", "render_call"]
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class RolloutLimits:
-    """Bounds of one trajectory.
-
-    Attributes:
-        max_turns: policy generations, the answer included.
-        max_calls: executed tool calls.
-        max_length: tokens of one sequence.
-        max_new_tokens: tokens of one generation.
-        retries: fresh attempts after an infrastructure failure.
-        deadline_s: wall-clock seconds of one attempt; a longer one counts as an infrastructure failure.
-        turn_deadline_s: the same for one generation, its wait for a place in the engine included; None: no own one.
-        tool_deadline_s: the same for one tool call.
-    """
-
-    max_turns: int = 50
-    max_calls: int = 50
-    max_length: int = 32_000
-    max_new_tokens: int = 8_000
-    retries: int = 2
-    deadline_s: float = 600.0
-    turn_deadline_s: float | None = None
-    tool_deadline_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from orchestra_jax.config.checks import missing_inputs
+from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.data.pipeline import Flattened, TaskIterator, task_iterator
 from orchestra_jax.data.preferences import sample_preference
@@ -29,7 +30,7 @@ from orchestra_jax.models.qwen3 import Params, Qwen3Config, init_params
 from orchestra_jax.money import run as spending
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, Script
+from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, Script
 from orchestra_jax.rollout.watchdog import Waiting, describe
 from orchestra_jax.tools.build import instance_seed, make_toolbox, price_book, toolbox_problems
 from orchestra_jax.tools.catalogue import ANSWER_TOOL
@@ -76,7 +77,7 @@ def preflight(cfg: RunConfig) -> None:
         ConfigError: one sentence for each thing that is missing.
     """
     found = missing_inputs(cfg)
-    if cfg.rollout.engine == "sglang":
+    if cfg.rollout.engine is EngineName.sglang:
         found += _unreachable(cfg.rollout.urls) + gpu_conflicts(cfg.rollout)
     try:
         device_mesh(cfg.mesh)
@@ -230,9 +231,7 @@ def make_policy(cfg: RunConfig, chat: ChatFormat) -> tuple[Qwen3Config, Params]:
     Raises:
         ConfigError: the checkpoint cannot be read.
     """
-    numerics = {
-        name: getattr(cfg.model, name) for name in ("dtype", "param_dtype", "scan_layers", "remat", "attention")
-    }
+    numerics = cfg.model.numerics
     if cfg.model.path is None:
         config = Qwen3Config.preset(cfg.model.preset, vocab_size=len(chat.tokenizer), **numerics)
         return config, init_params(config, jax.random.key(cfg.seed))
@@ -244,25 +243,14 @@ def make_policy(cfg: RunConfig, chat: ChatFormat) -> tuple[Qwen3Config, Params]:
 
 def make_collector(cfg: RunConfig, world: World, chat: ChatFormat) -> Collector:
     """Episodes of the world under the run's limits and prices."""
-    r = cfg.rollout
-    limits = RolloutLimits(
-        r.max_turns,
-        cfg.env.max_calls,
-        r.max_length,
-        r.max_new_tokens,
-        r.retries,
-        r.deadline_s,
-        r.turn_deadline_s,
-        r.tool_deadline_s,
-    )
     return Collector(
         world.environment,
         chat,
-        limits,
+        cfg.rollout.limits,
         load_prices(cfg),
         allowance=spending.limits(cfg.budget, "trajectory"),
         on_slow=_report_slow,
-        slow_after_s=r.slow_after_s,
+        slow_after_s=cfg.rollout.slow_after_s,
     )
 
 

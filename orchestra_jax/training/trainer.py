@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from orchestra_jax.config.checks import resume_conflicts
+from orchestra_jax.config.choices import EngineName, Importance
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.start import start_engine
 from orchestra_jax.evaluation.runner import Evaluator
@@ -29,7 +30,7 @@ from orchestra_jax.rl.setup import (
     kl_share,
     policy_batches,
     policy_learner,
-    policy_optimizer,
+    policy_updates,
     score_groups,
     warm_learner,
 )
@@ -108,7 +109,7 @@ class Trainer:
         self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg)
         self.warm = warm_learner(cfg, self.model, self.mesh)
         self.policy = policy_learner(cfg, self.model, self.mesh)
-        self.schedule = learning_rate(policy_optimizer(cfg))
+        self.schedule = learning_rate(cfg.algorithm.optimizer, policy_updates(cfg))
         self.base: Any = None  # what LoRA freezes
         if self.lora is not None:
             self.base = self.policy.place_params(params)
@@ -142,7 +143,7 @@ class Trainer:
             world.baselines,
             self.collector,
             self.engine,
-            cfg.reward.tool_feature,  # type: ignore[arg-type]
+            cfg.reward.tool_feature,
         )
 
     def train(self) -> dict[str, Any]:
@@ -204,7 +205,7 @@ class Trainer:
     @property
     def _keeps_reference(self) -> bool:
         """Whether a copy of the starting policy is kept for the KL; under LoRA's adapters it is there anyway."""
-        return self.cfg.algorithm.kl_coef > 0 and self.lora is None
+        return self.cfg.algorithm.loss.kl_coef > 0 and self.lora is None
 
     def _reference_copy(self, params: Params) -> Any:
         algorithm = self.cfg.algorithm
@@ -212,7 +213,7 @@ class Trainer:
 
     def _engine_params(self) -> Params:
         params, rollout = whole_policy(self.state.params, self.base, self.lora), self.cfg.rollout
-        if rollout.engine == "sglang":
+        if rollout.engine is EngineName.sglang:
             return params  # gathered bucket by bucket on its way out
         params = for_engine(params, self.mesh)
         # The update uses up its parameters: an engine that samples meanwhile needs its own.
@@ -400,7 +401,7 @@ class Trainer:
         algorithm = self.cfg.algorithm
         kl_scale = kl_share(algorithm, self.step, self.cfg.steps)
         # Without a pull towards the reference, a trajectory with advantage 0 has no gradient and need not be run.
-        regularised = algorithm.kl_coef * kl_scale > 0 or algorithm.entropy_coef > 0
+        regularised = algorithm.loss.kl_coef * kl_scale > 0 or algorithm.entropy_coef > 0
         size = len(trajectories) // algorithm.minibatches
         minibatches = []
         for first in range(0, len(trajectories), size):
@@ -413,12 +414,12 @@ class Trainer:
             ]
             if rows:
                 minibatches.append(policy_batches(self.cfg, rows, self.policy.shards))
-        if algorithm.importance != "none":
+        if algorithm.loss.importance is not Importance.none:
             minibatches = [
                 [self.policy.score(self.state.params, batch, base=self.base) for batch in batches]
                 for batches in minibatches
             ]
-        if algorithm.kl_coef * kl_scale > 0:
+        if algorithm.loss.kl_coef * kl_scale > 0:
             reference = self.policy.place_params(self.base if self.reference is None else self.reference)
             minibatches = [
                 [self.policy.score_reference(reference, batch) for batch in batches] for batches in minibatches
@@ -434,7 +435,7 @@ class Trainer:
             return {"lr": rate}
         merged = {**found[-1], **{name: found[0][name] for name in _FIRST_METRICS}}
         merged["skipped"] = sum(metrics["skipped"] for metrics in found)
-        if algorithm.kl_coef * kl_scale == 0:
+        if algorithm.loss.kl_coef * kl_scale == 0:
             merged.pop("kl_ref", None)  # nothing was scored by the reference
         return {"lr": rate} | {shown: merged[name] for name, shown in _UPDATE_METRICS.items() if name in merged}
 

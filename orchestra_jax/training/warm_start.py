@@ -20,7 +20,7 @@ def demonstration_rows(demonstrations: Sequence[Trajectory]) -> list[TokenSequen
         if not demonstration.valid:
             raise ValueError(
                 f"The demonstration of task {demonstration.task.id} ended as {demonstration.status} "
-                f"({demonstration.reason}): raise rollout.max_length if it is too long."
+                f"({demonstration.reason}): raise rollout.limits.max_length if it is too long."
             )
     return [row for demonstration in demonstrations for row in sequences(demonstration, 1.0)]
 

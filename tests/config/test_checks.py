@@ -1,5 +1,6 @@
 """Every experiment composes and is valid; what a user mistypes ends in one sentence."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,8 +14,26 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import cli
-from orchestra_jax.config.checks import keys, load, missing_inputs, problems, resume_conflicts, unknown_key, validate
-from orchestra_jax.config.schema import ConfigError, MeshConfig, RunConfig, SourceConfig
+from orchestra_jax.config.checks import (
+    RENAMED,
+    keys,
+    load,
+    missing_inputs,
+    problems,
+    resume_conflicts,
+    unknown_key,
+    validate,
+)
+from orchestra_jax.config.schema import (
+    AdvantageConfig,
+    ConfigError,
+    LossConfig,
+    MeshConfig,
+    OptimizerConfig,
+    RolloutLimits,
+    RunConfig,
+    SourceConfig,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -63,14 +82,16 @@ def test_quickstart_is_the_default() -> None:
     config = compose()
     assert config == compose(["+experiment=quickstart"])
     assert config.algorithm.tasks_per_step * config.algorithm.group_size == 256
-    assert config.algorithm.kl_coef > config.algorithm.kl_coef * config.algorithm.kl_final
-    assert config.algorithm.optimizer == "muon"
-    assert (config.algorithm.loss, config.algorithm.aggregation, config.algorithm.invalid) == (
+    assert config.algorithm.loss.kl_coef > config.algorithm.loss.kl_coef * config.algorithm.kl_final
+    assert config.algorithm.optimizer.name == "muon"
+    assert (config.algorithm.loss.loss, config.algorithm.loss.aggregation, config.algorithm.advantage.invalid) == (
         "grpo",
         "token",
         "zero_reward",
     )
-    assert (config.reward.tool_feature, config.rollout.slots, config.rollout.max_new_tokens) == ("share", 256, 32)
+    rollout = config.rollout
+    assert (config.reward.tool_feature, rollout.slots, rollout.limits.max_new_tokens) == ("share", 256, 32)
+    assert rollout.limits.max_calls == 3
     assert config.output_dir == "outputs/quickstart"
     assert missing_inputs(config) == []
 
@@ -79,15 +100,11 @@ def test_hle_is_the_papers_run() -> None:
     config = compose(["+experiment=hle"])
     algorithm, rollout = config.algorithm, config.rollout
     assert (config.model.preset, algorithm.tasks_per_step, algorithm.group_size) == ("qwen3-8b", 16, 8)
-    assert (algorithm.learning_rate, algorithm.clip_low, algorithm.clip_high) == (1e-6, 0.2, 0.28)
-    assert (algorithm.dual_clip, algorithm.kl_coef, algorithm.kl, algorithm.advantage_clip) == (10.0, 1e-4, "k2", 3.0)
-    assert (algorithm.loss, algorithm.invalid, config.reward.tool_feature) == ("sequence", "drop", "count")
-    assert (rollout.engine, rollout.max_turns, rollout.max_new_tokens, rollout.max_length) == (
-        "sglang",
-        50,
-        8000,
-        32000,
-    )
+    assert algorithm.loss == LossConfig("sequence", clip_low=0.2, clip_high=0.28, dual_clip=10.0, kl_coef=1e-4, kl="k2")
+    assert algorithm.advantage == AdvantageConfig(min_std=0.1, clip=3.0, invalid="drop")
+    assert algorithm.optimizer == OptimizerConfig(1e-6, b2=0.999)
+    assert (config.reward.tool_feature, rollout.engine) == ("count", "sglang")
+    assert rollout.limits == RolloutLimits(50, 50, max_length=32000, max_new_tokens=8000, deadline_s=3600.0)
     assert [source.source for source in config.data.training()] == ["general_thought", "toolscale"]
     assert config.evaluation.temperature == 0.0
     assert any("model.path" in sentence for sentence in missing_inputs(config))
@@ -120,7 +137,7 @@ def test_loaded_config_is_frozen_and_typed() -> None:
         ),
         ("+reward.outcom=1", ["Unknown key 'reward.outcom'", "did you mean reward.outcome?"]),
         ("rewrd=paper", ["Unknown key 'rewrd'", "did you mean reward?"]),
-        ("learning_rate=1", ["did you mean algorithm.learning_rate or warm_start.learning_rate?"]),
+        ("learning_rate=1", ["did you mean algorithm.optimizer.learning_rate or warm_start.optimizer.learning_rate?"]),
         ("seed.x=1", ["seed.x=1", "Integer"]),
         ("reward=papr", ["Unknown choice 'reward=papr'", "did you mean reward=paper?", "outcome, paper"]),
         ("+experiment=hel", ["did you mean +experiment=hle?"]),
@@ -129,12 +146,16 @@ def test_loaded_config_is_frozen_and_typed() -> None:
         ("steps=abc", ["steps=abc", "Integer"]),
         ("hydra.run.dri=x", ["hydra.run.dri"]),
         ("name=${nothing}", ["nothing"]),
-        ("algorithm.loss=grop", ["algorithm.loss=grop", "use grpo"]),
+        ("algorithm.loss.loss=grop", ["algorithm.loss.loss=grop", "use grpo"]),
         ("reward.outcome=2", ["reward.outcome=2.0 must be within [0, 1]"]),
         ("algorithm.group_size=1", ["algorithm.group_size=1 must be at least 2"]),
         ("rollout.temperature=0", ["rollout.temperature=0.0 must be above 0"]),
-        ("rollout.max_new_tokens=192", ["rollout.max_length=192"]),
+        ("rollout.limits.max_new_tokens=192", ["rollout.limits.max_length=192"]),
         ("algorithm.minibatches=3", ["must divide the 256 samples"]),
+        ("algorithm.loss.kl=k4", ["algorithm.loss.kl=k4 is unknown: use one of k1, k2, k3."]),
+        ("algorithm.optimizer.name=muo", ["algorithm.optimizer.name=muo is unknown: use muon, or one of adamw, muon."]),
+        ("algorithm.loss.importance_floor=3", ["importance range is [3.0, 2.0]"]),
+        ("model.lora.targets=[q,w]", ["model.lora.targets[1]=w is unknown: use one of q, k"]),
         ("mesh.data=0", ["must have sizes >= 1"]),
         ("data=gsm8k", ["do not fit"]),
     ],
@@ -209,6 +230,36 @@ def test_a_mixtures_entries_are_checked() -> None:
     assert "data.mixture[0].source=hel is unknown: use hle" in message
 
 
+@pytest.mark.parametrize(("old", "new"), list(RENAMED.items()))
+def test_an_old_key_answers_with_the_new_name(old: str, new: str) -> None:
+    assert new in keys()
+    assert explained([f"{old}=muon"]) == f"'{old}' has another name now: write {new}."
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("loss: grpo", "grpo stands where a group of settings is: write algorithm.loss.loss."),
+        ("kl_coef: 0.1", "'algorithm.kl_coef' has another name now: write algorithm.loss.kl_coef."),
+        ("loss: {kl: k4}", "algorithm.loss.kl=k4 is unknown: use one of k1, k2, k3."),
+    ],
+)
+def test_an_old_file_answers_likewise(tmp_path: Path, text: str, sentence: str) -> None:
+    folder = tmp_path / "algorithm"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(text)
+    with pytest.raises(HydraException) as caught:
+        compose([f"hydra.searchpath=[{tmp_path}]", "algorithm=mine"])
+    assert cli.explain_error(caught.value) == f"In 'algorithm/mine': {sentence}"
+
+
+def test_choices_are_plain_words_in_what_is_printed() -> None:
+    config = compose(["algorithm.loss.aggregation=null"])
+    assert json.loads(json.dumps(asdict(config)))["algorithm"]["optimizer"]["name"] == "muon"
+    assert resume_conflicts(json.loads(json.dumps(asdict(config))), config) == []
+    assert f"{config.algorithm.loss.kl} {config.algorithm.loss.aggregation}" == "k2 None"
+
+
 @pytest.mark.parametrize("key", list(keys()))
 def test_a_misspelt_key_finds_its_neighbour(key: str) -> None:
     assert key in unknown_key(f"{key}_")
@@ -252,6 +303,7 @@ def test_cfg_job_prints_the_whole_run(tmp_path: Path) -> None:
     done = train("--cfg", "job", "--resolve", *OFFLINE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "learning_rate: 1.0e-06" in done.stdout
+    assert "    kl: k2\n" in done.stdout
     assert "output_dir: outputs/hle" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -259,7 +311,7 @@ def test_cfg_job_prints_the_whole_run(tmp_path: Path) -> None:
 # Starts as experiments/train.py does and writes what it would have trained with.
 STUB = f"""
 import hydra
-from orchestra_jax import cli
+from orchestra_jax.config import cli
 
 @hydra.main(version_base="1.3", config_path={str(CONF)!r}, config_name="config")
 def main(config):

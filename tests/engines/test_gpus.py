@@ -54,7 +54,7 @@ def test_a_run_releases_before_every_update_and_resumes_before_it_rolls_out(
     note(Learner, "policy_step", "learn")
     note(Collector, "collect", "roll out")
     # Without it nothing would be learned from: a policy of four steps solves nothing.
-    every = ("algorithm.min_std=0", "algorithm.kl_coef=0.01")
+    every = ("algorithm.advantage.min_std=0", "algorithm.loss.kl_coef=0.01")
     run(config(tmp_path / "run", *SHORT, *every))
     steps = [word for word, _ in groupby(order)]
     seen = " ".join(steps)

@@ -10,7 +10,15 @@ import jax
 import pytest
 from rich.console import Console
 
-from orchestra_jax.config.schema import ConfigError, LoraConfig, MeshConfig, ModelConfig, PlanConfig, RunConfig
+from orchestra_jax.config.schema import (
+    ConfigError,
+    LoraConfig,
+    MeshConfig,
+    ModelConfig,
+    PlanConfig,
+    RolloutLimits,
+    RunConfig,
+)
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.qwen3 import Qwen3Config, num_params
 from orchestra_jax.planning import report as plan_report
@@ -147,7 +155,7 @@ def test_advice_is_concrete_and_what_suffices_comes_first(plan: Plan) -> None:
 
     enough = [line for line in lines if "not enough alone" not in line]
     assert lines[: len(enough)] == enough
-    assert any(line.startswith("algorithm.moment_dtype=bfloat16") for line in enough)
+    assert any(line.startswith("algorithm.optimizer.moment_dtype=bfloat16") for line in enough)
     assert any(line.startswith("algorithm.reference_offload=true") and "not enough alone" in line for line in lines)
     assert any(line.startswith("mesh.fsdp=16") for line in lines)
     assert any(line.startswith("algorithm.micro_tokens=64") for line in lines)
@@ -254,9 +262,14 @@ def test_job_of_a_run() -> None:
         mesh=MeshConfig(fsdp=16),
         plan=PlanConfig(response=0.3),
     )
-    rollout = dataclasses.replace(cfg.rollout, max_length=8000)
+    rollout = dataclasses.replace(cfg.rollout, limits=RolloutLimits(max_length=8000, max_new_tokens=256))
     algorithm = dataclasses.replace(
-        cfg.algorithm, kl_coef=1e-4, reference_dtype="bfloat16", micro_tokens=20000, packing=True, row_length=8192
+        cfg.algorithm,
+        loss=LossConfig("sequence", kl_coef=1e-4),
+        reference_dtype="bfloat16",
+        micro_tokens=20000,
+        packing=True,
+        row_length=8192,
     )
     job = job_of(dataclasses.replace(cfg, algorithm=algorithm, rollout=rollout))
 

@@ -340,7 +340,7 @@ def test_aggregation_default_follows_the_loss():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"loss": "ppo"}, "Unknown loss 'ppo'"),
+        ({"loss": "ppo"}, "loss=ppo is unknown: use one of grpo, dr_grpo"),
         ({"kl": "k4"}, "k1, k2, k3"),
         ({"aggregation": "mean"}, "token, sequence, constant"),
         ({"importance": "clip"}, "none, tis, icepop"),
@@ -349,7 +349,7 @@ def test_aggregation_default_follows_the_loss():
         ({"dual_clip": 0.5}, "dual_clip"),
         ({"constant": 0.0}, "constant"),
         ({"importance_cap": 0.0}, "importance_cap"),
-        ({"importance": "icepop", "importance_cap": 0.5}, "importance range"),
+        ({"importance": "icepop", "importance_cap": 0.5}, "importance_cap"),
         ({"importance": "icepop", "importance_floor": 3.0}, "importance range"),
     ],
 )

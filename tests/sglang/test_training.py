@@ -18,7 +18,8 @@ STEPS = 20
 WARM = ("steps=0", "evaluation.questions=8", "evaluation.swap_questions=0", "logger.names=[jsonl]")
 # Without the pull to the reference, so that 20 steps show something.
 SHORT = (
-    f"steps={STEPS}", "algorithm.kl_coef=0", "algorithm.warmup_steps=2", "algorithm.schedule=constant",
+    f"steps={STEPS}", "algorithm.loss.kl_coef=0", "algorithm.optimizer.warmup_steps=2",
+    "algorithm.optimizer.schedule=constant",
     "evaluation.questions=128", "evaluation.greedy=false", "evaluation.swap_questions=0", "logger.names=[jsonl]",
     "rollout.slots=32",
 )  # fmt: skip

@@ -21,7 +21,7 @@ from hydra import compose, initialize_config_dir
 
 from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
-from orchestra_jax.config.schema import AlgorithmConfig, RewardConfig, RunConfig
+from orchestra_jax.config.schema import AdvantageConfig, AlgorithmConfig, RewardConfig, RunConfig
 from orchestra_jax.rl.batching import GroupArrays
 from orchestra_jax.rl.setup import kl_share, score_groups
 from orchestra_jax.training.loggers.jsonl import read_metrics
@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 5
 MICRO = (
     f"steps={STEPS}", "warm_start.steps=4", "warm_start.check_every=2", "warm_start.demonstrations=64",
-    "warm_start.batch_size=16", "algorithm.tasks_per_step=2", "algorithm.group_size=4", "algorithm.warmup_steps=0",
+    "warm_start.batch_size=16", "algorithm.tasks_per_step=2", "algorithm.group_size=4",
+    "algorithm.optimizer.warmup_steps=0",
     "rollout.slots=8", "evaluation.questions=8", "evaluation.swap_questions=4", "evaluation.every=2",
     "checkpoint.every=2", "logger.names=[jsonl]",
 )  # fmt: skip
@@ -272,10 +273,10 @@ def test_a_run_without_evaluation_ends_well(tmp_path: Path, capsys: pytest.Captu
 def test_another_config_in_the_same_folder_is_refused(reference: Path, capsys: pytest.CaptureFixture[str]):
     content = (reference / "summary.json").read_bytes()
     with pytest.raises(SystemExit) as stop:
-        run(config(reference, *MICRO, "algorithm.learning_rate=0.5"))
+        run(config(reference, *MICRO, "algorithm.optimizer.learning_rate=0.5"))
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{reference} holds another run (algorithm.learning_rate: " in line
+    assert f"{reference} holds another run (algorithm.optimizer.learning_rate: " in line
     assert "-> 0.5)" in line
     assert "name=" in line
     assert (reference / "summary.json").read_bytes() == content
@@ -310,15 +311,15 @@ def brute_force(cfg: RunConfig, a: GroupArrays) -> tuple[np.ndarray, np.ndarray,
                 if a.tool_mask[g, f]:
                     rewards[g, n] += value * a.preference[g, f] * scale[f]
         alive = [n for n in range(members) if not a.failed[g, n]]
-        group = done if cfg.algorithm.invalid == "drop" else alive
+        group = done if cfg.algorithm.advantage.invalid == "drop" else alive
         if not group:
             continue
         scores = rewards[g, group]
-        kept[g] = scores.std() >= cfg.algorithm.min_std and scores.max() > scores.min()
+        kept[g] = scores.std() >= cfg.algorithm.advantage.min_std and scores.max() > scores.min()
         if kept[g]:
             advantages[g, group] = (scores - scores.mean()) / scores.std()
-    if cfg.algorithm.advantage_clip is not None:
-        advantages = advantages.clip(-cfg.algorithm.advantage_clip, cfg.algorithm.advantage_clip)
+    if cfg.algorithm.advantage.clip is not None:
+        advantages = advantages.clip(-cfg.algorithm.advantage.clip, cfg.algorithm.advantage.clip)
     return rewards, advantages, kept
 
 
@@ -345,6 +346,10 @@ def hand_made() -> GroupArrays:
     )
 
 
+def scored_by(**advantage: object) -> AlgorithmConfig:
+    return AlgorithmConfig(advantage=AdvantageConfig(**advantage))
+
+
 @pytest.mark.parametrize("invalid", ["drop", "zero_reward"])
 @pytest.mark.parametrize(
     "reward",
@@ -356,7 +361,7 @@ def hand_made() -> GroupArrays:
     ids=["share", "outcome as it is", "multipliers"],
 )
 def test_score_groups_is_the_paper_by_hand(invalid: str, reward: RewardConfig):
-    cfg = replace(RunConfig(), reward=reward, algorithm=AlgorithmConfig(invalid=invalid, advantage_clip=1.25))
+    cfg = replace(RunConfig(), reward=reward, algorithm=scored_by(invalid=invalid, clip=1.25))
     for found, expected in zip(score_groups(cfg, hand_made()), brute_force(cfg, hand_made()), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -367,7 +372,7 @@ def test_a_malformed_member_is_punished_only_in_zero_reward():
     rewards, dropped, kept = score_groups(cfg, hand_made())
     assert kept.tolist() == [True, True, False]
     assert rewards[0, malformed] == dropped[0, malformed] == 0
-    punished = score_groups(replace(cfg, algorithm=AlgorithmConfig(invalid="zero_reward")), hand_made())[1]
+    punished = score_groups(replace(cfg, algorithm=scored_by(invalid="zero_reward")), hand_made())[1]
     assert punished[0, malformed] < 0
     assert dropped[0, failed] == punished[0, failed] == 0
 

@@ -97,8 +97,10 @@ def test_adapters_train_on_a_frozen_base(tmp_path: Path, plain: Path, mesh: tupl
     ("overrides", "sentence"),
     [
         (("model.lora.rank=4",), "model.lora.rank needs a base to freeze"),
-        (("algorithm.packing=true", "algorithm.row_length=64"), "does not hold a trajectory of rollout.max_length"),
-        (("model.lora.targets=[q,w]",), "model.lora.targets has w: choose from q, k"),
+        (
+            ("algorithm.packing=true", "algorithm.row_length=64"),
+            "does not hold a trajectory of rollout.limits.max_length",
+        ),
     ],
 )
 def test_what_cannot_work_is_said_in_a_sentence(tmp_path: Path, overrides: tuple[str, ...], sentence: str):

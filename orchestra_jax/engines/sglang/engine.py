@@ -117,8 +117,8 @@ class SGLangEngine:
             raise ValueError("The prompt is empty; give at least one token.")
         if len(prompt) + 1 > self.max_length:
             raise ValueError(
-                f"A prompt of {len(prompt)} tokens leaves no room to sample in rollout.max_length={self.max_length}; "
-                f"raise rollout.max_length."
+                f"A prompt of {len(prompt)} tokens leaves no room to sample in rollout.limits.max_length="
+                f"{self.max_length}: raise rollout.limits.max_length."
             )
         if params.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {params.max_new_tokens}.")
@@ -340,6 +340,7 @@ async def _check_server(server: Worker, config: Qwen3Config, max_length: int) ->
     room = details.get("max_req_input_len")
     if isinstance(room, int) and room < max_length:
         raise ValueError(
-            f"{server.url} takes sequences of {room} tokens, but rollout.max_length is {max_length}; start it with "
-            f"--context-length {max_length + CONTEXT_SPARE} or more and enough memory, or lower rollout.max_length."
+            f"{server.url} takes sequences of {room} tokens, but rollout.limits.max_length is {max_length}; start it "
+            f"with --context-length {max_length + CONTEXT_SPARE} or more and enough memory, or lower "
+            "rollout.limits.max_length."
         )

@@ -1,0 +1,151 @@
+"""What can be chosen by name and is fixed: one list of names per concept. Open lists are registries."""
+
+from enum import StrEnum
+
+from orchestra_jax.config.errors import ConfigError
+from orchestra_jax.config.ranges import unknown_choice
+
+
+class Choice(StrEnum):
+    """Base of the lists: a name is its own value, so that configurations hold and print plain words.
+
+    Raises:
+        ConfigError: a name that is not in the list.
+    """
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise ConfigError(unknown_choice(cls.__name__, str(value), list(cls)))
+
+
+class DType(Choice):
+    """Of arrays."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Remat(Choice):
+    """What the backward pass recomputes in a layer: nothing, all of it, or all but outputs of matrix products."""
+
+    none = "none"
+    full = "full"
+    dots = "dots"
+
+
+class AttentionBackend(Choice):
+    """Who computes attention."""
+
+    xla = "xla"
+    cudnn = "cudnn"
+
+
+class LoraTarget(Choice):
+    """A matrix of a layer that can have an adapter."""
+
+    q = "q"
+    k = "k"
+    v = "v"
+    o = "o"
+    gate = "gate"
+    up = "up"
+    down = "down"
+
+
+class OptimizerName(Choice):
+    """The update rule. `muon`: orthogonalised momentum for matrices, Adam for the rest."""
+
+    adamw = "adamw"
+    muon = "muon"
+
+
+class Schedule(Choice):
+    """Of the learning rate after the warm-up."""
+
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
+
+
+class KL(Choice):
+    """Estimator of the KL to the reference policy, with d = ref - new: -d, d^2 / 2 and exp(d) - d - 1."""
+
+    k1 = "k1"
+    k2 = "k2"
+    k3 = "k3"
+
+
+class Aggregation(Choice):
+    """How the losses of tokens become one number."""
+
+    token = "token"
+    sequence = "sequence"
+    constant = "constant"
+
+
+class Importance(Choice):
+    """Correction for rollout log-probs that differ from the learner's."""
+
+    none = "none"
+    tis = "tis"
+    icepop = "icepop"
+
+
+class InvalidMode(Choice):
+    """What happens to members of a group that are malformed or gave no answer."""
+
+    drop = "drop"
+    zero_reward = "zero_reward"
+
+
+class ToolFeature(Choice):
+    """What m_t of Eq. 2 is: calls of the tool, 0 or 1, or its share of all calls."""
+
+    count = "count"  # type: ignore[assignment]  # a method of str
+    used = "used"
+    share = "share"
+
+
+class EngineName(Choice):
+    """Who samples: the embedded engine in this process, or SGLang servers."""
+
+    embedded = "embedded"
+    sglang = "sglang"
+
+
+class Device(Choice):
+    """What a server of the run computes on."""
+
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+class WeightUpdate(Choice):
+    """How weights get to a server: through files, or in its requests."""
+
+    disk = "disk"
+    direct = "direct"
+
+
+class History(Choice):
+    """Whether earlier turns keep their reasoning."""
+
+    keep = "keep"
+    strip_thinking = "strip_thinking"
+
+
+class ReplayMode(Choice):
+    """What happens with the record of tool calls."""
+
+    off = "off"
+    record = "record"
+    replay = "replay"
+    replay_or_record = "replay_or_record"
+
+
+class Compiler(Choice):
+    """What the planner compiles for; auto: cuda where jax[cuda12] is installed."""
+
+    auto = "auto"
+    cuda = "cuda"
+    cpu = "cpu"

@@ -1,0 +1,58 @@
+"""Settings of the engine, the servers and the collector."""
+
+from dataclasses import dataclass, field
+
+from orchestra_jax.config.choices import Device, EngineName, History, WeightUpdate
+from orchestra_jax.config.ranges import Settings, above, at_least
+
+
+@dataclass(frozen=True)
+class RolloutLimits(Settings):
+    """Bounds of one trajectory."""
+
+    max_turns: int = at_least(50, 1)  # generations of the policy, the answer included
+    max_calls: int = at_least(50, 1)  # tool calls that are executed
+    max_length: int = at_least(32_000, 2)  # tokens of one sequence, prompt included
+    max_new_tokens: int = at_least(8_000, 1)  # tokens of one generation
+    retries: int = at_least(2, 0)  # new tries after an infrastructure failure
+    deadline_s: float = above(600.0, 0)  # wall-clock seconds of one try; a longer one is an infrastructure failure
+    turn_deadline_s: float | None = above(None, 0)  # of one generation, its wait for a place included; null: none
+    tool_deadline_s: float | None = above(None, 0)  # of one tool call; null: none
+
+
+@dataclass(frozen=True)
+class ServerOptions(Settings):
+    """SGLang servers that the run starts itself, where rollout.urls is empty; see requirements/README.md."""
+
+    python: str | None = None  # interpreter of the environment that SGLang is installed in
+    count: int = at_least(1, 1)  # servers
+    device: Device = Device.cuda  # cpu: for tests
+    gpus: list[list[int]] = field(default_factory=list)  # numbers of each server's GPUs; empty: those it finds
+    share_gpus: bool = False  # on the trainer's GPUs, in turns: they release their memory for every update
+    port: int = at_least(0, 0)  # of the first server, the next ones follow; 0: free ones
+    flags: list[str] = field(default_factory=list)  # further flags of sglang.launch_server
+    ready_s: float = above(600.0, 0)  # seconds to load
+
+
+@dataclass(frozen=True)
+class RolloutConfig(Settings):
+    """The engine and the multi-turn collector."""
+
+    engine: EngineName = EngineName.embedded  # who samples
+    urls: list[str] = field(default_factory=list)  # SGLang servers that are there; empty: the run starts its own
+    server: ServerOptions = field(default_factory=ServerOptions)
+    weight_update: WeightUpdate = WeightUpdate.disk  # to a server: through files, or in its requests
+    weight_folder: str | None = None  # for disk, seen by all servers; null: shared memory, where they are on this host
+    limits: RolloutLimits = field(
+        default_factory=lambda: RolloutLimits(max_calls=3, max_length=2048, max_new_tokens=256)
+    )
+    slots: int = at_least(64, 1)  # trajectories under way at once
+    temperature: float = above(1.0, 0)  # of sampling and of the learner's log-probs
+    history: History = History.keep  # whether earlier turns keep their reasoning
+    chunk: int = at_least(8, 1)  # tokens the embedded engine decodes between two admissions
+    widths: list[int] = field(default_factory=lambda: [16, 64, 256, 1024])  # compiled prompt widths of that engine
+    threads: int = at_least(1, 1)  # parts of the embedded engine's slots that run side by side: a CPU's cores
+    lockstep: bool = True  # the embedded engine waits for all open trajectories: bit-reproducible runs
+    max_staleness: int = at_least(0, 0)  # versions that a trained token may be old; above 0 rollouts run ahead
+    spare_groups: int = at_least(0, 0)  # groups beyond max_staleness + 1 steps: as many slow ones are not waited for
+    slow_after_s: float = above(60.0, 0)  # seconds after which a wait is reported
