@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-import grain
 import numpy as np
 
 from orchestra_jax.types import Task
@@ -90,6 +89,8 @@ def task_iterator(
             f"batch_size={batch_size} must be positive and process_index={process_index} within process_count="
             f"{process_count}."
         )
+    import grain  # only here: it brings Orbax with it, which takes a second
+
     # Practically endless; grain's own endless repeat overflows in batches of one.
     shuffled = [
         grain.MapDataset.source(source).seed(seed + n).shuffle().repeat((1 << 40) // len(source) + 1)

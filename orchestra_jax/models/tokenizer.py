@@ -22,10 +22,13 @@ is not in the vocabulary becomes `<unk>`. All one- and two-digit pieces are alwa
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers import models as backends
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:  # importing transformers takes two seconds
+    from transformers import PreTrainedTokenizerFast
 
 PAD = "<|endoftext|>"
 TURN_END = "<|im_end|>"
@@ -45,7 +48,7 @@ _PIECES = (
 )
 
 
-def load(path: str | Path) -> PreTrainedTokenizerFast:
+def load(path: str | Path) -> "PreTrainedTokenizerFast":
     """The tokenizer of a Hugging Face directory (`tokenizer.json` and `tokenizer_config.json`); never downloads.
 
     Raises:
@@ -55,13 +58,15 @@ def load(path: str | Path) -> PreTrainedTokenizerFast:
         raise FileNotFoundError(
             f"No tokenizer.json in {str(path)!r}; give a Hugging Face model directory or one that this project saved."
         )
-    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    from transformers import AutoTokenizer
+
+    tokenizer: "PreTrainedTokenizerFast" = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     return tokenizer
 
 
 def build_word_tokenizer(
     texts: Iterable[str], chat_template: str, scaffolds: Sequence[str] = ()
-) -> PreTrainedTokenizerFast:
+) -> "PreTrainedTokenizerFast":
     """A word-level tokenizer whose vocabulary is every piece of `texts` (see the module's docstring).
 
     The order is fixed by the arguments' content: special tokens, tags, `<unk>`, scaffolds, digits, then the pieces of
@@ -75,6 +80,8 @@ def build_word_tokenizer(
     Raises:
         ValueError: a scaffold is empty or contains a special token or the glue mark.
     """
+    from transformers import PreTrainedTokenizerFast
+
     added = (*CONTROL, *TAGS, UNKNOWN)
     for scaffold in scaffolds:
         if not scaffold or _GLUE in scaffold or any(token in scaffold for token in added):

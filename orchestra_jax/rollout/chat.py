@@ -13,9 +13,7 @@ What the sampled text means, calls and answers, is in `parsing`.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any, Literal
 
 from orchestra_jax.rollout.parsing import (
     CLOSE,
@@ -29,6 +27,9 @@ from orchestra_jax.rollout.parsing import (
 )
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import ToolSpec
+
+if TYPE_CHECKING:  # importing transformers takes two seconds
+    from transformers import PreTrainedTokenizerFast
 
 __all__ = ["ChatFormat", "ParseError", "common_prefix_extends", "final_answer", "parse_tool_calls"]
 
@@ -66,7 +67,7 @@ class ChatFormat:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerFast,
+        tokenizer: "PreTrainedTokenizerFast",
         *,
         history: Literal["keep", "strip_thinking"] = "keep",
         enable_thinking: bool | None = None,
