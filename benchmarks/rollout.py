@@ -55,6 +55,7 @@ from orchestra_jax.envs.quickstart.environment import CHAT_TEMPLATE
 from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.models.qwen3 import Qwen3Config, init_params, num_params
 from orchestra_jax.models.tokenizer import build_word_tokenizer
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, render_call
@@ -80,14 +81,14 @@ PRICES = {
 class Echo:
     """A world with one free tool."""
 
-    def reset(self, task: Task) -> QAEpisode:
-        return QAEpisode(task, {TOOL.name: _echo}, None)
+    def reset(self, task: Task, budget: Budget) -> QAEpisode:
+        return QAEpisode(task, {TOOL.name: _echo}, None, None, budget)
 
     async def close(self) -> None:
         pass
 
 
-async def _echo(arguments: Mapping[str, Any]) -> str:
+async def _echo(arguments: Mapping[str, Any], budget: Budget) -> str:
     return arguments["text"]
 
 
@@ -171,7 +172,7 @@ class Work:
 
 async def _collect(collector: Collector, engine: CallingEngine, tasks: Sequence[Task]) -> list[Trajectory]:
     async with asyncio.timeout(ROUND_SECONDS):
-        return await collector.collect(engine, tasks)
+        return await collector.collect(engine, tasks, budget=Budget())
 
 
 async def _post(session: Any, url: str, prompts: Sequence[Sequence[Sequence[int]]], new: int) -> None:

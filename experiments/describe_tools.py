@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from orchestra_jax.data.sources import load_tasks
-from orchestra_jax.money.budgets import Budget, Limits, spending
+from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import MissingPrice, PriceList
 from orchestra_jax.tools.experts import describing
 from orchestra_jax.tools.experts.descriptions import Example, sample
@@ -28,9 +28,10 @@ async def run(options: argparse.Namespace) -> bool:
         print(f"{row.name:24} {row.calls:6.0f} calls  ${row.usd:9.4f} expected  ${row.worst_usd:9.4f} at most")
     if options.dry_run:
         return True
-    with Progress() as bars, spending(Budget(Limits(usd=options.max_usd))) as budget:
+    budget = Budget(Limits(usd=options.max_usd))
+    with Progress() as bars:
         show = partial(bars.update, bars.add_task("calls", total=None))
-        outcome = await describing.describe(job, options.file, lambda n, of: show(completed=n, total=of))
+        outcome = await describing.describe(job, options.file, budget, lambda n, of: show(completed=n, total=of))
     failed = "".join(f"No description of {name}: {problem}\n" for name, problem in outcome.problems.items())
     print(f"{failed}{len(outcome.descriptions)} descriptions in {options.file}; ${budget.spent.usd:.4f} spent")
     return not outcome.problems

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec, Usage
 
 Message = dict[str, Any]
@@ -48,8 +49,13 @@ class Episode(Protocol):
 class Environment(Protocol):
     """Makes episodes and owns what they share: sandboxes, indices, connections."""
 
-    def reset(self, task: Task) -> Episode:
-        """A fresh episode of `task`; cheap, because a step starts hundreds."""
+    def reset(self, task: Task, budget: Budget) -> Episode:
+        """A fresh episode of `task`; cheap, because a step starts hundreds.
+
+        Args:
+            task: what is asked.
+            budget: of the trajectory: pays for the calls. What is not the policy's to pay is charged to its parent.
+        """
         ...
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from orchestra_jax.config.schema import EvaluationConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.evaluation.metrics import preference_swap, preference_utility, summarize, tool_shares
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rl.rewards import ToolFeature
 from orchestra_jax.rollout.collector import Collector, Script
 from orchestra_jax.types import Task, Trajectory
@@ -26,6 +27,7 @@ class Evaluator:
         collector: runs the episodes.
         engine: the policy.
         tool_feature: m_t of the preference utility, the same as in training.
+        budget: of the run: pays for the evaluations.
     """
 
     def __init__(
@@ -37,9 +39,11 @@ class Evaluator:
         collector: Collector,
         engine: Engine,
         tool_feature: ToolFeature,
+        budget: Budget,
     ) -> None:
         self.cfg, self.tasks, self.swap, self.scripts = cfg, list(tasks), swap, baselines
         self.collector, self.engine, self.tool_feature = collector, engine, tool_feature
+        self._budget = budget
         self._baseline_runs: dict[str, list[Trajectory]] | None = None
 
     async def evaluate(self) -> dict[str, Any]:
@@ -64,13 +68,16 @@ class Evaluator:
         return summarize(run) | self._utility(run, runs) | {"tool_shares": tool_shares(run)}
 
     async def _collect(self, tasks: Sequence[Task], temperature: float) -> list[Trajectory]:
-        return await self.collector.collect(self.engine, tasks, temperature=temperature, seed=(_SEED,))
+        return await self.collector.collect(
+            self.engine, tasks, budget=self._budget, temperature=temperature, seed=(_SEED,)
+        )
 
     async def _runs(self) -> dict[str, list[Trajectory]]:
         """The baselines' trajectories; they depend on nothing that is trained and are played once."""
         if self._baseline_runs is None:
             self._baseline_runs = {
-                name: await self.collector.play(script, self.tasks) for name, script in self.scripts.items()
+                name: await self.collector.play(script, self.tasks, budget=self._budget)
+                for name, script in self.scripts.items()
             }
         return self._baseline_runs
 

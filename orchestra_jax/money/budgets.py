@@ -10,9 +10,7 @@ is not paid for and reserves nothing.
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from types import TracebackType
@@ -284,25 +282,6 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
-
-
-_CURRENT: ContextVar[Budget | None] = ContextVar("orchestra_jax_budget", default=None)
-
-
-def current_budget() -> Budget:
-    """The budget of the trajectory that runs here, or one without limits that nobody counts."""
-    budget = _CURRENT.get()
-    return Budget(name="unlimited") if budget is None else budget
-
-
-@contextmanager
-def spending(budget: Budget) -> Iterator[Budget]:
-    """Within this block, and in the tasks that are started in it, `current_budget()` is `budget`."""
-    token = _CURRENT.set(budget)
-    try:
-        yield budget
-    finally:
-        _CURRENT.reset(token)
 
 
 def _wake(freed: "asyncio.Future[None]") -> None:

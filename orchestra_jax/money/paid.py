@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from orchestra_jax.http_json import retry_after as retry_after
-from orchestra_jax.money.budgets import Budget, Reservation, current_budget
+from orchestra_jax.money.budgets import Budget, Reservation
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.types import InfrastructureError, Usage
@@ -97,7 +97,9 @@ class PaidCalls:
         self._closed = False
         self._jitter = random.Random()
 
-    async def call(self, kind: str, request: Mapping[str, Any], worst: Usage, send: Send) -> Recorded:
+    async def call(
+        self, kind: str, request: Mapping[str, Any], worst: Usage, send: Send, *, budget: Budget
+    ) -> Recorded:
         """The answer to one call, from the record or from the provider.
 
         Args:
@@ -105,6 +107,7 @@ class PaidCalls:
             request: what identifies the call: JSON without secrets.
             worst: the row of the dearest way that one request can end.
             send: makes one request; it is cut after timeout_s + GRACE_S seconds.
+            budget: is charged with every request that is billed.
 
         Raises:
             BudgetExceeded: the worst case does not fit; nothing was sent, or nothing more.
@@ -113,7 +116,7 @@ class PaidCalls:
         """
 
         async def run() -> Recorded:
-            return await self._requests(kind, request, worst, send)
+            return await self._requests(kind, request, worst, send, budget)
 
         if self._replay is None:
             return await run()
@@ -131,9 +134,11 @@ class PaidCalls:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    async def _requests(self, kind: str, request: Mapping[str, Any], worst: Usage, send: Send) -> Recorded:
+    async def _requests(
+        self, kind: str, request: Mapping[str, Any], worst: Usage, send: Send, budget: Budget
+    ) -> Recorded:
         self._prepare()
-        budget, charged = current_budget(), list[Usage]()
+        charged = list[Usage]()
         for attempt in itertools.count():
             task = await self._start(budget, worst, send)
             try:

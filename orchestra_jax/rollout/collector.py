@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.envs.base import Environment, Episode, Message, Score
-from orchestra_jax.money.budgets import Budget, Limits, spending
+from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.actors import EnginePlayer, MakePlayer, Player, Script, ScriptPlayer, render_call
 from orchestra_jax.rollout.chat import ChatFormat, ParseError, final_answer, parse_tool_calls
@@ -51,9 +51,6 @@ class Collector:
         allowance: what one trajectory may spend outside; each attempt at one has it anew.
         on_slow: told what has waited for more than `slow_after_s` seconds, longest first, and told again after as many
             seconds if something still does; `watchdog.describe` makes one line of it.
-
-    Attributes:
-        budget: parent of the budgets of the trajectories that begin from now on: the run's, or a step's.
     """
 
     def __init__(
@@ -68,7 +65,7 @@ class Collector:
         slow_after_s: float = 60.0,
     ) -> None:
         self.environment, self.chat, self.limits, self.price = environment, chat, limits, price
-        self.allowance, self.budget = allowance, Budget()
+        self.allowance = allowance
         self.watchdog = Watchdog(on_slow, slow_after_s)
 
     def waiting(self) -> list[Waiting]:
@@ -80,6 +77,7 @@ class Collector:
         engine: Engine,
         tasks: Sequence[Task],
         *,
+        budget: Budget,
         group_size: int = 1,
         temperature: float = 1.0,
         seed: Sequence[int] = (0,),
@@ -88,6 +86,7 @@ class Collector:
         """Rolls every task out `group_size` times with the policy behind `engine`.
 
         Args:
+            budget: parent of the trajectories' budgets: the run's, or a step's.
             temperature: sampling temperature; 0 is greedy.
             seed: reproducible: the same seed, tasks and weights give the same trajectories.
             on_done: called as each trajectory ends, for progress bars.
@@ -96,13 +95,14 @@ class Collector:
             Trajectories ordered by task, then member.
         """
         make_player = self._engine_players(engine, temperature, seed)
-        return await self._collect(make_player, list(enumerate(tasks)), group_size, on_done)
+        return await self._collect(make_player, list(enumerate(tasks)), group_size, budget, on_done)
 
     async def collect_group(
         self,
         engine: Engine,
         task: Task,
         *,
+        budget: Budget,
         group: int,
         group_size: int,
         temperature: float = 1.0,
@@ -118,13 +118,14 @@ class Collector:
         Returns:
             Trajectories ordered by member.
         """
-        return await self._collect(self._engine_players(engine, temperature, seed), [(group, task)], group_size, None)
+        make_player = self._engine_players(engine, temperature, seed)
+        return await self._collect(make_player, [(group, task)], group_size, budget)
 
     async def play(
-        self, script: Script, tasks: Sequence[Task], think: Callable[[Task], str] | None = None
+        self, script: Script, tasks: Sequence[Task], think: Callable[[Task], str] | None = None, *, budget: Budget
     ) -> list[Trajectory]:
         """Plays every task once with a script instead of a policy."""
-        return await self._collect(lambda *_: ScriptPlayer(self.chat, script, think), list(enumerate(tasks)), 1, None)
+        return await self._collect(lambda *_: ScriptPlayer(self.chat, script, think), list(enumerate(tasks)), 1, budget)
 
     def _engine_players(self, engine: Engine, temperature: float, seed: Sequence[int]) -> MakePlayer:
         params = SamplingParams(self.limits.max_new_tokens, temperature, self.chat.stop_ids)
@@ -139,16 +140,17 @@ class Collector:
         make_player: MakePlayer,
         groups: Sequence[tuple[int, Task]],
         group_size: int,
-        on_done: Callable[[Trajectory], None] | None,
+        budget: Budget,
+        on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
         """The trajectories of numbered tasks, in their order."""
-        prompts = [self._prompt(task) for _, task in groups]
+        prompts = [self._prompt(task, budget) for _, task in groups]
 
         async def one(place: int, member: int, player: Player) -> Trajectory:
             group, task = groups[place]
             for attempt in range(self.limits.retries + 1):
                 player = player if attempt == 0 else make_player(group, member, attempt)
-                trajectory = await _Run(self, task, prompts[place], player, group, member).trajectory()
+                trajectory = await _Run(self, task, prompts[place], player, group, member).trajectory(budget)
                 if trajectory.status is not Status.FAILED:
                     break
             if on_done is not None:
@@ -169,8 +171,8 @@ class Collector:
             for _, _, player in todo:
                 player.end()
 
-    def _prompt(self, task: Task) -> tuple[int, ...]:
-        episode = self.environment.reset(task)
+    def _prompt(self, task: Task, budget: Budget) -> tuple[int, ...]:
+        episode = self.environment.reset(task, budget)
         return self.chat.prompt_ids(episode.messages, episode.tools)
 
 
@@ -196,19 +198,21 @@ class _Run:
         self.turn = 0
         self.given_up: list[str] = []
 
-    async def trajectory(self) -> Trajectory:
+    async def trajectory(self, parent: Budget) -> Trajectory:
         """Plays to the end, whatever it is.
+
+        Args:
+            parent: the step's or the run's budget, of which this attempt gets a part of its own.
 
         Raises:
             BudgetExceeded, ReplayMiss: the run cannot go on. Everything else that is raised is a bug.
         """
         answer: str | None = None
-        budget = Budget(self.collector.allowance, name="trajectory", parent=self.collector.budget)
+        budget = Budget(self.collector.allowance, name="trajectory", parent=parent)
         try:
-            episode = self.collector.environment.reset(self.task)
+            episode = self.collector.environment.reset(self.task, budget)
             deadline_s = self.collector.limits.deadline_s
-            with spending(budget):
-                status, reason, answer = await within(self._turns_until_end(episode), deadline_s, "the trajectory")
+            status, reason, answer = await within(self._turns_until_end(episode), deadline_s, "the trajectory")
         except InfrastructureError as error:
             waited = f", waiting for {' and '.join(self.given_up)}" if self.given_up else ""
             status, reason = Status.FAILED, f"{error}{waited}"

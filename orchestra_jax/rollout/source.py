@@ -9,7 +9,7 @@ import numpy as np
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.engines.base import Engine
-from orchestra_jax.money.budgets import BudgetExceeded
+from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.event_loop import LoopThread
@@ -42,12 +42,13 @@ class Rollouts:
                 spare=cfg.rollout.spare_groups,
             )
 
-    def take(self, step: int, version: int) -> tuple[list[Trajectory], dict[str, float]]:
+    def take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, float]]:
         """The trajectories of a step, ordered by group and member, and the metrics of their age.
 
         Args:
             step: training steps done.
             version: of the learner's weights.
+            budget: of the step: pays for the trajectories that begin in it.
 
         Raises:
             BudgetExceeded, ReplayMiss: the position in the tasks is that before the step.
@@ -60,6 +61,7 @@ class Rollouts:
                     self._collector.collect(
                         self._engine,
                         next(self._tasks),
+                        budget=budget,
                         group_size=cfg.algorithm.group_size,
                         temperature=cfg.rollout.temperature,
                         seed=(cfg.seed, 2, step),
@@ -69,7 +71,7 @@ class Rollouts:
                 self._tasks.set_state(position)  # the run that goes on begins this step anew
                 raise
         else:
-            taken = self._runner.run(self._stream.take(version))
+            taken = self._runner.run(self._stream.take(version, budget))
             trajectories = [replace(t, group=g) for g, group in enumerate(taken.groups) for t in group]
             metrics["groups/restarted"] = float(taken.restarted)
         return trajectories, metrics | _staleness(trajectories, version)
@@ -86,11 +88,12 @@ class Rollouts:
     def set_state(self, state: dict[str, Any]) -> None:
         (self._tasks if self._stream is None else self._stream).set_state(state)
 
-    async def _roll(self, index: int, task: Task) -> list[Trajectory]:
+    async def _roll(self, index: int, task: Task, budget: Budget) -> list[Trajectory]:
         step, group = divmod(index, self._cfg.algorithm.tasks_per_step)
         return await self._collector.collect_group(
             self._engine,
             task,
+            budget=budget,
             group=group,
             group_size=self._cfg.algorithm.group_size,
             temperature=self._cfg.rollout.temperature,

@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.types import Task, Trajectory
 
-# Rolls group `index` out: (index, task) -> its trajectories.
-Roll = Callable[[int, Task], Awaitable[list[Trajectory]]]
+# Rolls group `index` out: (index, task, budget) -> its trajectories.
+Roll = Callable[[int, Task, Budget], Awaitable[list[Trajectory]]]
 
 
 class Batches(Protocol):
@@ -77,10 +78,14 @@ class GroupStream:
         self._running: dict[int, _Group] = {}
         self._again: set[int] = set()  # begun anew: the next step waits for them
 
-    async def take(self, version: int) -> Taken:
+    async def take(self, version: int, budget: Budget) -> Taken:
         """The next `per_step` groups for the update of the learner's weights `version`.
 
         Groups that ended with an error of the program start anew with the next call.
+
+        Args:
+            version: of the learner's weights.
+            budget: of the step: pays for the groups that begin now, also for what they cost later.
 
         Raises:
             Exception: such an error.
@@ -90,8 +95,8 @@ class GroupStream:
                 await self._stop(group)
         restarted = len(self._again)
         for index in sorted(self._again):
-            self._start(index, version)
-        self._fill(version)
+            self._start(index, version, budget)
+        self._fill(version, budget)
         first = sorted(self._again)[: self._per_step]
         while not self._suffice(first, version):
             await asyncio.wait([g.job for g in self._in_order() if not g.job.done()], return_when="FIRST_COMPLETED")
@@ -153,7 +158,7 @@ class GroupStream:
         due = min(len(oldest) - self._spare, self._per_step - len(first))
         return len(ended) >= self._per_step and ended.issuperset(first) and len(ended & oldest) >= due
 
-    def _fill(self, version: int) -> None:
+    def _fill(self, version: int, budget: Budget) -> None:
         """Starts the first tasks that are neither used nor under way, until there are enough groups."""
         wanted = self._per_step * (self._staleness + 1) + self._spare
         for number in itertools.chain(sorted(self._batches), itertools.count(self._read)):
@@ -161,12 +166,12 @@ class GroupStream:
                 if len(self._running) >= wanted:
                     return
                 if place not in self._batch(number).used:
-                    self._start(number * self._per_step + place, version)
+                    self._start(number * self._per_step + place, version, budget)
 
-    def _start(self, index: int, version: int) -> None:
+    def _start(self, index: int, version: int, budget: Budget) -> None:
         if index not in self._running:
             number, place = divmod(index, self._per_step)
-            job = asyncio.ensure_future(self._roll(index, self._batch(number).tasks[place]))
+            job = asyncio.ensure_future(self._roll(index, self._batch(number).tasks[place], budget))
             self._running[index] = _Group(index, version, job)
 
     async def _stop(self, group: _Group) -> None:

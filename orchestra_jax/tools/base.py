@@ -5,13 +5,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools import schema
 from orchestra_jax.types import ToolCall, ToolResult, ToolSpec, Usage
 
-Handler = Callable[[Mapping[str, Any]], Awaitable[ToolResult | str]]
+# Executes a call: (its validated arguments, the budget that pays for it) -> what the policy reads.
+ToolHandler = Callable[[Mapping[str, Any], Budget], Awaitable[ToolResult | str]]
 
 
-class ToolBox:
+class ToolExecutor:
     """Validates, executes and charges the calls of one episode.
 
     Charging: where the menu shows a price per call, that price is charged and the menu's latency (measured seconds
@@ -21,16 +23,17 @@ class ToolBox:
 
     Args:
         tools: the menu of this instance.
-        handlers: async callable by tool name, given the validated arguments; may hold more than the menu.
+        handlers: by tool name; may hold more than the menu.
+        budget: of the trajectory: pays for the calls.
 
     Raises:
         ValueError: a tool of the menu has no handler, or two tools share a name.
     """
 
-    def __init__(self, tools: Sequence[ToolSpec], handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, tools: Sequence[ToolSpec], handlers: Mapping[str, ToolHandler], budget: Budget) -> None:
         self.tools = tuple(tools)
         self._specs = {spec.name: spec for spec in self.tools}
-        self._handlers = handlers
+        self._handlers, self._budget = handlers, budget
         if len(self._specs) != len(self.tools):
             raise ValueError(f"Two tools of the menu share a name: {sorted(spec.name for spec in self.tools)}.")
         missing = [name for name in self._specs if name not in handlers]
@@ -47,14 +50,14 @@ class ToolBox:
         if problem is not None:
             return ToolResult(problem, is_error=True)
         start = time.perf_counter()
-        answer = await self._handlers[call.name](call.arguments)
+        answer = await self._handlers[call.name](call.arguments, self._budget)
         elapsed = time.perf_counter() - start
         result = ToolResult(answer) if isinstance(answer, str) else answer
         return replace(result, usage=charge(spec, result.usage, elapsed))
 
 
 def charge(spec: ToolSpec, rows: tuple[Usage, ...], elapsed: float) -> tuple[Usage, ...]:
-    """Ledger rows of one executed call under the rule in `ToolBox`.
+    """Ledger rows of one executed call under the rule in `ToolExecutor`.
 
     Args:
         spec: the called tool with the menu's price and latency.

@@ -10,10 +10,11 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from orchestra_jax.config.schema import ConfigError, RunConfig, ToolsConfig
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.tools.base import Handler
+from orchestra_jax.tools.base import ToolHandler
 from orchestra_jax.tools.catalogue import ANSWER_TOOL, Catalogue, Entry, MenuRule, PriceBook, give_answer
 from orchestra_jax.tools.entries import expert_entries, recorded, within_budget
 from orchestra_jax.tools.experts import describing, descriptions
@@ -36,7 +37,7 @@ Close = Callable[[], Awaitable[object]]
 
 
 @dataclass(frozen=True)
-class Toolbox:
+class RunTools:
     """The tools of a run.
 
     Attributes:
@@ -74,7 +75,7 @@ def price_book(cfg: RunConfig) -> PriceBook:
     return PriceBook(load("pricing.name", pricing.name), lists, pricing.randomise.low, pricing.randomise.high)
 
 
-def make_toolbox(cfg: RunConfig, answers: Sequence[str] = ()) -> Toolbox:
+def make_toolbox(cfg: RunConfig, answers: Sequence[str] = ()) -> RunTools:
     """Opens what the tools need. With replay.mode=replay that is the record alone.
 
     Args:
@@ -90,7 +91,7 @@ def make_toolbox(cfg: RunConfig, answers: Sequence[str] = ()) -> Toolbox:
         raise ConfigError(str(error)) from error
 
 
-def _make(cfg: RunConfig, answers: Sequence[str]) -> Toolbox:
+def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
     tools, book = cfg.tools, price_book(cfg)
     replay = Replay(cfg.replay.path, cfg.replay.mode)
     clients = expert_clients(_experts(cfg), book.base, replay=replay)
@@ -102,7 +103,7 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> Toolbox:
         tools.experts,
         clients,
         search=(search, plain[search].handler) if search else None,
-        run=("python", _runner(plain["python"].handler)) if "python" in plain else None,
+        run=("python", plain["python"].handler) if "python" in plain else None,
         descriptions=descriptions.load(tools.descriptions) if tools.descriptions else None,
         local=tools.self_hosted,
     )
@@ -119,7 +120,7 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> Toolbox:
         finally:
             replay.close()
 
-    return Toolbox(catalogue, None if tools.judge == "match" else Judge(clients[tools.judge]), close)
+    return RunTools(catalogue, None if tools.judge == "match" else Judge(clients[tools.judge]), close)
 
 
 def instance_seed(seed: int, task: str, draw: int) -> int:
@@ -233,7 +234,7 @@ def _plain_tools(cfg: RunConfig, prices: PriceList, replay: Replay, closes: list
     return entries
 
 
-def _sandbox(tools: ToolsConfig, closes: list[Close]) -> Handler:
+def _sandbox(tools: ToolsConfig, closes: list[Close]) -> ToolHandler:
     executor: sandbox.Executor
     if tools.sandbox_url:
         executor = RemoteSandbox(tools.sandbox_url, tools.sandbox_timeout_s + 50.0)
@@ -241,7 +242,7 @@ def _sandbox(tools: ToolsConfig, closes: list[Close]) -> Handler:
         isolation = cast(Isolation, tools.sandbox_isolation)
         executor = sandbox.PythonSandbox(tools.sandbox_workers, tools.sandbox_timeout_s, isolation=isolation)
 
-    async def run(arguments: Mapping[str, Any]) -> ToolResult:
+    async def run(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         return await executor.run(arguments["code"])
 
     async def close() -> None:
@@ -251,7 +252,7 @@ def _sandbox(tools: ToolsConfig, closes: list[Close]) -> Handler:
     return run
 
 
-def _local_search(tools: ToolsConfig, closes: list[Close]) -> Handler:
+def _local_search(tools: ToolsConfig, closes: list[Close]) -> ToolHandler:
     index: local_search.Searchable
     if tools.index is None:
         if tools.corpus is None:
@@ -278,16 +279,6 @@ def _web(
     return (web_search.TavilySearch if tools.web == "tavily" else web_search.WikipediaSearch)(prices, **options)
 
 
-def _runner(handler: Handler) -> Callable[[str], Awaitable[ToolResult]]:
-    """The python tool as code writers use it."""
-
-    async def run(code: str) -> ToolResult:
-        answer = await handler({"code": code})
-        return ToolResult(answer) if isinstance(answer, str) else answer
-
-    return run
-
-
 def _simulated(cfg: RunConfig, answers: Sequence[str] = ()) -> list[SimulatedTool]:
     experts = experts_from_config({"seed": cfg.env.seed, "experts": cfg.tools.simulated})
     tools = [SimulatedTool(expert, answers) for expert in experts]
@@ -296,7 +287,7 @@ def _simulated(cfg: RunConfig, answers: Sequence[str] = ()) -> list[SimulatedToo
     return tools
 
 
-async def _absent(arguments: Mapping[str, Any]) -> ToolResult:
+async def _absent(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
     raise InfrastructureError("This tool is only replayed.")
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList, choose
-from orchestra_jax.tools.experts.roles import Handler
+from orchestra_jax.tools.base import ToolHandler
 from orchestra_jax.tools.menu import sample_menu
 from orchestra_jax.types import Task, ToolResult, ToolSpec, Usage
 
@@ -58,11 +59,11 @@ class Entry:
     """
 
     spec: ToolSpec
-    handler: Handler
+    handler: ToolHandler
     role: str = ""
     model: str = ""
     billed: tuple[str, ...] = ()
-    for_task: Callable[[Task], Handler] | None = None
+    for_task: Callable[[Task], ToolHandler] | None = None
 
     def within(self, task: Task) -> "Entry":
         """The entry in an episode of `task`."""
@@ -171,7 +172,7 @@ class Catalogue:
         tools, names = self._functions(rng, prices) if released else self._menu(rng, prices)
         return Instance(tools, {"seed": seed, "prices": prices.id, "tools": names})
 
-    def handlers(self, record: Mapping[str, Any], task: Task) -> dict[str, Handler]:
+    def handlers(self, record: Mapping[str, Any], task: Task) -> dict[str, ToolHandler]:
         """The handlers of a menu by the names it shows; fresh for every episode, as the released form keeps notes.
 
         Args:
@@ -236,14 +237,14 @@ class _Notes:
         self._question, self._choices, self._prices, self._base = question, choices, prices, base
         self._notes: list[str] = []
 
-    def handlers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, ToolHandler]:
         return dict.fromkeys(_FUNCTIONS, self._call)
 
-    async def _call(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def _call(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         entry = self._choices[arguments["model"]]  # the schema lists the choices
         asked = entry.spec.parameters["required"][0]
         given = {asked: self._question} | ({"context": "\n\n".join(self._notes)} if self._notes else {})
-        result = await _repriced(entry, self._prices, self._base)(given)
+        result = await _repriced(entry, self._prices, self._base)(given, budget)
         if result.is_error:
             return result
         if ROLES[entry.role][0] == "answer":
@@ -252,7 +253,7 @@ class _Notes:
         return result
 
 
-async def give_answer(arguments: Mapping[str, Any]) -> ToolResult:
+async def give_answer(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
     """Handler of ANSWER_TOOL."""
     return ToolResult("The answer is given.", (Usage(ANSWER_TOOL.name),), final=arguments["answer"])
 
@@ -268,11 +269,13 @@ def price_words(price: Price) -> str:
     return ", ".join(f"${dollars:.4g} {unit}" for dollars, unit in parts if dollars)
 
 
-def _repriced(entry: Entry, prices: PriceList, base: PriceList) -> Callable[[Mapping[str, Any]], Awaitable[ToolResult]]:
+def _repriced(
+    entry: Entry, prices: PriceList, base: PriceList
+) -> Callable[[Mapping[str, Any], Budget], Awaitable[ToolResult]]:
     """The entry's handler with rows by the instance's price list. What the provider did not bill stays free."""
 
-    async def call(arguments: Mapping[str, Any]) -> ToolResult:
-        answer = await entry.handler(arguments)
+    async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        answer = await entry.handler(arguments, budget)
         result = ToolResult(answer) if isinstance(answer, str) else answer
         rows = result.usage or (Usage(entry.model or entry.spec.name, price_list=prices.id),)  # not made: nothing spent
         return replace(result, usage=tuple(_reprice(row, prices, base) for row in rows))

@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestra_jax.money.budgets import BudgetExceeded
+from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.replay import Recorded, Replay
+from orchestra_jax.tools.base import ToolHandler
 from orchestra_jax.tools.catalogue import ROLES, Entry
 from orchestra_jax.tools.experts import roles as expert_roles
 from orchestra_jax.tools.experts.client import ExpertClient
-from orchestra_jax.tools.experts.roles import Handler, RunCode
 from orchestra_jax.types import ToolResult, ToolSpec
 
 OUT_OF_BUDGET = "This task's budget does not allow the call, so it was not made. Go on with what is known."
@@ -20,8 +20,8 @@ def expert_entries(
     roles: Mapping[str, Sequence[str]],
     clients: Mapping[str, ExpertClient],
     *,
-    search: tuple[str, Handler] | None = None,
-    run: tuple[str, RunCode] | None = None,
+    search: tuple[str, ToolHandler] | None = None,
+    run: tuple[str, ToolHandler] | None = None,
     descriptions: Mapping[str, str] | None = None,
     local: Sequence[str] = (),
 ) -> list[Entry]:
@@ -63,15 +63,15 @@ def expert_entries(
     return entries
 
 
-def within_budget(handler: Handler) -> Handler:
+def within_budget(handler: ToolHandler) -> ToolHandler:
     """The same handler, for which a trajectory's own budget is an observation.
 
     That the budget of a trajectory is used up is its policy's doing; that of a step or run ends the run.
     """
 
-    async def call(arguments: Mapping[str, Any]) -> ToolResult | str:
+    async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult | str:
         try:
-            return await handler(arguments)
+            return await handler(arguments, budget)
         except BudgetExceeded as error:
             if error.scope != "trajectory":
                 raise
@@ -80,7 +80,7 @@ def within_budget(handler: Handler) -> Handler:
     return call
 
 
-def recorded(kind: str, handler: Handler, replay: Replay, settings: Mapping[str, Any]) -> Handler:
+def recorded(kind: str, handler: ToolHandler, replay: Replay, settings: Mapping[str, Any]) -> ToolHandler:
     """A tool of this machine with a place in the record: replayed, its seconds and so its cost are the recorded ones.
 
     Args:
@@ -88,9 +88,9 @@ def recorded(kind: str, handler: Handler, replay: Replay, settings: Mapping[str,
         settings: what the answer depends on beside the arguments.
     """
 
-    async def call(arguments: Mapping[str, Any]) -> ToolResult:
+    async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         async def run() -> Recorded:
-            answer = await handler(arguments)
+            answer = await handler(arguments, budget)
             result = ToolResult(answer) if isinstance(answer, str) else answer
             return Recorded(result.text, result.usage, result.is_error)
 

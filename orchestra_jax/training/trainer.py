@@ -105,7 +105,6 @@ class Trainer:
         self.model, params = make_policy(cfg, chat)
         self.collector = make_collector(cfg, world, chat)
         self.money = RunMoney(cfg.budget, self.directory)
-        self.collector.budget = self.money.run
         self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg)
         self.warm = warm_learner(cfg, self.model, self.mesh)
         self.policy = policy_learner(cfg, self.model, self.mesh)
@@ -144,6 +143,7 @@ class Trainer:
             self.collector,
             self.engine,
             cfg.reward.tool_feature,
+            self.money.run,
         )
 
     def train(self) -> dict[str, Any]:
@@ -287,7 +287,12 @@ class Trainer:
             with ProgressBar(cfg.steps, phase="warm start", start=self.step, every=50) as progress:
                 progress.print(f"Making {cfg.demonstrations} demonstrations with random tools ...")
                 demonstrations = self._runner.run(
-                    self.collector.play(self.world.demonstrate, list(self.world.demonstrations), self.world.think)
+                    self.collector.play(
+                        self.world.demonstrate,
+                        list(self.world.demonstrations),
+                        self.world.think,
+                        budget=self.money.run,
+                    )
                 )
                 try:
                     rows = demonstration_rows(demonstrations)
@@ -329,7 +334,9 @@ class Trainer:
     def _measure_copying(self) -> float:
         """Copy accuracy of sampled trajectories on tasks that no demonstration was made of."""
         tasks = list(self.world.gate)
-        trajectories = self._runner.run(self.collector.collect(self.engine, tasks, seed=(self.cfg.seed, 1, self.step)))
+        trajectories = self._runner.run(
+            self.collector.collect(self.engine, tasks, budget=self.money.run, seed=(self.cfg.seed, 1, self.step))
+        )
         return copy_accuracy(trajectories, self.world.good_call, self.world.answer_from)
 
     # --- policy optimisation ---
@@ -370,9 +377,8 @@ class Trainer:
         """Rollouts, rewards, advantages and the update of one step."""
         cfg = self.cfg
         start = time.monotonic()
-        budget = self.collector.budget = self.money.step()
-        trajectories, ages = self.rollouts.take(self.step, self.version)
-        self.collector.budget = self.money.run
+        budget = self.money.step()
+        trajectories, ages = self.rollouts.take(self.step, self.version, budget)
         rolled = time.monotonic()
         self._runner.run(self.serving.make_room())
         shown = trajectories[:: cfg.algorithm.group_size][: cfg.logger.trajectories]

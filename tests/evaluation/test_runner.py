@@ -13,6 +13,7 @@ from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, bui
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
 from orchestra_jax.evaluation.metrics import summarize, tool_shares
 from orchestra_jax.evaluation.runner import Evaluator
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits
@@ -68,6 +69,7 @@ def make(world: QuickstartWorld, collector: Collector, engine: ParrotEngine, cou
         collector,
         engine,  # type: ignore[arg-type]
         "share",
+        Budget(),
     )
 
 
@@ -104,15 +106,15 @@ def test_baselines_are_the_scripts_on_the_same_tasks_and_played_once(world, coll
     played = []
     play = collector.play
 
-    async def counted(script, tasks):
+    async def counted(script, tasks, **options):
         played.append(script)
-        return await play(script, tasks)
+        return await play(script, tasks, **options)
 
     monkeypatch.setattr(collector, "play", counted)
     found = asyncio.run(evaluator.baselines())
     asyncio.run(evaluator.evaluate())
     assert played == list(BASELINES.values())
-    runs = {name: asyncio.run(play(script, evaluator.tasks)) for name, script in BASELINES.items()}
+    runs = {name: asyncio.run(play(script, evaluator.tasks, budget=Budget())) for name, script in BASELINES.items()}
     for name, run in runs.items():
         assert {key: found[name][key] for key in summarize(run)} == summarize(run)
         assert set(tool_shares(run)["all"]) <= {spec.name for task in evaluator.tasks for spec in task.tools}

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, Reservation, Spending, current_budget, spending
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, Reservation, Spending
 from orchestra_jax.money.forecast import Forecast, predict
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.types import Usage
@@ -143,24 +143,6 @@ def test_impossible_limits():
 def test_the_error_can_be_pickled():
     error = pickle.loads(pickle.dumps(BudgetExceeded("one sentence.", "step")))
     assert (str(error), error.scope) == ("one sentence.", "step")
-
-
-async def test_tools_find_the_budget_of_their_own_episode():
-    assert current_budget().limits == Limits()
-
-    async def episode(budget: Budget) -> None:
-        with spending(budget):
-            await asyncio.gather(*(asyncio.create_task(tool()) for _ in range(3)))
-
-    async def tool() -> None:
-        await asyncio.sleep(0)
-        with await asyncio.to_thread(lambda: current_budget().reserve(row(1.0))) as reservation:
-            reservation.settle(row(1.0))
-
-    budgets = [Budget(name=str(i)) for i in range(4)]
-    await asyncio.gather(*map(episode, budgets))
-    assert [budget.spent.calls for budget in budgets] == [3] * 4
-    assert current_budget().name == "unlimited"
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from fractions import Fraction
 
-from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, Spending, spending
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, Spending
 from orchestra_jax.tools.experts.client import Expert, ExpertClient, expert_clients
 from orchestra_jax.types import InfrastructureError, Usage
 from tests.tools import openai_stub
@@ -100,23 +100,23 @@ class Crowd:
 
     async def _episode(self, i: int) -> None:
         rng = random.Random(i)
-        with spending(self.budgets[f"t{i}"]):
-            for call in range(CALLS):
-                client = self.clients[rng.choice(list(self.clients))]
-                deadline = rng.uniform(0.01, 0.5) if self.impatient and rng.random() < 0.1 else None
-                question = {"role": "user", "content": f"[t{i}] call {call} " + "word " * rng.randrange(40)}
-                try:
-                    async with asyncio.timeout(deadline):
-                        completion = await client.chat([question])
-                    self.rows.extend(completion.usage)
-                    self.ends["answered"] += 1
-                except BudgetExceeded as error:
-                    self.ends[f"over {error.scope}"] += 1
-                    return
-                except InfrastructureError as error:
-                    self.ends["timed out" if "did not answer" in str(error) else "failed"] += 1
-                except TimeoutError:
-                    self.ends["deadline"] += 1
+        budget = self.budgets[f"t{i}"]
+        for call in range(CALLS):
+            client = self.clients[rng.choice(list(self.clients))]
+            deadline = rng.uniform(0.01, 0.5) if self.impatient and rng.random() < 0.1 else None
+            question = {"role": "user", "content": f"[t{i}] call {call} " + "word " * rng.randrange(40)}
+            try:
+                async with asyncio.timeout(deadline):
+                    completion = await client.chat([question], budget=budget)
+                self.rows.extend(completion.usage)
+                self.ends["answered"] += 1
+            except BudgetExceeded as error:
+                self.ends[f"over {error.scope}"] += 1
+                return
+            except InfrastructureError as error:
+                self.ends["timed out" if "did not answer" in str(error) else "failed"] += 1
+            except TimeoutError:
+                self.ends["deadline"] += 1
 
 
 def check(budgets: dict[str, Budget], books: Books) -> None:
@@ -224,13 +224,13 @@ async def test_a_thousand_calls_at_once_on_one_small_budget():
         budgets = {"a": Budget(name="trajectory", parent=run), "run": run}
         books = Books(budgets)
         stub.on_bill = books.add
-        with spending(budgets["a"]):
+        budget = budgets["a"]
 
-            async def call(number: int) -> None:
-                with suppress(BudgetExceeded):
-                    await client.chat([{"role": "user", "content": f"[a] {number}"}])
+        async def call(number: int) -> None:
+            with suppress(BudgetExceeded):
+                await client.chat([{"role": "user", "content": f"[a] {number}"}], budget=budget)
 
-            await asyncio.gather(*map(call, range(1000)))
+        await asyncio.gather(*map(call, range(1000)))
         await client.close()
     check(budgets, books)
     assert books.broken == []

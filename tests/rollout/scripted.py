@@ -7,11 +7,12 @@ import json
 from orchestra_jax.engines.base import Generation
 from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.models import tokenizer as tok
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rl.batching import sequences
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, render_call
-from orchestra_jax.tools.base import ToolBox
+from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
 
 SECONDS = 60.0
@@ -79,17 +80,20 @@ class World:
 
     def __init__(self):
         self.episodes, self.calls, self.scored, self.failures, self.given_up = 0, [], [], 0, []
+        self.budgets = []  # of the calls of echo
 
-    def reset(self, task):
+    def reset(self, task, budget):
         self.episodes += 1
-        return Room(self, task)
+        return Room(self, task, budget)
 
     async def close(self):
         pass
 
-    async def echo(self, arguments):
+    async def echo(self, arguments, budget):
         await asyncio.sleep(0.01 if arguments["x"] == "slow" else 0)
         self.calls.append(arguments["x"])
+        self.budgets.append(budget)
+        budget.charge(Usage("echo"))
         if arguments["x"] == "hang":
             await never(self.given_up, "echo")
         if arguments["x"] == "late":
@@ -98,33 +102,33 @@ class World:
             return ToolResult("x is an error", is_error=True)
         return ToolResult(arguments["x"])
 
-    async def model(self, arguments):
+    async def model(self, arguments, budget):
         rows = Usage("model", "tool", 10, 2, 3, 0.5, 1.5, "p"), Usage("model", "judge", 1, 0, 1, 100.0, 100.0, "p")
         return ToolResult("green", rows)
 
-    async def broken(self, arguments):
+    async def broken(self, arguments, budget):
         if self.failures == 0:
             return ToolResult("repaired")
         self.failures -= 1
         raise InfrastructureError("the server is away")
 
-    async def buggy(self, arguments):
+    async def buggy(self, arguments, budget):
         raise KeyError("a bug")
 
 
 class Room:
-    def __init__(self, world, task):
+    def __init__(self, world, task, budget):
         self.world, self.task = world, task
         handlers = {name: getattr(world, name) for name in ("echo", "model", "broken", "buggy")}
-        self.box = ToolBox(task.tools, handlers)
+        self.executor = ToolExecutor(task.tools, handlers, budget)
         self.messages = initial_messages(task)
 
     @property
     def tools(self):
-        return self.box.tools
+        return self.executor.tools
 
     async def step(self, call):
-        return await self.box.step(call)
+        return await self.executor.step(call)
 
     async def score(self, answer):
         self.world.scored.append(answer)
@@ -186,7 +190,7 @@ def make(tokenizer, *, history="keep", limits=LIMITS, seconds=0.5, **options):
 async def roll(collector, script, tasks=(TASK,), **options):
     engine = script if not callable(script) else FakeEngine(collector.chat, script)
     async with asyncio.timeout(SECONDS):
-        found = await collector.collect(engine, tasks, **options)
+        found = await collector.collect(engine, tasks, **{"budget": Budget(), **options})
     if isinstance(engine, FakeEngine):
         assert not engine.open
     return found, engine

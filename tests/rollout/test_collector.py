@@ -12,6 +12,7 @@ from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.models import qwen3
+from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.rl.batching import sequences
 from orchestra_jax.types import Status, ToolCall
 from tests.rollout.scripted import (
@@ -301,7 +302,9 @@ async def test_groups_rolled_out_one_by_one_are_those_of_the_whole_step(words):
     async with asyncio.timeout(SECONDS):
         groups = await asyncio.gather(
             *(
-                collector.collect_group(alone, tasks[g], group=g, group_size=2, temperature=1.0, seed=(4, 2))
+                collector.collect_group(
+                    alone, tasks[g], group=g, group_size=2, temperature=1.0, seed=(4, 2), budget=Budget()
+                )
                 for g in (2, 0, 1)
             )
         )
@@ -319,9 +322,9 @@ async def test_a_cancelled_group_ends_its_own_players_only(words, steps):
     )
     options = {"group_size": 2, "temperature": 1.0, "seed": (0,)}
     async with asyncio.timeout(SECONDS):
-        doomed = asyncio.ensure_future(collector.collect_group(engine, TASK, group=0, **options))
+        doomed = asyncio.ensure_future(collector.collect_group(engine, TASK, group=0, **options, budget=Budget()))
         await asyncio.sleep(0)  # its sessions are the first two
-        other = asyncio.ensure_future(collector.collect_group(engine, TASK, group=1, **options))
+        other = asyncio.ensure_future(collector.collect_group(engine, TASK, group=1, **options, budget=Budget()))
         for _ in range(10 * steps):
             await asyncio.sleep(0)
         doomed.cancel()
@@ -334,13 +337,24 @@ async def test_a_cancelled_group_ends_its_own_players_only(words, steps):
     assert len(world.scored) == 2
 
 
+async def test_every_attempt_is_paid_from_a_part_of_the_budget_it_was_given(words):
+    collector, world, _ = make(words, allowance=Limits(calls=2))
+    step = Budget(name="step", parent=Budget())
+    found, _ = await roll(collector, says(call("echo"), ANSWER), [TASK] * 3, group_size=2, budget=step)
+    assert all(trajectory.solved for trajectory in found)
+    assert len({id(budget) for budget in world.budgets}) == 6
+    assert all(budget.parent is step and budget.limits.calls == 2 for budget in world.budgets)
+    assert [budget.spent.calls for budget in world.budgets] == [1] * 6
+    assert step.spent.calls == step.parent.spent.calls == 6
+
+
 async def test_scripts_play_without_an_engine(words):
     collector, _, chat = make(words)
 
     def script(task, results):
         return ToolCall("echo", {"x": "hello"}) if not results else ANSWER
 
-    (trajectory,) = await collector.play(script, [TASK])
+    (trajectory,) = await collector.play(script, [TASK], budget=Budget())
     assert trajectory.solved
     assert [turn.text for turn in trajectory.turns] == [call("echo"), ANSWER]
     assert [row.tokens for row in sequences(trajectory, 1.0)] == [
@@ -420,7 +434,7 @@ async def test_a_cancelled_collection_leaves_no_session(words):
     collector, world, chat = make(words)
     engine = Scripted(chat, says(call("echo", "slow")), lockstep=True)
     for steps in range(4):
-        running = asyncio.ensure_future(collector.collect(engine, [TASK] * 3))
+        running = asyncio.ensure_future(collector.collect(engine, [TASK] * 3, budget=Budget()))
         for _ in range(steps):
             await asyncio.sleep(0)
         running.cancel()

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout import watchdog
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog, describe, within
 from orchestra_jax.types import InfrastructureError, Status
@@ -53,7 +54,7 @@ def words():
 
 def roll(run, collector, script, **options):
     engine = FakeEngine(collector.chat, script)
-    found = run(lambda: collector.collect(engine, [TASK], **options))
+    found = run(lambda: collector.collect(engine, [TASK], **options, budget=Budget()))
     assert not engine.open
     assert collector.waiting() == []
     return found, engine
@@ -148,7 +149,7 @@ def test_the_collector_says_what_each_trajectory_waits_for_longest_first(run, wo
     engine = FakeEngine(chat, lambda session, turn: scripts[session][turn])
 
     async def main():
-        running = asyncio.ensure_future(collector.collect(engine, [TASK], group_size=3))
+        running = asyncio.ensure_future(collector.collect(engine, [TASK], group_size=3, budget=Budget()))
         await asyncio.sleep(2.01)
         found = collector.waiting()
         running.cancel()
@@ -218,7 +219,7 @@ def test_a_report_that_fails_does_not_stop_the_run(run, words):
 
     async def main():
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context["exception"]))
-        return await collector.collect(engine, [TASK])
+        return await collector.collect(engine, [TASK], budget=Budget())
 
     (trajectory,) = run(main)
     assert trajectory.status is Status.FAILED

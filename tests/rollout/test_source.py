@@ -9,6 +9,7 @@ import pytest
 
 from orchestra_jax.config.checks import problems
 from orchestra_jax.engines.start import start_engine
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.source import Rollouts
 from orchestra_jax.training.build import make_chat, make_collector, make_policy, make_world
@@ -88,7 +89,7 @@ def test_groups_of_a_stream_are_those_of_a_synchronous_step(tmp_path: Path):
         with LoopThread() as loop:
             engine = loop.run(start_engine(cfg, model, params, 3, tokenizer_size=1, directory=tmp_path))
             rollouts = Rollouts(cfg, make_collector(cfg, world, chat), engine.engine, world.train(2), loop)
-            steps = [rollouts.take(step, 3 + step) for step in range(2)]
+            steps = [rollouts.take(step, 3 + step, Budget()) for step in range(2)]
             rollouts.stop()
             loop.run(engine.close())
             loop.run(world.environment.close())

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.stream import GroupStream
 from orchestra_jax.types import Preference, Status, Task, Trajectory
 
@@ -37,10 +38,12 @@ class Rolls:
         self.cancelled: list[int] = []
         self.slow: set[int] = set()
         self.fails: set[int] = set()
+        self.budgets: dict[int, str] = {}
 
-    async def __call__(self, index: int, task: Task) -> list[Trajectory]:
+    async def __call__(self, index: int, task: Task, budget: Budget) -> list[Trajectory]:
         assert task.id == str(index)
         self.started.append(index)
+        self.budgets[index] = budget.name
         try:
             while index in self.slow:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
@@ -58,7 +61,7 @@ def make(rolls: Rolls, **options) -> GroupStream:
 
 async def indices(stream: GroupStream, version: int) -> list[int]:
     async with asyncio.timeout(SECONDS):
-        taken = await stream.take(version)
+        taken = await stream.take(version, Budget(name=f"step {version}"))
     return [group[0].group for group in taken.groups]
 
 
@@ -78,6 +81,22 @@ async def test_the_next_steps_groups_run_while_the_learner_updates(staleness: in
     assert await indices(stream, 1) == [4, 5, 6, 7]
     await asyncio.sleep(0)
     assert rolls.started == list(range(4 * (staleness + 2)))
+    await stream.stop()
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_group_is_paid_by_the_step_in_which_it_begins(staleness: int):
+    rolls = Rolls()
+    rolls.slow = {1}
+    stream = make(rolls, max_staleness=staleness, spare=1)
+    assert await indices(stream, 0) == [0, 2, 3, 4]
+    assert set(rolls.budgets.values()) == {"step 0"}
+    begun, rolls.slow = len(rolls.started), set()
+    await asyncio.sleep(0.01)
+    assert await indices(stream, 1) == [1, 5, 6, 7]
+    await asyncio.sleep(0)  # what the step began only now
+    assert rolls.budgets[1] == f"step {1 - staleness}"  # without staleness it begins anew
+    assert {rolls.budgets[index] for index in rolls.started[begun:]} == {"step 1"}
     await stream.stop()
 
 
@@ -107,7 +126,7 @@ async def test_without_staleness_a_slow_spare_group_is_begun_anew():
 async def ends_without(rolls: Rolls, stream: GroupStream, version: int, slow: int) -> list[int]:
     """The groups of a step that must not end before the slow group does."""
     async with asyncio.timeout(SECONDS):
-        later = asyncio.ensure_future(stream.take(version))
+        later = asyncio.ensure_future(stream.take(version, Budget(name=f"step {version}")))
         await asyncio.sleep(0.05)
         assert not later.done()
         rolls.slow.remove(slow)
@@ -143,7 +162,7 @@ async def test_every_task_is_used_exactly_once_and_none_is_too_old(staleness: in
     versions: dict[int, int] = {}
     now, delays = 0, itertools.cycle([0, 3, 1, 0, 0, 7, 2])
 
-    async def roll(index: int, task: Task) -> list[Trajectory]:
+    async def roll(index: int, task: Task, budget: Budget) -> list[Trajectory]:
         versions[index] = now
         for _ in range(next(delays)):
             await asyncio.sleep(0.001)

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess
 from orchestra_jax.models.checkpoint import safetensors
-from orchestra_jax.money.budgets import Budget, spending
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.tools.experts.client import Expert, ExpertClient
 from orchestra_jax.tools.experts.roles import Judge, UserSimulator, code_writer, generalist, maths_model, query_writer
@@ -83,13 +83,15 @@ async def test_every_role_and_every_token(talking, folder):
     )  # fmt: skip
     client = Watched(expert, PRICES)
     client.seen = []
-    with spending(Budget()) as budget:
-        for spec, handle in (query_writer(client), code_writer(client), maths_model(client), generalist(client)):
-            await handle({**dict.fromkeys(spec.parameters["required"], "Pourquoi l'été? 北京"), "context": "x" * 50})
-        await UserSimulator(client, "You are Ann.").reply([{"role": "assistant", "content": "Hello."}])
-        with pytest.raises(InfrastructureError, match="no verdict in 2 samples"):  # random weights judge nothing
-            await Judge(client).judge("q", "a", ["b"])
-        await generalist(client)[1]({"question": "Why?", "context": "long " * 2000})  # cut to the context
+    budget = Budget()
+    for spec, handle in (query_writer(client), code_writer(client), maths_model(client), generalist(client)):
+        await handle(
+            {**dict.fromkeys(spec.parameters["required"], "Pourquoi l'été? 北京"), "context": "x" * 50}, budget
+        )
+    await UserSimulator(client, "You are Ann.").reply([{"role": "assistant", "content": "Hello."}], budget=budget)
+    with pytest.raises(InfrastructureError, match="no verdict in 2 samples"):  # random weights judge nothing
+        await Judge(client).judge("q", "a", ["b"], budget=budget)
+    await generalist(client)[1]({"question": "Why?", "context": "long " * 2000}, budget)  # cut to the context
     await client.close()
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -116,8 +118,8 @@ async def test_a_context_that_is_said_too_long(talking, folder):
         "tiny", "tiny", f"{talking.url}/v1", context_tokens=9000, max_tokens=NEW_TOKENS, tokenizer=str(folder)
     )
     client = ExpertClient(expert, PRICES, backoff_s=0.01)
-    with spending(Budget()) as budget:
-        (row,) = (await client.chat([{"role": "user", "content": "abc " * 1700}])).usage
+    budget = Budget()
+    (row,) = (await client.chat([{"role": "user", "content": "abc " * 1700}], budget=budget)).usage
     await client.close()
     assert 2500 < row.prompt_tokens < 4096
     assert budget.spent.calls == 1

@@ -19,7 +19,7 @@ from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import BudgetConfig, ConfigError, RunConfig
 from orchestra_jax.models.tokenizer import CONTROL, PAD, TAGS, TURN_END
-from orchestra_jax.money.budgets import BudgetExceeded
+from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.run import RunMoney, dry_run
 from orchestra_jax.rollout import collector
 from orchestra_jax.tools.build import price_book, toolbox_problems
@@ -145,7 +145,7 @@ def test_simulated_experts_answer_the_runs_questions_at_their_price(tmp_path: Pa
 
     async def play() -> list[Trajectory]:
         try:
-            return await collector.play(world.demonstrate, list(world.demonstrations), world.think)
+            return await collector.play(world.demonstrate, list(world.demonstrations), world.think, budget=Budget())
         finally:
             await world.environment.close()
 
@@ -265,7 +265,7 @@ def play(cfg: RunConfig) -> list[Trajectory]:
     async def main() -> list[Trajectory]:
         made = make_collector(cfg, world, make_chat(cfg))
         try:
-            return await made.play(world.demonstrate, list(world.demonstrations), world.think)
+            return await made.play(world.demonstrate, list(world.demonstrations), world.think, budget=Budget())
         finally:
             await world.environment.close()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, current_budget, spending
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay, ReplayMiss
 from orchestra_jax.tools import schema
@@ -33,21 +33,17 @@ def task(question: str = "?", answer: str = "7") -> Task:
     return Task("t", question, (answer,), (), Preference("accuracy", ""))
 
 
-async def found(arguments: Mapping[str, Any]) -> ToolResult:
+async def found(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
     return ToolResult("a page", (Usage("web_search", cost_usd=0.01, seconds=1.0, price_list="base"),))
 
 
-async def ran(code: str) -> ToolResult:
+async def run_python(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
     return ToolResult("42", (Usage("python", seconds=2.0),))
-
-
-async def run_python(arguments: Mapping[str, Any]) -> ToolResult:
-    return await ran(arguments["code"])
 
 
 def catalogue(rule: MenuRule, book: PriceBook | None = None, experts: list[Expert] | None = None) -> Catalogue:
     clients = expert_clients(experts or EXPERTS, BASE, backoff_s=0.01)
-    entries = expert_entries(ROLES, clients, search=("web_search", found), run=("python", ran), local=["small"])
+    entries = expert_entries(ROLES, clients, search=("web_search", found), run=("python", run_python), local=["small"])
     if rule.form == "separate":
         entries += [Entry(PYTHON, run_python, billed=("python",)), Entry(ANSWER_TOOL, give_answer)]
     return Catalogue(entries, book or PriceBook(BASE), rule)
@@ -142,9 +138,8 @@ async def test_rows_are_charged_by_the_instances_list_and_the_budget_by_what_is_
         record = offer.instance(3).record
         names = {key: name for name, key in record["tools"].items()}
         budget = Budget()
-        with spending(budget):
-            call = offer.handlers(record, task())[names["query_writer/big"]]
-            result = await call({"question": "What is the capital?"})
+        call = offer.handlers(record, task())[names["query_writer/big"]]
+        result = await call({"question": "What is the capital?"}, budget)
         assert isinstance(result, ToolResult)
         model, search = result.usage
         (bill,) = stub.bills
@@ -157,10 +152,10 @@ async def test_rows_are_charged_by_the_instances_list_and_the_budget_by_what_is_
 
 
 async def test_local_rows_get_a_price_and_what_was_not_billed_stays_free():
-    async def unbilled(arguments: Mapping[str, Any]) -> ToolResult:
+    async def unbilled(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         return ToolResult("no such page", (Usage("web_search", cost_usd=0.0, price_list="base"),), is_error=True)
 
-    async def silent(arguments: Mapping[str, Any]) -> str:
+    async def silent(arguments: Mapping[str, Any], budget: Budget) -> str:
         return "done"
 
     def spec(name: str) -> ToolSpec:
@@ -169,7 +164,7 @@ async def test_local_rows_get_a_price_and_what_was_not_billed_stays_free():
     entries = [Entry(PYTHON, run_python), Entry(spec("web"), unbilled), Entry(spec("other"), silent)]
     offer = Catalogue(entries, PriceBook(BASE, [CHEAP]), MenuRule())
     handlers = offer.handlers(offer.instance(0).record, task())
-    python, web, other = [await handlers[name]({"code": "1"}) for name in ("python", "web", "other")]
+    python, web, other = [await handlers[name]({"code": "1"}, Budget()) for name in ("python", "web", "other")]
     assert isinstance(python, ToolResult)
     assert isinstance(web, ToolResult)
     assert isinstance(other, ToolResult)
@@ -187,14 +182,14 @@ async def test_a_simulated_expert_knows_the_task_and_keeps_its_price():
     (spec,) = instance.tools
     assert spec == tool.spec  # its price is a figure of the menu, not words
     for answer in ("7", "8"):
-        result = await offer.handlers(instance.record, task(answer=answer))["oracle"]({"question": "?"})
+        result = await offer.handlers(instance.record, task(answer=answer))["oracle"]({"question": "?"}, Budget())
         assert isinstance(result, ToolResult)
         assert (result.text, result.usage[0].cost_usd, result.usage[0].seconds) == (answer, 0.02, 7.0)
 
 
 async def test_the_answer_tool_ends_the_task():
     offer = catalogue(MenuRule())
-    result = await offer.handlers(offer.instance(0).record, task())["answer"]({"answer": "Oslo"})
+    result = await offer.handlers(offer.instance(0).record, task())["answer"]({"answer": "Oslo"}, Budget())
     assert isinstance(result, ToolResult)
     assert (result.final, result.is_error) == ("Oslo", False)
 
@@ -220,7 +215,7 @@ async def test_the_released_form_keeps_what_its_functions_found():
             assert "big" not in text
             assert schema.validate_arguments(spec, {"model": "gpt-5"}) is not None
         handlers = offer.handlers(instance.record, task("How much is 6 times 7?"))
-        results = [await handlers[name]({"model": each[0]}) for name, each in choices.items()]
+        results = [await handlers[name]({"model": each[0]}, Budget()) for name, each in choices.items()]
         assert [getattr(result, "final", None) for result in results] == [None, None, r"\boxed{42}"]
         asked = [body["messages"][-1]["content"] for body in stub.bodies]
         assert all("How much is 6 times 7?" in text for text in asked)
@@ -229,7 +224,7 @@ async def test_the_released_form_keeps_what_its_functions_found():
         assert "print(42)" in asked[2]
         fresh = offer.handlers(instance.record, task("Another?"))
         replies = iter(["an answer"])
-        await fresh["answer"]({"model": choices["answer"][0]})
+        await fresh["answer"]({"model": choices["answer"][0]}, Budget())
         assert "a page" not in stub.bodies[-1]["messages"][-1]["content"]
 
 
@@ -247,26 +242,27 @@ def test_the_released_form_offers_some_models_of_each_function():
 
 
 async def test_a_trajectorys_budget_is_an_observation_and_the_runs_is_not():
-    async def paid(arguments: Mapping[str, Any]) -> str:
-        current_budget().reserve(Usage("big", cost_usd=1.0))
+    async def paid(arguments: Mapping[str, Any], budget: Budget) -> str:
+        budget.reserve(Usage("big", cost_usd=1.0))
         return "paid"
 
     run = Budget(Limits(usd=5.0))
-    with spending(Budget(Limits(usd=0.5), name="trajectory", parent=run)):
-        assert await within_budget(paid)({}) == ToolResult(OUT_OF_BUDGET, is_error=True)
-    with spending(Budget(name="trajectory", parent=Budget(Limits(usd=0.5)))), pytest.raises(BudgetExceeded):
-        await within_budget(paid)({})
+    budget = Budget(Limits(usd=0.5), name="trajectory", parent=run)
+    assert await within_budget(paid)({}, budget) == ToolResult(OUT_OF_BUDGET, is_error=True)
+    budget = Budget(name="trajectory", parent=Budget(Limits(usd=0.5)))
+    with pytest.raises(BudgetExceeded):
+        await within_budget(paid)({}, budget)
 
 
 async def test_a_search_that_the_budget_refuses_does_not_hide_what_the_query_cost():
-    async def refused(arguments: Mapping[str, Any]) -> str:
+    async def refused(arguments: Mapping[str, Any], budget: Budget) -> str:
         raise BudgetExceeded("no", "trajectory")
 
     async with StubOpenAI() as stub:
         stub.reply = lambda body: "<answer>capital</answer>"
         clients = expert_clients([Expert("big", "big", stub.url, max_tokens=16)], BASE)
         (entry,) = expert_entries({"query_writer": ["big"]}, clients, search=("web_search", refused))
-        result = await entry.handler({"question": "?"})
+        result = await entry.handler({"question": "?"}, Budget())
         assert isinstance(result, ToolResult)
         assert OUT_OF_BUDGET in result.text
         assert [row.name for row in result.usage] == ["big"]
@@ -274,15 +270,15 @@ async def test_a_search_that_the_budget_refuses_does_not_hide_what_the_query_cos
 
 async def test_a_local_tool_is_replayed_with_its_seconds(tmp_path):
     replay = Replay(tmp_path / "calls.db", "record")
-    first = await recorded("python", run_python, replay, {"timeout_s": 1.0})({"code": "6 * 7"})
+    first = await recorded("python", run_python, replay, {"timeout_s": 1.0})({"code": "6 * 7"}, Budget())
     replay.close()
 
-    async def absent(arguments: Mapping[str, Any]) -> ToolResult:
+    async def absent(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         raise AssertionError
 
     replay = Replay(tmp_path / "calls.db", "replay")
-    assert await recorded("python", absent, replay, {"timeout_s": 1.0})({"code": "6 * 7"}) == first
+    assert await recorded("python", absent, replay, {"timeout_s": 1.0})({"code": "6 * 7"}, Budget()) == first
     for code, limit in (("6 * 8", 1.0), ("6 * 7", 2.0)):
         with pytest.raises(ReplayMiss):
-            await recorded("python", absent, replay, {"timeout_s": limit})({"code": code})
+            await recorded("python", absent, replay, {"timeout_s": limit})({"code": code}, Budget())
     replay.close()

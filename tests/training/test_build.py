@@ -15,6 +15,7 @@ from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.models.tokenizer import UNKNOWN
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.build import (
     SWAP_KINDS,
@@ -75,9 +76,9 @@ def test_demonstrations_and_baselines_have_no_unknown_token(tmp_path: Path, seed
     unknown = chat.tokenizer.convert_tokens_to_ids(UNKNOWN)
 
     async def play() -> list:
-        runs = await collector.play(world.demonstrate, list(world.demonstrations), world.think)
+        runs = await collector.play(world.demonstrate, list(world.demonstrations), world.think, budget=Budget())
         for script in world.baselines.values():
-            runs += await collector.play(script, list(world.evaluation))
+            runs += await collector.play(script, list(world.evaluation), budget=Budget())
         await world.environment.close()
         return runs
 
@@ -208,8 +209,8 @@ def test_real_questions_train_one_step(real: list[str], tmp_path: Path, monkeypa
     demonstrations = []
     play = Collector.play
 
-    async def recorded(self, *args):
-        demonstrations.extend(found := await play(self, *args))
+    async def recorded(self, *args, **options):
+        demonstrations.extend(found := await play(self, *args, **options))
         return found
 
     monkeypatch.setattr(Collector, "play", recorded)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from orchestra_jax.envs.base import Message, Score, initial_messages
-from orchestra_jax.money.budgets import current_budget, spending
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.answers import extract_answer, marked_answer, matches, without_thinking
-from orchestra_jax.tools.base import Handler, ToolBox
+from orchestra_jax.tools.base import ToolExecutor, ToolHandler
 from orchestra_jax.tools.catalogue import Catalogue
 from orchestra_jax.tools.experts.roles import Judge
 from orchestra_jax.tools.python import sandbox
@@ -31,18 +31,23 @@ class QAEpisode:
     """One question under one menu; see `envs.base.Episode`."""
 
     def __init__(
-        self, task: Task, handlers: Mapping[str, Handler], system: str | None, judge: Judge | None = None
+        self,
+        task: Task,
+        handlers: Mapping[str, ToolHandler],
+        system: str | None,
+        judge: Judge | None,
+        budget: Budget,
     ) -> None:
-        self._task, self._judge = task, judge
-        self._toolbox = ToolBox(task.tools, handlers)
+        self._task, self._judge, self._budget = task, judge, budget
+        self._executor = ToolExecutor(task.tools, handlers, budget)
         self.messages: list[Message] = initial_messages(task, system)
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        return self._toolbox.tools
+        return self._executor.tools
 
     async def step(self, call: ToolCall) -> ToolResult:
-        return await self._toolbox.step(call)
+        return await self._executor.step(call)
 
     async def score(self, answer: str) -> bool | Score:
         """Equal to a reference, or the judge finds it so; it is asked only about answers that are not equal."""
@@ -52,9 +57,10 @@ class QAEpisode:
             return False
         reply = without_thinking(answer)
         # The judge is not the policy's to pay: the trajectory's own budget does not hold for it.
-        budget = current_budget()
-        with spending(budget.parent if budget.parent is not None and budget.name == "trajectory" else budget):
-            verdict = await self._judge.judge(self._task.question, marked_answer(reply) or reply, self._task.answer)
+        payer = self._budget.parent or self._budget
+        verdict = await self._judge.judge(
+            self._task.question, marked_answer(reply) or reply, self._task.answer, budget=payer
+        )
         return Score(verdict.correct, verdict.usage)
 
 
@@ -81,7 +87,7 @@ class QAEnvironment:
         sandbox: sandbox.PythonSandbox | None = None,
         index: local_search.LocalIndex | None = None,
         prices: PriceList | None = None,
-        handlers: Mapping[str, Handler] | None = None,
+        handlers: Mapping[str, ToolHandler] | None = None,
         top_k: int = 3,
         system: str | None = SYSTEM,
         catalogue: Catalogue | None = None,
@@ -91,17 +97,17 @@ class QAEnvironment:
         self._catalogue, self._judge, self._on_close = catalogue, judge, on_close
         self._sandbox, self._index, self._prices = sandbox, index, prices
         self._top_k, self._system = top_k, system
-        self._handlers: dict[str, Handler] = dict(handlers or {})
+        self._handlers: dict[str, ToolHandler] = dict(handlers or {})
         if sandbox is not None:
             self._handlers[OFFLINE_TOOLS[0].name] = self._python
         if index is not None:
             self._handlers[OFFLINE_TOOLS[1].name] = self._search
 
-    def reset(self, task: Task) -> QAEpisode:
+    def reset(self, task: Task, budget: Budget) -> QAEpisode:
         instance = task.extra.get("instance") if self._catalogue is not None else None
         if self._catalogue is None or instance is None:
-            return QAEpisode(task, self._handlers, self._system, self._judge)
-        return QAEpisode(task, self._catalogue.handlers(instance, task), self._system, self._judge)
+            return QAEpisode(task, self._handlers, self._system, self._judge, budget)
+        return QAEpisode(task, self._catalogue.handlers(instance, task), self._system, self._judge, budget)
 
     async def close(self) -> None:
         if self._on_close is not None:
@@ -109,11 +115,11 @@ class QAEnvironment:
         if self._sandbox is not None:
             self._sandbox.close()
 
-    async def _python(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def _python(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         assert self._sandbox is not None
         return self._priced(await self._sandbox.run(arguments["code"]))
 
-    async def _search(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def _search(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         assert self._index is not None
         start = time.perf_counter()
         text = self._index.answer(arguments["query"], self._top_k)

@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from orchestra_jax.envs.base import Message
 from orchestra_jax.envs.quickstart.world import CATALOGUE, EXPERTS, PHRASES, SKILLS, QuickstartWorld, wordings
 from orchestra_jax.models.tokenizer import build_word_tokenizer
-from orchestra_jax.tools.base import Handler, ToolBox
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.tools.base import ToolExecutor, ToolHandler
 from orchestra_jax.tools.experts.simulated import SimulatedExpert
 from orchestra_jax.tools.python.isolation import Isolation
 from orchestra_jax.tools.python.sandbox import PythonSandbox
@@ -43,17 +44,17 @@ SCAFFOLDS = (
 class QuickstartEpisode:
     """One question under one menu; see `envs.base.Episode`."""
 
-    def __init__(self, task: Task, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, task: Task, handlers: Mapping[str, ToolHandler], budget: Budget) -> None:
         self._task = task
-        self._toolbox = ToolBox(task.tools, handlers)
+        self._executor = ToolExecutor(task.tools, handlers, budget)
         self.messages: list[Message] = [{"role": "user", "content": f"{task.question} {task.preference.instruction}"}]
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        return self._toolbox.tools
+        return self._executor.tools
 
     async def step(self, call: ToolCall) -> ToolResult:
-        return await self._toolbox.step(call)
+        return await self._executor.step(call)
 
     async def score(self, answer: str) -> bool:
         return answer.strip() in self._task.answer
@@ -86,26 +87,26 @@ class QuickstartEnvironment:
             for name in EXPERTS
         }
 
-    def reset(self, task: Task) -> QuickstartEpisode:
-        handlers: dict[str, Handler] = {"python": self._python}
+    def reset(self, task: Task, budget: Budget) -> QuickstartEpisode:
+        handlers: dict[str, ToolHandler] = {"python": self._python}
         handlers.update({name: self._search_handler(name) for name in self._indices})
         handlers.update({name: self._expert_handler(name, task) for name in EXPERTS})
-        return QuickstartEpisode(task, handlers)
+        return QuickstartEpisode(task, handlers, budget)
 
     async def close(self) -> None:
         self._sandbox.close()
 
-    async def _python(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def _python(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         return await self._sandbox.run(arguments["code"])
 
-    def _search_handler(self, name: str) -> Handler:
-        async def search(arguments: Mapping[str, Any]) -> str:
+    def _search_handler(self, name: str) -> ToolHandler:
+        async def search(arguments: Mapping[str, Any], budget: Budget) -> str:
             return self._indices[name].answer(arguments["query"], 1)
 
         return search
 
-    def _expert_handler(self, name: str, task: Task) -> Handler:
-        async def ask(arguments: Mapping[str, Any]) -> str:
+    def _expert_handler(self, name: str, task: Task) -> ToolHandler:
+        async def ask(arguments: Mapping[str, Any], budget: Budget) -> str:
             return self._experts[name].answer(task.question, task.answer[0], task.family, task.extra["distractors"])
 
         return ask

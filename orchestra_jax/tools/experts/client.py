@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import (
     CLOSE_S,
@@ -172,6 +173,7 @@ class ExpertClient:
         self,
         messages: Sequence[Message],
         *,
+        budget: Budget,
         role: str = "tool",
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
@@ -181,13 +183,14 @@ class ExpertClient:
 
         Args:
             messages: {"role", "content"} each. Too long ones are cut: see `context.fit`.
+            budget: pays.
             role: of the ledger rows: "tool", "judge" or "user_simulator".
             max_tokens: at most those of the expert.
             stop: texts that end the completion.
             sample: another number is another sample of the same request in the record.
 
         Raises:
-            BudgetExceeded: the worst case does not fit into the current budget.
+            BudgetExceeded: the worst case does not fit into the budget.
             InfrastructureError: no answer, one sentence with the server and the status.
             MissingKey, ImportError: the expert cannot be called from here at all.
             ValueError: no message, or no room for one.
@@ -218,7 +221,7 @@ class ExpertClient:
 
         # The address is no part of it: a record made with one server serves for another with the same model.
         request = {"expert": expert.name, "role": role, "sample": sample, **body}
-        recorded = await self._calls.call("chat", request, worst, send)
+        recorded = await self._calls.call("chat", request, worst, send, budget=budget)
         return Completion(recorded.value["text"], recorded.usage, recorded.value["finish_reason"])
 
     def check(self) -> None:

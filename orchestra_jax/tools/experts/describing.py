@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from orchestra_jax.money.budgets import BudgetExceeded
+from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.forecast import TOTAL, Forecast
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay, ReplayMiss
@@ -150,21 +150,22 @@ async def forecast(job: Job) -> tuple[Forecast, ...]:
     """
     Replay(job.calls, "replay_or_record").close()  # makes the file if there is none
     replay = Replay(job.calls, "replay")
-    clients = job.clients(replay)
+    clients, unpaid = job.clients(replay), Budget()  # the record alone answers
     lines: dict[str, list[Forecast]] = defaultdict(list)
     try:
         for name in job.subjects:
             known, unknown = list[Answer](), list[Example]()
             for example in job.examples:
                 try:
-                    known.append(await _ask(clients[name], example))
+                    known.append(await _ask(clients[name], example, unpaid))
                 except ReplayMiss:
                     unknown.append(example)
             tokens = round(fmean(answer.completion_tokens for answer in known)) if known else EXPECTED_TOKENS
             lines[name] += [_call(job, name, _question(example), tokens) for example in unknown]
             writer = job.writer(name)
             try:
-                await _write(clients[writer], clients[name].expert, job.examples, [*known, *map(_unknown, unknown)])
+                evidence = [*known, *map(_unknown, unknown)]
+                await _write(clients[writer], clients[name].expert, job.examples, evidence, unpaid)
             except ReplayMiss:
                 messages = _request(job.examples, [*known, *map(_unknown, unknown)])
                 lines[writer].append(_call(job, writer, messages, EXPECTED_TOKENS, TRIES))
@@ -177,7 +178,10 @@ async def forecast(job: Job) -> tuple[Forecast, ...]:
 
 
 async def describe(
-    job: Job, path: str | Path, progress: Callable[[int, int], object] = lambda done, total: None
+    job: Job,
+    path: str | Path,
+    budget: Budget,
+    progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Outcome:
     """Describes each subject and writes the file: {"version", "experts": {name: entry}}.
 
@@ -187,8 +191,9 @@ async def describe(
     that was stopped goes on where it was, since calls are recorded as they are made.
 
     Args:
-        job: see there. The current budget holds.
+        job: see there.
         path: of the file.
+        budget: pays.
         progress: told (calls done, calls in all).
 
     Raises:
@@ -211,7 +216,7 @@ async def describe(
 
     async def ask(client: ExpertClient, example: Example) -> Answer:
         try:
-            return await _ask(client, example)
+            return await _ask(client, example, budget)
         except InfrastructureError as error:
             return Answer(example.id, problem=str(error))
         finally:
@@ -227,7 +232,7 @@ async def describe(
                     raise each
             if all(answer.right is None for answer in answers):
                 raise InfrastructureError(f"{name} answered no task: {answers[0].problem}")
-            text = await _write(writer, expert, job.examples, answers)
+            text = await _write(writer, expert, job.examples, answers, budget)
         except (InfrastructureError, BudgetExceeded, UnusableDescription) as error:
             problems[name] = str(error)
             return
@@ -259,8 +264,8 @@ class UnusableDescription(Exception):  # noqa: N818  named like the fact it stat
     """The writer wrote nothing that may be shown; one sentence."""
 
 
-async def _ask(client: ExpertClient, example: Example) -> Answer:
-    completion = await client.chat(_question(example))
+async def _ask(client: ExpertClient, example: Example, budget: Budget) -> Answer:
+    completion = await client.chat(_question(example), budget=budget)
     reply = without_thinking(completion.text)
     answer = extract_answer(reply)
     rows = completion.usage
@@ -271,7 +276,9 @@ async def _ask(client: ExpertClient, example: Example) -> Answer:
     )  # fmt: skip
 
 
-async def _write(writer: ExpertClient, subject: Expert, examples: Sequence[Example], answers: Sequence[Answer]) -> str:
+async def _write(
+    writer: ExpertClient, subject: Expert, examples: Sequence[Example], answers: Sequence[Answer], budget: Budget
+) -> str:
     """The subject's description.
 
     Raises:
@@ -279,7 +286,7 @@ async def _write(writer: ExpertClient, subject: Expert, examples: Sequence[Examp
     """
     problem = ""
     for number in range(TRIES):
-        completion = await writer.chat(_request(examples, answers, problem), sample=number)
+        completion = await writer.chat(_request(examples, answers, problem), budget=budget, sample=number)
         written = _WRITTEN.findall(without_thinking(completion.text))
         text = " ".join(written[-1].split()) if written else ""
         flawed = flaw(text, subject, examples)

@@ -4,16 +4,15 @@ A tool role is a ToolSpec and an async handler of validated arguments; any clien
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.answers import marked_answer, without_thinking
+from orchestra_jax.tools.base import ToolHandler
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.types import InfrastructureError, ToolResult, ToolSpec, Usage
-
-Handler = Callable[[Mapping[str, Any]], Awaitable[ToolResult | str]]
-RunCode = Callable[[str], Awaitable[ToolResult]]
 
 NO_CODE = "The model wrote no Python code."
 NO_QUERY = "The model wrote no search query."
@@ -60,8 +59,8 @@ STOP = "###STOP###"
 
 
 def query_writer(
-    client: ExpertClient, search: Handler | None = None, *, name: str | None = None, description: str | None = None
-) -> tuple[ToolSpec, Handler]:
+    client: ExpertClient, search: ToolHandler | None = None, *, name: str | None = None, description: str | None = None
+) -> tuple[ToolSpec, ToolHandler]:
     """Turns a question into a query, searches with it and returns query and results.
 
     Args:
@@ -75,8 +74,8 @@ def query_writer(
         "A language model that writes a search query for a question, runs the search and returns what it found.",
     )  # fmt: skip
 
-    async def handle(arguments: Mapping[str, Any]) -> ToolResult:
-        text, rows, _ = await _ask(client, QUERY_SYSTEM, arguments, "Question", "question")
+    async def handle(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        text, rows, _ = await _ask(client, budget, QUERY_SYSTEM, arguments, "Question", "question")
         query = marked_answer(text)
         if query is None:  # a bare line is a query; a page of prose is none
             query = text if "\n" not in text else ""
@@ -85,7 +84,7 @@ def query_writer(
             return ToolResult(NO_QUERY, rows, is_error=True)
         if search is None:
             return ToolResult(query, rows)
-        found = await search({"query": query})
+        found = await search({"query": query}, budget)
         result = ToolResult(found) if isinstance(found, str) else found
         return ToolResult(f"Query: {query}\n{result.text}", rows + result.usage, result.is_error)
 
@@ -93,27 +92,28 @@ def query_writer(
 
 
 def code_writer(
-    client: ExpertClient, run: RunCode | None = None, *, name: str | None = None, description: str | None = None
-) -> tuple[ToolSpec, Handler]:
+    client: ExpertClient, run: ToolHandler | None = None, *, name: str | None = None, description: str | None = None
+) -> tuple[ToolSpec, ToolHandler]:
     """Writes Python for a task, runs it and returns the code and what it printed; see `query_writer`.
 
     Args:
-        run: runs code, such as `PythonSandbox.run`; None returns the code alone.
+        run: handler of a tool that takes {"code"} and runs it; None returns the code alone.
     """
     spec = _spec(
         client, name, description, "task", "What the code has to compute, with all data that it needs.",
         "A language model that writes Python code for a task, runs it and returns the code and its output.",
     )  # fmt: skip
 
-    async def handle(arguments: Mapping[str, Any]) -> ToolResult:
-        text, rows, _ = await _ask(client, CODE_SYSTEM, arguments, "Task", "task")
+    async def handle(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        text, rows, _ = await _ask(client, budget, CODE_SYSTEM, arguments, "Task", "task")
         code = python_block(text)
         if code is None:
             return ToolResult(NO_CODE, rows, is_error=True)
         shown = f"```python\n{code}\n```"
         if run is None:
             return ToolResult(shown, rows)
-        result = await run(code)
+        ran = await run({"code": code}, budget)
+        result = ToolResult(ran) if isinstance(ran, str) else ran
         return ToolResult(f"{shown}\nOutput:\n{result.text}", rows + result.usage, result.is_error)
 
     return spec, handle
@@ -121,7 +121,7 @@ def code_writer(
 
 def maths_model(
     client: ExpertClient, *, name: str | None = None, description: str | None = None
-) -> tuple[ToolSpec, Handler]:
+) -> tuple[ToolSpec, ToolHandler]:
     """Solves a problem step by step; see `query_writer`. `answers.extract_answer` finds the answer in the reply."""
     spec = _spec(
         client, name, description, "problem", "The whole problem.",
@@ -132,7 +132,7 @@ def maths_model(
 
 def generalist(
     client: ExpertClient, *, name: str | None = None, description: str | None = None
-) -> tuple[ToolSpec, Handler]:
+) -> tuple[ToolSpec, ToolHandler]:
     """Answers a question; see `query_writer`. `answers.extract_answer` finds the answer in the reply."""
     spec = _spec(
         client, name, description, "question", "The whole question.",
@@ -163,7 +163,7 @@ class Judge:
             raise ValueError(f"A judge needs tries >= 1, not {tries}.")
         self._client, self._tries = client, tries
 
-    async def judge(self, question: str, answer: str, references: Sequence[str]) -> Verdict:
+    async def judge(self, question: str, answer: str, references: Sequence[str], *, budget: Budget) -> Verdict:
         """Whether the answer means one of the references.
 
         Raises:
@@ -180,7 +180,9 @@ class Judge:
         )
         rows: tuple[Usage, ...] = ()
         for sample in range(self._tries):
-            completion = await self._client.chat(_messages(JUDGE_SYSTEM, user), role="judge", sample=sample)
+            completion = await self._client.chat(
+                _messages(JUDGE_SYSTEM, user), budget=budget, role="judge", sample=sample
+            )
             rows += completion.usage
             text = without_thinking(completion.text)
             verdict = (marked_answer(text) or "").lower().strip(". ")
@@ -212,7 +214,7 @@ class UserSimulator:
         self._client = client
         self._system = USER_SYSTEM.format(stop=STOP, situation=situation)
 
-    async def reply(self, conversation: Sequence[Mapping[str, str]], *, sample: int = 0) -> UserTurn:
+    async def reply(self, conversation: Sequence[Mapping[str, str]], *, budget: Budget, sample: int = 0) -> UserTurn:
         """The user's next words.
 
         Args:
@@ -232,7 +234,7 @@ class UserSimulator:
         if not seen or seen[0]["role"] != "user":  # templates want the user's side first
             seen.insert(0, {"role": "user", "content": "Hello, how can I help you?"})
         system = {"role": "system", "content": self._system}
-        completion = await self._client.chat([system, *seen], role="user_simulator", sample=sample)
+        completion = await self._client.chat([system, *seen], budget=budget, role="user_simulator", sample=sample)
         text = without_thinking(completion.text)
         return UserTurn(text.replace(STOP, "").strip(), STOP in text, completion.usage)
 
@@ -254,9 +256,9 @@ def _spec(
     return ToolSpec(name or _NO_NAME.sub("-", client.expert.name), description or default, parameters)
 
 
-def _answering(client: ExpertClient, system: str, label: str, argument: str) -> Handler:
-    async def handle(arguments: Mapping[str, Any]) -> ToolResult:
-        text, rows, finish = await _ask(client, system, arguments, label, argument)
+def _answering(client: ExpertClient, system: str, label: str, argument: str) -> ToolHandler:
+    async def handle(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        text, rows, finish = await _ask(client, budget, system, arguments, label, argument)
         note = "\n[the reply was cut at the model's token limit]" if finish == "length" else ""
         return ToolResult((text or "The model gave no answer.") + note, rows, is_error=not text)
 
@@ -264,14 +266,14 @@ def _answering(client: ExpertClient, system: str, label: str, argument: str) -> 
 
 
 async def _ask(
-    client: ExpertClient, system: str, arguments: Mapping[str, Any], label: str, argument: str
+    client: ExpertClient, budget: Budget, system: str, arguments: Mapping[str, Any], label: str, argument: str
 ) -> tuple[str, tuple[Usage, ...], str]:
     """(reply without reasoning, rows, finish reason). The question comes last: of a long prompt the context is cut."""
     context = arguments.get("context")
     user = f"{label}: {arguments[argument]}"
     if context:
         user = f"Context:\n{context}\n\n{user}"
-    completion = await client.chat(_messages(system, user))
+    completion = await client.chat(_messages(system, user), budget=budget)
     return without_thinking(completion.text), completion.usage, completion.finish_reason
 
 

@@ -7,11 +7,13 @@ cost nothing: prices and seconds are in the ledger only.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import Any
 
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.tools.base import ToolHandler
 from orchestra_jax.types import InfrastructureError, Task, ToolResult, ToolSpec, Usage
 
 ANY = "*"  # in a skill table: every family that is not named
@@ -143,7 +145,7 @@ class SimulatedTool:
         self._distractors = tuple(distractors)
         self._asked: Counter[str] = Counter()
 
-    def handler(self, task: Task) -> Callable[[Mapping[str, Any]], Awaitable[ToolResult]]:
+    def handler(self, task: Task) -> ToolHandler:
         """The tool within an episode of this task.
 
         Its calls raise InfrastructureError as often as `failure_rate` says.
@@ -162,7 +164,7 @@ class SimulatedTool:
                 f"Task {task.id!r} has no distractors; give SimulatedTool some, as answers of other tasks."
             )
 
-        async def handle(arguments: Mapping[str, Any]) -> ToolResult:
+        async def handle(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
             attempt = self._asked[task.question]
             if self.expert.failure_rate:
                 self._asked[task.question] += 1

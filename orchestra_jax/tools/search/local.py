@@ -4,13 +4,15 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.tools.base import ToolHandler
 from orchestra_jax.tools.search.words import content_words
 from orchestra_jax.types import ToolResult, ToolSpec, Usage
 
@@ -140,10 +142,10 @@ class Searchable(Protocol):
         ...
 
 
-def search_handler(index: Searchable, k: int = 3) -> Callable[[Mapping[str, Any]], Awaitable[ToolResult]]:
+def search_handler(index: Searchable, k: int = 3) -> ToolHandler:
     """The handler of `TOOL` on any index; its ledger row carries the seconds that the search took."""
 
-    async def search(arguments: Mapping[str, Any]) -> ToolResult:
+    async def search(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         start = time.perf_counter()
         answer = index.answer(arguments["query"], k)
         text = answer if isinstance(answer, str) else await answer

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from orchestra_jax import __version__
 from orchestra_jax.http_json import JsonClient, ServerError, require_aiohttp, retry_after
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Answered, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
@@ -112,7 +113,14 @@ class _WebTool:
             await self._client.close()
 
     async def _call(
-        self, name: str, request: Mapping[str, Any], method: str, path: str, fields: Mapping[str, Any], read: Read
+        self,
+        name: str,
+        request: Mapping[str, Any],
+        method: str,
+        path: str,
+        fields: Mapping[str, Any],
+        read: Read,
+        budget: Budget,
     ) -> tuple[Any, tuple[Usage, ...], bool]:
         """(what `read` made of the answer, rows, whether it is an error text)."""
         worst = self._prices.charge(Usage(name, seconds=self._timeout_s + GRACE_S))
@@ -120,7 +128,7 @@ class _WebTool:
         async def send() -> Outcome:
             return await self._send(name, method, path, fields, read)
 
-        recorded = await self._calls.call(name, {"provider": self.provider, **request}, worst, send)
+        recorded = await self._calls.call(name, {"provider": self.provider, **request}, worst, send, budget=budget)
         return recorded.value, recorded.usage, recorded.is_error
 
     async def _send(self, name: str, method: str, path: str, fields: Mapping[str, Any], read: Read) -> Outcome:
@@ -212,7 +220,7 @@ class TavilySearch(_WebTool):
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {read_key(self._variable, 'Tavily')}"}
 
-    async def search(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def search(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         """Searches for {"query"}."""
         fields = {"query": arguments["query"], "max_results": self._max_results, "search_depth": self._depth}
 
@@ -221,9 +229,9 @@ class TavilySearch(_WebTool):
                 {key: str(result[key] or "") for key in ("title", "url", "content")} for result in answer["results"]
             ]
 
-        return self._results(*await self._call(self._search_name, fields, "POST", "/search", fields, read))
+        return self._results(*await self._call(self._search_name, fields, "POST", "/search", fields, read, budget))
 
-    async def extract(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def extract(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         """The text of the page {"url"}. Tavily bills pages that it could read, and only those."""
         fields = {"urls": [arguments["url"]], "extract_depth": "basic", "format": "text"}
 
@@ -231,7 +239,7 @@ class TavilySearch(_WebTool):
             texts = [str(result["raw_content"]) for result in answer["results"] if result["raw_content"]]
             return texts[0] if texts else None
 
-        found = await self._call(self._extract_name, fields, "POST", "/extract", fields, read)
+        found = await self._call(self._extract_name, fields, "POST", "/extract", fields, read, budget)
         return self._page(arguments["url"], *found)
 
 
@@ -267,7 +275,7 @@ class WikipediaSearch(_WebTool):
     def _headers(self) -> dict[str, str]:
         return {"User-Agent": f"orchestra-jax/{__version__} ({self._contact})"}
 
-    async def search(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def search(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         """Searches for {"query"}; a result's text is the introduction of its page."""
         request = {"language": self._language, "query": arguments["query"], "max_results": self._max_results}
         fields = {
@@ -289,9 +297,9 @@ class WikipediaSearch(_WebTool):
                 for page in pages
             ]
 
-        return self._results(*await self._call(self._search_name, request, "GET", "", fields, read))
+        return self._results(*await self._call(self._search_name, request, "GET", "", fields, read, budget))
 
-    async def extract(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def extract(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         """The text of the page {"url"}: an address on this Wikipedia, or a title."""
         title = arguments["url"]
         if title.startswith(("http://", "https://")):
@@ -310,7 +318,7 @@ class WikipediaSearch(_WebTool):
             return str(page.get("extract", "")) or None
 
         request = {"language": self._language, "title": title}
-        found = await self._call(self._extract_name, request, "GET", "", fields, read)
+        found = await self._call(self._extract_name, request, "GET", "", fields, read, budget)
         return self._page(arguments["url"], *found)
 
 

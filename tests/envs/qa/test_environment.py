@@ -11,9 +11,10 @@ import pytest
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.base import Environment, Episode, initial_messages
 from orchestra_jax.envs.qa.environment import OFFLINE_TOOLS, QAEnvironment
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.tools.answers import extract_answer, matches, parse_number
-from orchestra_jax.tools.base import ToolBox, charge
+from orchestra_jax.tools.base import ToolExecutor, charge
 from orchestra_jax.tools.menu import apply_schedule
 from orchestra_jax.tools.python.sandbox import PythonSandbox
 from orchestra_jax.tools.search.local import LocalIndex, Passage
@@ -32,7 +33,7 @@ def step(
 ) -> list[ToolResult]:
     async def main() -> list[ToolResult]:
         environment = QAEnvironment(sandbox=PythonSandbox(workers=1), index=INDEX, prices=prices)
-        episode = environment.reset(make_task(tools))
+        episode = environment.reset(make_task(tools), Budget())
         assert isinstance(environment, Environment)
         assert isinstance(episode, Episode)
         try:
@@ -44,7 +45,7 @@ def step(
 
 
 def test_messages_carry_the_preference():
-    episode = QAEnvironment(index=INDEX).reset(make_task(OFFLINE_TOOLS[1:]))
+    episode = QAEnvironment(index=INDEX).reset(make_task(OFFLINE_TOOLS[1:]), Budget())
     system, user = episode.messages
     assert "\\boxed{}" in system["content"]
     assert user == {"role": "user", "content": "How much is 6 * 7?\n\nBe quick."}
@@ -93,16 +94,16 @@ def test_charge_without_own_rows():
 
 
 async def test_infrastructure_failures_pass_through():
-    async def broken(_: Mapping[str, Any]) -> str:
+    async def broken(_: Mapping[str, Any], budget: Budget) -> str:
         raise InfrastructureError("down")
 
     spec = ToolSpec("t", "d", {"type": "object"})
     with pytest.raises(InfrastructureError, match="down"):
-        await ToolBox([spec], {"t": broken}).step(ToolCall("t", {}))
+        await ToolExecutor([spec], {"t": broken}, Budget()).step(ToolCall("t", {}))
 
 
 async def test_score():
-    episode = QAEnvironment(index=INDEX).reset(make_task(()))
+    episode = QAEnvironment(index=INDEX).reset(make_task(()), Budget())
     assert await episode.score("It is\n\\boxed{42.0}")
     assert await episode.score("Forty-two.")
     assert not await episode.score("43")
@@ -110,9 +111,9 @@ async def test_score():
 
 def test_a_menu_that_cannot_be_served_is_refused():
     with pytest.raises(ValueError, match="No handler for tool 'python'"):
-        QAEnvironment(index=INDEX).reset(make_task())
+        QAEnvironment(index=INDEX).reset(make_task(), Budget())
     with pytest.raises(ValueError, match="share a name"):
-        QAEnvironment(index=INDEX).reset(make_task(OFFLINE_TOOLS[1:] * 2))
+        QAEnvironment(index=INDEX).reset(make_task(OFFLINE_TOOLS[1:] * 2), Budget())
 
 
 @pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")

@@ -33,6 +33,7 @@ from orchestra_jax.envs.quickstart.world import (
 )
 from orchestra_jax.evaluation.metrics import preference_utility
 from orchestra_jax.models.tokenizer import UNKNOWN
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits
@@ -89,7 +90,9 @@ def use(environment: Environment, pairs: list[tuple[Task, str]]) -> list[ToolRes
     """The result of each task's good call of each tool, through the real environment."""
 
     async def all_of_them() -> list[ToolResult]:
-        return await asyncio.gather(*(environment.reset(task).step(good_call(task, tool)) for task, tool in pairs))
+        return await asyncio.gather(
+            *(environment.reset(task, Budget()).step(good_call(task, tool)) for task, tool in pairs)
+        )
 
     return asyncio.run(all_of_them())
 
@@ -266,7 +269,7 @@ def test_every_text_of_the_world_tokenises(seed: int):
 def test_prompts_tokenise(environment: QuickstartEnvironment, chat: ChatFormat, tasks: dict[str, list[Task]]):
     unknown = chat.tokenizer.convert_tokens_to_ids(UNKNOWN)
     for task in tasks["train"][:200] + tasks["eval"][:200]:
-        episode = environment.reset(task)
+        episode = environment.reset(task, Budget())
         prompt = chat.prompt_ids(episode.messages, episode.tools)
         assert unknown not in prompt
         text = chat.decode(prompt)
@@ -383,7 +386,7 @@ def test_a_tool_that_is_not_on_the_menu_answers_nothing(environment, tasks: dict
 
 def test_only_the_exact_answer_is_right(environment, tasks: dict[str, list[Task]]):
     task = tasks["eval"][0]
-    episode = environment.reset(task)
+    episode = environment.reset(task, Budget())
     answers = (task.answer[0], f" {task.answer[0]} ", task.answer[0] + "0", "", NO_IDEA)
     assert [asyncio.run(episode.score(answer)) for answer in answers] == [True, True, False, False, False]
 
@@ -401,7 +404,7 @@ def test_a_reader_takes_the_last_word_that_says_something():
 
 
 def test_random_tools_play_well_formed_trajectories(collector: Collector, tasks: dict[str, list[Task]]):
-    runs = asyncio.run(collector.play(random_tools(0), tasks["train"][:250]))
+    runs = asyncio.run(collector.play(random_tools(0), tasks["train"][:250], budget=Budget()))
     assert all(run.valid for run in runs)
     assert all(call.name in {s.name for s in run.task.tools} for run in runs for t in run.turns for call in t.calls)
     lengths = Counter(len(run.tool_names) for run in runs)
@@ -446,7 +449,10 @@ def test_random_tools_are_of_the_seed(tasks: dict[str, list[Task]]):
 
 
 def test_every_baseline_calls_once_and_the_oracle_serves_preferences_best(collector, tasks: dict[str, list[Task]]):
-    runs = {name: asyncio.run(collector.play(script, tasks["eval"][:300])) for name, script in BASELINES.items()}
+    runs = {
+        name: asyncio.run(collector.play(script, tasks["eval"][:300], budget=Budget()))
+        for name, script in BASELINES.items()
+    }
     for played in runs.values():
         assert all(run.valid and len(run.tool_names) == 1 for run in played)
     utility = preference_utility(list(runs.values()), list(runs.values()), "share").mean(axis=1)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from orchestra_jax.money import paid
-from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, spending
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import MissingKey, retry_after
 from orchestra_jax.money.prices import MissingPrice
@@ -62,8 +62,8 @@ async def test_an_answer_its_row_and_the_request(stub, make, monkeypatch):
     monkeypatch.setenv("STUB_KEY", "secret-1")
     stub.reply = lambda body: "About 384000 km."
     client = make(api_key_env="STUB_KEY", temperature=0.5, extra={"top_k": 3})
-    with spending(Budget()) as budget:
-        answer = await client.chat(QUESTION, max_tokens=9, stop=["\n"], role="judge")
+    budget = Budget()
+    answer = await client.chat(QUESTION, max_tokens=9, stop=["\n"], role="judge", budget=budget)
     assert (answer.text, answer.finish_reason) == ("About 384000 km.", "stop")
     (row,) = answer.usage
     assert (row.name, row.role, row.price_list, row.estimated) == ("small", "judge", "stub", False)
@@ -79,7 +79,7 @@ async def test_an_answer_its_row_and_the_request(stub, make, monkeypatch):
 
 async def test_fields_for_reasoning_models(stub, make):
     client = make(temperature=None, max_tokens_field="max_completion_tokens", extra={"reasoning_effort": "low"})
-    await client.chat(QUESTION, max_tokens=1000)  # not beyond the expert's own
+    await client.chat(QUESTION, max_tokens=1000, budget=Budget())  # not beyond the expert's own
     assert stub.bodies == [
         {"model": "small", "messages": QUESTION, "max_completion_tokens": 50, "reasoning_effort": "low"}
     ]
@@ -107,8 +107,8 @@ def test_read_usage(usage, tokens):
 async def test_usage_that_is_not_given_is_estimated_and_flagged(stub, make):
     stub.faults.append(openai_stub.NO_USAGE)
     stub.reply = lambda body: "x" * 31
-    with spending(Budget()) as budget:
-        (row,) = (await make().chat(QUESTION)).usage
+    budget = Budget()
+    (row,) = (await make().chat(QUESTION, budget=budget)).usage
     assert row.estimated
     assert row.completion_tokens == 11
     assert row.prompt_tokens == 64 + 2 * 8 + 3 + 8  # template, then a third of the characters
@@ -118,8 +118,8 @@ async def test_usage_that_is_not_given_is_estimated_and_flagged(stub, make):
 @pytest.mark.parametrize("code", [408, 429, 500, 503])
 async def test_refused_requests_are_made_again_and_cost_nothing(stub, make, code):
     stub.faults.extend([status(code), status(code)])
-    with spending(Budget()) as budget:
-        answer = await make().chat(QUESTION)
+    budget = Budget()
+    answer = await make().chat(QUESTION, budget=budget)
     assert len(stub.bodies) == 3
     assert len(answer.usage) == 1
     assert spent(budget) == billed(stub)
@@ -127,8 +127,9 @@ async def test_refused_requests_are_made_again_and_cost_nothing(stub, make, code
 
 async def test_the_last_retry_ends_in_one_sentence(stub, make):
     stub.faults.extend([status(503)] * 3)
-    with spending(Budget()) as budget, pytest.raises(InfrastructureError) as caught:
-        await make(retries=2).chat(QUESTION)
+    budget = Budget()
+    with pytest.raises(InfrastructureError) as caught:
+        await make(retries=2).chat(QUESTION, budget=budget)
     assert str(caught.value) == f"small at {stub.url} answered with status 503: something broke."
     assert caught.value.__context__ is None  # the client's own error holds the request and its key
     assert spent(budget) == (0.0, 0, 0)
@@ -146,7 +147,7 @@ async def test_the_last_retry_ends_in_one_sentence(stub, make):
 async def test_what_no_retry_can_mend_is_not_tried_again(stub, make, fault, message):
     stub.faults.append(fault)
     with pytest.raises(InfrastructureError, match=message):
-        await make().chat(QUESTION)
+        await make().chat(QUESTION, budget=Budget())
     assert len(stub.bodies) == 1
 
 
@@ -154,15 +155,15 @@ async def test_a_wrong_key_is_not_repeated(stub, make, monkeypatch):
     monkeypatch.setenv("STUB_KEY", "secret-2")
     stub.accepted = {"secret-1"}
     with pytest.raises(InfrastructureError) as caught:
-        await make(api_key_env="STUB_KEY").chat(QUESTION)
+        await make(api_key_env="STUB_KEY").chat(QUESTION, budget=Budget())
     assert "status 401: Incorrect API key provided: ***; check the key in STUB_KEY." in str(caught.value)
 
 
 @pytest.mark.parametrize("fault", ["RESET_BEFORE", "RESET_AFTER", "TRUNCATED"])
 async def test_a_lost_answer_is_charged_at_its_worst_and_asked_for_again(stub, make, fault):
     stub.faults.append(getattr(openai_stub, fault))
-    with spending(Budget()) as budget:
-        answer = await make().chat(QUESTION)
+    budget = Budget()
+    answer = await make().chat(QUESTION, budget=budget)
     lost, row = answer.usage
     assert (lost.estimated, row.estimated) == (True, False)
     assert lost.completion_tokens == 50
@@ -173,11 +174,9 @@ async def test_a_lost_answer_is_charged_at_its_worst_and_asked_for_again(stub, m
 
 async def test_a_server_that_is_not_there_bills_nothing(make, stub):
     client = make(base_url="http://127.0.0.1:9/v1", retries=1)
-    with (
-        spending(Budget()) as budget,
-        pytest.raises(InfrastructureError, match=r"cannot be reached \(ConnectError\)\.$"),
-    ):
-        await client.chat(QUESTION)
+    budget = Budget()
+    with pytest.raises(InfrastructureError, match=r"cannot be reached \(ConnectError\)\.$"):
+        await client.chat(QUESTION, budget=budget)
     assert spent(budget) == (0.0, 0, 0)
 
 
@@ -208,9 +207,9 @@ async def test_retry_after_holds_for_everybody_at_the_provider(stub, make):
     limiter = Watched(8)
     first, second = make(limiter=limiter), make("big", limiter=limiter)
     stub.faults.append(status(429, "0.3"))
-    waiting = asyncio.create_task(first.chat(QUESTION))
+    waiting = asyncio.create_task(first.chat(QUESTION, budget=Budget()))
     await asyncio.wait_for(paused.wait(), HANGS_S)
-    await asyncio.gather(waiting, second.chat(QUESTION))
+    await asyncio.gather(waiting, second.chat(QUESTION, budget=Budget()))
     refused, *later = stub.times
     assert len(later) == 2
     assert min(later) - refused >= 0.3
@@ -220,7 +219,7 @@ async def test_concurrency_and_rate_are_shared(stub):
     experts = [Expert(name, name, stub.url + "/" * i, concurrency=3) for i, name in enumerate(("small", "big"))]
     clients = expert_clients(experts, PRICES)
     stub.chaos = lambda number: openai_stub.slow(0.01)
-    await asyncio.gather(*(client.chat(QUESTION) for client in clients.values() for _ in range(10)))
+    await asyncio.gather(*(client.chat(QUESTION, budget=Budget()) for client in clients.values() for _ in range(10)))
     assert stub.most == 3
     for client in clients.values():
         await client.close()
@@ -228,14 +227,15 @@ async def test_concurrency_and_rate_are_shared(stub):
 
 async def test_requests_per_minute(stub, make):
     client, start = make(requests_per_minute=60 / 0.05), time.monotonic()
-    await asyncio.gather(*(client.chat(QUESTION) for _ in range(5)))
+    await asyncio.gather(*(client.chat(QUESTION, budget=Budget()) for _ in range(5)))
     assert all(at - start >= number * 0.05 for number, at in enumerate(stub.times))
 
 
 async def test_a_budget_stops_the_call_before_it_is_sent(stub, make):
     run = Budget(Limits(usd=1.0), name="run")
-    with spending(Budget(Limits(calls=0), name="trajectory", parent=run)), pytest.raises(BudgetExceeded) as caught:
-        await make().chat(QUESTION)
+    budget = Budget(Limits(calls=0), name="trajectory", parent=run)
+    with pytest.raises(BudgetExceeded) as caught:
+        await make().chat(QUESTION, budget=budget)
     assert caught.value.scope == "trajectory"
     assert stub.bodies == []
     assert spent(run) == (0.0, 0, 0)
@@ -244,12 +244,12 @@ async def test_a_budget_stops_the_call_before_it_is_sent(stub, make):
 async def test_who_gives_up_still_pays(stub, make):
     stub.gate.clear()
     client = make()
-    with spending(Budget()) as budget:
-        call = asyncio.create_task(client.chat(QUESTION))
-        await until(lambda: stub.bills)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
+    budget = Budget()
+    call = asyncio.create_task(client.chat(QUESTION, budget=budget))
+    await until(lambda: stub.bills)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
     assert budget.spent.calls == 0
     assert budget.reserved.calls == 1
     stub.gate.set()
@@ -260,16 +260,16 @@ async def test_who_gives_up_still_pays(stub, make):
 async def test_who_gives_up_in_the_queue_pays_nothing(stub, make):
     stub.gate.clear()
     client = make(concurrency=1)
-    with spending(Budget()) as budget:
-        first = asyncio.create_task(client.chat(QUESTION))
-        await until(lambda: stub.bills)
-        second = asyncio.create_task(client.chat(QUESTION))
-        await asyncio.sleep(0.01)
-        second.cancel()
-        await asyncio.wait([second])
-        stub.gate.set()
-        await first
-        await client.chat(QUESTION)  # the place in the queue was given back
+    budget = Budget()
+    first = asyncio.create_task(client.chat(QUESTION, budget=budget))
+    await until(lambda: stub.bills)
+    second = asyncio.create_task(client.chat(QUESTION, budget=budget))
+    await asyncio.sleep(0.01)
+    second.cancel()
+    await asyncio.wait([second])
+    stub.gate.set()
+    await first
+    await client.chat(QUESTION, budget=budget)  # the place in the queue was given back
     assert spent(budget) == billed(stub)
     assert len(stub.bodies) == 2
 
@@ -278,14 +278,14 @@ async def test_a_late_answer_is_paid_and_kept(stub, make, tmp_path):
     replay = Replay(tmp_path / "calls.db", "replay_or_record")
     stub.gate.clear()
     client = make(timeout_s=0.05, replay=replay)
-    with spending(Budget()) as budget:
-        with pytest.raises(InfrastructureError, match=r"did not answer within 0\.05 s; raise its timeout_s"):
-            await client.chat(QUESTION)
-        await until(lambda: stub.bills)
-        stub.gate.set()
-        await client.close()
-        assert spent(budget) == billed(stub)
-        found = await make(replay=replay).chat(QUESTION)
+    budget = Budget()
+    with pytest.raises(InfrastructureError, match=r"did not answer within 0\.05 s; raise its timeout_s"):
+        await client.chat(QUESTION, budget=budget)
+    await until(lambda: stub.bills)
+    stub.gate.set()
+    await client.close()
+    assert spent(budget) == billed(stub)
+    found = await make(replay=replay).chat(QUESTION, budget=budget)
     assert found.text == openai_stub.some_words(stub.bodies[0])
     assert len(stub.bodies) == 1  # a time-out does not ask twice: both would be billed
     replay.close()
@@ -294,21 +294,23 @@ async def test_a_late_answer_is_paid_and_kept(stub, make, tmp_path):
 async def test_close_cuts_what_never_ends_and_charges_its_worst(stub, make):
     stub.gate.clear()
     client = make(timeout_s=0.05)
-    with spending(Budget()) as budget, pytest.raises(InfrastructureError):
-        await client.chat(QUESTION)
+    budget = Budget()
+    with pytest.raises(InfrastructureError):
+        await client.chat(QUESTION, budget=budget)
     await until(lambda: stub.bills)
     await client.close(patience_s=0.05)
     assert spent(budget)[0] >= billed(stub)[0] > 0
     with pytest.raises(InfrastructureError, match="closed"):
-        await client.chat(QUESTION)
+        await client.chat(QUESTION, budget=budget)
 
 
 async def test_a_request_that_never_ends_is_lost(stub, make, monkeypatch):
     monkeypatch.setattr(paid, "GRACE_S", 0.0)
     stub.gate.clear()
     client = make(timeout_s=0.1, retries=0)
-    with spending(Budget()) as budget, pytest.raises(InfrastructureError, match="did not answer within"):
-        await client.chat(QUESTION)
+    budget = Budget()
+    with pytest.raises(InfrastructureError, match="did not answer within"):
+        await client.chat(QUESTION, budget=budget)
     await client.close()
     assert budget.spent.usd >= billed(stub)[0]
     assert (budget.spent.calls, budget.reserved.calls) == (1, 0)
@@ -317,7 +319,7 @@ async def test_a_request_that_never_ends_is_lost(stub, make, monkeypatch):
 async def test_a_context_that_is_smaller_than_said_is_found(stub, make):
     stub.context = 400
     long = [QUESTION[0], {"role": "user", "content": "[a] START " + "very long " * 300 + "END?"}]
-    await make().chat(long)
+    await make().chat(long, budget=Budget())
     assert len(stub.bodies) > 1
     sent = stub.bodies[-1]["messages"]
     assert sent[0] == QUESTION[0]
@@ -325,23 +327,23 @@ async def test_a_context_that_is_smaller_than_said_is_found(stub, make):
     assert sent[1]["content"].endswith("END?")
     stub.context = 10
     with pytest.raises(InfrastructureError, match=r"maximum context length is 10 tokens; lower context_tokens=32768"):
-        await make().chat(QUESTION)
+        await make().chat(QUESTION, budget=Budget())
 
 
 async def test_a_recorded_call_needs_neither_key_nor_server(stub, make, tmp_path, monkeypatch):
     recorder = Replay(tmp_path / "calls.db", "record")
-    with spending(Budget()) as budget:
-        answers = [await make(replay=recorder).chat(QUESTION, sample=sample) for sample in (0, 1)]
+    budget = Budget()
+    answers = [await make(replay=recorder).chat(QUESTION, sample=sample, budget=budget) for sample in (0, 1)]
     assert spent(budget) == billed(stub)
     recorder.close()
     monkeypatch.setitem(sys.modules, "openai", None)
     replay = Replay(tmp_path / "calls.db", "replay")
     offline = make(replay=replay, base_url="http://127.0.0.1:9/v1", api_key_env="NO_SUCH_KEY")
-    with spending(Budget(Limits(usd=0.0, calls=0))) as budget:
-        assert [await offline.chat(QUESTION, sample=sample) for sample in (0, 1)] == answers
-        for other in ({"sample": 2}, {"role": "judge"}, {"max_tokens": 3}):
-            with pytest.raises(ReplayMiss):
-                await offline.chat(QUESTION, **other)
+    budget = Budget(Limits(usd=0.0, calls=0))
+    assert [await offline.chat(QUESTION, sample=sample, budget=budget) for sample in (0, 1)] == answers
+    for other in ({"sample": 2}, {"role": "judge"}, {"max_tokens": 3}):
+        with pytest.raises(ReplayMiss):
+            await offline.chat(QUESTION, **other, budget=budget)
     replay.close()
     assert len(stub.bodies) == 2
 
@@ -349,16 +351,16 @@ async def test_a_recorded_call_needs_neither_key_nor_server(stub, make, tmp_path
 async def test_a_missing_key_or_package_is_one_sentence_and_costs_nothing(stub, make, monkeypatch):
     monkeypatch.delenv("STUB_KEY", raising=False)
     client = make(api_key_env="STUB_KEY")
-    with spending(Budget()) as budget:
-        for call in (client.chat(QUESTION), asyncio.to_thread(client.check)):
-            with pytest.raises(MissingKey) as caught:
-                await call
-        assert str(caught.value) == (
-            "Expert 'small' needs a key; set the environment variable STUB_KEY, or replay calls that were recorded."
-        )
-        monkeypatch.setitem(sys.modules, "openai", None)
-        with pytest.raises(ImportError, match=r"pip install orchestra-jax\[tools\]\.$"):
-            await make().chat(QUESTION)
+    budget = Budget()
+    for call in (client.chat(QUESTION, budget=budget), asyncio.to_thread(client.check)):
+        with pytest.raises(MissingKey) as caught:
+            await call
+    assert str(caught.value) == (
+        "Expert 'small' needs a key; set the environment variable STUB_KEY, or replay calls that were recorded."
+    )
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ImportError, match=r"pip install orchestra-jax\[tools\]\.$"):
+        await make().chat(QUESTION, budget=budget)
     assert spent(budget) == (0.0, 0, 0)
 
 
@@ -371,7 +373,7 @@ def test_one_client_serves_one_event_loop_after_another():
                 client.append(ExpertClient(Expert("small", "small", stub.url, concurrency=1), PRICES))
             # the second loop has its own server, at another address
             object.__setattr__(client[0].expert, "base_url", stub.url)
-            await asyncio.gather(*(client[0].chat(QUESTION) for _ in range(3)))
+            await asyncio.gather(*(client[0].chat(QUESTION, budget=Budget()) for _ in range(3)))
             return len(stub.bills)
 
     assert [asyncio.run(once(i)) for i in range(2)] == [3, 3]
@@ -407,8 +409,8 @@ def test_experts_that_do_not_go_together():
 
 async def test_a_bill_above_the_worst_case_is_still_the_bill(stub, make, caplog):
     stub.faults.append(openai_stub.changed(lambda answer: answer["usage"].update(completion_tokens=10**6)))
-    with spending(Budget(Limits(usd=1.0))) as budget:
-        (row,) = (await make().chat(QUESTION)).usage
+    budget = Budget(Limits(usd=1.0))
+    (row,) = (await make().chat(QUESTION, budget=budget)).usage
     assert row.completion_tokens == 10**6
     assert budget.spent.usd == row.cost_usd
     assert "where its worst case was" in caplog.text

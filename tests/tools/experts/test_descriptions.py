@@ -12,7 +12,7 @@ import pytest
 
 from experiments import describe_tools
 from orchestra_jax.money import replay
-from orchestra_jax.money.budgets import Budget, Limits, spending
+from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.forecast import TOTAL
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.tools import schema
@@ -78,8 +78,8 @@ def job(stub, tmp_path) -> describing.Job:
 
 async def test_a_description_and_its_evidence(stub, job, tmp_path):
     file, seen = tmp_path / "menu.json", []
-    with spending(Budget()) as budget:
-        outcome = await describing.describe(job, file, lambda done, total: seen.append((done, total)))
+    budget = Budget()
+    outcome = await describing.describe(job, file, lambda done, total: seen.append((done, total)), budget=budget)
     assert (outcome.descriptions, outcome.problems) == ({"small": FINE}, {})
     assert load(file) == {"small": FINE}
     assert seen == [(done, 5) for done in range(1, 6)]
@@ -99,7 +99,7 @@ async def test_a_description_and_its_evidence(stub, job, tmp_path):
 
 
 async def test_the_writer_reads_the_grades_and_not_the_name(stub, job, tmp_path):
-    await describing.describe(job, tmp_path / "menu.json")
+    await describing.describe(job, tmp_path / "menu.json", budget=Budget())
     request = next(body for body in stub.bodies if is_writer(body))["messages"][-1]["content"]
     for part in (
         "2 of 4 right in all",
@@ -115,13 +115,13 @@ async def test_the_writer_reads_the_grades_and_not_the_name(stub, job, tmp_path)
 
 async def test_what_is_recorded_is_not_paid_for_again(stub, job, tmp_path):
     file = tmp_path / "menu.json"
-    await describing.describe(job, file)
+    await describing.describe(job, file, budget=Budget())
     content = json.loads(file.read_text())
     content["experts"]["small"]["date"] = "2020-01-01"
     content["experts"]["other"] = {"description": "Of an earlier run."}
     file.write_text(json.dumps(content))
     count = len(stub.bodies)
-    outcome = await describing.describe(job, file)
+    outcome = await describing.describe(job, file, budget=Budget())
     assert len(stub.bodies) == count
     assert outcome.descriptions == {"small": FINE}
     assert json.loads(file.read_text()) == content  # the date too
@@ -133,13 +133,13 @@ async def test_the_forecast(stub, job, tmp_path):
     assert (before["small"].calls, before["big"].calls, before[TOTAL].calls) == (4, 1, 5)
     assert stub.bodies == []
     stub.faults.extend([None, status(500)])
-    with spending(Budget()) as budget:
-        await describing.describe(replace(job, examples=EXAMPLES[:2]), tmp_path / "part.json")
-        rest = {line.name: line for line in await describing.forecast(job)}
-        assert (rest["small"].calls, rest["big"].calls) == (3, 1)
-        spent = budget.spent.usd
-        await describing.describe(job, tmp_path / "menu.json")
-        took = budget.spent.usd - spent
+    budget = Budget()
+    await describing.describe(replace(job, examples=EXAMPLES[:2]), tmp_path / "part.json", budget=budget)
+    rest = {line.name: line for line in await describing.forecast(job)}
+    assert (rest["small"].calls, rest["big"].calls) == (3, 1)
+    spent = budget.spent.usd
+    await describing.describe(job, tmp_path / "menu.json", budget=budget)
+    took = budget.spent.usd - spent
     assert rest[TOTAL].worst_usd >= took > 0
     assert rest[TOTAL].usd == pytest.approx(sum(rest[name].usd for name in ("small", "big")))
     (total,) = await describing.forecast(job)
@@ -149,15 +149,15 @@ async def test_the_forecast(stub, job, tmp_path):
 @pytest.mark.parametrize("limit", [0.0, 0.0004, 0.002])
 async def test_a_budget_stops_it_and_more_money_goes_on(stub, job, tmp_path, limit):
     file = tmp_path / "menu.json"
-    with spending(Budget(Limits(usd=limit))) as budget:
-        outcome = await describing.describe(job, file)
+    budget = Budget(Limits(usd=limit))
+    outcome = await describing.describe(job, file, budget=budget)
     assert budget.spent.usd <= limit
     assert list(outcome.problems) == ["small"]
     assert "raise it to go on" in outcome.problems["small"]
     assert not file.exists()
     paid = sum(bill.usd for bill in stub.bills)
-    with spending(Budget()) as budget:
-        await describing.describe(job, file)
+    budget = Budget()
+    await describing.describe(job, file, budget=budget)
     assert load(file) == {"small": FINE}
     assert len(stub.bills) == len({str(body["messages"]) for body in stub.bodies}) == 5  # none of them twice
     assert budget.spent.usd == pytest.approx(sum(bill.usd for bill in stub.bills) - paid)
@@ -166,14 +166,14 @@ async def test_a_budget_stops_it_and_more_money_goes_on(stub, job, tmp_path, lim
 async def test_a_dead_server_is_no_wrong_answer(stub, job, tmp_path):
     file = tmp_path / "menu.json"
     stub.faults.append(status(500))
-    await describing.describe(job, file)
+    await describing.describe(job, file, budget=Budget())
     entry = json.loads(file.read_text())["experts"]["small"]
     failed = [row for row in entry["tasks"] if row["right"] is None]
     assert len(failed) == 1
     assert "500" in failed[0]["problem"]
     right = sum(row["right"] is True for row in entry["tasks"])
     assert entry["accuracy"] == pytest.approx(right / 3)
-    await describing.describe(job, file)  # asks it again
+    await describing.describe(job, file, budget=Budget())  # asks it again
     assert all(row["right"] is not None for row in json.loads(file.read_text())["experts"]["small"]["tasks"])
 
 
@@ -182,7 +182,7 @@ async def test_one_expert_that_is_down_does_not_stop_the_others(stub, job, tmp_p
     stub.chaos = lambda number: None if stub.bodies[number]["model"] == "small" or is_writer(stub.bodies[number]) else (
         status(503)
     )  # fmt: skip
-    outcome = await describing.describe(both, tmp_path / "menu.json")
+    outcome = await describing.describe(both, tmp_path / "menu.json", budget=Budget())
     assert list(outcome.descriptions) == ["small"]
     assert "answered no task" in outcome.problems["big"]
     assert "503" in outcome.problems["big"]
@@ -193,7 +193,7 @@ async def test_a_model_does_not_describe_itself(stub, job, tmp_path):
     with pytest.raises(ValueError, match="describe itself"):
         replace(job, subjects=["small", "big"])
     both = replace(job, subjects=["small", "big"], writers=["big", "small"])
-    await describing.describe(both, tmp_path / "menu.json")
+    await describing.describe(both, tmp_path / "menu.json", budget=Budget())
     entries = json.loads((tmp_path / "menu.json").read_text())["experts"]
     assert {name: entry["writer"] for name, entry in entries.items()} == {"small": "big", "big": "small"}
 
@@ -213,7 +213,7 @@ LEAKS = [
 @pytest.mark.parametrize(("text", "reason"), LEAKS)
 async def test_a_flawed_description_is_written_again(stub, job, tmp_path, text, reason):
     stub.reply = replies(text, FINE)
-    outcome = await describing.describe(job, tmp_path / "menu.json")
+    outcome = await describing.describe(job, tmp_path / "menu.json", budget=Budget())
     assert outcome.descriptions == {"small": FINE}
     second = [body for body in stub.bodies if is_writer(body)][1]["messages"][-1]["content"]
     assert reason in second
@@ -221,7 +221,7 @@ async def test_a_flawed_description_is_written_again(stub, job, tmp_path, text, 
 
 async def test_a_writer_that_will_not_learn(stub, job, tmp_path):
     stub.reply = replies("Good at sums such as 42.")
-    outcome = await describing.describe(job, tmp_path / "menu.json")
+    outcome = await describing.describe(job, tmp_path / "menu.json", budget=Budget())
     assert outcome.descriptions == {}
     assert "'42'" in outcome.problems["small"]
     assert not (tmp_path / "menu.json").exists()
@@ -252,10 +252,10 @@ async def test_a_missing_key_is_told_before_anything_is_sent(stub, job, tmp_path
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     keyed = replace(job, experts=[job.experts[0], replace(job.experts[1], api_key_env="NO_SUCH_KEY")])
     with pytest.raises(MissingKey, match="NO_SUCH_KEY"):
-        await describing.describe(keyed, tmp_path / "menu.json")
+        await describing.describe(keyed, tmp_path / "menu.json", budget=Budget())
     assert stub.bodies == []
-    await describing.describe(job, tmp_path / "menu.json")
-    await describing.describe(keyed, tmp_path / "menu.json")  # all is recorded: no key is needed
+    await describing.describe(job, tmp_path / "menu.json", budget=Budget())
+    await describing.describe(keyed, tmp_path / "menu.json", budget=Budget())  # all is recorded: no key is needed
 
 
 def test_files_that_are_none_of_ours(tmp_path):

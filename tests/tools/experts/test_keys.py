@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orchestra_jax.money import replay as replay_module
-from orchestra_jax.money.budgets import Budget, spending
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.experts.client import Expert, ExpertClient
 from orchestra_jax.tools.experts.roles import Judge, UserSimulator, code_writer, generalist, maths_model, query_writer
@@ -55,34 +55,35 @@ async def test_the_canary_is_nowhere(monkeypatch, tmp_path, everything_logged):
         except Exception as error:  # whatever comes out is looked at
             errors.append(error)
 
-    async with StubOpenAI() as stub, test_web_search.StubWeb() as web, spending_all() as budget:
+    async with StubOpenAI() as stub, test_web_search.StubWeb() as web:
+        budget = Budget()
         expert = Expert("small", "small", stub.url, "EXPERT_KEY", max_tokens=50, retries=1)
         client = ExpertClient(expert, PRICES, replay=record, backoff_s=0.001)
         tavily = TavilySearch(test_web_search.PRICES, url=web.url, replay=record, retries=1, backoff_s=0.001)
         stub.reply = lambda body: "<answer>correct</answer> ```python\n1\n```"
         roles = [query_writer(client, tavily.search), code_writer(client), maths_model(client), generalist(client)]
         for spec, handle in roles:
-            await tried(handle(dict.fromkeys(spec.parameters["properties"], "Why?")))
-        await tried(Judge(client).judge("q", "a", ["b"]))
-        await tried(UserSimulator(client, "You are Ann.").reply([]))
+            await tried(handle(dict.fromkeys(spec.parameters["properties"], "Why?"), budget))
+        await tried(Judge(client).judge("q", "a", ["b"], budget=budget))
+        await tried(UserSimulator(client, "You are Ann.").reply([], budget=budget))
         faults = [
             [openai_stub.RESET_AFTER], [openai_stub.TRUNCATED], [openai_stub.NO_USAGE], [status(429, "0")],
             [status(500)] * 2, [openai_stub.RESET_BEFORE] * 2, [status(404, message=f"no model for {CANARY}")],
         ]  # fmt: skip
         for sample, several in enumerate(faults):
             stub.faults.extend(several)
-            await tried(client.chat(QUESTION, sample=sample))
+            await tried(client.chat(QUESTION, sample=sample, budget=budget))
         stub.accepted = {"another"}  # and repeats the key in its refusal
-        await tried(client.chat(QUESTION, sample=100))
+        await tried(client.chat(QUESTION, sample=100, budget=budget))
         stub.accepted = set()
-        await tried(tavily.search({"query": "x"}))  # its stub knows another key, and repeats ours
-        await tried(tavily.extract({"url": "x"}))
+        await tried(tavily.search({"query": "x"}, budget))  # its stub knows another key, and repeats ours
+        await tried(tavily.extract({"url": "x"}, budget))
         gone = ExpertClient(replace(expert, base_url="http://127.0.0.1:9/v1"), PRICES, backoff_s=0.001)
-        await tried(gone.chat(QUESTION))
+        await tried(gone.chat(QUESTION, budget=budget))
         slow = ExpertClient(replace(expert, timeout_s=0.05), PRICES, replay=record)
         stub.gate.clear()
-        await tried(slow.chat(QUESTION, sample=101))
-        left = asyncio.create_task(client.chat(QUESTION, sample=102))
+        await tried(slow.chat(QUESTION, sample=101, budget=budget))
+        left = asyncio.create_task(client.chat(QUESTION, sample=102, budget=budget))
         await asyncio.sleep(0.05)
         left.cancel()
         await asyncio.wait([left])
@@ -103,14 +104,3 @@ async def test_the_canary_is_nowhere(monkeypatch, tmp_path, everything_logged):
     texts |= {f"error {number}": all_text(error) for number, error in enumerate(errors)}
     assert {name for name, text in texts.items() if CANARY in text} == set()
     assert {"calls.db", "calls.jsonl"} <= set(texts)
-
-
-class spending_all:  # noqa: N801  reads as a function
-    """`spending` of a fresh budget, for an async with."""
-
-    async def __aenter__(self) -> Budget:
-        self._block = spending(Budget())
-        return self._block.__enter__()
-
-    async def __aexit__(self, *error) -> None:
-        self._block.__exit__(*error)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from orchestra_jax.money.budgets import Budget, spending
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.answers import extract_answer
 from orchestra_jax.tools.experts.client import Expert, ExpertClient
@@ -45,7 +45,7 @@ def says(stub: StubOpenAI, *replies: str) -> None:
     stub.reply = lambda body: left.pop(0) if len(left) > 1 else left[0]
 
 
-async def found(arguments) -> ToolResult:
+async def found(arguments, budget: Budget) -> ToolResult:
     return ToolResult(f"results for {arguments['query']}", (Usage("web_search", cost_usd=0.01),))
 
 
@@ -78,49 +78,50 @@ def test_a_name_that_no_tool_may_have():
 async def test_the_query_writer_searches(stub, client, reply, query):
     says(stub, reply)
     _, handle = query_writer(client, found)
-    result = await handle({"question": "How far is the moon?", "context": "We know the sun."})
+    result = await handle({"question": "How far is the moon?", "context": "We know the sun."}, Budget())
     assert result.text == f"Query: {query}\nresults for {query}"
     assert not result.is_error
     assert [row.name for row in result.usage] == ["small", "web_search"]
     sent = stub.bodies[0]["messages"][1]["content"]
     assert sent == "Context:\nWe know the sun.\n\nQuestion: How far is the moon?"
     _, alone = query_writer(client)
-    assert (await alone({"question": "How far?"})).text == query
+    assert (await alone({"question": "How far?"}, Budget())).text == query
 
 
 @pytest.mark.parametrize("reply", ["", "First I would think.\nThen search.", "<think>endless"])
 async def test_a_query_writer_without_a_query(stub, client, reply):
     says(stub, reply)
     _, handle = query_writer(client, found)
-    result = await handle({"question": "How far?"})
+    result = await handle({"question": "How far?"}, Budget())
     assert (result.text, result.is_error, len(result.usage)) == (NO_QUERY, True, 1)
 
 
 async def test_the_code_writer_runs_its_code(stub, client):
     says(stub, "Here:\n```python\nprint('sum', 2 + 3)\n```\nThat is it.")
 
-    async def run(code: str) -> ToolResult:
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    async def run(arguments, budget: Budget) -> ToolResult:
+        command = sys.executable, "-c", arguments["code"]
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         output, _ = await process.communicate()
         return ToolResult(output.decode().strip(), (Usage("python", seconds=0.1),))
 
     _, handle = code_writer(client, run)
-    result = await handle({"task": "Add 2 and 3."})
+    result = await handle({"task": "Add 2 and 3."}, Budget())
     assert result.text == "```python\nprint('sum', 2 + 3)\n```\nOutput:\nsum 5"
     assert not result.is_error
     assert [row.name for row in result.usage] == ["small", "python"]
 
 
 async def test_the_code_writers_errors_are_observations(stub, client):
-    async def broken(code: str) -> ToolResult:
+    async def broken(arguments, budget: Budget) -> ToolResult:
         return ToolResult("ZeroDivisionError", (Usage("python", seconds=1.0),), is_error=True)
 
     says(stub, "```\n1/0\n```", "I cannot write code.")
     _, handle = code_writer(client, broken)
-    result = await handle({"task": "Divide."})
+    result = await handle({"task": "Divide."}, Budget())
     assert result.is_error
     assert result.text.endswith("Output:\nZeroDivisionError")
-    result = await handle({"task": "Divide."})
+    result = await handle({"task": "Divide."}, Budget())
     assert (result.text, result.is_error, len(result.usage)) == (NO_CODE, True, 1)
 
 
@@ -144,21 +145,21 @@ async def test_models_that_answer(stub, client, role):
     says(stub, "<think>6 * 7</think>It is \\boxed{42}.", "<think>" + "long " * 100, "word " * 100)
     spec, handle = role(client)
     (argument,) = spec.parameters["required"]
-    with spending(Budget()) as budget:
-        result = await handle({argument: "6 * 7?"})
-        assert (result.text, result.is_error) == ("It is \\boxed{42}.", False)
-        assert extract_answer(result.text) == "42"
-        for text in ("The model gave no answer.", ("word " * 60).strip()):
-            result = await handle({argument: "6 * 7?"})
-            assert result.text == f"{text}\n[the reply was cut at the model's token limit]"
-            assert result.is_error == text.startswith("The model")
+    budget = Budget()
+    result = await handle({argument: "6 * 7?"}, budget)
+    assert (result.text, result.is_error) == ("It is \\boxed{42}.", False)
+    assert extract_answer(result.text) == "42"
+    for text in ("The model gave no answer.", ("word " * 60).strip()):
+        result = await handle({argument: "6 * 7?"}, budget)
+        assert result.text == f"{text}\n[the reply was cut at the model's token limit]"
+        assert result.is_error == text.startswith("The model")
     assert budget.spent.calls == 3
     assert result.usage[0].role == "tool"
 
 
 async def test_a_long_context_is_cut_and_the_question_kept(stub, client):
     _, handle = generalist(client)
-    await handle({"question": "Who won?", "context": "line of context. " * 2000})
+    await handle({"question": "Who won?", "context": "line of context. " * 2000}, Budget())
     system, user = stub.bodies[0]["messages"]
     assert system["content"].startswith("Answer the question")
     assert user["content"].startswith("Context:\nline of")
@@ -176,7 +177,7 @@ async def test_a_long_context_is_cut_and_the_question_kept(stub, client):
 )
 async def test_the_judge(stub, client, reply, correct):
     says(stub, reply)
-    verdict = await Judge(client).judge("How far?", "384k km", ["384400 km", "384,000 km"])
+    verdict = await Judge(client).judge("How far?", "384k km", ["384400 km", "384,000 km"], budget=Budget())
     assert verdict.correct is correct
     assert [row.role for row in verdict.usage] == ["judge"]
     system, user = (message["content"] for message in stub.bodies[0]["messages"])
@@ -187,14 +188,14 @@ async def test_the_judge(stub, client, reply, correct):
 
 async def test_a_judge_without_a_verdict_is_no_wrong_answer(stub, client):
     says(stub, "Who knows.", "Right. <answer>correct</answer>")
-    verdict = await Judge(client).judge("q", "a", ["b"])
+    verdict = await Judge(client).judge("q", "a", ["b"], budget=Budget())
     assert verdict.correct
     assert len(verdict.usage) == 2
     says(stub, "Who knows.")
     with pytest.raises(InfrastructureError, match=r"The judge 'small' gave no verdict in 2 samples"):
-        await Judge(client).judge("q", "a", ["b"])
+        await Judge(client).judge("q", "a", ["b"], budget=Budget())
     with pytest.raises(ValueError, match="no reference answer"):
-        await Judge(client).judge("q", "a", [])
+        await Judge(client).judge("q", "a", [], budget=Budget())
     with pytest.raises(ValueError, match="tries >= 1"):
         Judge(client, tries=0)
 
@@ -202,7 +203,7 @@ async def test_a_judge_without_a_verdict_is_no_wrong_answer(stub, client):
 async def test_the_user_simulator(stub, client):
     says(stub, "I want to cancel {my} flight.", f"Thanks!\n{STOP}")
     user = UserSimulator(client, "You are Ann and want to cancel flight {X1}.")
-    first = await user.reply([])
+    first = await user.reply([], budget=Budget())
     assert (first.text, first.done) == ("I want to cancel {my} flight.", False)
     conversation = [
         {"role": "system", "content": "the agent's policy"},
@@ -210,7 +211,7 @@ async def test_the_user_simulator(stub, client):
         {"role": "assistant", "content": "Done."},
         {"role": "tool", "content": "internal"},
     ]
-    last = await user.reply(conversation)
+    last = await user.reply(conversation, budget=Budget())
     assert (last.text, last.done) == ("Thanks!", True)
     assert [row.role for row in last.usage] == ["user_simulator"]
     system, *seen = stub.bodies[1]["messages"]
@@ -223,9 +224,10 @@ async def test_the_user_simulator(stub, client):
 async def test_all_roles_at_once_share_one_client(stub, client):
     says(stub, "<answer>correct</answer>")
     judge = Judge(client)
-    with spending(Budget()) as budget:
-        await asyncio.gather(
-            *(judge.judge(f"q{i}", "a", ["a"]) for i in range(20)), generalist(client)[1]({"question": "q"})
-        )
+    budget = Budget()
+    await asyncio.gather(
+        *(judge.judge(f"q{i}", "a", ["a"], budget=budget) for i in range(20)),
+        generalist(client)[1]({"question": "q"}, budget),
+    )
     assert budget.spent.calls == len(stub.bills) == 21
     assert budget.spent.usd == math.fsum(bill.usd for bill in stub.bills)

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.answers import matches
-from orchestra_jax.tools.base import ToolBox
+from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.tools.experts.simulated import SimulatedExpert, SimulatedTool, experts_from_config, near_numbers
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall
 
@@ -85,8 +86,8 @@ def task(question: str, answer: str = "72", family: str = "maths", **extra) -> T
     return Task(question, question, (answer,), (), Preference("none", ""), family, extra)
 
 
-def box(tool: SimulatedTool, of: Task) -> ToolBox:
-    return ToolBox([tool.spec], {tool.spec.name: tool.handler(of)})
+def box(tool: SimulatedTool, of: Task) -> ToolExecutor:
+    return ToolExecutor([tool.spec], {tool.spec.name: tool.handler(of)}, Budget())
 
 
 async def test_the_tool_answers_the_task_and_is_charged_by_the_menu():
@@ -106,14 +107,16 @@ async def test_the_tool_answers_the_task_and_is_charged_by_the_menu():
 async def test_without_a_price_on_the_menu_the_tools_own_row_counts():
     tool = SimulatedTool(SimulatedExpert("large", {"*": 1.0}, price_usd=0.02, latency_s=7.0))
     spec = replace(tool.spec, price_usd=None, latency_s=None)
-    result = await ToolBox([spec], {"large": tool.handler(task("q"))}).step(ToolCall("large", {"question": "q"}))
+    result = await ToolExecutor([spec], {"large": tool.handler(task("q"))}, Budget()).step(
+        ToolCall("large", {"question": "q"})
+    )
     assert [(row.cost_usd, row.seconds) for row in result.usage] == [(0.02, 7.0)]
 
 
 async def test_a_new_episode_of_a_failed_question_can_succeed():
     async def fails(tool: SimulatedTool, question: str) -> bool:
         try:
-            result = await tool.handler(task(question))({"question": "?"})  # a new episode each time
+            result = await tool.handler(task(question))({"question": "?"}, Budget())  # a new episode each time
         except InfrastructureError:
             return True
         return result.text != "72"
@@ -131,7 +134,7 @@ async def test_where_wrong_answers_come_from():
     ignorant = SimulatedTool(SimulatedExpert("a", {"*": 0.0}), ["Nairobi", "Mombasa"])
 
     async def wrong(answer: str, **extra) -> str:
-        return (await ignorant.handler(task("q", answer, **extra))({})).text
+        return (await ignorant.handler(task("q", answer, **extra))({}, Budget())).text
 
     assert await wrong("7", distractors=["7", "9"]) == "9"
     assert await wrong("7") in near_numbers("7")

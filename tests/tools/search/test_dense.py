@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("faiss")
 
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.search import dense_build
 from orchestra_jax.tools.search.dense import MANIFEST, DenseIndex, PassageFile, tune
 from orchestra_jax.tools.search.embeddings import EndpointEmbedder, LsaEmbedder
@@ -74,7 +75,7 @@ async def test_searches_and_answers(source: Path, tmp_path: Path):
     assert len(await index.search("river", 5000)) == 2000
     (first, _) = (await index.answer("town77 violin", 2, max_chars=12)).splitlines()
     assert first == "Place 77: gl..."
-    assert (await search_handler(index, 1)({"query": "town5"})).text.startswith("Place 5:")
+    assert (await search_handler(index, 1)({"query": "town5"}, Budget())).text.startswith("Place 5:")
     with pytest.raises(ValueError, match="at least 1"):
         await index.search("x", 0)
     one_by_one = [await index.search(f"town{i}", 3) for i in range(20)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.search.local import NO_RESULTS, LocalIndex, Passage, read_passages, search_handler
 
 PASSAGES = [
@@ -83,7 +84,7 @@ async def test_handler_takes_an_index_that_is_awaited_or_not(index: LocalIndex):
             return index.answer(query, k, max_chars)
 
     for each in (index, Awaited()):
-        result = await search_handler(each, 1)({"query": "capital of Italy"})
+        result = await search_handler(each, 1)({"query": "capital of Italy"}, Budget())
         assert result.text == "Rome: Rome is the capital of Italy."
         (row,) = result.usage
         assert (row.name, row.role, row.cost_usd) == ("local_search", "tool", 0.0)

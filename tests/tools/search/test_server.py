@@ -16,6 +16,7 @@ from aiohttp import web
 
 pytest.importorskip("faiss")
 
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.search import dense_build
 from orchestra_jax.tools.search.embeddings import EndpointEmbedder, LsaEmbedder
 from orchestra_jax.tools.search.local import NO_RESULTS, Hit, LocalIndex, Passage, search_handler
@@ -92,7 +93,9 @@ async def test_many_clients_get_what_the_index_gives(kind: str, dense: Path, tmp
         assert same(batches[1], wanted)
         assert await clients[0].search_batch([]) == []
         assert await clients[0].answer("") == NO_RESULTS
-        assert (await search_handler(clients[0], 1)({"query": "rome street1"})).text == "City 1: rome street1 é"
+        assert (
+            await search_handler(clients[0], 1)({"query": "rome street1"}, Budget())
+        ).text == "City 1: rome street1 é"
         async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
             body = await response.json()
             assert body == {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, spending
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay
@@ -152,8 +152,8 @@ def test_the_tools_can_be_offered():
 
 
 async def test_tavily_search(stub, tavily):
-    with spending(Budget()) as budget:
-        result = await tavily.search(QUERY)
+    budget = Budget()
+    result = await tavily.search(QUERY, budget)
     assert result.text == (
         "[1] Oslo\nhttps://o.no\nOslo is the capital. Oslo is t...\n\n[2] Norway\nhttps://n.no\nA country."
     )
@@ -164,24 +164,24 @@ async def test_tavily_search(stub, tavily):
     path, fields, headers = stub.requests[0]
     assert (path, headers["Authorization"]) == ("/search", f"Bearer {KEY}")
     assert fields == {"query": "capital of Norway", "max_results": 5, "search_depth": "basic"}
-    assert (await tavily.search({"query": "nothing"})).text == NO_RESULTS
+    assert (await tavily.search({"query": "nothing"}, budget)).text == NO_RESULTS
 
 
 async def test_tavily_extract_bills_what_it_could_read(stub, tavily):
-    with spending(Budget()) as budget:
-        result = await tavily.extract(PAGE)
-        assert result.text == "All about Oslo. All about Oslo."
-        assert [row.cost_usd for row in result.usage] == [0.002]
-        result = await tavily.extract({"url": "https://missing.org"})
-        assert (result.text, result.is_error) == ("There is no text to be had from https://missing.org.", True)
-        assert [row.cost_usd for row in result.usage] == [0.0]
+    budget = Budget()
+    result = await tavily.extract(PAGE, budget)
+    assert result.text == "All about Oslo. All about Oslo."
+    assert [row.cost_usd for row in result.usage] == [0.002]
+    result = await tavily.extract({"url": "https://missing.org"}, budget)
+    assert (result.text, result.is_error) == ("There is no text to be had from https://missing.org.", True)
+    assert [row.cost_usd for row in result.usage] == [0.0]
     assert budget.spent.usd == stub.billed
 
 
 async def test_tavilys_word_about_the_arguments_is_an_observation(stub, tavily):
     stub.faults.append(failure(400, "Query is too long. Max query length is 400 characters."))
-    with spending(Budget()) as budget:
-        result = await tavily.search(QUERY)
+    budget = Budget()
+    result = await tavily.search(QUERY, budget)
     assert result.is_error
     assert result.text == "Query is too long. Max query length is 400 characters"
     assert budget.spent.usd == 0.0
@@ -201,12 +201,12 @@ async def test_tavilys_word_about_the_arguments_is_an_observation(stub, tavily):
 )
 async def test_failures(stub, tavily, fault, retried, charged):
     stub.faults.append(fault)
-    with spending(Budget()) as budget:
-        if retried:
-            assert (await tavily.search(QUERY)).text.startswith("[1] Oslo")
-        else:
-            with pytest.raises(InfrastructureError, match=r"^tavily answered with status 4\d\d: .*\.$"):
-                await tavily.search(QUERY)
+    budget = Budget()
+    if retried:
+        assert (await tavily.search(QUERY, budget)).text.startswith("[1] Oslo")
+    else:
+        with pytest.raises(InfrastructureError, match=r"^tavily answered with status 4\d\d: .*\.$"):
+            await tavily.search(QUERY, budget)
     assert budget.spent.usd == pytest.approx(charged, rel=1e-15)
     assert budget.spent.usd >= stub.billed
     assert len(stub.requests) == 1 + retried
@@ -216,32 +216,32 @@ async def test_a_wrong_or_missing_key(stub, monkeypatch):
     monkeypatch.setenv("TAVILY_API_KEY", "tvly-other")
     tool = TavilySearch(PRICES, url=stub.url)
     with pytest.raises(InfrastructureError, match=r"status 401: .*invalid API key Bearer \*\*\*; check its key\.$"):
-        await tool.search(QUERY)
+        await tool.search(QUERY, Budget())
     monkeypatch.delenv("TAVILY_API_KEY")
     with pytest.raises(MissingKey, match=r"^Tavily needs a key; set the environment variable TAVILY_API_KEY,"):
-        await tool.search(QUERY)
+        await tool.search(QUERY, Budget())
     await tool.close()
 
 
 async def test_who_gives_up_still_pays(stub, tavily):
     stub.gate.clear()
-    with spending(Budget()) as budget:
-        call = asyncio.create_task(tavily.search(QUERY))
-        while not stub.billed:  # noqa: ASYNC110  the stub has no events
-            await asyncio.sleep(0.001)
-        call.cancel()
-        await asyncio.wait([call])
+    budget = Budget()
+    call = asyncio.create_task(tavily.search(QUERY, budget))
+    while not stub.billed:  # noqa: ASYNC110  the stub has no events
+        await asyncio.sleep(0.001)
+    call.cancel()
+    await asyncio.wait([call])
     stub.gate.set()
     await tavily.close()
     assert budget.spent.usd == stub.billed == 0.01
 
 
 async def test_a_budget_stops_a_search(stub, tavily):
-    with spending(Budget(Limits(usd=0.015))) as budget:
-        await tavily.search(QUERY)
-        with pytest.raises(BudgetExceeded):
-            await tavily.search({"query": "another"})
-        await tavily.extract(PAGE)
+    budget = Budget(Limits(usd=0.015))
+    await tavily.search(QUERY, budget)
+    with pytest.raises(BudgetExceeded):
+        await tavily.search({"query": "another"}, budget)
+    await tavily.extract(PAGE, budget)
     assert budget.spent.usd == pytest.approx(0.012)
     assert len(stub.requests) == 2
 
@@ -253,19 +253,19 @@ async def test_searches_are_cached(stub, tmp_path, monkeypatch):
         WikipediaSearch(PRICES, url=f"{stub.url}/w/api.php", replay=replay),
     ]
     first = [
-        await handle(arguments)
+        await handle(arguments, Budget())
         for tool in tools
         for handle, arguments in ((tool.search, QUERY), (tool.extract, {"url": "New Oslo"}))
     ]
     sent = len(stub.requests)
     assert sent == 4  # the two services do not share records
     monkeypatch.delenv("TAVILY_API_KEY")
-    with spending(Budget(Limits(calls=0))):
-        again = [
-            await handle(arguments)
-            for tool in tools
-            for handle, arguments in ((tool.search, QUERY), (tool.extract, {"url": "New Oslo"}))
-        ]
+    budget = Budget(Limits(calls=0))
+    again = [
+        await handle(arguments, budget)
+        for tool in tools
+        for handle, arguments in ((tool.search, QUERY), (tool.extract, {"url": "New Oslo"}))
+    ]
     assert again == first
     assert len(stub.requests) == sent
     for tool in tools:
@@ -275,7 +275,7 @@ async def test_searches_are_cached(stub, tmp_path, monkeypatch):
 
 
 async def test_wikipedia_search(stub, wikipedia):
-    result = await wikipedia.search(QUERY)
+    result = await wikipedia.search(QUERY, Budget())
     assert result.text == (
         "[1] New Oslo\nhttps://en.wikipedia.org/wiki/New_Oslo\nNew Oslo is a town.\n\n"
         "[2] Norway\nhttps://en.wikipedia.org/wiki/Norway\nNorway is a country."
@@ -286,21 +286,21 @@ async def test_wikipedia_search(stub, wikipedia):
     assert headers["User-Agent"].startswith("orchestra-jax/")
     assert "me@example.org" in headers["User-Agent"]
     assert "Authorization" not in headers
-    assert (await wikipedia.search({"query": "nothing"})).text == NO_RESULTS
+    assert (await wikipedia.search({"query": "nothing"}, Budget())).text == NO_RESULTS
 
 
 @pytest.mark.parametrize(
     "url", ["https://en.wikipedia.org/wiki/New_Oslo", "New Oslo", "https://en.wikipedia.org/wiki/New%20Oslo"]
 )
 async def test_wikipedia_extract(stub, wikipedia, url):
-    assert (await wikipedia.extract({"url": url})).text == "New Oslo is a town."
+    assert (await wikipedia.extract({"url": url}, Budget())).text == "New Oslo is a town."
     assert stub.requests[0][1]["titles"] == "New Oslo"
 
 
 async def test_pages_that_wikipedia_has_not(stub, wikipedia):
-    assert (await wikipedia.extract({"url": "Atlantis"})).is_error
+    assert (await wikipedia.extract({"url": "Atlantis"}, Budget())).is_error
     sent = len(stub.requests)
-    result = await wikipedia.extract({"url": "http://169.254.169.254/wiki/x"})
+    result = await wikipedia.extract({"url": "http://169.254.169.254/wiki/x"}, Budget())
     assert result.is_error
     assert result.text == "Only pages of https://en.wikipedia.org can be read, not http://169.254.169.254/wiki/x."
     assert len(stub.requests) == sent
@@ -310,17 +310,18 @@ async def test_errors_of_mediawiki(stub, wikipedia):
     stub.faults.append(
         web.json_response({"error": {"code": "ratelimited", "info": "Too fast."}}, headers={"Retry-After": "0"})
     )
-    assert (await wikipedia.search(QUERY)).text.startswith("[1] New Oslo")
+    assert (await wikipedia.search(QUERY, Budget())).text.startswith("[1] New Oslo")
     assert len(stub.requests) == 2
     stub.faults.append(web.json_response({"error": {"code": "badquery", "info": "That is no query."}}))
-    result = await wikipedia.search(QUERY)
+    result = await wikipedia.search(QUERY, Budget())
     assert (result.text, result.is_error) == ("That is no query", True)
 
 
 async def test_nobody_there():
     tool = WikipediaSearch(PRICES, url="http://127.0.0.1:9/w/api.php", retries=1, backoff_s=0.001)
-    with spending(Budget()) as budget, pytest.raises(InfrastructureError, match=r"api\.php cannot be reached"):
-        await tool.search(QUERY)
+    budget = Budget()
+    with pytest.raises(InfrastructureError, match=r"api\.php cannot be reached"):
+        await tool.search(QUERY, budget)
     assert json.dumps(budget.get_state()) == "{}"
     await tool.close()
 
