@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.money.replay import Recorded, Replay, key
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.store import Recorded, key
 from orchestra_jax.types import Usage
 
 CALLS = 5_000

@@ -1,14 +1,14 @@
-"""How fast one provider may be called: requests at a time, requests per minute, and its own wishes to wait."""
+"""How fast one provider may be called: requests at a time, requests per minute, and the pauses it asks for."""
 
 import asyncio
 import time
-from collections import deque
 
 
 class Limiter:
-    """Shared by everything that calls one provider.
+    """Shared by everything that calls one provider, in one event loop.
 
-    Requests start at least 60 / requests_per_minute seconds apart, so that no minute ever holds more than allowed.
+    Requests start at least 60 / requests_per_minute seconds apart, so that no minute ever holds more than allowed. (A
+    bucket that fills up, as in aiolimiter, would let nearly twice as many through in its first minute.)
 
     Args:
         concurrency: requests that are under way at once; more wait in the order of arrival.
@@ -26,43 +26,27 @@ class Limiter:
             )
         self.concurrency, self.requests_per_minute = concurrency, requests_per_minute
         self._spacing_s = 60.0 / requests_per_minute if requests_per_minute else 0.0
-        self._free = concurrency
-        # Not asyncio.Semaphore: it is bound to one event loop, and a run may use several after one another.
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._places = asyncio.Semaphore(concurrency)
+        self._start = asyncio.Lock()  # its waiters start in their order
         self._next_start = 0.0  # on the monotonic clock
 
     async def acquire(self) -> None:
         """Returns when the next request may start; `release` must follow once it has ended."""
-        if self._free > 0:
-            self._free -= 1
-        else:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self.release()  # the turn came in the same moment: it goes to the next
-                raise
+        await self._places.acquire()
         try:
-            # Looks again after each sleep: another request may have started meanwhile, or a `pause` come.
-            while (wait := self._next_start - time.monotonic()) > 0:  # noqa: ASYNC110  nobody would set an event
-                await asyncio.sleep(wait)
-        except asyncio.CancelledError:
-            self.release()
+            async with self._start:
+                # Looks again after each sleep: a `pause` may have come meanwhile.
+                while (wait := self._next_start - time.monotonic()) > 0:  # noqa: ASYNC110  no event ends a pause
+                    await asyncio.sleep(wait)
+                self._next_start = time.monotonic() + self._spacing_s
+        except BaseException:
+            self._places.release()
             raise
-        self._next_start = time.monotonic() + self._spacing_s
 
     def release(self) -> None:
         """Ends a request that `acquire` let through."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            # A future of a loop that is closed has nobody who waits for it.
-            if not turn.done() and not turn.get_loop().is_closed():
-                turn.set_result(None)
-                return
-        self._free += 1
+        self._places.release()
 
     def pause(self, seconds: float) -> None:
-        """Lets nothing start for so long: what a provider asks for by Retry-After holds for all who call it."""
+        """Lets no request start for so long: what a provider asks for by Retry-After holds for all its callers."""
         self._next_start = max(self._next_start, time.monotonic() + seconds)

@@ -1,4 +1,4 @@
-"""The limiter of a provider: never more at once, never too fast, nothing lost when somebody gives up."""
+"""The limiter of a provider: never more at once, never too fast, no place lost when a caller gives up."""
 
 import asyncio
 import time
@@ -65,22 +65,6 @@ async def test_a_place_is_not_lost_with_its_caller(paused):
     await asyncio.wait(waiting)
     limiter._next_start = 0.0
     await asyncio.wait_for(limiter.acquire(), 5)
-
-
-def test_one_event_loop_after_another():
-    limiter = Limiter(1)
-
-    async def leave_one_waiting() -> None:
-        await limiter.acquire()
-        asyncio.create_task(limiter.acquire())  # noqa: RUF006  asyncio.run cancels it
-        await asyncio.sleep(0)
-
-    async def use() -> None:
-        limiter.release()
-        await asyncio.wait_for(limiter.acquire(), 5)
-
-    asyncio.run(leave_one_waiting())
-    asyncio.run(use())
 
 
 @pytest.mark.parametrize("limits", [(0, None), (1, 0), (1, -2.0)])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments import describe_tools
-from orchestra_jax.money import replay
+from orchestra_jax.money import records
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.forecast import TOTAL
 from orchestra_jax.money.paid import MissingKey
@@ -347,7 +347,7 @@ async def test_a_killed_run_goes_on(stub, command, tmp_path):
     async with asyncio.timeout(HANGS_S):
         await answered.wait()
         # The third request may be on its way before the second answer is recorded.
-        while sum(calls for calls, _ in replay.stats(tmp_path / "menu.calls.db").values()) < 2:  # noqa: ASYNC110
+        while sum(calls for calls, _ in records.stats(tmp_path / "menu.calls.db").values()) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     await process.wait()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestra_jax.money import replay as replay_module
+from orchestra_jax.money import records
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.experts.client import Expert, ExpertClient
@@ -89,11 +89,10 @@ async def test_the_canary_is_nowhere(monkeypatch, tmp_path, everything_logged):
         await asyncio.wait([left])
         stub.gate.set()
         shown += [expert, client, slow, tavily, roles, budget.get_state(), budget.by_name(), *map(str, errors)]
-        await record.drain()
         for one in (client, slow, gone, tavily):
             await one.close()
     record.close()
-    replay_module.export(tmp_path / "calls.db", tmp_path / "calls.jsonl")
+    records.export(tmp_path / "calls.db", tmp_path / "calls.jsonl")
 
     assert CANARY in stub.keys  # it was used
     assert len(errors) == 9

@@ -1,0 +1,127 @@
+"""Files of recorded calls, together: what they hold, their rows as text, and several made into one.
+
+python -m orchestra_jax.money.records stats CALLS.db
+python -m orchestra_jax.money.records export CALLS.db CALLS.jsonl
+python -m orchestra_jax.money.records merge INTO.db OTHER.db OTHER.jsonl ...
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestra_jax.money.store import CANONICAL, create, decode, key, open_to_read
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What `merge` did: rows added, rows there already, rows with the key of another answer (the first is kept)."""
+
+    added: int = 0
+    same: int = 0
+    conflicts: int = 0
+
+
+def export(path: str | Path, jsonl: str | Path) -> int:
+    """Writes all rows, sorted by key, one JSON object per line; equal sets give equal files. Returns their number."""
+    count = 0
+    with Path(jsonl).open("w", encoding="ascii") as out:
+        for name, kind, request, recorded in _rows(Path(path)):
+            row = {"key": name, "kind": kind, "request": json.loads(request), "recorded": json.loads(recorded)}
+            out.write(CANONICAL.encode(row) + "\n")
+            count += 1
+    return count
+
+
+def merge(into: str | Path, *others: str | Path) -> Merged:
+    """Adds the rows of other files, or of exported `.jsonl` files, to `into`, which is made if it is not there.
+
+    Raises:
+        FileNotFoundError: one of the others is not there.
+        ValueError: one is no file of ours, or a line's key is not that of its request.
+    """
+    database = create(Path(into))
+    added = same = conflicts = 0
+    try:
+        for other in others:
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                for row in _rows(Path(other)):
+                    kept = database.execute("SELECT recorded FROM calls WHERE key = ?", row[:1]).fetchone()
+                    if kept is None:
+                        database.execute("INSERT INTO calls VALUES (?, ?, ?, ?)", row)
+                        added += 1
+                    elif kept[0] == row[3]:
+                        same += 1
+                    else:
+                        conflicts += 1
+            except BaseException:
+                database.execute("ROLLBACK")
+                raise
+            database.execute("COMMIT")
+    finally:
+        database.close()
+    return Merged(added, same, conflicts)
+
+
+def stats(path: str | Path) -> dict[str, tuple[int, float]]:
+    """Number of calls and recorded dollars by kind."""
+    table: dict[str, tuple[int, float]] = {}
+    for _, kind, _, recorded in _rows(Path(path)):
+        calls, dollars = table.get(kind, (0, 0.0))
+        table[kind] = (calls + 1, dollars + sum(row.cost_usd for row in decode(recorded).usage))
+    return table
+
+
+def _rows(file: Path) -> Iterator[tuple[str, str, str, str]]:
+    """(key, kind, request, recorded) of a database, sorted by key, or of an exported file."""
+    if file.suffix != ".jsonl":
+        database = open_to_read(file)
+        try:
+            yield from database.execute("SELECT key, kind, request, recorded FROM calls ORDER BY key")
+        finally:
+            database.close()
+        return
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                name, kind, request, recorded = (row[part] for part in ("key", "kind", "request", "recorded"))
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"Line {number} of {file.name!r} is no exported call.") from None
+            if name != key(kind, request):
+                raise ValueError(f"Line {number} of {file.name!r} has another key than its request; export it anew.")
+            yield name, kind, CANONICAL.encode(request), CANONICAL.encode(recorded)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line of the module's first lines."""
+    parser = argparse.ArgumentParser(prog="python -m orchestra_jax.money.records", description="Recorded calls.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for command, operands, text in (
+        ("stats", ["path"], "calls and dollars by kind"),
+        ("export", ["path", "jsonl"], "all rows as JSON lines"),
+        ("merge", ["path", "others"], "add the rows of other files"),
+    ):
+        part = commands.add_parser(command, help=text)
+        for operand in operands:
+            part.add_argument(operand, nargs="+" if operand == "others" else None)
+    chosen = parser.parse_args(arguments)
+    try:
+        if chosen.command == "stats":
+            for kind, (calls, dollars) in sorted(stats(chosen.path).items()):
+                print(f"{kind:24} {calls:8} calls  ${dollars:.6f}")
+        elif chosen.command == "export":
+            print(f"{export(chosen.path, chosen.jsonl)} calls written to {chosen.jsonl}")
+        else:
+            merged = merge(chosen.path, *chosen.others)
+            print(
+                f"{merged.added} added, {merged.same} there already, {merged.conflicts} conflicts (the first is kept)"
+            )
+    except (OSError, ValueError) as error:
+        parser.exit(1, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()

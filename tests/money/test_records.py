@@ -1,0 +1,70 @@
+"""Files of recorded calls: export, merge, statistics, the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.money.records import Merged, export, main, merge, stats
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.store import Recorded
+from tests.money.test_replay import ANSWER, REQUEST, keys_in, recorded, refuse
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "calls.db"
+
+
+async def test_export_and_merge(tmp_path: Path):
+    a, b, c = tmp_path / "a.db", tmp_path / "b.db", tmp_path / "c.db"
+    one, two, three = ({"q": i} for i in range(3))
+    await recorded(a, (one, ANSWER), (two, Recorded("two")))
+    await recorded(b, (two, Recorded("another two")), (three, Recorded("three")), (one, ANSWER))
+    assert export(b, tmp_path / "b.jsonl") == 3
+    assert merge(c, a, tmp_path / "b.jsonl") == Merged(added=3, same=1, conflicts=1)
+    assert merge(c, a, b) == Merged(added=0, same=4, conflicts=1)
+    replay = Replay(c, "replay")
+    values = [(await replay.call("chat", request, refuse)).value for request in (one, two, three)]
+    assert values == [ANSWER.value, "two", "three"]
+    replay.close()
+
+    # Equal sets give equal files, in whatever order they were recorded.
+    await recorded(tmp_path / "d.db", (three, Recorded("three")), (two, Recorded("two")), (one, ANSWER))
+    for name in ("c", "d"):
+        export(tmp_path / f"{name}.db", tmp_path / f"{name}.jsonl")
+    assert (tmp_path / "c.jsonl").read_bytes() == (tmp_path / "d.jsonl").read_bytes()
+
+
+async def test_merge_refuses_what_is_no_export_and_then_adds_nothing(tmp_path: Path):
+    a, lines = tmp_path / "a.db", tmp_path / "a.jsonl"
+    await recorded(a, ({"q": 1}, ANSWER), ({"q": 2}, ANSWER))
+    export(a, lines)
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    rows[1]["request"] = {"q": 3}
+    lines.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match=r"Line 2 of 'a.jsonl' has another key"):
+        merge(tmp_path / "b.db", lines)
+    assert keys_in(tmp_path / "b.db") == set()
+    lines.write_text("[]")
+    with pytest.raises(ValueError, match=r"Line 1 of 'a.jsonl' is no exported call"):
+        merge(tmp_path / "b.db", lines)
+    with pytest.raises(FileNotFoundError):
+        merge(tmp_path / "b.db", tmp_path / "none.db")
+
+
+async def test_the_command_line(tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]):
+    await recorded(file, (REQUEST, ANSWER), ({"q": 2}, ANSWER))
+    assert stats(file) == {"chat": (2, pytest.approx(2 * 0.3))}
+    main(["stats", str(file)])
+    main(["export", str(file), str(tmp_path / "out.jsonl")])
+    main(["merge", str(tmp_path / "into.db"), str(tmp_path / "out.jsonl"), str(file)])
+    assert capsys.readouterr().out.splitlines() == [
+        "chat                            2 calls  $0.600000",
+        f"2 calls written to {tmp_path / 'out.jsonl'}",
+        "2 added, 2 there already, 0 conflicts (the first is kept)",
+    ]
+    with pytest.raises(SystemExit) as caught:
+        main(["stats", str(tmp_path / "none.db")])
+    assert caught.value.code == 1
+    assert capsys.readouterr().err.startswith("No replay file at")
