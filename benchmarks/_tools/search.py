@@ -1,11 +1,12 @@
-"""Local search: recall@10 against exact search and queries/s, and how often BM25 and the local embedder find a passage.
+"""Local search: recall@10 against exact search and queries/s, and how often a question's passage is found.
 
     ORCHESTRA_DATA=... .venv/bin/python benchmarks/_tools/search.py
+    ORCHESTRA_DATA=... .venv/bin/python benchmarks/_tools/search.py --url http://127.0.0.1:30000/v1
     .venv/bin/python benchmarks/_tools/search.py --vectors 20000 --rounds 1    # a smoke run
 
-Vectors: the 6,119 passages of ORCHESTRA_DATA, embedded by LsaEmbedder, with 500 of their own sentences as queries; and
-a million synthetic ones of 128 numbers (512 MB): wide Gaussians around 1,000 centres, queries from the same. They are
-indexed and tuned as `dense_build` and `DenseIndex` do, and memory-mapped. Queries come 100 at a time, as
+Vectors: with --url, the 6,119 passages of ORCHESTRA_DATA, embedded by that server, with 500 of their own sentences as
+queries; and a million synthetic ones of 128 numbers (512 MB): wide Gaussians around 1,000 centres, queries from the
+same. They are indexed and tuned as `dense_build` and `DenseIndex` do, and memory-mapped. Queries come 100 at a time, as
 they do from a retrieval server under load, and one by one; FAISS may use all cores.
 
 Finding: a question's gold passage is among the first 1, 3 or 10. The corpus has no questions of its own, so there are
@@ -14,6 +15,7 @@ passage. "cloze": a sentence that was taken out of a passage, without the words 
 """
 
 import argparse
+import asyncio
 import json
 import os
 import random
@@ -31,7 +33,7 @@ import numpy as np
 
 from orchestra_jax.tools.search import dense as dense_search
 from orchestra_jax.tools.search import dense_build
-from orchestra_jax.tools.search.embeddings import LsaEmbedder
+from orchestra_jax.tools.search.embeddings import EndpointEmbedder, Kind
 from orchestra_jax.tools.search.local import LocalIndex, Passage, read_passages
 
 K = 10
@@ -40,33 +42,46 @@ Row = dict[str, Any]
 Cases = list[tuple[str, set[int]]]
 
 
-def measure(rounds: int, vectors: int = 1_000_000) -> list[Row]:
+def measure(rounds: int, vectors: int = 1_000_000, url: str = "", model: str = "Qwen/Qwen3-Embedding-8B") -> list[Row]:
     """One row per thing measured: {what, median, best, unit, note}.
 
     Args:
         rounds: times that the queries are searched; the median counts.
         vectors: synthetic ones.
+        url, model: an embedding server for the passages; without one they are searched by words alone.
     """
     rows: list[Row] = []
     data = os.environ.get("ORCHESTRA_DATA")
     if data:
         passages = list(read_passages(Path(data) / "wiki_corpus" / "2wikimultihopqa_corpus.json"))
-        texts = [f"{passage.title}\n{passage.text}" for passage in passages]
-        embedder = LsaEmbedder()
-        start = time.perf_counter()
-        embedder.fit(texts)
-        fitted = time.perf_counter() - start
-        embedded = embedder.embed_now(texts)
-        name = f"{len(texts):,} passages"
-        rows.append(row(f"{name}: fitting LSA", [len(texts) / fitted], "passages/s"))
-        queries = embedder.embed_now([query for query, _ in cloze(passages, 500)[1]])
-        rows += indices(name, embedded, queries, rounds)
+        if url:
+            embedded = embed(url, model, texts_of(passages), "passage")
+            queries = embed(url, model, [query for query, _ in cloze(passages, 500)[1]], "query")
+            rows += indices(f"{len(passages):,} passages", embedded, queries, rounds)
     rows += indices(f"{vectors:,} synthetic", *synthetic(vectors, 128), rounds)
     if data:
         questions = json.loads((Path(data) / "qa_sets" / "hotpot_dev_v1_simplified.json").read_text())
-        rows += finding("named", passages, named(passages, [row["question"] for row in questions]))
-        rows += finding("cloze", *cloze(passages, 1000))
+        rows += finding("named", passages, named(passages, [row["question"] for row in questions]), url, model)
+        rows += finding("cloze", *cloze(passages, 1000), url, model)
     return rows
+
+
+def texts_of(passages: Sequence[Passage]) -> list[str]:
+    """What is embedded of each passage."""
+    return [f"{passage.title}\n{passage.text}" for passage in passages]
+
+
+def embed(url: str, model: str, texts: Sequence[str], kind: Kind) -> np.ndarray:
+    """The vectors of texts, [N, D], from a server."""
+
+    async def run() -> np.ndarray:
+        embedder = EndpointEmbedder(url, model)
+        try:
+            return await embedder.embed(texts, kind)
+        finally:
+            await embedder.close()
+
+    return asyncio.run(run())
 
 
 def synthetic(count: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
@@ -156,17 +171,14 @@ def cloze(passages: Sequence[Passage], count: int) -> tuple[list[Passage], Cases
     return left, cases
 
 
-def finding(questions: str, passages: Sequence[Passage], cases: Cases) -> list[Row]:
-    """How often a gold passage is among the first 1, 3 and 10, for BM25 and for exact search with LsaEmbedder."""
+def finding(questions: str, passages: Sequence[Passage], cases: Cases, url: str, model: str) -> list[Row]:
+    """How often a gold passage is among the first 1, 3 and 10: BM25, and exact search of a server's vectors."""
     keyword, numbers = LocalIndex.build(passages), {id(passage): n for n, passage in enumerate(passages)}
-    embedder = LsaEmbedder()
-    texts = [f"{passage.title}\n{passage.text}" for passage in passages]
-    embedder.fit(texts)
-    scores = embedder.embed_now([query for query, _ in cases]) @ embedder.embed_now(texts).T
-    tops = {
-        "bm25": [[numbers[id(hit.passage)] for hit in keyword.search(query, K)] for query, _ in cases],
-        "lsa": np.argsort(-scores, axis=1, kind="stable")[:, :K].tolist(),
-    }
+    queries = [query for query, _ in cases]
+    tops = {"bm25": [[numbers[id(hit.passage)] for hit in keyword.search(query, K)] for query in queries]}
+    if url:
+        scores = embed(url, model, queries, "query") @ embed(url, model, texts_of(passages), "passage").T
+        tops[model] = np.argsort(-scores, axis=1, kind="stable")[:, :K].tolist()
     return [
         row(
             f"{method}, {len(cases)} {questions} questions: hit@{k}",
@@ -181,9 +193,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vectors", type=int, default=1_000_000)
+    parser.add_argument("--url", default="", help="base of an embedding server for the passages")
+    parser.add_argument("--model", default="Qwen/Qwen3-Embedding-8B", help="name at the embedding server")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rows = measure(options.rounds, options.vectors)
+    rows = measure(options.rounds, options.vectors, options.url, options.model)
     print(f"FAISS {faiss.__version__}, {faiss.omp_get_max_threads()} threads")
     for each in rows:
         value = f"{each['median']:,.0f}" if each["unit"] else f"{each['median']:.3f}"

@@ -1,7 +1,9 @@
-"""A real HTTP server on 127.0.0.1 for tests: posts go to a handler, in the test's own event loop."""
+"""A real HTTP server on 127.0.0.1 for tests: requests go to a handler, in the test's own event loop."""
 
+import functools
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,13 +32,42 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+@functools.cache
+def _one_word(word: str, dim: int) -> np.ndarray:
+    seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "big")
+    rare = any(character.isdigit() for character in word)  # as names are in a real collection
+    return np.random.default_rng(seed).standard_normal(dim) * (4 if rare else 1)
+
+
 def word_vector(text: str, dim: int = 16) -> list[float]:
     """A vector that depends on the words of a text only: texts that share words are near."""
-    total = np.zeros(dim)
-    for word in text.lower().split() or [""]:
-        seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "big")
-        total += np.random.default_rng(seed).standard_normal(dim)
-    return [float(value) for value in total * 3]  # not normalised: the client has to
+    words = re.findall(r"\w+", text.lower())
+    total = sum((_one_word(word, dim) for word in words), np.zeros(dim)) if words else np.ones(dim)
+    return (total * 3).tolist()  # not normalised: the client has to
+
+
+class WordEmbedder:
+    """An `Embedder` in this process, by `word_vector`. Another `seed` is another embedder."""
+
+    def __init__(self, dim: int = 128, seed: int = 0) -> None:
+        self.dim, self.seed = dim, seed
+
+    @property
+    def identity(self) -> str:
+        return f"words ({self.dim}, {self.seed})"
+
+    def settings(self) -> dict[str, Any]:
+        return {"type": "words", "dim": self.dim, "seed": self.seed}
+
+    async def embed(self, texts: Sequence[str], kind: str = "passage") -> np.ndarray:
+        return self.embed_now(texts)
+
+    def embed_now(self, texts: Sequence[str]) -> np.ndarray:
+        vectors = np.asarray([word_vector(text, self.dim) for text in texts], np.float32)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    async def close(self) -> None:
+        pass
 
 
 class EmbeddingStub:

@@ -1,7 +1,7 @@
 """Dense search: passages as vectors in a FAISS index on disk, memory-mapped, for collections beyond memory.
 
-A folder holds everything: `manifest.json`, `index.faiss`, `passages.jsonl` with `offsets.npy`, and what the embedder
-keeps. `dense_build` writes it.
+A folder holds everything: `manifest.json`, `index.faiss`, and `passages.jsonl` with `offsets.npy`. `dense_build` writes
+it.
 """
 
 import asyncio
@@ -149,7 +149,7 @@ class DenseIndex:
             )
         if embedder is None:
             moved = {"url": embedder_url} if embedder_url else {}
-            embedder = load_embedder({**manifest["settings"], **moved}, path)
+            embedder = load_embedder({**manifest["settings"], **moved})
         if embedder.identity != manifest["embedder"]:
             raise ValueError(
                 f"The index in {str(path)!r} was built with {manifest['embedder']}, not with {embedder.identity}; use "

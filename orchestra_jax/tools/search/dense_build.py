@@ -67,11 +67,10 @@ async def build(
     if shard < 1:
         raise ValueError(f"shard must be at least 1, not {shard}.")
     _factory(kind, _DIVISIBLE, 1)  # a mistyped kind is found before hours of embedding
-    wanted = {"format": FORMAT, "kind": kind, "recipe": embedder.recipe, "source": _digest(source)}
+    wanted = {"format": FORMAT, "kind": kind, "embedder": embedder.identity, "source": _digest(source)}
     if (directory / MANIFEST).is_file():
         _agree(json.loads((directory / MANIFEST).read_text()), wanted, directory)
         _clean(directory)
-        embedder.prepare(directory, _Texts(PassageFile(directory)))
         return DenseIndex.load(directory, embedder)
     if directory.exists():
         raise ValueError(f"{str(directory)!r} exists and holds no dense index; choose another folder.")
@@ -86,12 +85,9 @@ async def build(
             _write(partial / _PLAN, json.dumps(plan).encode())
         passages = PassageFile(partial)
         texts = _Texts(passages)
-        progress("fit", 0, len(texts))
-        embedder.prepare(partial, texts)
-        progress("fit", len(texts), len(texts))
         shards = await _embed(partial / _SHARDS, texts, embedder, shard, progress)
         dim = write_faiss(partial / "index.faiss", shards, len(texts), kind, progress)
-        own = {"embedder": embedder.identity, "settings": embedder.settings(), "dim": dim, "passages": len(passages)}
+        own = {"settings": embedder.settings(), "dim": dim, "passages": len(passages)}
         _write(partial / MANIFEST, json.dumps({**wanted, **own}, indent=1).encode())
         partial.rename(directory)
         _clean(directory)
@@ -116,7 +112,13 @@ class _Texts(Sequence[str]):
 
 def _agree(begun: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
     """Raises ValueError where a folder was begun with something else."""
-    names = {"format": "format", "source": "passages", "recipe": "embedder", "kind": "kind of index", "shard": "shard"}
+    names = {
+        "format": "format",
+        "source": "passages",
+        "embedder": "embedder",
+        "kind": "kind of index",
+        "shard": "shard",
+    }
     for key in wanted:
         if begun.get(key) != wanted[key]:
             raise ValueError(

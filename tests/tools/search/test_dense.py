@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -17,16 +18,17 @@ pytest.importorskip("faiss")
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.search import dense_build
 from orchestra_jax.tools.search.dense import MANIFEST, DenseIndex, PassageFile, tune
-from orchestra_jax.tools.search.embeddings import EndpointEmbedder, LsaEmbedder
+from orchestra_jax.tools.search.embeddings import EndpointEmbedder
 from orchestra_jax.tools.search.local import NO_RESULTS, Passage, search_handler
 from orchestra_jax.types import InfrastructureError
-from tests.tools.http_stub import EmbeddingStub, serving
+from tests.tools.http_stub import EmbeddingStub, WordEmbedder, serving
 
 TOPICS = "river mountain opera engine violin harvest comet glacier senate bakery".split()
 RNG = np.random.default_rng(0)
 PAIRS = [(TOPICS[i % 10], TOPICS[int(other)]) for i, other in enumerate(RNG.integers(0, 10, 2000))]
 PASSAGES = [Passage(f"Place {i}", f"{one} {two} town{i} é, {i % 7} miles") for i, (one, two) in enumerate(PAIRS)]
 WAIT_S = 300.0
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +38,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def local(**options) -> LsaEmbedder:
-    return LsaEmbedder(16, 112, **options)
-
-
 def texts_of(passages) -> list[str]:
     return [f"{p.title}\n{p.text}" if p.title else p.text for p in passages]
 
 
 @pytest.mark.parametrize(("kind", "recall"), [("flat", 1.0), ("ivf", 0.99), ("hnsw", 0.95), ("IVF16,SQ8", 0.8)])
 async def test_recall_against_brute_force(source: Path, tmp_path: Path, kind: str, recall: float):
-    embedder = local()
+    embedder = WordEmbedder(48)  # vectors as near to each other as those of a language model
     index = await dense_build.build(source, tmp_path / "index", embedder, kind=kind, shard=300)
     assert sorted(os.listdir(tmp_path)) == ["index"]
     assert sorted(os.listdir(tmp_path / "index")) == [
-        "index.faiss", "lsa.npz", MANIFEST, "offsets.npy", "passages.jsonl"
+        "index.faiss", MANIFEST, "offsets.npy", "passages.jsonl"
     ]  # fmt: skip
     queries = [f"{TOPICS[i % 10]} town{i * 7}" for i in range(100)]
     exact = embedder.embed_now(queries) @ embedder.embed_now(texts_of(PASSAGES)).T
@@ -69,7 +67,7 @@ async def test_recall_against_brute_force(source: Path, tmp_path: Path, kind: st
 
 
 async def test_searches_and_answers(source: Path, tmp_path: Path):
-    index = await dense_build.build(source, tmp_path / "index", local())
+    index = await dense_build.build(source, tmp_path / "index", WordEmbedder())
     assert await index.search("  ") == []
     assert await index.answer("") == NO_RESULTS
     assert len(await index.search("river", 5000)) == 2000
@@ -89,10 +87,10 @@ async def test_searches_and_answers(source: Path, tmp_path: Path):
 
 async def test_an_index_is_opened_from_disk_memory_mapped_or_not(source: Path, tmp_path: Path):
     for kind in dense_build.KINDS:
-        built = await dense_build.build(source, tmp_path / kind, local(), kind=kind)
+        built = await dense_build.build(source, tmp_path / kind, WordEmbedder(), kind=kind)
         expected = await built.search_batch(["opera town12", "comet"], 5)
         for memory_map in (True, False):
-            loaded = DenseIndex.load(tmp_path / kind, memory_map=memory_map)
+            loaded = DenseIndex.load(tmp_path / kind, WordEmbedder(), memory_map=memory_map)
             assert await loaded.search_batch(["opera town12", "comet"], 5) == expected
             assert loaded.kind == kind
             assert list(loaded.passages) == PASSAGES
@@ -129,17 +127,17 @@ else:
 BUILD = """
 import asyncio, os, sys
 from orchestra_jax.tools.search import dense_build
-from orchestra_jax.tools.search.embeddings import LsaEmbedder
+from tests.tools.http_stub import WordEmbedder
 source, target, kind, shards, go = sys.argv[1:]
 calls = 0
-class Held(LsaEmbedder):
+class Held(WordEmbedder):
     async def embed(self, texts, kind="passage"):
         global calls
         calls += 1
         while calls > int(shards) and not os.path.exists(go):
             await asyncio.sleep(0.02)
         return await super().embed(texts, kind)
-asyncio.run(dense_build.build(source, target, Held(16, 112), kind=kind, shard=100))
+asyncio.run(dense_build.build(source, target, Held(), kind=kind, shard=100))
 """
 
 
@@ -158,7 +156,7 @@ def begin(source: Path, target: Path, kind: str, shards: int, go: Path) -> "subp
 
 @pytest.mark.parametrize("kind", dense_build.KINDS)
 def test_a_killed_build_goes_on_and_gives_the_same_index(source: Path, tmp_path: Path, kind: str):
-    asyncio.run(dense_build.build(source, tmp_path / "whole", local(), kind=kind, shard=100))
+    asyncio.run(dense_build.build(source, tmp_path / "whole", WordEmbedder(), kind=kind, shard=100))
     target, partial = tmp_path / "killed", tmp_path / "killed.partial"
 
     def shards() -> dict[str, int]:
@@ -175,14 +173,14 @@ def test_a_killed_build_goes_on_and_gives_the_same_index(source: Path, tmp_path:
     (partial / "vectors" / "000019.npy.partial").write_bytes(b"half a file")
     kept, seen = shards(), []
     again = dense_build.build(
-        source, target, local(), kind=kind, shard=100,
+        source, target, WordEmbedder(), kind=kind, shard=100,
         progress=lambda stage, done, total: seen.append((stage, done, total, shards())),
     )  # fmt: skip
     asyncio.run(again)
     stage, done, total, final = seen[-1]
     assert (stage, done, total, len(final)) == ("index", 2000, 2000, 20)
     assert kept.items() <= final.items()  # nothing was embedded twice
-    for name in ("index.faiss", "passages.jsonl", "lsa.npz", MANIFEST):
+    for name in ("index.faiss", "passages.jsonl", MANIFEST):
         assert (target / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert sorted(os.listdir(tmp_path)) == ["killed", "whole"]
 
@@ -216,93 +214,103 @@ async def test_a_failed_embedding_server_leaves_nothing_half_and_can_go_on(sourc
 
 
 async def test_a_finished_index_is_opened_as_it_is(source: Path, tmp_path: Path):
-    await dense_build.build(source, tmp_path / "index", local())
+    await dense_build.build(source, tmp_path / "index", WordEmbedder())
     before = (tmp_path / "index" / "index.faiss").stat().st_mtime_ns
     (tmp_path / "index" / "vectors").mkdir()  # killed before the last clean-up
-    index = await dense_build.build(source, tmp_path / "index", local())
+    index = await dense_build.build(source, tmp_path / "index", WordEmbedder())
     assert (await index.search("town5", 1))[0].passage == PASSAGES[5]
     assert (tmp_path / "index" / "index.faiss").stat().st_mtime_ns == before
     assert not (tmp_path / "index" / "vectors").exists()
 
 
 async def test_mismatches_are_one_sentence(source: Path, tmp_path: Path):
-    await dense_build.build(source, tmp_path / "index", local())
+    await dense_build.build(source, tmp_path / "index", WordEmbedder())
     other = tmp_path / "other.jsonl"
     other.write_text('{"title": "a", "text": "something else"}\n')
     for path, embedder, kind, problem in [
-        (other, local(), "flat", "another passages"),
-        (source, local(seed=1), "flat", "another embedder"),
-        (source, local(), "hnsw", r"another kind of index \(flat, not hnsw\)"),
+        (other, WordEmbedder(), "flat", "another passages"),
+        (source, WordEmbedder(seed=1), "flat", "another embedder"),
+        (source, WordEmbedder(), "hnsw", r"another kind of index \(flat, not hnsw\)"),
     ]:
         with pytest.raises(ValueError, match=problem):
             await dense_build.build(path, tmp_path / "index", embedder, kind=kind)
-    fitted = local()
-    fitted.fit(["other words"])
     with pytest.raises(ValueError, match="use the same embedder, or build it again"):
-        DenseIndex.load(tmp_path / "index", fitted)
-    index = DenseIndex.load(tmp_path / "index")
-    index.embedder = LsaEmbedder(4, 4)
-    index.embedder.fit(["other words"])
+        DenseIndex.load(tmp_path / "index", WordEmbedder(seed=1))
+    with pytest.raises(ValueError, match="embedded by 'words'; pass that embedder"):
+        DenseIndex.load(tmp_path / "index")
+    index = DenseIndex.load(tmp_path / "index", WordEmbedder())
+    index.embedder = WordEmbedder(8)
     with pytest.raises(ValueError, match="vectors of 8 numbers and the index holds 128"):
         await index.search("words")
     with pytest.raises(ValueError, match="'flta' is no kind of index; choose one of flat, ivf, hnsw"):
-        await dense_build.build(source, tmp_path / "new", local(), kind="flta")
+        await dense_build.build(source, tmp_path / "new", WordEmbedder(), kind="flta")
     with pytest.raises(FileNotFoundError, match=r"No dense index in .*; build one with experiments/index.py"):
         DenseIndex.load(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="No passages at"):
-        await dense_build.build(tmp_path / "none.jsonl", tmp_path / "new", local())
+        await dense_build.build(tmp_path / "none.jsonl", tmp_path / "new", WordEmbedder())
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ValueError, match="holds no passages"):
-        await dense_build.build(tmp_path / "empty.jsonl", tmp_path / "new", local())
+        await dense_build.build(tmp_path / "empty.jsonl", tmp_path / "new", WordEmbedder())
     (tmp_path / "mine").mkdir()
     with pytest.raises(ValueError, match="holds no dense index; choose another folder"):
-        await dense_build.build(source, tmp_path / "mine", local())
+        await dense_build.build(source, tmp_path / "mine", WordEmbedder())
 
 
 async def test_damage_is_seen(source: Path, tmp_path: Path):
-    await dense_build.build(source, tmp_path / "index", local())
+    await dense_build.build(source, tmp_path / "index", WordEmbedder())
     with (tmp_path / "index" / "passages.jsonl").open("a") as file:
         file.write('{"title": "", "text": ""}\n')
     with pytest.raises(ValueError, match="was changed after the build"):
-        DenseIndex.load(tmp_path / "index")
-    await dense_build.build(source, tmp_path / "short", local())
+        DenseIndex.load(tmp_path / "index", WordEmbedder())
+    await dense_build.build(source, tmp_path / "short", WordEmbedder())
     offsets = np.load(tmp_path / "short" / "offsets.npy")
     np.save(tmp_path / "short" / "offsets.npy", np.delete(offsets, 5))
     with pytest.raises(ValueError, match="2000 vectors for 1999 passages"):
-        DenseIndex.load(tmp_path / "short")
+        DenseIndex.load(tmp_path / "short", WordEmbedder())
     assert len(PassageFile(tmp_path / "short")) == 1999
 
 
 def test_two_builds_of_one_folder_at_once(source: Path, tmp_path: Path):
     process = begin(source, tmp_path / "index", "flat", 0, tmp_path / "go")
     with pytest.raises(ValueError, match="Another process is building"):
-        asyncio.run(dense_build.build(source, tmp_path / "index", local(), shard=100))
+        asyncio.run(dense_build.build(source, tmp_path / "index", WordEmbedder(), shard=100))
     (tmp_path / "go").touch()
     assert process.wait(WAIT_S) == 0
-    assert len(DenseIndex.load(tmp_path / "index").passages) == 2000
+    assert len(DenseIndex.load(tmp_path / "index", WordEmbedder()).passages) == 2000
 
 
-def test_the_command_builds_and_says_what_is_wrong(source: Path, tmp_path: Path):
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "experiments/index.py", str(source), *arguments]
-        root = Path(__file__).resolve().parents[3]
-        return subprocess.run(
-            command,
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            env={**os.environ, "PYTHONPATH": str(root)},
-        )
+async def test_the_command_builds_and_says_what_is_wrong(source: Path, tmp_path: Path, monkeypatch, capsys):
+    main = runpy.run_path(str(ROOT / "experiments" / "index.py"))["main"]
 
-    for kind in ("flat", "bm25"):
-        done = run(str(tmp_path / kind), "--kind", kind)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert f"2000 passages in {tmp_path / kind}" in done.stdout.replace("\n", " ")
-    bad = run(str(tmp_path / "flat"), "--kind", "hnsw")
-    assert bad.returncode == 2
-    assert "another kind of index" in bad.stderr
-    assert "Traceback" not in bad.stderr
+    async def run(*arguments: str) -> tuple[int, str]:
+        """(exit status, what was printed) in this process: each new one imports for seconds."""
+        monkeypatch.setattr(sys, "argv", ["index.py", str(source), *arguments])
+        try:
+            await asyncio.to_thread(main)
+        except SystemExit as end:
+            return int(end.code or 0), capsys.readouterr().err
+        return 0, capsys.readouterr().out
+
+    async with serving(EmbeddingStub()) as url:
+        for folder, options in (("flat", ["--url", url]), ("bm25", ["--kind", "bm25"])):
+            status, said = await run(str(tmp_path / folder), *options)
+            assert status == 0
+            assert f"2000 passages in {tmp_path / folder}" in said.replace("\n", " ")
+        status, said = await run(str(tmp_path / "flat"), "--kind", "hnsw", "--url", url)
+        assert status == 2
+        assert "another kind of index" in said
+    status, said = await run(str(tmp_path / "ivf"), "--kind", "ivf")
+    assert status == 2
+    assert "--kind ivf needs --url, an embedding server's base" in said
+
+
+def test_the_command_as_a_program_ends_with_one_sentence(tmp_path: Path):
+    command = [sys.executable, "experiments/index.py", str(tmp_path / "none.jsonl"), str(tmp_path), "--kind", "bm25"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, env=environment)
+    assert done.returncode == 2
+    assert "No passages at" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_approximate_search_is_tuned_and_can_be():

@@ -1,16 +1,14 @@
-"""Embedders: the endpoint against a real HTTP server with faults, and the local model against TF-IDF by hand."""
+"""The embedding endpoint against a real HTTP server with faults."""
 
 import asyncio
 import json
 import logging
-from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from aiohttp import web
 
-from orchestra_jax.tools.search.embeddings import INSTRUCTION, EndpointEmbedder, LsaEmbedder, load_embedder
+from orchestra_jax.tools.search.embeddings import INSTRUCTION, EndpointEmbedder, load_embedder
 from orchestra_jax.types import InfrastructureError
 from tests.tools.http_stub import EmbeddingStub, serving, word_vector
 
@@ -137,90 +135,10 @@ async def test_one_failed_batch_fails_all_as_infrastructure():
         await embedder.close()
 
 
-TEXTS = [
-    "Oslo is the capital of Norway and a port in the south of Norway",
-    "Rome is the capital of Italy and an old city",
-    "A fjord is a long narrow inlet between cliffs; Norway has fjords",
-    "Pasta is a dish of Italy, and pizza is one too",
-    "The port of Bergen in Norway has ships",
-]
-
-
-def tf_idf(texts: list[str]) -> np.ndarray:
-    """Cosine-ready TF-IDF as in the docstring, with a plain dictionary."""
-    import re
-
-    from bm25s.stopwords import STOPWORDS_EN
-
-    counts = [Counter(w for w in re.findall(r"\w+", t.lower()) if w not in STOPWORDS_EN) for t in texts]
-    words = sorted(set().union(*counts))
-    idf = {w: np.log((1 + len(texts)) / (1 + sum(w in c for c in counts))) + 1 for w in words}
-    rows = np.array([[(1 + np.log(c[w])) * idf[w] if c[w] else 0.0 for w in words] for c in counts])
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-def test_local_model_keeps_the_inner_products_of_tf_idf():
-    expected = tf_idf(TEXTS) @ tf_idf(TEXTS).T
-    complete = LsaEmbedder(dim=5, sketch=0)  # five texts span five dimensions: nothing is left out
-    complete.fit(TEXTS)
-    vectors = complete.embed_now(TEXTS)
-    np.testing.assert_allclose(vectors @ vectors.T, expected, atol=1e-4)
-    sketched = LsaEmbedder(dim=1, sketch=20_000)
-    sketched.fit(TEXTS)
-    vectors = sketched.embed_now(TEXTS)
-    np.testing.assert_allclose(vectors @ vectors.T, expected, atol=0.05)
-
-
-def test_sketch_keeps_words_that_the_singular_vectors_drop():
-    texts = [f"river water boat wind {word}" for word in ("alpha", "beta", "gamma", "delta", "omega")] * 4
-    plain, sketched = LsaEmbedder(dim=1, sketch=0), LsaEmbedder(dim=1, sketch=512)
-    plain.fit(texts)
-    sketched.fit(texts)
-    query = ["boat gamma"]
-    assert np.ptp(plain.embed_now(query) @ plain.embed_now(texts[:5]).T) < 1e-3
-    scores = (sketched.embed_now(query) @ sketched.embed_now(texts[:5]).T)[0]
-    assert scores.argmax() == 2
-    assert scores[2] > np.delete(scores, 2).max() + 0.1
-    unseen = sketched.embed_now(["zebra quagga", "zebra okapi"])
-    assert unseen[0] @ unseen[1] > 0.3
-
-
-async def test_local_model_is_deterministic_and_comes_back(tmp_path: Path):
-    first, second, other = LsaEmbedder(dim=3, sketch=32), LsaEmbedder(dim=3, sketch=32), LsaEmbedder(dim=3, sketch=32)
-    first.prepare(tmp_path, TEXTS)
-    second.fit(TEXTS)
-    other.fit(TEXTS[:4])
-    loaded = load_embedder(json.loads(json.dumps(first.settings())), tmp_path)
-    for embedder in (second, loaded):
-        np.testing.assert_array_equal(await embedder.embed(TEXTS), await first.embed(TEXTS))
-        assert embedder.identity == first.identity
-    assert other.identity != first.identity
-    assert other.recipe == first.recipe
-    kept = LsaEmbedder(dim=3, sketch=32)
-    kept.prepare(tmp_path, ["completely different texts"])  # reads what is there
-    assert kept.identity == first.identity
-
-
-async def test_local_model_without_words():
-    embedder = LsaEmbedder(dim=2, sketch=8)
-    with pytest.raises(ValueError, match="has learned nothing"):
-        embedder.embed_now(["a"])
-    with pytest.raises(ValueError, match="at least one passage with a word"):
-        embedder.fit(["", "the of"])
-    embedder.fit(["lonely"])
-    np.testing.assert_array_equal(embedder.embed_now(["", "?!"]), np.zeros((2, 10), np.float32))
-    assert embedder.embed_now([]).shape == (0, 10)
-    assert np.linalg.norm(embedder.embed_now(["lonely"])) == pytest.approx(1, abs=1e-5)
-
-
-def test_settings_errors(tmp_path: Path):
+def test_settings_errors():
     with pytest.raises(ValueError, match="is no URL"):
         EndpointEmbedder("localhost:30000", "m")
     with pytest.raises(ValueError, match="at least 1"):
-        LsaEmbedder(dim=0)
-    with pytest.raises(ValueError, match="at least 1"):
         EndpointEmbedder("http://h", "m", batch=0)
     with pytest.raises(ValueError, match="embedded by 'mine'"):
-        load_embedder({"type": "mine"}, tmp_path)
-    with pytest.raises(FileNotFoundError, match="missing; build the index again"):
-        load_embedder(LsaEmbedder().settings(), tmp_path)
+        load_embedder({"type": "mine"})

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,10 +17,12 @@ from aiohttp import web
 pytest.importorskip("faiss")
 
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.tools.search import dense_build
-from orchestra_jax.tools.search.embeddings import EndpointEmbedder, LsaEmbedder
+from orchestra_jax.tools.search.dense import DenseIndex
+from orchestra_jax.tools.search.embeddings import EndpointEmbedder
 from orchestra_jax.tools.search.local import NO_RESULTS, Hit, LocalIndex, Passage, search_handler
-from orchestra_jax.tools.search.server import MAX_TOPK, RemoteIndex, RetrievalServer, open_index
+from orchestra_jax.tools.search.server import MAX_TOPK, RemoteIndex, RetrievalServer, main, open_index
 from orchestra_jax.types import InfrastructureError
 from tests.tools.http_stub import EmbeddingStub, serving
 
@@ -37,9 +39,26 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def dense(source: Path) -> Path:
-    asyncio.run(dense_build.build(source, source.parent / "dense", LsaEmbedder(8, 120)))
-    return source.parent / "dense"
+def dense(source: Path) -> Iterator[Path]:
+    """A dense index, whose embedding server runs in a thread of its own as long as the tests do."""
+    with LoopThread() as loop:
+        server = serving(EmbeddingStub(128))
+        url = loop.run(server.__aenter__())
+        index = loop.run(dense_build.build(source, source.parent / "dense", EndpointEmbedder(url, "m")))
+        loop.run(index.close())
+        yield source.parent / "dense"
+        loop.run(server.__aexit__(None, None, None))
+
+
+@asynccontextmanager
+async def here(index: Path, port: int = 0) -> AsyncIterator[str]:
+    """The URL of a server in this process."""
+    server = RetrievalServer(open_index(index), port=port)
+    await server.start()
+    try:
+        yield server.url
+    finally:
+        await server.stop()
 
 
 @asynccontextmanager
@@ -82,7 +101,7 @@ async def test_many_clients_get_what_the_index_gives(kind: str, dense: Path, tmp
         found = index.search(query, k)
         return found if isinstance(found, list) else await found
 
-    async with process(folder) as (url, _):
+    async with here(folder) as url:
         clients = [RemoteIndex(url), RemoteIndex(url)]
         for k in (1, 4):
             wanted = [await expected(query, k) for query in queries]
@@ -106,6 +125,8 @@ async def test_many_clients_get_what_the_index_gives(kind: str, dense: Path, tmp
             }
         for client in clients:
             await client.close()
+    if isinstance(index, DenseIndex):
+        await index.close()
 
 
 async def test_two_client_processes(dense: Path):
@@ -122,7 +143,8 @@ async def test_two_client_processes(dense: Path):
     index = open_index(dense)
     right = [(await index.search(f"street{i}", 1))[0].passage.title == f"City {i}" for i in range(100)]
     assert sum(right) > 90
-    async with process(dense) as (url, _):
+    await index.close()
+    async with here(dense) as url:
         jobs = [
             await asyncio.create_subprocess_exec(sys.executable, "-c", script, url, stdout=subprocess.PIPE)
             for _ in range(2)
@@ -133,7 +155,7 @@ async def test_two_client_processes(dense: Path):
 
 
 async def test_bad_requests_are_refused_with_a_sentence_and_not_repeated(dense: Path):
-    async with process(dense) as (url, _), aiohttp.ClientSession() as session:
+    async with here(dense) as url, aiohttp.ClientSession() as session:
         for body, said in [
             (b"not json", "Bad request"),
             (b"[1]", 'send {"queries"'),
@@ -195,13 +217,13 @@ async def test_sigterm_answers_what_is_under_way(source: Path, tmp_path: Path):
 
 
 async def test_a_server_that_is_started_again_is_found(dense: Path):
-    async with process(dense) as (url, _):
-        client = RemoteIndex(url, retries=8, backoff_s=0.5)
+    async with here(dense) as url:
+        client = RemoteIndex(url, retries=8, backoff_s=0.05)
         expected = await client.search("rome", 2)
     search = asyncio.create_task(client.search("rome", 2))
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.1)
     assert not search.done()
-    async with process(dense, "--port", url.rpartition(":")[2]):
+    async with here(dense, int(url.rpartition(":")[2])):
         assert same([await asyncio.wait_for(search, WAIT_S)], [expected])
         await client.close()
 
@@ -291,13 +313,14 @@ async def test_answers_that_are_no_results(answer):
         await client.close()
 
 
-def test_start_errors_are_one_sentence(tmp_path: Path, dense: Path):
+def test_start_errors_are_one_sentence(tmp_path: Path, dense: Path, monkeypatch, capsys):
     def run(*options: str) -> str:
-        command = [sys.executable, "-m", "orchestra_jax.tools.search.server", *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
-        assert done.returncode == 2
-        assert len(done.stderr.splitlines()) == 1
-        return done.stderr
+        monkeypatch.setattr(sys, "argv", ["server", *options])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        errors = capsys.readouterr().err
+        assert (caught.value.code, len(errors.splitlines())) == (2, 1)
+        return errors
 
     assert "No dense index in" in run("--index", str(tmp_path / "none"))
     assert "No local index in" in run("--index", str(tmp_path))
