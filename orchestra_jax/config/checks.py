@@ -128,11 +128,6 @@ def problems(config: RunConfig) -> list[str]:
     if config.model.lora.rank and config.model.path is None:
         found.append("model.lora.rank needs a base to freeze: set model.path=FOLDER, or model.lora.rank=0.")
     found += _tools(config)
-    if (config.env.name == "quickstart") != (config.data.source == "quickstart"):
-        found.append(
-            f"env.name={config.env.name} and data.source={config.data.source} do not fit: use env=quickstart "
-            "data=quickstart, or env=qa with a data group of real questions."
-        )
     return found
 
 
@@ -186,8 +181,6 @@ def missing_inputs(config: RunConfig) -> list[str]:
             f"The policy {model.preset} has no weights: set model.path=FOLDER (config.json and *.safetensors), "
             "or model.random_init=true."
         )
-    if config.env.name != "quickstart" and not data.training():
-        found.append("There are no training questions: set data.path=FILE.")
     tools, live = config.tools, config.replay.mode is not ReplayMode.replay
     if tools.experts and not tools.experts_url and not tools.experts_file and live:
         found.append(
@@ -206,7 +199,7 @@ def missing_inputs(config: RunConfig) -> list[str]:
         ("replay.path", None if live else config.replay.path),
         ("data.eval_path", data.eval_path),
     ]
-    if model.tokenizer != "quickstart":
+    if model.tokenizer != "environment":
         read.append(("model.tokenizer", model.tokenizer))
     key = "data.path" if data.path is not None else "data.mixture"
     read += [(key, source.path) for source in data.training()]

@@ -54,7 +54,7 @@ class ModelConfig(Settings):
     preset: str = "tiny"  # size: a preset of models.config; ignored where `path` has a config.json
     path: str | None = None  # folder of a Hugging Face checkpoint (config.json, *.safetensors)
     random_init: bool = False  # start from random weights when there is no `path`, after a warm start
-    tokenizer: str | None = None  # "quickstart" or a folder with tokenizer.json
+    tokenizer: str | None = None  # folder with tokenizer.json, or "environment": that of the environment's own words
     dtype: DType = DType.float32  # compute dtype
     param_dtype: DType = DType.float32  # storage dtype of the parameters
     scan_layers: bool = False  # scan over stacked layers: compiles fast on a GPU; unrolled runs faster on a CPU
@@ -91,11 +91,12 @@ class RewardConfig(Settings):
 
 @dataclass(frozen=True)
 class EnvConfig(Settings):
-    """The world that the policy acts in."""
+    """What the policy acts in."""
 
-    name: str = one_of("quickstart", "quickstart", "qa")
+    name: str = "quickstart"  # of envs.registry.ENVIRONMENTS, or module:class of a file of your own
     seed: int = at_least(0, 0)  # seed of a generated world, kept apart from the run's
-    tokenizer: str | None = "quickstart"  # for a policy that starts from random weights
+    tokenizer: str | None = "environment"  # for a policy that starts from random weights: see model.tokenizer
+    options: dict[str, Any] = field(default_factory=dict)  # settings of an environment of your own
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,24 @@
-"""What every world offers the collector: episodes with messages, tools, steps and a final score."""
+"""What an environment offers a run: tasks, episodes with tools and a score, and where it can, demonstrations.
 
+A new environment is a subclass of `Environment`; docs/add_an_environment.md shows one.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec, Usage
 
+if TYPE_CHECKING:  # importing transformers takes two seconds
+    from transformers import PreTrainedTokenizerFast
+
 Message = dict[str, Any]
+# A policy written by hand: from the task and the results so far to the next call, or to the final answer as a string.
+Script = Callable[[Task, Sequence[ToolResult]], ToolCall | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +31,7 @@ class Score:
 
 @runtime_checkable
 class Episode(Protocol):
-    """One rollout of one task; it holds the world's state between calls.
+    """One rollout of one task; it holds the environment's state between calls.
 
     Attributes:
         messages: initial chat messages, an optional system message and the user's with the preference appended.
@@ -41,14 +53,74 @@ class Episode(Protocol):
         ...
 
     async def score(self, answer: str) -> "bool | Score":
-        """r_outcome of Eq. 1: whether the final answer (and the world's state) solves the task."""
+        """r_outcome of Eq. 1: whether the final answer (and the environment's state) solves the task."""
         ...
 
 
-@runtime_checkable
-class Environment(Protocol):
-    """Makes episodes and owns what they share: sandboxes, indices, connections."""
+@dataclass(frozen=True, kw_only=True)
+class Demonstrations:
+    """What a policy with random weights learns the format from, and what copying exactly means here.
 
+    Attributes:
+        tasks: demonstrated by `script`.
+        gate: further training tasks, on which copying is measured.
+        script: right format and arguments; which tools it calls should carry no information.
+        think: what a demonstration thinks aloud before its first action; None: nothing.
+        reference_call: the call of a tool whose arguments are copied from the task as well as they can be.
+        answer_from: the answer that is copied exactly from these results.
+    """
+
+    tasks: Sequence[Task]
+    gate: Sequence[Task]
+    script: Script
+    reference_call: Callable[[Task, str], ToolCall]
+    answer_from: Callable[[Sequence[ToolResult]], str]
+    think: Callable[[Task], str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnChat:
+    """How an environment writes conversations for a policy that starts from random weights.
+
+    Attributes:
+        tokenizer: knows every word of the environment, and has a chat template.
+        compact_menu: the template shows prices and latencies itself; they stay out of the descriptions.
+    """
+
+    tokenizer: "PreTrainedTokenizerFast"
+    compact_menu: bool = False
+
+
+class Environment(ABC):
+    """Tasks and episodes, and what the episodes share: sandboxes, indices, connections.
+
+    It is made with the configuration of the run as its one argument. The class methods are asked before that.
+    """
+
+    @classmethod
+    def problems(cls, cfg: RunConfig) -> list[str]:
+        """One sentence, with the fix, for everything that this environment lacks; starts nothing."""
+        return []
+
+    @classmethod
+    def chat(cls, cfg: RunConfig) -> OwnChat | None:
+        """The chat of `model.tokenizer=environment`; None: there is none, a policy needs a tokenizer's folder."""
+        return None
+
+    @classmethod
+    def forecast(cls, cfg: RunConfig) -> str | None:
+        """One line on what a step will cost outside, told before anything is spent; None: nothing to tell."""
+        return None
+
+    @abstractmethod
+    def train_tasks(self, batch_size: int) -> TaskIterator:
+        """The endless stream of training tasks from its beginning, see `data.pipeline.task_iterator`."""
+
+    @abstractmethod
+    def held_out(self, count: int) -> Sequence[Task]:
+        """The first `count` tasks of evaluation, or all where there are fewer; none of them is trained on."""
+
+    @abstractmethod
     def reset(self, task: Task, budget: Budget) -> Episode:
         """A fresh episode of `task`; cheap, because a step starts hundreds.
 
@@ -56,11 +128,21 @@ class Environment(Protocol):
             task: what is asked.
             budget: of the trajectory: pays for the calls. What is not the policy's to pay is charged to its parent.
         """
-        ...
 
-    async def close(self) -> None:
+    def demonstrations(self) -> Demonstrations | None:
+        """What the warm start learns from; None: there is none, and a policy needs weights to start from."""
+        return None
+
+    def paired_preferences(self, count: int) -> Mapping[str, Sequence[Task]]:
+        """By kind of preference: the same `count` held-out questions posed under it; may be empty."""
+        return {}
+
+    def baselines(self) -> Mapping[str, Script]:
+        """Scripts to compare a policy with, by name; may be empty."""
+        return {}
+
+    async def close(self) -> None:  # noqa: B027  most environments own nothing
         """Releases what the environment owns; afterwards it cannot be used."""
-        ...
 
 
 def initial_messages(task: Task, system: str | None = None) -> list[Message]:

@@ -60,7 +60,7 @@ def dry_run(cfg: RunConfig, prices: PriceList) -> str | None:
     Made-up trajectories make plan.calls calls of one expert each, and one of the judge.
     """
     models = sorted({model for models in cfg.tools.experts.values() for model in models})
-    if not models or cfg.env.name != "qa":
+    if not models:
         return None
     plan, trajectories = cfg.plan, cfg.algorithm.tasks_per_step * cfg.algorithm.group_size
 

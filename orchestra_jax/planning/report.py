@@ -4,15 +4,14 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.envs.registry import forecast
 from orchestra_jax.models.config import Qwen3Config
 from orchestra_jax.models.qwen3 import num_params
-from orchestra_jax.money.run import dry_run
 from orchestra_jax.planning.gpus import GIB, GPUS, find_gpu
 from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices, smallest_gpu
 from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
 from orchestra_jax.rl.packing import PackShapes
 from orchestra_jax.rl.setup import adapters, policy_learner, policy_shapes
-from orchestra_jax.tools.build import price_book
 
 
 def run(cfg: RunConfig) -> bool:
@@ -38,7 +37,7 @@ def run(cfg: RunConfig) -> bool:
     )
     console = Console(width=118)
     show(plan, console)
-    if sentence := dry_run(cfg, price_book(cfg).base):
+    if sentence := forecast(cfg):
         console.print(sentence, markup=False, highlight=False)
     return plan.fits
 

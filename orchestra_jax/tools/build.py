@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+from orchestra_jax.config.checks import missing_inputs
 from orchestra_jax.config.schema import ConfigError, RunConfig, ToolsConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import MissingKey
@@ -135,8 +136,8 @@ def toolbox_problems(cfg: RunConfig) -> list[str]:
         book = price_book(cfg)
     except ConfigError as error:
         return [str(error)]
-    if cfg.env.name != "qa":
-        return []
+    if any(sentence.startswith("tools.") for sentence in missing_inputs(cfg)):
+        return []  # of what is not there, nothing more can be said
     if unknown := sorted(set(tools.names) - set(PLAIN_TOOLS)):
         return [f"tools.names has {unknown[0]}: choose from {', '.join(PLAIN_TOOLS)}, or take tools=offline."]
     if not tools.names and not tools.experts and not tools.simulated:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.envs.registry import forecast, make_environment
 from orchestra_jax.evaluation.report import print_summary
-from orchestra_jax.money.run import Halted, dry_run
+from orchestra_jax.money.run import Halted
 from orchestra_jax.rollout.event_loop import LoopThread
-from orchestra_jax.training.build import load_prices, make_chat, make_world, preflight
+from orchestra_jax.training.build import make_chat, preflight
 from orchestra_jax.training.loggers import base as loggers
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.trainer import Interrupted, Trainer
@@ -31,18 +32,18 @@ def run(cfg: RunConfig) -> None:
         preflight(cfg)
         loggers.chosen(cfg)
         chat = make_chat(cfg)
-        world = make_world(cfg)
+        environment = make_environment(cfg)
     except ConfigError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
     directory = Path(cfg.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    if sentence := dry_run(cfg, load_prices(cfg).prices):
+    if sentence := forecast(cfg):
         print(sentence, flush=True)
     trainer: Trainer | None = None
     with LoopThread() as runner:
         try:
-            trainer = Trainer(cfg, world, chat, runner)
+            trainer = Trainer(cfg, environment, chat, runner)
             summary = trainer.train()
         except ConfigError as error:
             print(error, file=sys.stderr)
@@ -54,7 +55,7 @@ def run(cfg: RunConfig) -> None:
             print(stop, file=sys.stderr)
             raise SystemExit(3) from None
         finally:
-            runner.run(world.environment.close())
+            runner.run(environment.close())
             if trainer is not None:
                 trainer.money.save()  # requests under way have ended: their bill is known now
     (directory / "summary.json").write_text(json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n")

@@ -15,6 +15,7 @@ from orchestra_jax.config.checks import resume_conflicts
 from orchestra_jax.config.choices import EngineName, Importance
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.start import start_engine
+from orchestra_jax.envs.base import Demonstrations, Environment
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.models.lora import init_adapters
 from orchestra_jax.models.qwen3 import Params
@@ -37,7 +38,7 @@ from orchestra_jax.rl.setup import (
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.source import Rollouts
-from orchestra_jax.training.build import World, config_record, make_collector, make_policy
+from orchestra_jax.training.build import config_record, make_collector, make_policy
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.progress import ProgressBar
@@ -91,7 +92,7 @@ class Trainer:
 
     Args:
         cfg: the run.
-        world: environment and tasks.
+        environment: tasks and episodes.
         chat: tokenizer and chat format.
         runner: the loop that the environment's processes belong to.
 
@@ -99,11 +100,11 @@ class Trainer:
         ConfigError: the folder holds another run.
     """
 
-    def __init__(self, cfg: RunConfig, world: World, chat: ChatFormat, runner: LoopThread) -> None:
-        self.cfg, self.world, self.chat, self._runner = cfg, world, chat, runner
+    def __init__(self, cfg: RunConfig, environment: Environment, chat: ChatFormat, runner: LoopThread) -> None:
+        self.cfg, self.environment, self.chat, self._runner = cfg, environment, chat, runner
         self.directory = Path(cfg.output_dir)
         self.model, params = make_policy(cfg, chat)
-        self.collector = make_collector(cfg, world, chat)
+        self.collector = make_collector(cfg, environment, chat)
         self.money = RunMoney(cfg.budget, self.directory)
         self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg)
         self.warm = warm_learner(cfg, self.model, self.mesh)
@@ -131,15 +132,15 @@ class Trainer:
             )
         )
         self.engine = self.serving.engine
-        tasks = world.train(cfg.algorithm.tasks_per_step)
+        tasks = environment.train_tasks(cfg.algorithm.tasks_per_step)
         self.rollouts = Rollouts(cfg, self.collector, self.engine, tasks, runner)
         if position is not None:
             self.rollouts.set_state(position)
         self.evaluator = Evaluator(
             cfg.evaluation,
-            world.evaluation,
-            world.swap,
-            world.baselines,
+            environment.held_out(cfg.evaluation.questions),
+            environment.paired_preferences(cfg.evaluation.swap_questions),
+            environment.baselines(),
             self.collector,
             self.engine,
             cfg.reward.tool_feature,
@@ -284,21 +285,24 @@ class Trainer:
         """Supervised steps until the policy copies well enough, then the switch to the policy optimizer."""
         cfg = self.cfg.warm_start
         if self._warms:
+            demonstrations = self.environment.demonstrations()
+            if demonstrations is None:
+                raise ConfigError(
+                    f"The environment {self.cfg.env.name} has no demonstrations to learn from: set model.path=FOLDER, "
+                    "or warm_start.steps=0."
+                )
             with ProgressBar(cfg.steps, phase="warm start", start=self.step, every=50) as progress:
-                progress.print(f"Making {cfg.demonstrations} demonstrations with random tools ...")
-                demonstrations = self._runner.run(
+                progress.print(f"Making {len(demonstrations.tasks)} demonstrations ...")
+                played = self._runner.run(
                     self.collector.play(
-                        self.world.demonstrate,
-                        list(self.world.demonstrations),
-                        self.world.think,
-                        budget=self.money.run,
+                        demonstrations.script, demonstrations.tasks, demonstrations.think, budget=self.money.run
                     )
                 )
                 try:
-                    rows = demonstration_rows(demonstrations)
+                    rows = demonstration_rows(played)
                 except ValueError as error:
                     raise ConfigError(str(error)) from error
-                self._warm_steps(rows, progress)
+                self._warm_steps(rows, demonstrations, progress)
         self._sync_engine()
         self.phase, self.step = "policy", 0
         self.state = self.policy.init(self.state.params)  # copies: the engine holds the others
@@ -307,7 +311,7 @@ class Trainer:
         self.notes["before"] = self._evaluate("before")
         self._save()
 
-    def _warm_steps(self, rows: Sequence[Any], progress: ProgressBar) -> None:
+    def _warm_steps(self, rows: Sequence[Any], demonstrations: Demonstrations, progress: ProgressBar) -> None:
         cfg = self.cfg.warm_start
         algorithm, shards = self.cfg.algorithm, self.warm.shards
         fractions = tuple(algorithm.response_fractions)
@@ -320,7 +324,7 @@ class Trainer:
             self.step += 1
             if self.step % cfg.check_every == 0 or self.step == cfg.steps:
                 self._sync_engine()
-                copied = self._measure_copying()
+                copied = self._measure_copying(demonstrations)
                 self.notes["copy_accuracy"] = copied
                 self._save()
             progress.update(self.step, {"loss": metrics["loss"], "copied": copied})
@@ -331,13 +335,14 @@ class Trainer:
                 f"{cfg.min_copy_accuracy}: more warm_start.steps or demonstrations would help."
             )
 
-    def _measure_copying(self) -> float:
+    def _measure_copying(self, demonstrations: Demonstrations) -> float:
         """Copy accuracy of sampled trajectories on tasks that no demonstration was made of."""
-        tasks = list(self.world.gate)
         trajectories = self._runner.run(
-            self.collector.collect(self.engine, tasks, budget=self.money.run, seed=(self.cfg.seed, 1, self.step))
+            self.collector.collect(
+                self.engine, demonstrations.gate, budget=self.money.run, seed=(self.cfg.seed, 1, self.step)
+            )
         )
-        return copy_accuracy(trajectories, self.world.good_call, self.world.answer_from)
+        return copy_accuracy(trajectories, demonstrations.reference_call, demonstrations.answer_from)
 
     # --- policy optimisation ---
 

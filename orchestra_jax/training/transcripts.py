@@ -12,7 +12,7 @@ def transcript(trajectory: Trajectory) -> str:
     lines = [
         f"task {task.id}   family {task.family or '-'}   preference {task.preference.name}",
         f"question   {task.question}",
-        f"wish       {task.preference.instruction}",
+        f"preference {task.preference.instruction}",
         "menu       " + "; ".join(_offer(spec) for spec in task.tools),
         f"reference  {' | '.join(task.answer)}",
     ]

@@ -69,14 +69,14 @@ def supervised_batches(
 
 def copy_accuracy(
     trajectories: Sequence[Trajectory],
-    good_call: Callable[[Task, str], ToolCall],
+    reference_call: Callable[[Task, str], ToolCall],
     answer_from: Callable[[Sequence[ToolResult]], str],
 ) -> float:
-    """Share of calls with arguments, and of final answers, that are copied exactly as a good player would.
+    """Share of calls with arguments, and of final answers, that are copied exactly.
 
     Args:
         trajectories: sampled by the policy.
-        good_call: the call of a tool with well-copied arguments.
+        reference_call: the call of a tool with well-copied arguments.
         answer_from: the well-copied answer after these results.
 
     A malformed trajectory counts as one failed copy, so a policy that breaks the format cannot pass the gate.
@@ -89,7 +89,7 @@ def copy_accuracy(
                 if call.name not in offered:
                     copied.append(False)
                 elif call.arguments:
-                    copied.append(dict(call.arguments) == dict(good_call(trajectory.task, call.name).arguments))
+                    copied.append(dict(call.arguments) == dict(reference_call(trajectory.task, call.name).arguments))
         results = [result for turn in trajectory.turns for result in turn.results]
         copied.append(trajectory.answer == answer_from(results) if trajectory.valid else False)
     return float(np.mean(copied)) if copied else 0.0

@@ -157,7 +157,6 @@ def test_loaded_config_is_frozen_and_typed() -> None:
         ("algorithm.loss.importance_floor=3", ["importance range is [3.0, 2.0]"]),
         ("model.lora.targets=[q,w]", ["model.lora.targets[1]=w is unknown: use one of q, k"]),
         ("mesh.data=0", ["must have sizes >= 1"]),
-        ("data=gsm8k", ["do not fit"]),
     ],
 )
 def test_a_mistake_is_one_sentence_with_the_fix(override: str, parts: list[str]) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from orchestra_jax.config.schema import EvaluationConfig
+from orchestra_jax.config.schema import EvaluationConfig, RunConfig
 from orchestra_jax.engines.base import Generation, SamplingParams
-from orchestra_jax.envs.quickstart.demonstrations import BASELINES
-from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, build_tokenizer
+from orchestra_jax.envs.quickstart.baselines import BASELINES
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
+from orchestra_jax.envs.quickstart.vocabulary import build_tokenizer
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
 from orchestra_jax.evaluation.metrics import summarize, tool_shares
 from orchestra_jax.evaluation.runner import Evaluator
@@ -47,7 +48,7 @@ def world() -> QuickstartWorld:
 
 @pytest.fixture(scope="module")
 def collector(world: QuickstartWorld) -> Iterator[Collector]:
-    environment = QuickstartEnvironment(world)
+    environment = QuickstartEnvironment(RunConfig())
     yield Collector(environment, ChatFormat(build_tokenizer(world), compact_menu=True), LIMITS, PRICE)
     asyncio.run(environment.close())
 

@@ -289,7 +289,7 @@ def test_job_of_a_run() -> None:
 
 
 def test_a_size_without_vocabulary_takes_the_tokenizers() -> None:
-    tiny = model_config(RunConfig(model=ModelConfig(tokenizer="quickstart")))
+    tiny = model_config(RunConfig(model=ModelConfig(tokenizer="environment")))
 
     assert 50 < tiny.vocab_size < 5000
     with pytest.raises(ConfigError, match="no vocabulary"):

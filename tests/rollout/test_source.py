@@ -9,10 +9,11 @@ import pytest
 
 from orchestra_jax.config.checks import problems
 from orchestra_jax.engines.start import start_engine
+from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.source import Rollouts
-from orchestra_jax.training.build import make_chat, make_collector, make_policy, make_world
+from orchestra_jax.training.build import make_chat, make_collector, make_policy
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from tests.training.test_trainer import MICRO, complaints, config, final_arrays, train
 
@@ -84,15 +85,17 @@ def test_groups_of_a_stream_are_those_of_a_synchronous_step(tmp_path: Path):
     found = []
     for ahead in ((), ("rollout.max_staleness=1",)):
         cfg = config(tmp_path, *MICRO, *small, *ahead)
-        chat, world = make_chat(cfg), make_world(cfg)
+        chat, environment = make_chat(cfg), make_environment(cfg)
         model, params = make_policy(cfg, chat)
         with LoopThread() as loop:
             engine = loop.run(start_engine(cfg, model, params, 3, tokenizer_size=1, directory=tmp_path))
-            rollouts = Rollouts(cfg, make_collector(cfg, world, chat), engine.engine, world.train(2), loop)
+            rollouts = Rollouts(
+                cfg, make_collector(cfg, environment, chat), engine.engine, environment.train_tasks(2), loop
+            )
             steps = [rollouts.take(step, 3 + step, Budget()) for step in range(2)]
             rollouts.stop()
             loop.run(engine.close())
-            loop.run(world.environment.close())
+            loop.run(environment.close())
         found.append([t for trajectories, _ in steps for t in trajectories])
         ages = [metrics["staleness/max"] for _, metrics in steps]
         assert ages == [0.0, 1.0]  # nobody gave the engine new weights

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import BudgetConfig, ConfigError, RunConfig
+from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.models.tokenizer import CONTROL, PAD, TAGS, TURN_END
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.run import RunMoney, dry_run
@@ -25,7 +26,7 @@ from orchestra_jax.rollout import collector
 from orchestra_jax.tools.build import price_book, toolbox_problems
 from orchestra_jax.tools.catalogue import ROLES
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
-from orchestra_jax.training.build import make_chat, make_collector, make_world
+from orchestra_jax.training.build import make_chat, make_collector
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
 from orchestra_jax.types import Trajectory, Usage
@@ -140,17 +141,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, files: list[str], servers
 
 def test_simulated_experts_answer_the_runs_questions_at_their_price(tmp_path: Path, files: list[str]):
     cfg = config(tmp_path, *PAPER, *files, "tools=simulated")
-    world = make_world(cfg)
-    collector = make_collector(cfg, world, make_chat(cfg))
-
-    async def play() -> list[Trajectory]:
-        try:
-            return await collector.play(world.demonstrate, list(world.demonstrations), world.think, budget=Budget())
-        finally:
-            await world.environment.close()
-
     calls = Counter[str]()
-    for t in asyncio.run(play()):
+    for t in play(cfg):
         prices = {spec.name: spec.price_usd for spec in t.task.tools if spec.name in cfg.tools.simulated}
         rows = [row for row in t.ledger if row.name in prices]
         assert [row.cost_usd for row in rows] == [prices[row.name] for row in rows]
@@ -260,14 +252,16 @@ def test_a_run_that_its_budget_stops_is_saved_and_goes_on(
 
 def play(cfg: RunConfig) -> list[Trajectory]:
     """The warm start's demonstrations."""
-    world = make_world(cfg)
+    environment = make_environment(cfg)
+    demonstrations = environment.demonstrations()
+    assert demonstrations is not None
 
     async def main() -> list[Trajectory]:
-        made = make_collector(cfg, world, make_chat(cfg))
+        made = make_collector(cfg, environment, make_chat(cfg))
         try:
-            return await made.play(world.demonstrate, list(world.demonstrations), world.think, budget=Budget())
+            return await made.play(demonstrations.script, demonstrations.tasks, demonstrations.think, budget=Budget())
         finally:
-            await world.environment.close()
+            await environment.close()
 
     return asyncio.run(main())
 

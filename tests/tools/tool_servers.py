@@ -10,7 +10,7 @@ import numpy as np
 from aiohttp import web
 
 from orchestra_jax.engines.base import Generation
-from orchestra_jax.envs.qa import demonstrations as qa_players
+from orchestra_jax.envs.qa import demonstrations
 from orchestra_jax.rollout.actors import render_call
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.tools.experts.roles import CODE_SYSTEM, JUDGE_SYSTEM, QUERY_SYSTEM
@@ -89,9 +89,9 @@ class ScriptedPolicy:
         self.begun.add(task.id)
         names = [spec.name for spec in task.tools if spec.name != "answer"]
         rng = np.random.default_rng([*self._seed, turn])
-        action: ToolCall | str = qa_players.random_tool(task, results)
+        action: ToolCall | str = demonstrations.random_tool(task, results)
         if turn < 2 and names:
-            action = qa_players.good_call(task, names[int(rng.integers(len(names)))])
+            action = demonstrations.reference_call(task, names[int(rng.integers(len(names)))])
         text = action if isinstance(action, str) else render_call(action)
         sampled = (*self.chat.encode(text), self.chat.stop_ids[0])
         return Generation(sampled, (-1.0,) * len(sampled), "stop", 0)

@@ -14,17 +14,17 @@ from hydra import compose, initialize_config_dir
 from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS
+from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.build import (
-    SWAP_KINDS,
     config_record,
     load_prices,
     make_chat,
     make_collector,
     make_policy,
-    make_world,
 )
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
@@ -52,12 +52,13 @@ def questions(tmp_path: Path) -> Path:
 
 def test_quickstart_parts_fit_together(tmp_path: Path):
     cfg = config(tmp_path, "warm_start.demonstrations=5", "evaluation.questions=7", "evaluation.swap_questions=3")
-    world = make_world(cfg)
-    assert len(world.demonstrations) == 5
-    assert [task.id for task in list(world.evaluation)] == [f"eval-{i}" for i in range(7)]
-    assert list(world.swap) == list(SWAP_KINDS)
-    assert all(len(tasks) == 3 for tasks in world.swap.values())
-    by_question = zip(*world.swap.values(), strict=True)
+    environment = make_environment(cfg)
+    assert len(environment.demonstrations().tasks) == 5
+    assert [task.id for task in environment.held_out(7)] == [f"eval-{i}" for i in range(7)]
+    paired = environment.paired_preferences(3)
+    assert list(paired) == list(PAIRED_KINDS)
+    assert all(len(tasks) == 3 for tasks in paired.values())
+    by_question = zip(*paired.values(), strict=True)
     for first, *others in by_question:
         assert all((task.question, task.tools) == (first.question, first.tools) for task in others)
         assert all(task.preference != first.preference for task in others)
@@ -65,21 +66,22 @@ def test_quickstart_parts_fit_together(tmp_path: Path):
     model, params = make_policy(cfg, chat)
     assert model.vocab_size == len(chat.tokenizer)
     assert any(model.vocab_size in leaf.shape for leaf in jax.tree.leaves(params))
-    asyncio.run(world.environment.close())
+    asyncio.run(environment.close())
 
 
 @pytest.mark.parametrize("seed", [0, 5])
 def test_demonstrations_and_baselines_have_no_unknown_token(tmp_path: Path, seed: int):
-    cfg = config(tmp_path, f"env.seed={seed}", "warm_start.demonstrations=150", "evaluation.questions=80")
-    world, chat = make_world(cfg), make_chat(cfg)
-    collector = make_collector(cfg, world, chat)
+    cfg = config(tmp_path, f"env.seed={seed}", "warm_start.demonstrations=150")
+    environment, chat = make_environment(cfg), make_chat(cfg)
+    collector = make_collector(cfg, environment, chat)
     unknown = chat.tokenizer.convert_tokens_to_ids(UNKNOWN)
 
     async def play() -> list:
-        runs = await collector.play(world.demonstrate, list(world.demonstrations), world.think, budget=Budget())
-        for script in world.baselines.values():
-            runs += await collector.play(script, list(world.evaluation), budget=Budget())
-        await world.environment.close()
+        found = environment.demonstrations()
+        runs = await collector.play(found.script, found.tasks, found.think, budget=Budget())
+        for script in environment.baselines().values():
+            runs += await collector.play(script, environment.held_out(80), budget=Budget())
+        await environment.close()
         return runs
 
     for trajectory in asyncio.run(play()):
@@ -90,18 +92,18 @@ def test_demonstrations_and_baselines_have_no_unknown_token(tmp_path: Path, seed
 
 def test_training_tasks_and_demonstrations_do_not_overlap(tmp_path: Path):
     cfg = config(tmp_path, "warm_start.demonstrations=50")
-    world = make_world(cfg)
-    stream = world.train(16)
+    environment = make_environment(cfg)
+    stream = environment.train_tasks(16)
     seen = {task.id for _ in range(20) for task in next(stream)}
     assert len(seen) == 320
-    assert seen.isdisjoint({task.id for task in list(world.demonstrations)})
-    assert seen.isdisjoint({task.id for task in list(world.evaluation)})
-    asyncio.run(world.environment.close())
+    assert seen.isdisjoint({task.id for task in environment.demonstrations().tasks})
+    assert seen.isdisjoint({task.id for task in environment.held_out(512)})
+    asyncio.run(environment.close())
 
 
 def test_training_stream_is_of_the_seed_and_resumes(tmp_path: Path):
-    worlds = [make_world(config(tmp_path, f"seed={seed}")) for seed in (0, 0, 1)]
-    first, second, other = (world.train(4) for world in worlds)
+    environments = [make_environment(config(tmp_path, f"seed={seed}")) for seed in (0, 0, 1)]
+    first, second, other = (environment.train_tasks(4) for environment in environments)
     assert next(first) == next(second) != next(other)
     saved = json.loads(json.dumps(first.get_state()))
     expected = [next(first) for _ in range(3)]
@@ -143,8 +145,26 @@ def test_config_record_survives_json(tmp_path: Path):
         (("+experiment=hle", "model=tiny", "rollout=embedded", "data.path={q}"), "tools.experts need a server"),
         (("model.path=/nowhere/model",), "model.path=/nowhere/model is not there"),
         (("pricing.name=none",), "pricing.name=none is no price list"),
+        (("data=gsm8k",), "env.name=quickstart and data.source=gsm8k do not fit: use env=quickstart data=quickstart"),
+        (("env=qa", "tools=offline"), "env.name=qa and data.source=quickstart do not fit: use env=quickstart"),
+        ((*OFFLINE, "tools.corpus=null", "data.mixture=[]"), "There are no training questions: set data.path=FILE."),
+        (("env.name=quickstrt",), "env.name=quickstrt is no known environment: did you mean quickstart?"),
+        (("data.wishes=3",), "data.wishes=3 must divide algorithm.tasks_per_step=32"),
     ],
-    ids=["questions", "weights", "server", "server.python", "experts", "model.path", "prices"],
+    ids=[
+        "questions",
+        "weights",
+        "server",
+        "server.python",
+        "experts",
+        "model.path",
+        "prices",
+        "other data",
+        "generated data",
+        "no data",
+        "environment",
+        "preferences",
+    ],
 )
 def test_what_is_missing_ends_the_run_before_anything_is_made(
     tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], words: str
@@ -179,7 +199,7 @@ def test_a_broken_file_of_questions_is_one_sentence(tmp_path: Path):
     path = tmp_path / "broken.jsonl"
     path.write_text('{"question": "What?"\n')
     with pytest.raises(ConfigError, match=r"broken\.jsonl"):
-        make_world(config(tmp_path, *OFFLINE, "tools.corpus=null", f"data.path={path}", "data.eval_path=null"))
+        make_environment(config(tmp_path, *OFFLINE, "tools.corpus=null", f"data.path={path}", "data.eval_path=null"))
 
 
 # --- real questions --------------------------------------------------------------------------------------------------
@@ -195,14 +215,14 @@ def real(data_dir: Path, tmp_path: Path) -> list[str]:
 
 
 def test_held_out_questions_are_never_trained_on(real: list[str], tmp_path: Path):
-    world = make_world(config(tmp_path, *real))
-    held_out = {task.question for task in world.evaluation}
-    stream = world.train(2)
+    environment = make_environment(config(tmp_path, *real))
+    held_out = {task.question for task in environment.held_out(8)}
+    stream = environment.train_tasks(2)
     trained = {task.question for _ in range(6) for task in next(stream)}
     assert len(held_out) == 2
     assert len(trained) == 6
-    assert held_out.isdisjoint(trained | {task.question for task in world.demonstrations})
-    asyncio.run(world.environment.close())
+    assert held_out.isdisjoint(trained | {task.question for task in environment.demonstrations().tasks})
+    asyncio.run(environment.close())
 
 
 def test_real_questions_train_one_step(real: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -168,7 +168,7 @@ def test_transcripts_are_readable(reference: Path):
     found = transcripts(reference)
     assert list(found) == [f"step-{step:06d}.txt" for step in range(1, STEPS + 1)]
     for text in found.values():
-        for word in ("question", "wish", "menu", "reference", "[turn 1]", "answer", "$"):
+        for word in ("question", "preference", "menu", "reference", "[turn 1]", "answer", "$"):
             assert word in text
 
 

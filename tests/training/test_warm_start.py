@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from orchestra_jax.envs.quickstart.demonstrations import answer_from
-from orchestra_jax.envs.quickstart.environment import good_call
+from orchestra_jax.envs.quickstart.demonstrations import answer_from, reference_call
 from orchestra_jax.rl.batching import TokenSequence
 from orchestra_jax.rl.packing import PackShapes
 from orchestra_jax.training.warm_start import (
@@ -112,7 +111,7 @@ def test_a_failed_demonstration_is_an_error():
 
 
 def accuracy(*trajectories: Trajectory) -> float:
-    return copy_accuracy(trajectories, good_call, answer_from)
+    return copy_accuracy(trajectories, reference_call, answer_from)
 
 
 def test_copy_accuracy_by_hand():

@@ -15,7 +15,7 @@ QUERY_WORDS = 6
 ANSWER_CHARS = 40
 
 
-def good_call(task: Task, tool: str) -> ToolCall:
+def reference_call(task: Task, tool: str) -> ToolCall:
     """A call of `tool` whose required arguments are copied: numbers of the question as a sum, a choice of models from
     the menu, and for everything else the question's first words.
     """
@@ -52,10 +52,10 @@ def random_tool(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
         answer = answer_from(results)
         if not ends:
             return answer
-        call = good_call(task, ends[0].name)
+        call = reference_call(task, ends[0].name)
         return ToolCall(call.name, {"answer": answer}) if "answer" in call.arguments else call
     tools = [spec for spec in task.tools if spec not in ends] or ends
-    return good_call(task, tools[int(_rng(task, "").integers(len(tools)))].name)
+    return reference_call(task, tools[int(_rng(task, "").integers(len(tools)))].name)
 
 
 def _rng(task: Task, name: str) -> np.random.Generator:

@@ -1,22 +1,26 @@
-"""Questions with reference answers, answered with the tools of a catalogue or with those of this machine alone."""
+"""Questions with reference answers, answered with the tools of a catalogue."""
 
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from orchestra_jax.envs.base import Message, Score, initial_messages
+import numpy as np
+
+from orchestra_jax.config.schema import ConfigError, RunConfig, SourceConfig
+from orchestra_jax.data.pipeline import TaskIterator, task_iterator
+from orchestra_jax.data.preferences import sample_preference
+from orchestra_jax.data.sources import Question, load_tasks
+from orchestra_jax.envs.base import Demonstrations, Environment, Message, Score, initial_messages
+from orchestra_jax.envs.qa import demonstrations
+from orchestra_jax.envs.registry import ENVIRONMENTS
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.run import dry_run
 from orchestra_jax.tools.answers import extract_answer, marked_answer, matches, without_thinking
 from orchestra_jax.tools.base import ToolExecutor, ToolHandler
-from orchestra_jax.tools.catalogue import Catalogue
+from orchestra_jax.tools.build import instance_seed, make_toolbox, price_book, toolbox_problems
+from orchestra_jax.tools.catalogue import ANSWER_TOOL
 from orchestra_jax.tools.experts.roles import Judge
-from orchestra_jax.tools.python import sandbox
-from orchestra_jax.tools.search import local as local_search
-from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec, Usage
+from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec
 
-OFFLINE_TOOLS = (sandbox.TOOL, local_search.TOOL)
 SYSTEM = (
     "Answer the user's question. Call tools where they help, mind their prices and latencies and the user's wishes, "
     "and end with the final answer in \\boxed{}."
@@ -25,6 +29,7 @@ SYSTEM_TERMINAL = (
     "Answer the user's question. Call tools where they help, mind their prices and latencies and the user's wishes, "
     "and end by calling answer."
 )
+GATE_TASKS = 32
 
 
 class QAEpisode:
@@ -64,69 +69,100 @@ class QAEpisode:
         return Score(verdict.correct, verdict.usage)
 
 
-class QAEnvironment:
-    """Runs the tools of a catalogue where the task has an instance of it ("instance" in its `extra`).
+class QAEnvironment(Environment):
+    """The questions of `data.*` with the tools of `tools.*`; every task has an instance of the catalogue.
 
-    Other tasks get this machine's tools: `python` where there is a sandbox, `local_search` where there is an index.
-
-    Args:
-        catalogue: tools by instance.
-        judge: decides on answers that do not match; None: those are wrong.
-        on_close: closes what belongs to the catalogue and the judge.
-        sandbox: runs code; owned and closed by this environment.
-        index: passages to search.
-        prices: charges the offline tools by measured seconds and calls, where the menu shows no price per call.
-        handlers: further tools by name.
-        top_k: passages per search.
-        system: system message, None for none.
+    Raises:
+        ConfigError: a file of questions or passages cannot be read.
     """
 
-    def __init__(
-        self,
-        *,
-        sandbox: sandbox.PythonSandbox | None = None,
-        index: local_search.LocalIndex | None = None,
-        prices: PriceList | None = None,
-        handlers: Mapping[str, ToolHandler] | None = None,
-        top_k: int = 3,
-        system: str | None = SYSTEM,
-        catalogue: Catalogue | None = None,
-        judge: Judge | None = None,
-        on_close: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self._catalogue, self._judge, self._on_close = catalogue, judge, on_close
-        self._sandbox, self._index, self._prices = sandbox, index, prices
-        self._top_k, self._system = top_k, system
-        self._handlers: dict[str, ToolHandler] = dict(handlers or {})
-        if sandbox is not None:
-            self._handlers[OFFLINE_TOOLS[0].name] = self._python
-        if index is not None:
-            self._handlers[OFFLINE_TOOLS[1].name] = self._search
+    def __init__(self, cfg: RunConfig) -> None:
+        self._cfg = cfg
+        self._sources = cfg.data.training()
+        self._training, self._evaluation = _read(cfg, self._sources)
+        self._toolbox = make_toolbox(cfg, [question.answer[0] for question in self._training[0][:64]])
+        terminal = cfg.tools.form == "released" or ANSWER_TOOL.name in cfg.tools.names
+        self._system = SYSTEM_TERMINAL if terminal else SYSTEM
+        questions = [question for source in self._training for question in source]
+        # One generator poses demonstrations, gate and evaluation, in this order.
+        self._rng = np.random.default_rng(cfg.seed)
+        self._demonstrated = [self._pose_train(q, self._rng) for q in questions[: cfg.warm_start.demonstrations]]
+        self._gate = [self._pose_train(q, self._rng) for q in questions[-GATE_TASKS:]]
+        self._held_out: list[Task] = []
+
+    @classmethod
+    def problems(cls, cfg: RunConfig) -> list[str]:
+        found, source = toolbox_problems(cfg), cfg.data.source
+        if source in ENVIRONMENTS.names():  # it names a world that makes its own questions
+            found.append(
+                f"env.name={cfg.env.name} and data.source={source} do not fit: use env={source} data={source}, or "
+                "env=qa with a data group of real questions."
+            )
+        elif not cfg.data.training():
+            found.append("There are no training questions: set data.path=FILE.")
+        return found
+
+    @classmethod
+    def forecast(cls, cfg: RunConfig) -> str | None:
+        return dry_run(cfg, price_book(cfg).base)
+
+    def train_tasks(self, batch_size: int) -> TaskIterator:
+        return task_iterator(
+            *self._training,
+            seed=self._cfg.seed,
+            batch_size=batch_size,
+            build=self._pose_train,
+            weights=[source.weight for source in self._sources],
+        )
+
+    def held_out(self, count: int) -> Sequence[Task]:
+        more = self._evaluation[len(self._held_out) : count]
+        self._held_out += [self._pose(question, self._rng, "eval") for question in more]
+        return self._held_out[:count]
+
+    def demonstrations(self) -> Demonstrations:
+        return Demonstrations(
+            tasks=self._demonstrated,
+            gate=self._gate,
+            script=demonstrations.random_tool,
+            reference_call=demonstrations.reference_call,
+            answer_from=demonstrations.answer_from,
+        )
 
     def reset(self, task: Task, budget: Budget) -> QAEpisode:
-        instance = task.extra.get("instance") if self._catalogue is not None else None
-        if self._catalogue is None or instance is None:
-            return QAEpisode(task, self._handlers, self._system, self._judge, budget)
-        return QAEpisode(task, self._catalogue.handlers(instance, task), self._system, self._judge, budget)
+        handlers = self._toolbox.catalogue.handlers(task.extra["instance"], task)
+        return QAEpisode(task, handlers, self._system, self._toolbox.judge, budget)
 
     async def close(self) -> None:
-        if self._on_close is not None:
-            await self._on_close()
-        if self._sandbox is not None:
-            self._sandbox.close()
+        await self._toolbox.close()
 
-    async def _python(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        assert self._sandbox is not None
-        return self._priced(await self._sandbox.run(arguments["code"]))
+    def _pose_train(self, question: Question, rng: np.random.Generator) -> Task:
+        return self._pose(question, rng, "train")
 
-    async def _search(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        assert self._index is not None
-        start = time.perf_counter()
-        text = self._index.answer(arguments["query"], self._top_k)
-        row = Usage(OFFLINE_TOOLS[1].name, seconds=time.perf_counter() - start)
-        return self._priced(ToolResult(text, (row,)))
+    def _pose(self, question: Question, rng: np.random.Generator, split: str) -> Task:
+        # In training the place in the stream draws too, so that another epoch offers other tools and prices.
+        draw = int(rng.integers(2**32)) if split == "train" else 0
+        instance = self._toolbox.catalogue.instance(instance_seed(self._cfg.seed, question.id, draw))
+        calls = [spec for spec in instance.tools if spec.name != ANSWER_TOOL.name] or instance.tools
+        asked = self._cfg.data.preferences
+        preference = sample_preference(calls, rng, split) if asked else Preference("accuracy", "")
+        task = question.task(instance.tools, preference)
+        return replace(task, extra={**task.extra, "instance": instance.record})
 
-    def _priced(self, result: ToolResult) -> ToolResult:
-        if self._prices is None:
-            return result
-        return replace(result, usage=tuple(self._prices.charge(row) for row in result.usage))
+
+def _read(cfg: RunConfig, sources: Sequence[SourceConfig]) -> tuple[list[list[Question]], list[Question]]:
+    """The training questions of each source, and those of evaluation: a file of their own, or held out of the first.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    try:
+        training = [load_tasks(source.path, source.source) for source in sources]
+        held_out = cfg.data.evaluation()
+        if held_out is not None:
+            return training, load_tasks(held_out.path, held_out.source)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+    count = min(cfg.data.eval_questions, len(training[0]) // 2)
+    kept = len(training[0]) - count
+    return [training[0][:kept], *training[1:]], training[0][kept:]

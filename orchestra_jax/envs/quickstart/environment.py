@@ -1,44 +1,33 @@
-"""The quickstart environment: real sandbox and search calls, simulated experts, and scripted players of the world."""
+"""The quickstart environment: a generated world with a real sandbox, real searches and simulated experts."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
-import numpy as np
-from transformers import PreTrainedTokenizerFast
-
-from orchestra_jax.envs.base import Message
-from orchestra_jax.envs.quickstart.world import CATALOGUE, EXPERTS, PHRASES, SKILLS, QuickstartWorld, wordings
-from orchestra_jax.models.tokenizer import build_word_tokenizer
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.data.pipeline import Flattened, TaskIterator, task_iterator
+from orchestra_jax.envs.base import Demonstrations, Environment, Message, OwnChat, Script
+from orchestra_jax.envs.quickstart import demonstrations
+from orchestra_jax.envs.quickstart.baselines import BASELINES
+from orchestra_jax.envs.quickstart.vocabulary import build_tokenizer
+from orchestra_jax.envs.quickstart.world import (
+    CATALOGUE,
+    EXPERTS,
+    PREFERENCE_SHARES,
+    SKILLS,
+    PairedTasks,
+    QuickstartWorld,
+)
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolExecutor, ToolHandler
 from orchestra_jax.tools.experts.simulated import SimulatedExpert
-from orchestra_jax.tools.python.isolation import Isolation
+from orchestra_jax.tools.python.isolation import Isolation, IsolationError, available
 from orchestra_jax.tools.python.sandbox import PythonSandbox
-from orchestra_jax.tools.search.local import NO_RESULTS, LocalIndex, Passage
+from orchestra_jax.tools.search.local import LocalIndex, Passage
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec
 
-# Qwen3's conversation with spaces for newlines, and the menu as a table in one line: "python 1 2; local_search 0 9".
-CHAT_TEMPLATE = (
-    "{% if tools %}<|im_start|> system tool cents seconds"
-    "{% for tool in tools %}{% set f = tool.function %}; {{ f.name }} {{ (f.price_usd * 100) | round | int }} "
-    "{{ f.latency_s | round | int }}{% endfor %}<|im_end|>{% endif %}"
-    "{% for message in messages %}"
-    "{% if message.role == 'tool' %}"
-    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|> user{% endif %}"
-    "<tool_response> {{ message.content }}</tool_response>"
-    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>{% endif %}"
-    "{% elif message.role == 'assistant' %}<|im_start|> assistant{{ message.content }}<|im_end|>"
-    "{% else %}<|im_start|> {{ message.role }} {{ message.content }}<|im_end|>{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|> assistant{% endif %}"
-)
-SCAFFOLDS = (
-    '\n{"name": "',
-    '", "arguments": {"code": "',
-    '", "arguments": {"query": "',
-    '", "arguments": {}}\n',
-    '"}}\n',
-)
+TRAINING_TASKS = 100_000
+GATE_TASKS = 128
+PAIRED_KINDS = ("accuracy", "cost", "fast", "local")
 
 
 class QuickstartEpisode:
@@ -60,32 +49,70 @@ class QuickstartEpisode:
         return answer.strip() in self._task.answer
 
 
-class QuickstartEnvironment:
+class QuickstartEnvironment(Environment):
     """Owns the world's sandbox, its two search indices and its experts.
 
-    Args:
-        world: the facts.
-        workers: sandbox processes.
-        timeout_s: seconds a program may run.
-        isolation: of the sandbox.
-
     Raises:
-        IsolationError: this machine cannot isolate programs so.
+        ConfigError: this machine cannot isolate programs as configured.
     """
 
-    def __init__(
-        self, world: QuickstartWorld, *, workers: int = 2, timeout_s: float = 5.0, isolation: Isolation = "auto"
-    ) -> None:
-        self.world = world
-        self._sandbox = PythonSandbox(workers=workers, timeout_s=timeout_s, isolation=isolation)
+    def __init__(self, cfg: RunConfig) -> None:
+        self._cfg, self.world = cfg, QuickstartWorld(cfg.env.seed)
+        self._sandbox = _sandbox(cfg)
         self._indices = {
-            "local_search": LocalIndex.build([Passage("", text) for text in world.local_corpus]),
-            "web_search": LocalIndex.build([Passage("", text) for text in world.web_corpus]),
+            "local_search": LocalIndex.build([Passage("", text) for text in self.world.local_corpus]),
+            "web_search": LocalIndex.build([Passage("", text) for text in self.world.web_corpus]),
         }
         self._experts = {
-            name: SimulatedExpert(name, SKILLS[name], CATALOGUE[name].price_usd or 0.0, 0.0, world.seed)
+            name: SimulatedExpert(name, SKILLS[name], CATALOGUE[name].price_usd or 0.0, 0.0, self.world.seed)
             for name in EXPERTS
         }
+
+    @classmethod
+    def problems(cls, cfg: RunConfig) -> list[str]:
+        found, count = [], cfg.data.wishes
+        if cfg.data.source != "quickstart":
+            found.append(
+                f"env.name={cfg.env.name} and data.source={cfg.data.source} do not fit: use env=quickstart "
+                "data=quickstart, or env=qa with a data group of real questions."
+            )
+        if cfg.algorithm.tasks_per_step % count or count > len(PREFERENCE_SHARES):
+            found.append(
+                f"data.wishes={count} must divide algorithm.tasks_per_step={cfg.algorithm.tasks_per_step} and be at "
+                f"most {len(PREFERENCE_SHARES)}: change one of them."
+            )
+        return found
+
+    @classmethod
+    def chat(cls, cfg: RunConfig) -> OwnChat:
+        return OwnChat(tokenizer=build_tokenizer(QuickstartWorld(cfg.env.seed)), compact_menu=True)
+
+    def train_tasks(self, batch_size: int) -> TaskIterator:
+        count = self._cfg.data.wishes
+        questions = PairedTasks(self.world, TRAINING_TASKS, count)
+        return Flattened(task_iterator(questions, seed=self._cfg.seed, batch_size=batch_size // count))
+
+    def held_out(self, count: int) -> Sequence[Task]:
+        return [self.world.task("eval", index) for index in range(count)]
+
+    def demonstrations(self) -> Demonstrations:
+        count = self._cfg.warm_start.demonstrations
+        tasks = [self.world.task("train", TRAINING_TASKS + index) for index in range(count + GATE_TASKS)]
+        return Demonstrations(
+            tasks=tasks[:count],
+            gate=tasks[count:],
+            script=demonstrations.random_tools(self._cfg.seed),
+            think=demonstrations.think_aloud,
+            reference_call=demonstrations.reference_call,
+            answer_from=demonstrations.answer_from,
+        )
+
+    def paired_preferences(self, count: int) -> Mapping[str, Sequence[Task]]:
+        posed = [self.world.swap_tasks(index, PAIRED_KINDS) for index in range(count)]
+        return {kind: [tasks[k] for tasks in posed] for k, kind in enumerate(PAIRED_KINDS)} if posed else {}
+
+    def baselines(self) -> Mapping[str, Script]:
+        return BASELINES
 
     def reset(self, task: Task, budget: Budget) -> QuickstartEpisode:
         handlers: dict[str, ToolHandler] = {"python": self._python}
@@ -112,39 +139,13 @@ class QuickstartEnvironment:
         return ask
 
 
-def good_call(task: Task, tool: str) -> ToolCall:
-    """The call of `tool` whose arguments are copied from the question as well as they can be."""
-    argument = {"python": "code", "local_search": "query", "web_search": "query"}.get(tool)
-    return ToolCall(tool, {argument: task.extra["keywords"]} if argument else {})
-
-
-def read_answer(result: ToolResult) -> str | None:
-    """What a good reader answers after this observation: the value of a fact, or the text; None if it says nothing."""
-    if result.is_error or result.text == NO_RESULTS:
-        return None
-    return result.text.rstrip(".").split(" ")[-1] if result.text.endswith(".") else result.text
-
-
-def build_tokenizer(world: QuickstartWorld) -> PreTrainedTokenizerFast:
-    """The word-level tokenizer of the world: Qwen3's special tokens and every word that the world can say."""
-    return build_word_tokenizer(world_texts(world), CHAT_TEMPLATE, SCAFFOLDS)
-
-
-def world_texts(world: QuickstartWorld) -> Iterable[str]:
-    """Texts that together hold every word of the world's questions, menus, preferences, tools and answers."""
-    rng = np.random.default_rng(0)
-    yield from world.local_corpus
-    yield from world.web_corpus
-    yield from (wording for kind in PHRASES for split in ("train", "eval") for wording in wordings(kind, split))
-    for split in ("train", "eval"):
-        for family in SKILLS[EXPERTS[0]]:
-            for _ in range(1500):
-                question = world.question(family, split, rng)
-                yield from (question.text, question.answer, question.keywords, *question.distractors)
-    yield " system user assistant tool cents seconds; " + " ".join(CATALOGUE)
-    yield "unknown no results SyntaxError: invalid syntax. Perhaps you forgot a comma? (<string>, line 1)"
-    yield " arithmetic lookup easy hard accurate cheap fast local free"
-    yield "NameError: name 'seats' is not defined"
-    yield "invalid decimal literal. leading zeros in decimal integer literals are not permitted; use an 0o prefix"
-    yield "for octal"
-    yield '{"name": "python", "arguments": {"code": "1 + 2"}}\n'
+def _sandbox(cfg: RunConfig) -> PythonSandbox:
+    tools = cfg.tools
+    isolation = cast(Isolation, tools.sandbox_isolation)
+    if isolation == "auto" and cfg.model.tokenizer == "environment" and not available():
+        # Its words cannot spell an import, a file or an underscore: this policy writes arithmetic and nothing else.
+        isolation = "none"
+    try:
+        return PythonSandbox(tools.sandbox_workers, tools.sandbox_timeout_s, isolation=isolation)
+    except IsolationError as error:
+        raise ConfigError(f"{error} (tools.sandbox_isolation)") from None

@@ -39,8 +39,9 @@ STALE = 0.2
 # Share of menus that offer every tool able to answer.
 CHOICE_SHARE = 0.8
 FAMILY_SHARES = (0.26, 0.32, 0.22, 0.20)
-# The same for policy steps: in lookup and easy questions the right tool depends on the wish, which takes most practice.
-PRACTICE_SHARES = (0.14, 0.34, 0.38, 0.14)
+# The same for policy steps: in lookup and easy questions the right tool depends on the preference, which takes longest
+# to learn.
+TRAINING_SHARES = (0.14, 0.34, 0.38, 0.14)
 
 # Cents per call and seconds per call, inclusive ranges from which every price list draws.
 PRICE_CENTS = {
@@ -158,8 +159,7 @@ class Question:
     Attributes:
         family, text, answer: what is asked and the truth.
         keywords: words of the question that make a good query (lookup) or program (arith). Elsewhere no tool makes use
-            of them, but calls that are demonstrated there give practice in copying, which arithmetic alone is too rare
-            to give.
+            of them, but calls that are demonstrated there teach copying, for which arithmetic alone is too rare.
         distractors: plausible wrong answers.
     """
 
@@ -265,14 +265,14 @@ class QuickstartWorld:
 
     def task(self, split: str, index: int) -> Task:
         """Instance `index` of the split: question, menu and preference drawn from (seed, split, index)."""
-        return self.contrast(split, index, 1)[0]
+        return self.paired_tasks(split, index, 1)[0]
 
-    def contrast(self, split: str, index: int, wishes: int, shares: Sequence[float] = FAMILY_SHARES) -> list[Task]:
-        """Instance `index` under `wishes` different preferences; families are drawn by `shares`.
+    def paired_tasks(self, split: str, index: int, count: int, shares: Sequence[float] = FAMILY_SHARES) -> list[Task]:
+        """Instance `index` under `count` different preferences; families are drawn by `shares`.
 
         The further ones are those that call for another tool, as far as there are such: in one step the policy sees
-        the same question and menu with different right choices, and what it learns of the wish cannot be drowned by
-        what it learns of the family.
+        the same question and menu with different right choices, and what it learns of the preference cannot be drowned
+        by what it learns of the family.
         """
         rng = np.random.default_rng([self.seed, 1 + ("train", "eval").index(split), index])
         family = FAMILIES[int(rng.choice(4, p=shares))]
@@ -295,7 +295,7 @@ class QuickstartWorld:
         best = [best_tool(task, able) for task in tasks]
         first = {tool: best.index(tool) for tool in best}
         order = sorted(range(len(tasks)), key=lambda n: first[best[n]] != n)
-        return [tasks[n] for n in order[:wishes]]
+        return [tasks[n] for n in order[:count]]
 
     def swap_tasks(self, index: int, kinds: tuple[str, ...]) -> list[Task]:
         """Held-out question `index` with every tool on the menu, posed once under each kind of preference."""
@@ -389,39 +389,17 @@ def _hard(rng: np.random.Generator) -> tuple[Question, tuple[object, ...]]:
     return Question("hard", text, str(value), keywords, wrong), facts
 
 
-class QuickstartTasks:
-    """A split of the world as a random-access source: task i is made when it is asked for.
+class PairedTasks:
+    """The training split as questions, each under several preferences (`paired_tasks`): item i is a list of tasks."""
 
-    Args:
-        world: the facts.
-        split: "train" or "eval".
-        length: how many tasks.
-        first: index of the first one.
-    """
-
-    def __init__(self, world: QuickstartWorld, split: str, length: int, first: int = 0) -> None:
-        self._world, self._split, self._length, self._first = world, split, length, first
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Task:
-        if not 0 <= index < self._length:
-            raise IndexError(index)
-        return self._world.task(self._split, self._first + index)
-
-
-class QuickstartContrasts:
-    """The training split as questions, each under several preferences (`contrast`): item i is a list of tasks."""
-
-    def __init__(self, world: QuickstartWorld, length: int, wishes: int) -> None:
-        self._world, self._length, self._wishes = world, length, wishes
+    def __init__(self, world: QuickstartWorld, length: int, count: int) -> None:
+        self._world, self._length, self._count = world, length, count
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> list[Task]:
-        return self._world.contrast("train", index, self._wishes, PRACTICE_SHARES)
+        return self._world.paired_tasks("train", index, self._count, TRAINING_SHARES)
 
 
 def success_probability(tool: str, family: str) -> float:
@@ -438,7 +416,7 @@ def best_tool(task: Task, tools: Sequence[ToolSpec] = ()) -> str:
     The expected utility of a tool is its success probability times P . features, with cost and latency min-max
     normalised over `tools` (Eq. 2 with one run of each as the group), by default the whole menu.
     """
-    wish, tools = task.preference, tools or task.tools
+    preference, tools = task.preference, tools or task.tools
 
     def saving(value: Callable[[ToolSpec], float]) -> Mapping[str, float]:
         values = {spec.name: value(spec) for spec in tools}
@@ -448,7 +426,7 @@ def best_tool(task: Task, tools: Sequence[ToolSpec] = ()) -> str:
     cheap, fast = saving(lambda spec: spec.price_usd or 0.0), saving(lambda spec: spec.latency_s or 0.0)
 
     def expected(spec: ToolSpec) -> float:
-        utility = wish.outcome + wish.compute * cheap[spec.name] + wish.latency * fast[spec.name]
-        return success_probability(spec.name, task.family) * (utility + wish.tools.get(spec.name, 0.0))
+        utility = preference.outcome + preference.compute * cheap[spec.name] + preference.latency * fast[spec.name]
+        return success_probability(spec.name, task.family) * (utility + preference.tools.get(spec.name, 0.0))
 
     return max(tools, key=expected).name

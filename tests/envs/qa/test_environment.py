@@ -1,39 +1,45 @@
-"""The QA environment: what counts as an answer and as equal, and episodes with real offline tools."""
+"""The QA environment: what counts as an answer and as equal, and episodes with real tools."""
 
 import asyncio
+import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestra_jax.config.schema import DataConfig, EnvConfig, RunConfig, ToolsConfig
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.base import Environment, Episode, initial_messages
-from orchestra_jax.envs.qa.environment import OFFLINE_TOOLS, QAEnvironment
+from orchestra_jax.envs.qa.environment import QAEnvironment, QAEpisode
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.tools.answers import extract_answer, matches, parse_number
 from orchestra_jax.tools.base import ToolExecutor, charge
-from orchestra_jax.tools.menu import apply_schedule
-from orchestra_jax.tools.python.sandbox import PythonSandbox
-from orchestra_jax.tools.search.local import LocalIndex, Passage
+from orchestra_jax.tools.python import sandbox
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
 
-PRICES = PriceList("p", "d", "s", {"python": Price(second=1.0), "local_search": Price(call=0.25)})
-INDEX = LocalIndex.build([Passage("Oslo", "Capital of Norway."), Passage("Rome", "Capital of Italy.")])
 
-
-def make_task(tools: tuple[ToolSpec, ...] = OFFLINE_TOOLS) -> Task:
+def make_task(tools: tuple[ToolSpec, ...] = ()) -> Task:
     return Task("q", "How much is 6 * 7?", ("42", "forty-two"), tools, Preference("fast", "Be quick."))
 
 
-def step(
-    calls: list[ToolCall], tools: tuple[ToolSpec, ...] = OFFLINE_TOOLS, prices: PriceList | None = None
-) -> list[ToolResult]:
+@pytest.fixture
+def cfg(tmp_path: Path) -> RunConfig:
+    questions, passages = tmp_path / "questions.jsonl", tmp_path / "passages.jsonl"
+    rows = [{"question": f"How much is {n} * 7?", "answer": str(7 * n)} for n in range(6)]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = {"Oslo": "Capital of Norway.", "Rome": "Capital of Italy."}
+    passages.write_text("".join(json.dumps({"title": t, "text": s}) + "\n" for t, s in texts.items()))
+    tools = ToolsConfig(names=["python", "local_search"], corpus=str(passages), sandbox_workers=1)
+    return RunConfig(env=EnvConfig(name="qa"), tools=tools, data=DataConfig(path=str(questions), eval_questions=2))
+
+
+def step(cfg: RunConfig, calls: list[ToolCall]) -> list[ToolResult]:
     async def main() -> list[ToolResult]:
-        environment = QAEnvironment(sandbox=PythonSandbox(workers=1), index=INDEX, prices=prices)
-        episode = environment.reset(make_task(tools), Budget())
+        environment = QAEnvironment(cfg)
+        episode = environment.reset(environment.held_out(1)[0], Budget())
         assert isinstance(environment, Environment)
         assert isinstance(episode, Episode)
         try:
@@ -44,24 +50,43 @@ def step(
     return asyncio.run(main())
 
 
-def test_messages_carry_the_preference():
-    episode = QAEnvironment(index=INDEX).reset(make_task(OFFLINE_TOOLS[1:]), Budget())
+def test_messages_carry_the_preference(cfg: RunConfig):
+    environment = QAEnvironment(cfg)
+    task = replace(environment.held_out(1)[0], preference=Preference("fast", "Be quick."))
+    episode = environment.reset(task, Budget())
     system, user = episode.messages
     assert "\\boxed{}" in system["content"]
-    assert user == {"role": "user", "content": "How much is 6 * 7?\n\nBe quick."}
-    assert episode.tools == OFFLINE_TOOLS[1:]
-    assert initial_messages(make_task()) == [user]
+    assert user == {"role": "user", "content": "How much is 4 * 7?\n\nBe quick."}
+    assert [spec.name for spec in episode.tools] == ["python", "local_search"]
+    assert initial_messages(task) == [user]
+    asyncio.run(environment.close())
 
 
-def test_real_tools_and_observations_of_wrong_calls():
+def test_an_answer_tool_changes_how_the_policy_is_told_to_end(cfg: RunConfig):
+    environment = QAEnvironment(replace(cfg, tools=replace(cfg.tools, names=["python", "answer"])))
+    system, _ = environment.reset(environment.held_out(1)[0], Budget()).messages
+    assert system["content"].endswith("end by calling answer.")
+    asyncio.run(environment.close())
+
+
+def test_tasks_are_those_of_the_seed_however_they_are_asked_for(cfg: RunConfig):
+    one, other = QAEnvironment(cfg), QAEnvironment(cfg)
+    assert list(one.held_out(9)) == [*other.held_out(1), *other.held_out(2)[1:]]
+    assert len(one.held_out(9)) == 2
+    assert one.demonstrations() == other.demonstrations()
+    assert next(one.train_tasks(3)) == next(other.train_tasks(3))
+
+
+def test_real_tools_and_observations_of_wrong_calls(cfg: RunConfig):
     python, search, raised, unknown, bad = step(
+        cfg,
         [
             ToolCall("python", {"code": "6 * 7"}),
             ToolCall("local_search", {"query": "capital of Norway"}),
             ToolCall("python", {"code": "1 / 0"}),
             ToolCall("browser", {}),
             ToolCall("python", {"source": "1"}),
-        ]
+        ],
     )
     assert (python.text, python.is_error) == ("42", False)
     assert search.text.splitlines()[0] == "Oslo: Capital of Norway."
@@ -72,17 +97,6 @@ def test_real_tools_and_observations_of_wrong_calls():
     assert all(result.is_error and result.usage == () for result in (unknown, bad))
 
 
-def test_the_menus_price_is_charged_first_then_the_price_list():
-    calls = [ToolCall("python", {"code": "1"}), ToolCall("local_search", {"query": "Rome"})]
-    menu = apply_schedule(OFFLINE_TOOLS, {"python": 0.5, "local_search": None}, {"python": 4.0, "local_search": 9.0})
-    (python,), (search,) = (result.usage for result in step(calls, menu, PRICES))
-    assert (python.cost_usd, python.seconds, python.price_list) == (0.5, 4.0, "menu")
-    assert (search.cost_usd, search.price_list) == (0.25, "p")
-    (python,), _ = (result.usage for result in step(calls, prices=PRICES))
-    assert python.cost_usd == pytest.approx(python.seconds)
-    assert 0 < python.seconds < 5
-
-
 def test_charge_without_own_rows():
     spec = ToolSpec("t", "d", {"type": "object"})
     assert charge(spec, (), 0.3) == (Usage("t", seconds=0.3, price_list="menu"),)
@@ -91,6 +105,8 @@ def test_charge_without_own_rows():
     priced = ToolSpec("t", "d", {"type": "object"}, price_usd=0.7)
     expected = Usage("t", completion_tokens=5, cost_usd=0.7, seconds=2.0, price_list="menu")
     assert charge(priced, own, 0.3) == (expected,)
+    (row,) = charge(ToolSpec("t", "d", {"type": "object"}, price_usd=0.5, latency_s=4.0), own, 0.3)
+    assert (row.cost_usd, row.seconds, row.price_list) == (0.5, 4.0, "menu")
 
 
 async def test_infrastructure_failures_pass_through():
@@ -103,17 +119,20 @@ async def test_infrastructure_failures_pass_through():
 
 
 async def test_score():
-    episode = QAEnvironment(index=INDEX).reset(make_task(()), Budget())
+    episode = QAEpisode(make_task(), {}, None, None, Budget())
     assert await episode.score("It is\n\\boxed{42.0}")
     assert await episode.score("Forty-two.")
     assert not await episode.score("43")
 
 
 def test_a_menu_that_cannot_be_served_is_refused():
+    async def run(_: Mapping[str, Any], budget: Budget) -> str:
+        return ""
+
     with pytest.raises(ValueError, match="No handler for tool 'python'"):
-        QAEnvironment(index=INDEX).reset(make_task(), Budget())
+        QAEpisode(make_task((sandbox.TOOL,)), {}, None, None, Budget())
     with pytest.raises(ValueError, match="share a name"):
-        QAEnvironment(index=INDEX).reset(make_task(OFFLINE_TOOLS[1:] * 2), Budget())
+        QAEpisode(make_task((sandbox.TOOL,) * 2), {"python": run}, None, None, Budget())
 
 
 @pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")

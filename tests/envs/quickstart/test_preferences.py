@@ -1,4 +1,4 @@
-"""What policy steps pose: one question under several wishes, families by what there is to learn, savings that count."""
+"""What policy steps pose: one question under several preferences, families by shares, savings that count."""
 
 from collections import Counter
 from pathlib import Path
@@ -11,9 +11,9 @@ from scipy import stats
 from orchestra_jax.envs.quickstart.world import (
     EXPERTS,
     FAMILIES,
-    PRACTICE_SHARES,
     PREFERENCE_SHARES,
-    QuickstartContrasts,
+    TRAINING_SHARES,
+    PairedTasks,
     QuickstartWorld,
     best_tool,
     success_probability,
@@ -33,48 +33,48 @@ def best_of_the_able(task: Task) -> str:
     return best_tool(task, [spec for spec in task.tools if success_probability(spec.name, task.family) >= 0.5])
 
 
-def test_the_wishes_of_one_question_call_for_different_tools(world: QuickstartWorld):
+def test_the_preferences_of_one_question_call_for_different_tools(world: QuickstartWorld):
     differ = 0
     for index in range(200):
-        posed = world.contrast("train", index, 3)
+        posed = world.paired_tasks("train", index, 3)
         assert posed[0] == world.task("train", index)
         assert all(
             (t.question, t.tools, t.answer) == (posed[0].question, posed[0].tools, posed[0].answer) for t in posed
         )
         assert len({t.preference.name for t in posed}) == len({t.id for t in posed}) == 3
         best = [best_of_the_able(t) for t in posed]
-        # The second wish repeats the first one's tool only where all seven wishes do.
-        every = {best_of_the_able(t) for t in world.contrast("train", index, len(KINDS))}
+        # The second preference repeats the first one's tool only where all seven preferences do.
+        every = {best_of_the_able(t) for t in world.paired_tasks("train", index, len(KINDS))}
         assert len(set(best)) == min(3, len(every))
         differ += best[1] != best[0]
     assert 60 <= differ < 140
 
 
-def test_policy_steps_practise_what_depends_on_the_wish(world: QuickstartWorld):
-    posed = QuickstartContrasts(world, 1200, 2)
+def test_policy_steps_pose_more_of_what_depends_on_the_preference(world: QuickstartWorld):
+    posed = PairedTasks(world, 1200, 2)
     drawn = Counter(posed[index][0].family for index in range(len(posed)))
-    expected = [share * len(posed) for share in PRACTICE_SHARES]
+    expected = [share * len(posed) for share in TRAINING_SHARES]
     assert stats.chisquare([drawn[family] for family in FAMILIES], expected).pvalue > 1e-4
-    assert posed[3] == world.contrast("train", 3, 2, PRACTICE_SHARES)
+    assert posed[3] == world.paired_tasks("train", 3, 2, TRAINING_SHARES)
 
 
-def test_neither_expert_wins_in_easy_questions_while_the_wish_is_ignored(world: QuickstartWorld):
-    """Expected Eq. 2 over the wishes of a policy step, at the quickstart's reward weights and at full ones."""
+def test_neither_expert_wins_in_easy_questions_while_the_preference_is_ignored(world: QuickstartWorld):
+    """Expected Eq. 2 over the preferences of a policy step, at the quickstart's reward weights and at full ones."""
     weights = OmegaConf.load(ROOT / "conf" / "reward" / "quickstart.yaml")
     only_easy = [float(family == "easy") for family in FAMILIES]
 
     def lead_of_the_small_one(scale: float) -> float:
         rewards: dict[str, list[float]] = {name: [] for name in EXPERTS}
         for index in range(250):
-            for task in world.contrast("train", index, 2, only_easy):
+            for task in world.paired_tasks("train", index, 2, only_easy):
                 able = [spec for spec in task.tools if spec.name in EXPERTS]
                 if len(able) < len(EXPERTS):
                     continue
-                wish, figures = task.preference, [(spec.price_usd or 0.0, spec.latency_s or 0.0) for spec in able]
+                preference, figures = task.preference, [(spec.price_usd or 0.0, spec.latency_s or 0.0) for spec in able]
                 (cheapest, fastest), (dearest, slowest) = np.min(figures, 0), np.max(figures, 0)
                 for spec, (price, seconds) in zip(able, figures, strict=True):
                     cheap, fast = (dearest - price) / (dearest - cheapest), (slowest - seconds) / (slowest - fastest)
-                    gain = wish.outcome + scale * (wish.compute * cheap + wish.latency * fast)
+                    gain = preference.outcome + scale * (preference.compute * cheap + preference.latency * fast)
                     rewards[spec.name].append(success_probability(spec.name, "easy") * gain)
         return float(np.mean(rewards["expert_small"]) - np.mean(rewards["expert_large"]))
 

@@ -1,4 +1,4 @@
-"""The quickstart world: what is random and what is fixed, that its tools really work, and its scripted players."""
+"""The quickstart world: what is random and what is fixed, that its tools really work, and its scripts."""
 
 import asyncio
 import builtins
@@ -13,9 +13,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.envs.base import Environment
-from orchestra_jax.envs.quickstart.demonstrations import BASELINES, NO_IDEA, answer_from, random_tools
-from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, build_tokenizer, good_call, read_answer
+from orchestra_jax.envs.quickstart.baselines import BASELINES
+from orchestra_jax.envs.quickstart.demonstrations import (
+    NO_IDEA,
+    answer_from,
+    random_tools,
+    read_answer,
+    reference_call,
+)
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
+from orchestra_jax.envs.quickstart.vocabulary import build_tokenizer
 from orchestra_jax.envs.quickstart.world import (
     ATTRIBUTES,
     EXPERTS,
@@ -25,7 +34,6 @@ from orchestra_jax.envs.quickstart.world import (
     STALE,
     TOOL_NAMES,
     Question,
-    QuickstartTasks,
     QuickstartWorld,
     best_tool,
     success_probability,
@@ -52,7 +60,7 @@ def world() -> QuickstartWorld:
 
 @pytest.fixture(scope="module")
 def environment(world: QuickstartWorld) -> Iterator[QuickstartEnvironment]:
-    made = QuickstartEnvironment(world)
+    made = QuickstartEnvironment(RunConfig())
     yield made
     asyncio.run(made.close())
 
@@ -75,23 +83,23 @@ def tasks(world: QuickstartWorld) -> dict[str, list[Task]]:
 
 
 def full_menus(world: QuickstartWorld, count: int, split: str = "eval") -> list[Task]:
-    """Questions of every family and wishes of every kind under the full menu, in turn."""
+    """Questions of every family and preferences of every kind under the full menu, in turn."""
     rng = np.random.default_rng(11)
     posed = []
     for index in range(count):
         family, kind = FAMILIES[index % len(FAMILIES)], KINDS[index // len(FAMILIES) % len(KINDS)]
         menu = world.menu(family, split, rng, full=True)
-        wish = world.preference(kind, split, family, menu, rng)
-        posed.append(world.pose(f"full-{index}", world.question(family, split, rng), menu, wish))
+        preference = world.preference(kind, split, family, menu, rng)
+        posed.append(world.pose(f"full-{index}", world.question(family, split, rng), menu, preference))
     return posed
 
 
 def use(environment: Environment, pairs: list[tuple[Task, str]]) -> list[ToolResult]:
-    """The result of each task's good call of each tool, through the real environment."""
+    """The result of each task's reference call of each tool, through the real environment."""
 
     async def all_of_them() -> list[ToolResult]:
         return await asyncio.gather(
-            *(environment.reset(task, Budget()).step(good_call(task, tool)) for task, tool in pairs)
+            *(environment.reset(task, Budget()).step(reference_call(task, tool)) for task, tool in pairs)
         )
 
     return asyncio.run(all_of_them())
@@ -101,7 +109,7 @@ def use(environment: Environment, pairs: list[tuple[Task, str]]) -> list[ToolRes
 
 FINGERPRINT = """
 import hashlib
-from orchestra_jax.envs.quickstart import build_tokenizer
+from orchestra_jax.envs.quickstart.vocabulary import build_tokenizer
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
 def fingerprint(seed):
     world = QuickstartWorld(seed)
@@ -124,16 +132,12 @@ def test_the_same_seed_is_the_same_world_in_every_process():
 
 
 def test_a_task_depends_on_its_index_alone(world: QuickstartWorld):
-    source = QuickstartTasks(world, "train", 10, first=5)
-    assert len(source) == 10
-    assert source[3] == source[3] == world.task("train", 8)
-    assert len({source[index].id for index in range(10)}) == 10
-    for index in (-1, 10):
-        with pytest.raises(IndexError):
-            source[index]
+    posed = [world.task("train", index) for index in range(10)]
+    assert world.task("train", 8) == posed[8]
+    assert len({task.id for task in posed}) == 10
 
 
-def test_a_swap_changes_nothing_but_the_wish(world: QuickstartWorld):
+def test_a_swap_changes_nothing_but_the_preference(world: QuickstartWorld):
     kinds = ("accuracy", "cost", "fast", "local")
     for index in range(8):
         posed = world.swap_tasks(index, kinds)
@@ -172,12 +176,12 @@ def test_menus_differ_in_tools_order_and_prices(tasks: dict[str, list[Task]]):
 def test_preference_vectors_are_within_bounds(tasks: dict[str, list[Task]]):
     kinds = Counter()
     for task in tasks["train"] + tasks["eval"]:
-        wish = task.preference
-        kinds[wish.name] += 1
-        weights = (*wish.tools.values(), wish.outcome, wish.compute, wish.latency)
+        preference = task.preference
+        kinds[preference.name] += 1
+        weights = (*preference.tools.values(), preference.outcome, preference.compute, preference.latency)
         assert all(0.0 <= weight <= 1.0 for weight in weights)
-        assert wish.outcome > 0
-        assert set(wish.tools) <= {spec.name for spec in task.tools}
+        assert preference.outcome > 0
+        assert set(preference.tools) <= {spec.name for spec in task.tools}
     assert kinds.keys() == set(KINDS)
 
 
@@ -187,7 +191,7 @@ def test_no_tool_is_best_under_every_preference(world: QuickstartWorld):
     assert len(set().union(*best.values())) >= 4
     for name in TOOL_NAMES:
         assert any(found[name] < found.total() for found in best.values())
-    # The wish alone changes the choice: the same questions, another best tool.
+    # The preference alone changes the choice: the same questions, another best tool.
     kinds = ("accuracy", "cost", "fast", "local")
     swapped = [[best_tool(task) for task in world.swap_tasks(index, kinds)] for index in range(40)]
     assert sum(len(set(choices)) > 1 for choices in swapped) >= 10
@@ -302,8 +306,8 @@ def distinct(world: QuickstartWorld, family: str, count: int) -> list[Task]:
         if len(found) == count:
             break
     menu = world.menu(family, "eval", rng, full=True)
-    wish = world.preference("accuracy", "eval", family, menu, rng)
-    return [world.pose(f"{family}-{n}", question, menu, wish) for n, question in enumerate(found.values())]
+    preference = world.preference("accuracy", "eval", family, menu, rng)
+    return [world.pose(f"{family}-{n}", question, menu, preference) for n, question in enumerate(found.values())]
 
 
 def right(task: Task, result: ToolResult) -> bool:
@@ -338,11 +342,11 @@ def test_python_answers_arithmetic_and_nothing_else(world: QuickstartWorld, envi
 def test_searches_find_every_fact_and_the_local_copy_is_wrong_where_it_is_stale(world: QuickstartWorld, environment):
     rng = np.random.default_rng(0)
     menu = world.menu("lookup", "eval", rng, full=True)
-    wish = world.preference("accuracy", "eval", "lookup", menu, rng)
+    preference = world.preference("accuracy", "eval", "lookup", menu, rng)
     posed = {}
     for (name, attribute), value in world.facts.items():
         question = Question("lookup", ATTRIBUTES[attribute][1].format(name=name), value, f"{name} {attribute}", ())
-        posed[name, attribute] = world.pose("fact", question, menu, wish)
+        posed[name, attribute] = world.pose("fact", question, menu, preference)
     web = use(environment, [(task, "web_search") for task in posed.values()])
     assert [key for (key, task), result in zip(posed.items(), web, strict=True) if not right(task, result)] == []
     local = use(environment, [(task, "local_search") for task in posed.values()])
@@ -391,7 +395,7 @@ def test_only_the_exact_answer_is_right(environment, tasks: dict[str, list[Task]
     assert [asyncio.run(episode.score(answer)) for answer in answers] == [True, True, False, False, False]
 
 
-# --- players ---------------------------------------------------------------------------------------------------------
+# --- scripts ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_reader_takes_the_last_word_that_says_something():
