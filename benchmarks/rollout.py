@@ -51,7 +51,7 @@ from orchestra_jax.engines.sglang.protocol import request_body
 from orchestra_jax.engines.sglang.weights import DiskPush
 from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.envs.qa.environment import QAEpisode
-from orchestra_jax.envs.quickstart.environment import CHAT_TEMPLATE
+from orchestra_jax.envs.quickstart.vocabulary import CHAT_TEMPLATE
 from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.models.qwen3 import Qwen3Config, init_params, num_params
 from orchestra_jax.models.tokenizer import build_word_tokenizer

@@ -187,7 +187,7 @@ def test_the_command_line_says_one_sentence_and_leaves_no_run(tmp_path: Path, qu
     )  # fmt: skip
     done = subprocess.run(
         [sys.executable, "experiments/train.py", f"output_dir={folder}", *overrides],
-        cwd=ROOT, env=dict(os.environ), text=True, capture_output=True, timeout=120,
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if not line.startswith("[transformers]")]
