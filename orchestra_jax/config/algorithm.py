@@ -5,34 +5,15 @@ from dataclasses import dataclass, field
 
 from orchestra_jax.config.choices import KL, Aggregation, DType, Importance, InvalidMode, OptimizerName, Schedule
 from orchestra_jax.config.errors import ConfigError
-from orchestra_jax.config.ranges import Settings, above, at_least, one_of, within
-
-_PUBLISHED_AGGREGATION = {
-    "grpo": Aggregation.token,
-    "dr_grpo": Aggregation.constant,
-    "dapo": Aggregation.token,
-    "gspo": Aggregation.sequence,
-    "cispo": Aggregation.token,
-    "sequence": Aggregation.sequence,
-}
+from orchestra_jax.config.ranges import Settings, above, at_least, within
 
 
 @dataclass(frozen=True)
 class LossConfig(Settings):
     """Which loss, and its constants. Hashable, so it can be a static argument of jit.
 
-    `grpo`, `dr_grpo` and `dapo` share one surrogate: the clipped one with a ratio per token. Their names differ only in
-    the aggregation that is used when `aggregation` is None; what else the published algorithms change is set elsewhere:
-
-    - grpo: mean over all tokens, as in the authors' training script; GRPO's first paper is `aggregation="sequence"`.
-    - dr_grpo: sum over a constant, so that length does not weigh; use `group_advantages(normalize_std=False)` with it.
-    - dapo: mean over all tokens; `clip_high > clip_low` (the default here) is its "clip-higher".
-    - gspo: one ratio per sequence, `exp(mean of log-ratios)`; its clip range is small, about 3e-4 and 4e-4.
-    - cispo: `-stop_gradient(clip(ratio)) * A * logprob`: clipping bounds a token's weight and never stops its gradient.
-    - sequence: the trajectory ratio of Eq. 4, `exp(sum of log-ratios)`.
-
     Attributes:
-        loss: see above.
+        loss: a name of `rl.losses.LOSSES`, which says what each is, or `module:attribute` (docs/add_a_loss.md).
         clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high]; 0.2 and 0.28 in the paper's script.
         dual_clip: if given (10 in the script), the loss of a token with A < 0 is at most `-A * dual_clip`; no effect on
             cispo.
@@ -40,7 +21,7 @@ class LossConfig(Settings):
         kl: estimator of that KL; k2 in the script.
         aggregation: "token" is the mean over all masked tokens of the batch, "sequence" the mean over sequences of each
             sequence's token mean, "constant" the sum over tokens divided by `constant`. None takes the published
-            choice of `loss`; a given value always wins.
+            choice of the loss; a given value always wins. GRPO's first paper is "sequence".
         constant: divisor of the "constant" aggregation, e.g. sequences per step * maximum sampled tokens. None: B * T.
         importance: correction for rollout log-probs that differ from the learner's, on every token's surrogate, without
             gradient, with w = exp(old - rollout). "tis" multiplies by min(w, cap); "icepop" multiplies by w inside
@@ -49,10 +30,10 @@ class LossConfig(Settings):
         importance_floor: the floor of icepop, None for 1 / cap.
 
     Raises:
-        ConfigError: an unknown name or a constant out of range.
+        ConfigError: a constant out of range.
     """
 
-    loss: str = one_of("grpo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sequence")
+    loss: str = "grpo"
     clip_low: float = within(0.2, 0, 1)
     clip_high: float = at_least(0.28, 0)
     dual_clip: float | None = above(None, 1)
@@ -71,11 +52,6 @@ class LossConfig(Settings):
             raise ConfigError(
                 f"The importance range is [{floor}, {cap}]: need 0 <= importance_floor <= importance_cap < inf."
             )
-
-    @property
-    def resolved_aggregation(self) -> Aggregation:
-        """The aggregation in force."""
-        return self.aggregation or _PUBLISHED_AGGREGATION[self.loss]
 
     @property
     def importance_range(self) -> tuple[float, float]:

@@ -17,12 +17,13 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
+from orchestra_jax.config.choices import Aggregation
 from orchestra_jax.models.lora import LoRA, abstract_adapters, attach
 from orchestra_jax.models.qwen3 import Params, Qwen3Config, abstract_params
 from orchestra_jax.models.sharding import ShardingRules, batch_sharding, param_shardings
 from orchestra_jax.rl.batching import MicroBatch
 from orchestra_jax.rl.distributed import agree_on_batches, batch_to_mesh, process_shards, tree_to_mesh
-from orchestra_jax.rl.losses import LossConfig, masked_percentiles, policy_loss
+from orchestra_jax.rl.losses import LossConfig, aggregation_of, masked_percentiles, policy_loss
 from orchestra_jax.rl.scoring import score_rows
 
 
@@ -207,10 +208,10 @@ class Learner:
             ValueError: no micro-batch, or `base` is missing.
         """
         batches = self.place(batches)
-        aggregation = self.cfg.loss.resolved_aggregation
-        if aggregation == "token":
+        aggregation = aggregation_of(self.cfg.loss)
+        if aggregation is Aggregation.token:
             denominator = sum(batch.num_tokens for batch in batches)
-        elif aggregation == "sequence":
+        elif aggregation is Aggregation.sequence:
             denominator = sum(batch.num_sequences for batch in batches)
         else:
             denominator = self.cfg.loss.constant or float(sum(batch.mask.size for batch in batches))

@@ -19,6 +19,7 @@ from orchestra_jax.models import checkpoint
 from orchestra_jax.models import tokenizer as tokenizers
 from orchestra_jax.models.qwen3 import Params, Qwen3Config, init_params
 from orchestra_jax.money import run as spending
+from orchestra_jax.rl.losses import LOSSES
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
@@ -33,6 +34,8 @@ def preflight(cfg: RunConfig) -> None:
         ConfigError: one sentence for each thing that is missing.
     """
     found = missing_inputs(cfg)
+    if problem := LOSSES.problem(cfg.algorithm.loss.loss):
+        found.append(problem)
     if cfg.rollout.engine is EngineName.sglang:
         found += _unreachable(cfg.rollout.urls) + gpu_conflicts(cfg.rollout)
     try:

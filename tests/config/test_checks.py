@@ -146,7 +146,6 @@ def test_loaded_config_is_frozen_and_typed() -> None:
         ("steps=abc", ["steps=abc", "Integer"]),
         ("hydra.run.dri=x", ["hydra.run.dri"]),
         ("name=${nothing}", ["nothing"]),
-        ("algorithm.loss.loss=grop", ["algorithm.loss.loss=grop", "use grpo"]),
         ("reward.outcome=2", ["reward.outcome=2.0 must be within [0, 1]"]),
         ("algorithm.group_size=1", ["algorithm.group_size=1 must be at least 2"]),
         ("rollout.temperature=0", ["rollout.temperature=0.0 must be above 0"]),

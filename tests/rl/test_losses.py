@@ -6,9 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orchestra_jax.rl.losses import LossConfig, kl_estimate, masked_percentiles, policy_loss
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.rl.losses import LOSSES as REGISTRY
+from orchestra_jax.rl.losses import LossConfig, aggregation_of, kl_estimate, masked_percentiles, policy_loss
 
-LOSSES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sequence"]
+LOSSES = list(REGISTRY.names())
 AGGREGATIONS = ["token", "sequence", "constant"]
 
 
@@ -329,18 +331,17 @@ def test_config_is_a_static_argument():
 
 
 def test_aggregation_default_follows_the_loss():
-    resolved = {loss: LossConfig(loss=loss).resolved_aggregation for loss in LOSSES}
+    resolved = {loss: aggregation_of(LossConfig(loss=loss)) for loss in LOSSES}
     assert resolved == {
         "grpo": "token", "dr_grpo": "constant", "dapo": "token",
         "gspo": "sequence", "cispo": "token", "sequence": "sequence",
     }  # fmt: skip
-    assert LossConfig(loss="dr_grpo", aggregation="token").resolved_aggregation == "token"
+    assert aggregation_of(LossConfig(loss="dr_grpo", aggregation="token")) == "token"
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"loss": "ppo"}, "loss=ppo is unknown: use one of grpo, dr_grpo"),
         ({"kl": "k4"}, "k1, k2, k3"),
         ({"aggregation": "mean"}, "token, sequence, constant"),
         ({"importance": "clip"}, "none, tis, icepop"),
@@ -356,6 +357,13 @@ def test_aggregation_default_follows_the_loss():
 def test_bad_configs(bad, message):
     with pytest.raises(ValueError, match=message):
         LossConfig(**bad)
+
+
+def test_an_unknown_loss_is_one_sentence_with_its_neighbour():
+    with pytest.raises(
+        ConfigError, match=r"algorithm.loss.loss=grop is no known loss: did you mean .*grpo.* use one of"
+    ):
+        call(batch(), LossConfig("grop"))
 
 
 def test_missing_logprobs():

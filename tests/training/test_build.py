@@ -150,6 +150,7 @@ def test_config_record_survives_json(tmp_path: Path):
         ((*OFFLINE, "tools.corpus=null", "data.mixture=[]"), "There are no training questions: set data.path=FILE."),
         (("env.name=quickstrt",), "env.name=quickstrt is no known environment: did you mean quickstart?"),
         (("data.wishes=3",), "data.wishes=3 must divide algorithm.tasks_per_step=32"),
+        (("algorithm.loss.loss=grop",), "algorithm.loss.loss=grop is no known loss: did you mean "),
     ],
     ids=[
         "questions",
@@ -164,6 +165,7 @@ def test_config_record_survives_json(tmp_path: Path):
         "no data",
         "environment",
         "preferences",
+        "loss",
     ],
 )
 def test_what_is_missing_ends_the_run_before_anything_is_made(

@@ -1,4 +1,4 @@
-"""Policy-gradient losses: clipped surrogates (Eq. 4 and its relatives), KL to a reference, importance correction.
+"""The loss of a batch: token losses, importance correction, KL to a reference, aggregation, and the metrics.
 
 Axes: B sequences, T tokens. A row is one sequence: its ratio and its mean are taken over the row's masked tokens.
 """
@@ -12,10 +12,9 @@ from jaxtyping import Bool, Float
 
 from orchestra_jax.config.algorithm import LossConfig
 from orchestra_jax.config.choices import KL, Aggregation, Importance
+from orchestra_jax.rl.losses.base import LOSSES, LossInputs, aggregation_of
 
-__all__ = ["LossConfig", "kl_estimate", "masked_percentiles", "policy_loss"]
-
-_MAX_LOG_RATIO = 20.0  # exp(20) is far outside every clip range and squares safely in float32
+_MAX_LOG_RATIO = 20.0  # exp(20) is far outside every range and squares safely in float32
 
 
 def kl_estimate(new: Float[Array, "B T"], ref: Float[Array, "B T"], kl: KL) -> Float[Array, "B T"]:
@@ -39,7 +38,7 @@ def _aggregate(
     """Sum over tokens (or over each sequence's token mean), divided by the aggregation's normaliser."""
     kept = jnp.where(mask, values, 0.0)
     lengths = mask.sum(axis=-1)
-    aggregation = cfg.resolved_aggregation
+    aggregation = aggregation_of(cfg)
     if aggregation is Aggregation.sequence:
         total, normaliser = (kept.sum(axis=-1) / jnp.maximum(lengths, 1)).sum(), (lengths > 0).sum()
     else:
@@ -68,19 +67,6 @@ def masked_percentiles(
     return tuple(found[index] for index in range(len(percents)))
 
 
-def _log_ratio(
-    new: Float[Array, "B T"], old: Float[Array, "B T"], mask: Bool[Array, "B T"], loss: str
-) -> Float[Array, "B T"]:
-    """Log of the ratio each token's surrogate uses, held within [-20, 20]; sequence ratios are the same along a row."""
-    log_ratio = new - old  # 0 where masked: both were zeroed
-    if loss in ("gspo", "sequence"):
-        total = log_ratio.sum(axis=-1, keepdims=True)
-        if loss == "gspo":
-            total = total / jnp.maximum(mask.sum(axis=-1, keepdims=True), 1)
-        log_ratio = jnp.broadcast_to(total, log_ratio.shape)
-    return jnp.clip(log_ratio, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-
-
 def _importance_weights(
     old: Float[Array, "B T"], rollout: Float[Array, "B T"] | None, mask: Bool[Array, "B T"], cfg: LossConfig
 ) -> tuple[Float[Array, "B T"], dict[str, Float[Array, ""]]]:
@@ -106,29 +92,6 @@ def _importance_weights(
         "icepop_fraction": _masked_mean(zeroed.astype(raw.dtype), mask),
     }
     return (jnp.ones_like(raw) if cfg.importance is Importance.none else corrected), metrics
-
-
-def _surrogate(
-    ratio: Float[Array, "B T"],
-    new: Float[Array, "B T"],
-    adv: Float[Array, "B T"],
-    mask: Bool[Array, "B T"],
-    cfg: LossConfig,
-) -> tuple[Float[Array, "B T"], dict[str, Float[Array, ""]]]:
-    """The clipped surrogate of each token, to be minimised, and the shares of tokens that each clip holds."""
-    clipped = jnp.clip(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)
-    below, above = ratio < 1 - cfg.clip_low, ratio > 1 + cfg.clip_high
-    dual = jnp.zeros_like(mask)
-    if cfg.loss == "cispo":
-        surrogate = -jax.lax.stop_gradient(clipped) * adv * new
-    else:
-        surrogate = -jnp.minimum(ratio * adv, clipped * adv)
-        below, above = below & (adv < 0), above & (adv > 0)
-        if cfg.dual_clip is not None:
-            dual = (adv < 0) & (surrogate > -adv * cfg.dual_clip)
-            surrogate = jnp.where(dual, -adv * cfg.dual_clip, surrogate)
-    held = {"low": below, "high": above, "dual": dual}
-    return surrogate, {f"clip_fraction_{k}": _masked_mean(v.astype(ratio.dtype), mask) for k, v in held.items()}
 
 
 def _ratio_metrics(ratio: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> dict[str, Float[Array, ""]]:
@@ -165,10 +128,10 @@ def policy_loss(
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
     """Loss to minimise, and its metrics; all arithmetic is at least float32.
 
-    Per token, with r the ratio of `cfg.loss`: `-min(r A, clip(r) A)` (Eq. 4), then `min(., -A dual_clip)` where A < 0,
-    times the importance weight; then `kl_coef * KL(new || ref)` is added and `cfg.aggregation` applied. Only `logprobs`
-    carry a gradient. Masked positions may hold anything, NaN included: they change nothing and their gradient is
-    exactly 0, and a row or batch without a token adds 0.
+    Per token: the loss that `cfg.loss` names (Eq. 4 for "sequence"), times the importance weight; then
+    `kl_coef * KL(new || ref)` is added and `cfg.aggregation` applied. Only `logprobs` carry a gradient. Masked
+    positions may hold anything, NaN included: they change nothing and their gradient is exactly 0, and a row or batch
+    without a token adds 0.
 
     Args:
         logprobs: of the policy being trained, at the sampling temperature.
@@ -188,12 +151,13 @@ def policy_loss(
         metrics: scalars without gradient. All fractions, means, maxima and percentiles are over the masked tokens of
             this call. policy_loss; tokens, sequences (counts); ratio_mean, ratio_max, ratio_p01, ratio_p50, ratio_p99;
             clip_fraction_low / _high (ratio below / above the range where that stops the gradient: A < 0 / A > 0;
-            cispo: at any A), clip_fraction_dual; approx_kl (k3 estimate of KL(old || new) from token ratios). With
-            rollout_logprobs: mismatch_mean and mismatch_max of |old - rollout| in nats; importance_ess, (sum w)^2 /
-            (n sum w^2) in [0, 1] of the weights in use (of the plain w for "none"); icepop_fraction (tokens zeroed).
+            cispo: at any A), clip_fraction_dual (a loss may have others); approx_kl (k3 estimate of KL(old || new)).
+            With rollout_logprobs: mismatch_mean and mismatch_max of |old - rollout| in nats; importance_ess, (sum w)^2
+            / (n sum w^2) in [0, 1] of the weights in use (of the plain w for "none"); icepop_fraction (tokens zeroed).
             With ref_logprobs: kl_ref (token mean of k3), kl_loss (before kl_coef).
 
     Raises:
+        ConfigError: there is no loss of that name.
         ValueError: `rollout_logprobs` or `ref_logprobs` is missing for what `cfg` asks.
     """
     kept = jnp.asarray(mask).astype(bool)
@@ -203,11 +167,11 @@ def policy_loss(
     adv = _constant(jnp.broadcast_to(advantages, kept.shape), kept)
     new, old = _clean(logprobs, kept), _constant(old_logprobs, kept)
 
-    ratio = jnp.exp(_log_ratio(new, old, kept, cfg.loss))
-    surrogate, clipping = _surrogate(ratio, new, adv, kept, cfg)
+    found = LOSSES.get(cfg.loss).tokens(LossInputs(new, old, adv, kept, cfg))
+    ratio = found.ratio
     rollout = None if rollout_logprobs is None else _constant(rollout_logprobs, kept)
     weight, metrics = _importance_weights(old, rollout, kept, cfg)
-    objective = _aggregate(surrogate * weight, kept, cfg, denominator)
+    objective = _aggregate(found.tokens * weight, kept, cfg, denominator)
     loss = objective
     if ref_logprobs is not None:
         ref = _constant(ref_logprobs, kept)
@@ -222,7 +186,7 @@ def policy_loss(
         "tokens": kept.sum().astype(ratio.dtype),
         "sequences": kept.any(axis=-1).sum().astype(ratio.dtype),
         **_ratio_metrics(jax.lax.stop_gradient(ratio), kept),
-        **clipping,
+        **{f"clip_fraction_{k}": _masked_mean(v.astype(ratio.dtype), kept) for k, v in found.clipped.items()},
         "approx_kl": _masked_mean(kl_estimate(old, new, KL.k3), kept),
     }
     return loss, jax.lax.stop_gradient(metrics)

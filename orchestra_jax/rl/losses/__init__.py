@@ -1,0 +1,17 @@
+"""Policy-gradient losses, each chosen by name: `LOSSES`."""
+
+from orchestra_jax.config.algorithm import LossConfig
+from orchestra_jax.rl.losses.base import LOSSES, Loss, LossInputs, LossOutputs, aggregation_of
+from orchestra_jax.rl.losses.policy import kl_estimate, masked_percentiles, policy_loss
+
+__all__ = [
+    "LOSSES",
+    "Loss",
+    "LossConfig",
+    "LossInputs",
+    "LossOutputs",
+    "aggregation_of",
+    "kl_estimate",
+    "masked_percentiles",
+    "policy_loss",
+]

@@ -1,0 +1,79 @@
+"""What a loss is: a function from the log-probs of a batch to the loss of every token, and the list of all losses.
+
+Axes: B sequences, T tokens.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from jax import Array
+from jaxtyping import Bool, Float
+
+from orchestra_jax.config.algorithm import LossConfig
+from orchestra_jax.config.choices import Aggregation
+from orchestra_jax.config.registry import Registry
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What a loss is computed from; at least float32, and 0 where the mask is.
+
+    Attributes:
+        logprobs: of the policy being trained; they alone carry a gradient.
+        old_logprobs: of the policy at the start of the step.
+        advantages: of every token; constant along a row unless the caller gave one per token.
+        mask: tokens that the policy sampled and that carry loss.
+        cfg: clip ranges and other constants.
+    """
+
+    logprobs: Float[Array, "B T"]
+    old_logprobs: Float[Array, "B T"]
+    advantages: Float[Array, "B T"]
+    mask: Bool[Array, "B T"]
+    cfg: LossConfig
+
+
+@dataclass(frozen=True)
+class LossOutputs:
+    """What a loss gives.
+
+    Attributes:
+        tokens: loss of every token, to be minimised; what stands where the mask is 0 changes nothing.
+        ratio: the ratio of new to old policy that was used, for the metrics.
+        clipped: tokens that a clip holds, by the clip's name: the metrics `clip_fraction_<name>`.
+    """
+
+    tokens: Float[Array, "B T"]
+    ratio: Float[Array, "B T"]
+    clipped: Mapping[str, Bool[Array, "B T"]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss; decorates a function that becomes one.
+
+    Attributes:
+        tokens: the function.
+        aggregation: how token losses become one number where `LossConfig.aggregation` is None.
+    """
+
+    tokens: Callable[[LossInputs], LossOutputs]
+    aggregation: Aggregation = Aggregation.token
+
+
+_SURROGATES = "orchestra_jax.rl.losses.surrogates"
+LOSSES: Registry[Loss] = Registry(
+    "loss",
+    "algorithm.loss.loss",
+    group="orchestra_jax.losses",
+    builtin={name: f"{_SURROGATES}:{name}" for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sequence")},
+)
+
+
+def aggregation_of(cfg: LossConfig) -> Aggregation:
+    """The aggregation in force: the configured one, else that of the loss.
+
+    Raises:
+        ConfigError: there is no such loss.
+    """
+    return cfg.aggregation or LOSSES.get(cfg.loss).aggregation

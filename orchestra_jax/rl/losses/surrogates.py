@@ -1,0 +1,77 @@
+"""The losses of this package: clipped surrogates with a ratio per token or per sequence (Eq. 4 and its relatives)."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from orchestra_jax.config.choices import Aggregation
+from orchestra_jax.rl.losses.base import Loss, LossInputs, LossOutputs
+
+MAX_LOG_RATIO = 20.0  # exp(20) is far outside every clip range and squares safely in float32
+
+
+@Loss
+def grpo(inputs: LossInputs) -> LossOutputs:
+    """A ratio per token; mean over all tokens, as in the authors' training script."""
+    return clipped_surrogate(inputs, token_ratio(inputs))
+
+
+# Its sum is divided by a constant, so that length does not weigh; goes with `group_advantages(normalize_std=False)`.
+dr_grpo = Loss(grpo.tokens, Aggregation.constant)
+
+# Differs from grpo in settings only: `clip_high > clip_low` is its "clip-higher".
+dapo = Loss(grpo.tokens)
+
+
+def _gspo(inputs: LossInputs) -> LossOutputs:
+    """`exp(mean of log-ratios)` for all tokens of a sequence; its clip range is small, about 3e-4 and 4e-4."""
+    total = (inputs.logprobs - inputs.old_logprobs).sum(axis=-1, keepdims=True)
+    return clipped_surrogate(
+        inputs, _along_rows(total / jnp.maximum(inputs.mask.sum(axis=-1, keepdims=True), 1), inputs)
+    )
+
+
+def _sequence(inputs: LossInputs) -> LossOutputs:
+    """The trajectory ratio of Eq. 4, `exp(sum of log-ratios)`, for all tokens of a sequence."""
+    total = (inputs.logprobs - inputs.old_logprobs).sum(axis=-1, keepdims=True)
+    return clipped_surrogate(inputs, _along_rows(total, inputs))
+
+
+gspo = Loss(_gspo, Aggregation.sequence)
+sequence = Loss(_sequence, Aggregation.sequence)
+
+
+@Loss
+def cispo(inputs: LossInputs) -> LossOutputs:
+    """`-stop_gradient(clip(ratio)) * A * logprob`: clipping bounds a token's weight and never stops its gradient."""
+    ratio = token_ratio(inputs)
+    low, high = 1 - inputs.cfg.clip_low, 1 + inputs.cfg.clip_high
+    clipped = jnp.clip(ratio, low, high)
+    tokens = -jax.lax.stop_gradient(clipped) * inputs.advantages * inputs.logprobs
+    held = {"low": ratio < low, "high": ratio > high, "dual": jnp.zeros_like(inputs.mask)}
+    return LossOutputs(tokens, ratio, held)
+
+
+def token_ratio(inputs: LossInputs) -> Float[Array, "B T"]:
+    """New to old policy, token by token; its log is held within [-20, 20]."""
+    return jnp.exp(jnp.clip(inputs.logprobs - inputs.old_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def clipped_surrogate(inputs: LossInputs, ratio: Float[Array, "B T"]) -> LossOutputs:
+    """`-min(r A, clip(r) A)`, then at most `-A dual_clip` where A < 0; held are tokens whose gradient a clip stops."""
+    cfg, adv = inputs.cfg, inputs.advantages
+    low, high = 1 - cfg.clip_low, 1 + cfg.clip_high
+    tokens = -jnp.minimum(ratio * adv, jnp.clip(ratio, low, high) * adv)
+    dual = jnp.zeros_like(inputs.mask)
+    if cfg.dual_clip is not None:
+        dual = (adv < 0) & (tokens > -adv * cfg.dual_clip)
+        tokens = jnp.where(dual, -adv * cfg.dual_clip, tokens)
+    held = {"low": (ratio < low) & (adv < 0), "high": (ratio > high) & (adv > 0), "dual": dual}
+    return LossOutputs(tokens, ratio, held)
+
+
+def _along_rows(log_ratio: Float[Array, "B 1"], inputs: LossInputs) -> Float[Array, "B T"]:
+    """The ratio of each sequence at all of its tokens; its log is held within [-20, 20]."""
+    same = jnp.broadcast_to(log_ratio, inputs.mask.shape)
+    return jnp.exp(jnp.clip(same, -MAX_LOG_RATIO, MAX_LOG_RATIO))
