@@ -60,6 +60,7 @@ from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, render_call
 from orchestra_jax.rollout.watchdog import describe
+from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolSpec, Trajectory
 
 CLIENTS = {"collector": "Collector + SGLangEngine", "bare": "bare aiohttp client"}
@@ -82,7 +83,7 @@ class Echo:
     """A world with one free tool."""
 
     def reset(self, task: Task, budget: Budget) -> QAEpisode:
-        return QAEpisode(task, {TOOL.name: _echo}, None, None, budget)
+        return QAEpisode(task, ToolExecutor(task.tools, {TOOL.name: _echo}, budget), None, None, budget)
 
     async def close(self) -> None:
         pass

@@ -1,39 +1,177 @@
-"""The executor of tool calls: it checks the arguments, calls the tool and charges the call."""
+"""What a tool is, the decorator that makes one of a function, and the executor that checks, runs and charges calls."""
 
+import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, overload
 
+from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools import schema
-from orchestra_jax.types import ToolCall, ToolResult, ToolSpec, Usage
+from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec, Usage
 
 # Executes a call: (its validated arguments, the budget that pays for it) -> what the policy reads.
 ToolHandler = Callable[[Mapping[str, Any], Budget], Awaitable[ToolResult | str]]
+ToolFunction = Callable[..., Awaitable[ToolResult | str]]
+
+
+class Tool:
+    """A plain tool of a run. Subclass it for a tool that opens something; else decorate a function with `tool`.
+
+    Attributes:
+        spec: what the policy sees. `price_usd` is the tool's own price per call, where the price list has no entry of
+            its name; None: every price list needs one.
+        listed: whether price lists name it at all; False for what is never charged.
+    """
+
+    spec: ToolSpec
+    listed: ClassVar[bool] = True
+
+    async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult | str:
+        """Executes a call. Its ledger rows bear tokens and seconds, and dollars only where something is really paid.
+
+        Raises:
+            InfrastructureError: it failed through no fault of the policy; the sample is invalid.
+            BudgetExceeded: the budget does not allow the call.
+        """
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Releases what the tool opened."""
+
+    @classmethod
+    def problems(cls, cfg: RunConfig, prices: PriceList) -> list[str]:
+        """One sentence, with the fix, for everything in the `RunConfig` that the tool lacks; starts nothing."""
+        return []
+
+
+class FunctionTool(Tool):
+    """A tool that is one async function; see `tool`. Calling it calls the function."""
+
+    def __init__(self, function: ToolFunction, spec: ToolSpec, budget: str | None) -> None:
+        self.function, self.spec, self._budget = function, spec, budget
+
+    def __call__(self, *arguments: Any, **options: Any) -> Awaitable[ToolResult | str]:
+        return self.function(*arguments, **options)
+
+    async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        given = {**arguments, self._budget: budget} if self._budget else dict(arguments)
+        start = time.perf_counter()
+        try:
+            answer = await self.function(**given)
+        except ValueError as error:
+            answer = ToolResult(str(error) or type(error).__name__, is_error=True)
+        except OSError as error:
+            raise InfrastructureError(f"{self.spec.name} failed: {error or type(error).__name__}.") from error
+        result = ToolResult(answer) if isinstance(answer, str) else answer
+        own = Usage(self.spec.name, seconds=time.perf_counter() - start)
+        return replace(result, usage=result.usage or (own,))
+
+
+@overload
+def tool(function: ToolFunction, /) -> FunctionTool: ...
+@overload
+def tool(
+    *, name: str | None = None, price_usd: float = 0.0, latency_s: float | None = None, local: bool = False
+) -> Callable[[ToolFunction], FunctionTool]: ...
+def tool(
+    function: ToolFunction | None = None,
+    /,
+    *,
+    name: str | None = None,
+    price_usd: float = 0.0,
+    latency_s: float | None = None,
+    local: bool = False,
+) -> FunctionTool | Callable[[ToolFunction], FunctionTool]:
+    """Decorator that makes a tool of an async function, also without parentheses.
+
+    The first paragraph of its docstring describes the tool, "Args:" its arguments, and their annotations make the JSON
+    schema: str, int, float, bool, Literal, list, dict, "X | None". An argument with a default may be left out. One that
+    is annotated `Budget` is filled in with the trajectory's and not shown. The function returns text or a `ToolResult`.
+
+    A ValueError is the policy's doing, such as a bad argument: its text is the observation. An OSError (connections and
+    time-outs are such) or InfrastructureError makes the sample invalid. Everything else is a bug and ends the run.
+
+    Args:
+        name: what the policy calls; the function's own by default.
+        price_usd: dollars per call, where the price list has no entry of this name; 0 is free.
+        latency_s: seconds per call that the menu shows and the reward counts; None: measured.
+        local: whether it runs on the user's own machine.
+
+    Raises:
+        TypeError: the function is not async, or an argument has a type that is none of these.
+        ValueError: see `schema.check_spec`.
+    """
+
+    def make(function: ToolFunction) -> FunctionTool:
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"The tool {function.__name__!r} must be an async function: write `async def`.")
+        description, parameters, budget = schema.signature(function, filled=Budget)
+        spec = ToolSpec(
+            name=name or function.__name__,
+            description=description,
+            parameters=parameters,
+            price_usd=price_usd,
+            latency_s=latency_s,
+            local=local,
+        )
+        schema.check_spec(spec)
+        return FunctionTool(function, spec, budget)
+
+    return make if function is None else make(function)
+
+
+@dataclass(frozen=True, slots=True)
+class Tariff:
+    """The two price lists of a call: budgets count by what is really paid, rewards by the instance's.
+
+    Attributes:
+        shown: of the instance.
+        paid: what the dollars of a tool's own rows were counted by.
+    """
+
+    shown: PriceList
+    paid: PriceList
+
+    def charge(self, row: Usage) -> Usage:
+        """The row at the instance's price. What was not billed stays free, and what the list lacks as it is."""
+        if row.name not in self.shown.entries:
+            return replace(row, price_list=self.shown.id)
+        if row.price_list and row.cost_usd == 0 < self.paid.charge(row).cost_usd:
+            return replace(row, price_list=self.shown.id)
+        return self.shown.charge(row)
 
 
 class ToolExecutor:
-    """Validates, executes and charges the calls of one episode.
+    """Validates, executes and charges the calls of one episode; this is the one place where a call gets its price.
 
     Charging: where the menu shows a price per call, that price is charged and the menu's latency (measured seconds
-    where it shows none). Otherwise the rows that the tool itself returned are kept (models priced per token), and a
-    tool that returned none is charged zero dollars and the menu's latency. A call that was refused (unknown tool,
-    bad arguments) was not executed and costs nothing.
+    where it shows none). Otherwise the tool's own rows are charged by the instance's price list, or kept as they are
+    without one, and a tool without rows is charged zero dollars and the menu's latency. A call that was refused
+    (unknown tool, bad arguments) was not executed and costs nothing.
 
     Args:
         tools: the menu of this instance.
         handlers: by tool name; may hold more than the menu.
         budget: of the trajectory: pays for the calls.
+        tariff: price lists of the instance.
 
     Raises:
         ValueError: a tool of the menu has no handler, or two tools share a name.
     """
 
-    def __init__(self, tools: Sequence[ToolSpec], handlers: Mapping[str, ToolHandler], budget: Budget) -> None:
+    def __init__(
+        self,
+        tools: Sequence[ToolSpec],
+        handlers: Mapping[str, ToolHandler],
+        budget: Budget,
+        tariff: Tariff | None = None,
+    ) -> None:
         self.tools = tuple(tools)
         self._specs = {spec.name: spec for spec in self.tools}
-        self._handlers, self._budget = handlers, budget
+        self._handlers, self._budget, self._tariff = handlers, budget, tariff
         if len(self._specs) != len(self.tools):
             raise ValueError(f"Two tools of the menu share a name: {sorted(spec.name for spec in self.tools)}.")
         missing = [name for name in self._specs if name not in handlers]
@@ -53,19 +191,20 @@ class ToolExecutor:
         answer = await self._handlers[call.name](call.arguments, self._budget)
         elapsed = time.perf_counter() - start
         result = ToolResult(answer) if isinstance(answer, str) else answer
-        return replace(result, usage=charge(spec, result.usage, elapsed))
+        return replace(result, usage=charge(spec, result.usage, elapsed, self._tariff))
 
 
-def charge(spec: ToolSpec, rows: tuple[Usage, ...], elapsed: float) -> tuple[Usage, ...]:
+def charge(spec: ToolSpec, rows: tuple[Usage, ...], elapsed: float, tariff: Tariff | None = None) -> tuple[Usage, ...]:
     """Ledger rows of one executed call under the rule in `ToolExecutor`.
 
     Args:
         spec: the called tool with the menu's price and latency.
         rows: what the tool itself reported.
         elapsed: measured wall-clock seconds, used where neither menu nor tool gives seconds.
+        tariff: price lists of the instance.
     """
     if spec.price_usd is None and rows:
-        return rows
+        return rows if tariff is None else tuple(tariff.charge(row) for row in rows)
     seconds = spec.latency_s
     if seconds is None:
         seconds = sum(row.seconds for row in rows) if rows else elapsed

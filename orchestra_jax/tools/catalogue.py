@@ -7,16 +7,16 @@ An instance is drawn from a seed alone, and its record, which goes into the task
 """
 
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import Price, PriceList, choose
-from orchestra_jax.tools.base import ToolHandler
+from orchestra_jax.money.prices import Price, PriceList
+from orchestra_jax.tools.base import Tariff, ToolExecutor, ToolHandler
 from orchestra_jax.tools.menu import sample_menu
 from orchestra_jax.types import Task, ToolResult, ToolSpec, Usage
 
@@ -50,7 +50,7 @@ class Entry:
 
     Attributes:
         spec: without price and latency; its name is what the menu shows without aliases.
-        handler: executes a call; its rows bear the run's prices, or none yet.
+        handler: executes a call; its rows bear what was really paid, or no dollars yet.
         role: of an expert, see ROLES; "" for a plain tool.
         model: of an expert: its name in price lists.
         billed: entries of the price list that a call is charged by, the model first; none for a simulated expert,
@@ -93,6 +93,22 @@ class MenuRule:
     aliases: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class PriceDraw:
+    """Which price list an instance got.
+
+    Attributes:
+        list: its id.
+        seed: of the factors of its prices; None: the prices as they are.
+        low, high: range of the factors.
+    """
+
+    list: str
+    seed: int | None = None
+    low: float = 1.0
+    high: float = 1.0
+
+
 class PriceBook:
     """The price lists of a run.
 
@@ -104,24 +120,19 @@ class PriceBook:
 
     def __init__(self, base: PriceList, lists: Sequence[PriceList] = (), low: float = 1.0, high: float = 1.0) -> None:
         self.base, self.lists, self._range = base, tuple(lists) or (base,), (low, high)
-        self.find = lru_cache(maxsize=1024)(self._find)
+        self.prices = lru_cache(maxsize=1024)(self._prices)
 
-    def draw(self, rng: np.random.Generator) -> PriceList:
+    def draw(self, rng: np.random.Generator) -> "PriceDraw":
         """The list of one instance."""
-        drawn = choose(self.lists, rng)
-        return drawn if self._range == (1.0, 1.0) else drawn.randomised(rng, *self._range)
+        name = self.lists[int(rng.integers(len(self.lists)))].id
+        return PriceDraw(name) if self._range == (1.0, 1.0) else PriceDraw(name, int(rng.integers(2**32)), *self._range)
 
-    def _find(self, name: str) -> PriceList:
-        """The list with the id `name`; raises ValueError where this book cannot have drawn it."""
-        whole, _, factors = name.rpartition("*")
-        for prices in self.lists:
-            if prices.id == name:
-                return prices
-            if prices.id == whole:
-                scaled = prices.scaled(int(factors.rpartition("@")[2]), *self._range)
-                if scaled.id == name:
-                    return scaled
-        raise ValueError(f"No price list {name!r} in this run; keep pricing.* as it was when the task was made.")
+    def _prices(self, draw: "PriceDraw") -> PriceList:
+        """The list that was drawn; raises ValueError where this book cannot have drawn it."""
+        found = next((prices for prices in self.lists if prices.id == draw.list), None)
+        if found is None or (draw.low, draw.high) != self._range:
+            raise ValueError(f"{draw} is not of this run; keep pricing.* as it was when the task was made.")
+        return found if draw.seed is None else found.scaled(draw.seed, draw.low, draw.high)
 
 
 @dataclass(frozen=True)
@@ -130,8 +141,8 @@ class Instance:
 
     Attributes:
         tools: the menu with prices and latencies.
-        record: JSON for the task's `extra` and the logs: the seed, the id of the price list, and what every name (of a
-            tool, or of a choice in the released form) stands for.
+        record: JSON for the task's `extra` and the logs: the seed, the fields of the `PriceDraw`, and what every name
+            (of a tool, or of a choice in the released form) stands for.
     """
 
     tools: tuple[ToolSpec, ...]
@@ -143,7 +154,7 @@ class Catalogue:
 
     Args:
         entries: keys unique; in the released form experts alone, at least one for each function.
-        prices: must hold everything that `entries` are billed by.
+        book: every list of it must hold everything that `entries` are billed by.
         rule: how instances are drawn.
 
     Raises:
@@ -151,13 +162,13 @@ class Catalogue:
         MissingPrice: a list lacks a model or tool.
     """
 
-    def __init__(self, entries: Sequence[Entry], prices: PriceBook, rule: MenuRule) -> None:
+    def __init__(self, entries: Sequence[Entry], book: PriceBook, rule: MenuRule) -> None:
         self.entries = {entry.key: entry for entry in entries}
-        self.prices, self.rule = prices, rule
+        self.book, self.rule = book, rule
         if not entries or len(self.entries) != len(entries):
             raise ValueError(f"A catalogue needs tools, each of them once, not {[entry.key for entry in entries]}.")
         for name in {name for entry in entries for name in entry.billed}:
-            for each in (prices.base, *prices.lists):
+            for each in (book.base, *book.lists):
                 each.cost(name)
         if rule.form == "released":
             offered = {ROLES[entry.role][0] for entry in entries if entry.role}
@@ -167,23 +178,26 @@ class Catalogue:
     def instance(self, seed: int) -> Instance:
         """The instance of a seed, always the same."""
         rng = np.random.default_rng(seed)
-        prices = self.prices.draw(rng)
+        draw = self.book.draw(rng)
+        prices = self.book.prices(draw)
         released = self.rule.form == "released"
         tools, names = self._functions(rng, prices) if released else self._menu(rng, prices)
-        return Instance(tools, {"seed": seed, "prices": prices.id, "tools": names})
+        return Instance(tools, {"seed": seed, "prices": asdict(draw), "tools": names})
 
-    def handlers(self, record: Mapping[str, Any], task: Task) -> dict[str, ToolHandler]:
-        """The handlers of a menu by the names it shows; fresh for every episode, as the released form keeps notes.
+    def executor(self, record: Mapping[str, Any], task: Task, budget: Budget) -> ToolExecutor:
+        """Executes the calls of an episode; made for each of them, as the released form keeps notes.
 
         Args:
             record: of the instance.
-            task: of the episode; the released form's models are asked its question.
+            task: of the episode, with the tools of the instance; the released form's models are asked its question.
+            budget: of the trajectory.
         """
-        prices = self.prices.find(record["prices"])
+        tariff = Tariff(self.book.prices(PriceDraw(**record["prices"])), self.book.base)
         entries = {name: self.entries[key].within(task) for name, key in record["tools"].items()}
+        handlers = {name: _accounted(entry, tariff) for name, entry in entries.items()}
         if self.rule.form == "released":
-            return _Notes(task.question, entries, prices, self.prices.base).handlers()
-        return {name: _repriced(entry, prices, self.prices.base) for name, entry in entries.items()}
+            handlers = _Notes(task.question, entries, handlers).by_function()
+        return ToolExecutor(task.tools, handlers, budget, tariff)
 
     def _menu(self, rng: np.random.Generator, prices: PriceList) -> tuple[tuple[ToolSpec, ...], dict[str, str]]:
         """The separate form: the chosen tools, in random order where names or subset are random."""
@@ -233,18 +247,19 @@ class Catalogue:
 class _Notes:
     """One episode in the released form: what its functions found, for those that are called later."""
 
-    def __init__(self, question: str, choices: Mapping[str, Entry], prices: PriceList, base: PriceList) -> None:
-        self._question, self._choices, self._prices, self._base = question, choices, prices, base
+    def __init__(self, question: str, choices: Mapping[str, Entry], handlers: Mapping[str, ToolHandler]) -> None:
+        self._question, self._choices, self._handlers = question, choices, handlers
         self._notes: list[str] = []
 
-    def handlers(self) -> dict[str, ToolHandler]:
+    def by_function(self) -> dict[str, ToolHandler]:
         return dict.fromkeys(_FUNCTIONS, self._call)
 
     async def _call(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         entry = self._choices[arguments["model"]]  # the schema lists the choices
         asked = entry.spec.parameters["required"][0]
         given = {asked: self._question} | ({"context": "\n\n".join(self._notes)} if self._notes else {})
-        result = await _repriced(entry, self._prices, self._base)(given, budget)
+        answer = await self._handlers[arguments["model"]](given, budget)
+        result = ToolResult(answer) if isinstance(answer, str) else answer
         if result.is_error:
             return result
         if ROLES[entry.role][0] == "answer":
@@ -269,37 +284,28 @@ def price_words(price: Price) -> str:
     return ", ".join(f"${dollars:.4g} {unit}" for dollars, unit in parts if dollars)
 
 
-def _repriced(
-    entry: Entry, prices: PriceList, base: PriceList
-) -> Callable[[Mapping[str, Any], Budget], Awaitable[ToolResult]]:
-    """The entry's handler with rows by the instance's price list. What the provider did not bill stays free."""
+def _accounted(entry: Entry, tariff: Tariff) -> ToolHandler:
+    """The entry's handler. One that reports no row spent nothing: the ledger gets a row that says so."""
+    nothing = Usage(entry.model or entry.spec.name, price_list=tariff.paid.id)
 
     async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         answer = await entry.handler(arguments, budget)
         result = ToolResult(answer) if isinstance(answer, str) else answer
-        rows = result.usage or (Usage(entry.model or entry.spec.name, price_list=prices.id),)  # not made: nothing spent
-        return replace(result, usage=tuple(_reprice(row, prices, base) for row in rows))
+        return replace(result, usage=result.usage or (nothing,))
 
     return call
-
-
-def _reprice(row: Usage, prices: PriceList, base: PriceList) -> Usage:
-    if row.name not in prices.entries or (row.price_list and row.cost_usd == 0 < base.charge(row).cost_usd):
-        return replace(row, price_list=prices.id)
-    return prices.charge(row)
 
 
 def _priced(entry: Entry, name: str, prices: PriceList) -> ToolSpec:
     """The tool as the menu shows it. Prices are words of the description, since calls are charged by their rows.
 
-    A simulated expert is charged by its spec, whose price the chat format puts into words.
+    What no list names is charged by its spec, whose price the chat format puts into words.
     """
     latency = _latency(entry, prices)
     words = f" {_price(entry, prices)}" + (" Runs locally." if entry.spec.local else "")
     if latency is not None:
         words += f" Latency: about {latency:.3g} s."
-    described = "" if entry.key == ANSWER_TOOL.name or entry.for_task else words
-    return replace(entry.spec, name=name, description=f"{entry.spec.description}{described}")
+    return replace(entry.spec, name=name, description=f"{entry.spec.description}{words if entry.billed else ''}")
 
 
 def _words(entry: Entry, prices: PriceList) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,21 @@ from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay, ReplayMiss
 from orchestra_jax.tools import schema
-from orchestra_jax.tools.catalogue import ANSWER_TOOL, Catalogue, Entry, MenuRule, PriceBook, give_answer, price_words
+from orchestra_jax.tools.catalogue import (
+    ANSWER_TOOL,
+    Catalogue,
+    Entry,
+    Instance,
+    MenuRule,
+    PriceBook,
+    PriceDraw,
+    give_answer,
+    price_words,
+)
 from orchestra_jax.tools.entries import OUT_OF_BUDGET, expert_entries, recorded, within_budget
 from orchestra_jax.tools.experts.client import Expert, expert_clients
 from orchestra_jax.tools.experts.simulated import SimulatedExpert, SimulatedTool
-from orchestra_jax.types import Preference, Task, ToolResult, ToolSpec, Usage
+from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
 from tests.tools.openai_stub import StubOpenAI
 
 PYTHON = ToolSpec("python", "Runs code.", {"type": "object"}, local=True)
@@ -31,6 +42,14 @@ ROLES = {"query_writer": ["small", "big"], "code_writer": ["big"], "math": ["sma
 
 def task(question: str = "?", answer: str = "7") -> Task:
     return Task("t", question, (answer,), (), Preference("accuracy", ""))
+
+
+async def execute(
+    offer: Catalogue, instance: Instance, call: ToolCall, posed: Task | None = None, budget: Budget | None = None
+) -> ToolResult:
+    """One call of a new episode."""
+    posed = replace(posed or task(), tools=instance.tools)
+    return await offer.executor(instance.record, posed, budget or Budget()).step(call)
 
 
 async def found(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
@@ -68,8 +87,8 @@ def test_a_seed_is_an_instance_and_other_seeds_are_others():
     instances = [offer.instance(seed) for seed in range(200)]
     assert instances == [catalogue(rule, PriceBook(BASE, [BASE, CHEAP], 0.5, 2.0)).instance(s) for s in range(200)]
     assert {len(instance.tools) for instance in instances} == {2, 3, 4, 5}
-    assert {i.record["prices"].partition("*")[0] for i in instances} == {"base", "cheap"}
-    assert len({i.record["prices"] for i in instances}) > 190
+    assert {i.record["prices"]["list"] for i in instances} == {"base", "cheap"}
+    assert len({i.record["prices"]["seed"] for i in instances}) > 190
     assert {i.record["tools"].get("expert-1") for i in instances} >= {f"{r}/{m}" for r, ms in ROLES.items() for m in ms}
     for instance in instances:
         assert "answer" in instance.record["tools"]
@@ -117,14 +136,17 @@ def test_what_cannot_be_offered_is_refused():
         expert_entries({"poet": ["small"]}, {})
 
 
-def test_a_list_is_found_again_by_its_id():
+def test_a_list_is_made_again_from_an_instances_record():
     book = PriceBook(BASE, [CHEAP], 0.5, 2.0)
-    drawn = catalogue(MenuRule(), book).instance(7).record["prices"]
-    again = PriceBook(BASE, [CHEAP], 0.5, 2.0).find(drawn)
-    assert again.id == drawn
+    instance = catalogue(MenuRule(), book).instance(7)
+    draw = PriceDraw(**json.loads(json.dumps(instance.record["prices"])))
+    again = PriceBook(BASE, [CHEAP], 0.5, 2.0).prices(draw)
+    assert again == CHEAP.scaled(draw.seed or 0, 0.5, 2.0)
     assert again.entries != CHEAP.entries
-    with pytest.raises(ValueError, match="keep pricing"):
-        PriceBook(BASE, [CHEAP], 0.5, 3.0).find(drawn)
+    for another in (PriceBook(BASE, [CHEAP], 0.5, 3.0), PriceBook(BASE, [BASE], 0.5, 2.0), PriceBook(BASE, [CHEAP])):
+        with pytest.raises(ValueError, match="keep pricing"):
+            another.prices(draw)
+    assert PriceBook(BASE).prices(PriceDraw("base")) is BASE
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
@@ -135,12 +157,10 @@ async def test_rows_are_charged_by_the_instances_list_and_the_budget_by_what_is_
         stub.reply = lambda body: "<answer>capital of Norway</answer>"
         experts = [Expert(name, name, stub.url, max_tokens=16, retries=0) for name in ("small", "big")]
         offer = catalogue(MenuRule(aliases=True), PriceBook(BASE, [CHEAP]), experts)
-        record = offer.instance(3).record
-        names = {key: name for name, key in record["tools"].items()}
-        budget = Budget()
-        call = offer.handlers(record, task())[names["query_writer/big"]]
-        result = await call({"question": "What is the capital?"}, budget)
-        assert isinstance(result, ToolResult)
+        instance, budget = offer.instance(3), Budget()
+        names = {key: name for name, key in instance.record["tools"].items()}
+        call = ToolCall(names["query_writer/big"], {"question": "What is the capital?"})
+        result = await execute(offer, instance, call, budget=budget)
         model, search = result.usage
         (bill,) = stub.bills
         assert result.text == "Query: capital of Norway\na page"
@@ -163,11 +183,8 @@ async def test_local_rows_get_a_price_and_what_was_not_billed_stays_free():
 
     entries = [Entry(PYTHON, run_python), Entry(spec("web"), unbilled), Entry(spec("other"), silent)]
     offer = Catalogue(entries, PriceBook(BASE, [CHEAP]), MenuRule())
-    handlers = offer.handlers(offer.instance(0).record, task())
-    python, web, other = [await handlers[name]({"code": "1"}, Budget()) for name in ("python", "web", "other")]
-    assert isinstance(python, ToolResult)
-    assert isinstance(web, ToolResult)
-    assert isinstance(other, ToolResult)
+    calls = [ToolCall(name, {"code": "1"}) for name in ("python", "web", "other")]
+    python, web, other = [await execute(offer, offer.instance(0), call) for call in calls]
     assert python.usage == (Usage("python", seconds=2.0, cost_usd=2e-5, price_list="cheap"),)
     assert web.usage == (Usage("web_search", price_list="cheap"),)
     assert other.usage == (Usage("other", price_list="cheap"),)
@@ -182,15 +199,13 @@ async def test_a_simulated_expert_knows_the_task_and_keeps_its_price():
     (spec,) = instance.tools
     assert spec == tool.spec  # its price is a figure of the menu, not words
     for answer in ("7", "8"):
-        result = await offer.handlers(instance.record, task(answer=answer))["oracle"]({"question": "?"}, Budget())
-        assert isinstance(result, ToolResult)
+        result = await execute(offer, instance, ToolCall("oracle", {"question": "?"}), task(answer=answer))
         assert (result.text, result.usage[0].cost_usd, result.usage[0].seconds) == (answer, 0.02, 7.0)
 
 
 async def test_the_answer_tool_ends_the_task():
     offer = catalogue(MenuRule())
-    result = await offer.handlers(offer.instance(0).record, task())["answer"]({"answer": "Oslo"}, Budget())
-    assert isinstance(result, ToolResult)
+    result = await execute(offer, offer.instance(0), ToolCall("answer", {"answer": "Oslo"}))
     assert (result.final, result.is_error) == ("Oslo", False)
 
 
@@ -214,17 +229,17 @@ async def test_the_released_form_keeps_what_its_functions_found():
             assert "per million input tokens" in text
             assert "big" not in text
             assert schema.validate_arguments(spec, {"model": "gpt-5"}) is not None
-        handlers = offer.handlers(instance.record, task("How much is 6 times 7?"))
-        results = [await handlers[name]({"model": each[0]}, Budget()) for name, each in choices.items()]
-        assert [getattr(result, "final", None) for result in results] == [None, None, r"\boxed{42}"]
+        posed = replace(task("How much is 6 times 7?"), tools=instance.tools)
+        executor = offer.executor(instance.record, posed, Budget())
+        results = [await executor.step(ToolCall(name, {"model": each[0]})) for name, each in choices.items()]
+        assert [result.final for result in results] == [None, None, r"\boxed{42}"]
         asked = [body["messages"][-1]["content"] for body in stub.bodies]
         assert all("How much is 6 times 7?" in text for text in asked)
         assert "a page" in asked[1]
         assert "a page" in asked[2]
         assert "print(42)" in asked[2]
-        fresh = offer.handlers(instance.record, task("Another?"))
         replies = iter(["an answer"])
-        await fresh["answer"]({"model": choices["answer"][0]}, Budget())
+        await execute(offer, instance, ToolCall("answer", {"model": choices["answer"][0]}), task("Another?"))
         assert "a page" not in stub.bodies[-1]["messages"][-1]["content"]
 
 

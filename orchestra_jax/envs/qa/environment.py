@@ -1,6 +1,6 @@
 """Questions with reference answers, answered with the tools of a catalogue."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from orchestra_jax.envs.registry import ENVIRONMENTS
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.run import dry_run
 from orchestra_jax.tools.answers import extract_answer, marked_answer, matches, without_thinking
-from orchestra_jax.tools.base import ToolExecutor, ToolHandler
+from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.tools.build import instance_seed, make_toolbox, price_book, toolbox_problems
 from orchestra_jax.tools.catalogue import ANSWER_TOOL
 from orchestra_jax.tools.experts.roles import Judge
@@ -38,13 +38,12 @@ class QAEpisode:
     def __init__(
         self,
         task: Task,
-        handlers: Mapping[str, ToolHandler],
+        executor: ToolExecutor,
         system: str | None,
         judge: Judge | None,
         budget: Budget,
     ) -> None:
-        self._task, self._judge, self._budget = task, judge, budget
-        self._executor = ToolExecutor(task.tools, handlers, budget)
+        self._task, self._executor, self._judge, self._budget = task, executor, judge, budget
         self.messages: list[Message] = initial_messages(task, system)
 
     @property
@@ -130,8 +129,8 @@ class QAEnvironment(Environment):
         )
 
     def reset(self, task: Task, budget: Budget) -> QAEpisode:
-        handlers = self._toolbox.catalogue.handlers(task.extra["instance"], task)
-        return QAEpisode(task, handlers, self._system, self._toolbox.judge, budget)
+        executor = self._toolbox.catalogue.executor(task.extra["instance"], task, budget)
+        return QAEpisode(task, executor, self._system, self._toolbox.judge, budget)
 
     async def close(self) -> None:
         await self._toolbox.close()

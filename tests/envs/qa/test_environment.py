@@ -119,7 +119,7 @@ async def test_infrastructure_failures_pass_through():
 
 
 async def test_score():
-    episode = QAEpisode(make_task(), {}, None, None, Budget())
+    episode = QAEpisode(make_task(), ToolExecutor((), {}, Budget()), None, None, Budget())
     assert await episode.score("It is\n\\boxed{42.0}")
     assert await episode.score("Forty-two.")
     assert not await episode.score("43")
@@ -130,9 +130,9 @@ def test_a_menu_that_cannot_be_served_is_refused():
         return ""
 
     with pytest.raises(ValueError, match="No handler for tool 'python'"):
-        QAEpisode(make_task((sandbox.TOOL,)), {}, None, None, Budget())
+        ToolExecutor((sandbox.TOOL,), {}, Budget())
     with pytest.raises(ValueError, match="share a name"):
-        QAEpisode(make_task((sandbox.TOOL,) * 2), {"python": run}, None, None, Budget())
+        ToolExecutor((sandbox.TOOL,) * 2, {"python": run}, Budget())
 
 
 @pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")
