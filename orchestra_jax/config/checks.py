@@ -8,11 +8,9 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from orchestra_jax.config.choices import EngineName, ReplayMode
+from orchestra_jax.config.choices import EngineName, ReplayMode, Role
 from orchestra_jax.config.ranges import range_problem
 from orchestra_jax.config.schema import ConfigError, RolloutConfig, RunConfig
-
-_ROLES = ("query_writer", "code_writer", "math", "generalist")
 
 # Keys of earlier versions, and where their values go now.
 RENAMED = {
@@ -134,8 +132,8 @@ def problems(config: RunConfig) -> list[str]:
 def _tools(config: RunConfig) -> list[str]:
     """What does not fit among tools, prices and the record."""
     found, tools, factors = [], config.tools, config.pricing.randomise
-    if unknown := sorted(set(tools.experts) - set(_ROLES)):
-        found.append(f"tools.experts has the role {unknown[0]}: the roles are {', '.join(_ROLES)}.")
+    if unknown := sorted(set(tools.experts) - set(Role)):
+        found.append(f"tools.experts has the role {unknown[0]}: the roles are {', '.join(Role)}.")
     if tools.subset_max is not None and tools.subset_max < tools.subset_min:
         found.append(f"tools.subset_max={tools.subset_max} must be at least tools.subset_min={tools.subset_min}.")
     if tools.experts_max_tokens >= tools.experts_context:

@@ -17,6 +17,9 @@ class Choice(StrEnum):
     def _missing_(cls, value: object) -> None:
         raise ConfigError(unknown_choice(cls.__name__, str(value), list(cls)))
 
+    def __repr__(self) -> str:
+        return repr(str(self))
+
 
 class DType(Choice):
     """Of arrays."""
@@ -132,6 +135,30 @@ class History(Choice):
 
     keep = "keep"
     strip_thinking = "strip_thinking"
+
+
+class QuestionFormat(Choice):
+    """What a file of tasks holds; auto: known by the fields of its rows."""
+
+    auto = "auto"
+    gsm8k = "gsm8k"
+    frames = "frames"
+    hle = "hle"
+    general_thought = "general_thought"
+    nq = "nq"
+    hotpot = "hotpot"
+    jsonl = "jsonl"
+    toolscale = "toolscale"
+    quickstart = "quickstart"  # no file: the generated world makes its own
+
+
+class Role(Choice):
+    """What an expert is called for."""
+
+    query_writer = "query_writer"
+    code_writer = "code_writer"
+    math = "math"
+    generalist = "generalist"
 
 
 class ReplayMode(Choice):

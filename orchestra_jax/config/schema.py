@@ -15,6 +15,7 @@ from orchestra_jax.config.choices import (
     DType,
     LoraTarget,
     OptimizerName,
+    QuestionFormat,
     Remat,
     ReplayMode,
     Schedule,
@@ -183,7 +184,7 @@ class ReplayConfig(Settings):
 class SourceConfig(Settings):
     """One file or folder of tasks."""
 
-    source: str = one_of("auto", "auto", "jsonl", "gsm8k", "hle", "frames", "general_thought", "toolscale")  # format
+    source: QuestionFormat = QuestionFormat.auto  # format
     path: str = ""  # file or folder
     weight: float = above(1.0, 0)  # relative share of the samples
 
@@ -192,12 +193,10 @@ class SourceConfig(Settings):
 class DataConfig(Settings):
     """Where tasks come from. `path` wins over `mixture`; without `eval_path`, rows of `path` are held out."""
 
-    source: str = one_of(
-        "auto", "auto", "quickstart", "jsonl", "gsm8k", "hle", "frames", "general_thought", "toolscale"
-    )  # format of `path`; auto: known by its fields
+    source: QuestionFormat = QuestionFormat.auto  # format of `path`
     path: str | None = None  # file or folder of training questions
     mixture: list[SourceConfig] = field(default_factory=list)  # several sources, where `path` is null
-    eval_source: str = one_of("auto", "auto", "jsonl", "gsm8k", "hle", "frames", "general_thought", "toolscale")
+    eval_source: QuestionFormat = QuestionFormat.auto  # format of `eval_path`
     eval_path: str | None = None  # file or folder of evaluation questions
     eval_questions: int = at_least(256, 0)  # rows of `path` held out for evaluation
     preferences: bool = True  # append a user preference to every question

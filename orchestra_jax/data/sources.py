@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestra_jax.config.choices import QuestionFormat
 from orchestra_jax.types import Preference, Task, ToolSpec
 
 Row = Mapping[str, Any]
-FORMATS = ("gsm8k", "frames", "hle", "general_thought", "nq", "hotpot", "jsonl")
+# Of toolscale and quickstart the environments make their tasks themselves.
+_NO_FILES = (QuestionFormat.auto, QuestionFormat.toolscale, QuestionFormat.quickstart)
+FORMATS = tuple(kind for kind in QuestionFormat if kind not in _NO_FILES)
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 
 

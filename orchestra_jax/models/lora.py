@@ -23,6 +23,7 @@ from jaxtyping import PRNGKeyArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from orchestra_jax.config.choices import LoraTarget
 from orchestra_jax.models.checkpoint.folders import whole_folder
 from orchestra_jax.models.checkpoint.hf_names import Source, sources
 from orchestra_jax.models.config import Qwen3Config
@@ -30,7 +31,7 @@ from orchestra_jax.models.qwen3 import Params, abstract_params
 
 Adapters = Mapping[str, Any]
 
-TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+TARGETS = tuple(target.value for target in LoraTarget)
 _PEFT_TARGETS = {f"{target}_proj": target for target in TARGETS}
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}

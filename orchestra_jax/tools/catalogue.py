@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from orchestra_jax.config.choices import Role
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.tools.base import Tariff, ToolExecutor, ToolHandler
@@ -31,11 +32,11 @@ ANSWER_TOOL = ToolSpec(
     },
 )
 # Role -> (function of the released form, prefix of its choices there, use whose latency the price list gives).
-ROLES = {
-    "query_writer": ("search", "search", "search"),
-    "code_writer": ("enhance_reasoning", "reasoner", "reason"),
-    "math": ("answer", "answer-math", "answer"),
-    "generalist": ("answer", "answer", "answer"),
+ROLES: dict[str, tuple[str, str, str]] = {
+    Role.query_writer: ("search", "search", "search"),
+    Role.code_writer: ("enhance_reasoning", "reasoner", "reason"),
+    Role.math: ("answer", "answer-math", "answer"),
+    Role.generalist: ("answer", "answer", "answer"),
 }
 _FUNCTIONS = {
     "search": "Lets a model look for information that is missing: it writes a query, and the results are kept.",
