@@ -46,9 +46,9 @@ from rich.table import Table
 
 from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.engines.sglang.engine import SGLangEngine
-from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess
+from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess
 from orchestra_jax.engines.sglang.protocol import request_body
-from orchestra_jax.engines.sglang.weights import DiskPush
+from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.envs.qa.environment import QAEpisode
 from orchestra_jax.envs.quickstart.vocabulary import CHAT_TEMPLATE
@@ -217,14 +217,15 @@ async def _measure(args: argparse.Namespace, folder: Path, console: Console) -> 
         f"--max-running-requests={args.trajectories}",
         f"--max-total-tokens={max(16384, 4 * args.trajectories * work.longest)}",
     )
-    server = ServerProcess(
+    server = SGLangProcess(
         ServerConfig(
             args.python, folder / "model", folder / "server.log", port=args.port, device="cpu",
             max_length=work.longest, flags=flags, ready_s=START_SECONDS,
         )
     )  # fmt: skip
     engine = SGLangEngine(
-        [server.url], max_length=work.longest, vocab_size=config.vocab_size, push=DiskPush(config, folder / "weights"),
+        [server.url], max_length=work.longest, vocab_size=config.vocab_size,
+        weight_sync=DiskWeightSync(config, folder / "weights"),
         concurrency=args.trajectories,
     )  # fmt: skip
     limits = RolloutLimits(args.turns, args.turns, work.longest, args.new, retries=0, deadline_s=ROUND_SECONDS)

@@ -1,4 +1,4 @@
-"""New weights into a running SGLang server: from a folder in memory, from a folder on disk, and through HTTP.
+"""New weights into a running SGLang server: from a folder in memory, and from a folder on disk.
 
     .venv/bin/python benchmarks/weight_update.py
     .venv/bin/python benchmarks/weight_update.py --model tiny --vocab 1024 --rounds 3        # a smoke run
@@ -6,8 +6,8 @@
 Starts a real server on a random checkpoint and gives it new weights, the paths in turn, so that whatever else the
 machine does meets all of them alike. Seconds are from the call until the server generates again under the new version,
 which it must report; the pause is the part in which it does not generate. The folder on disk is read back while it is
-still cached: that is the path's best case. Memory is what a push adds to this process at its highest, files in shared
-memory included, and the highest of all of the server's processes together.
+still cached: that is the path's best case. Memory is what an update adds to this process at its highest, files in
+shared memory included, and the highest of all of the server's processes together.
 """
 
 import argparse
@@ -31,7 +31,6 @@ from rich.table import Table
 PATHS = {
     "memory": "folder in shared memory",
     "disk": "folder on disk",
-    "bucket": "buckets through HTTP",
 }
 GIB = 1 << 30
 START_SECONDS = 1800
@@ -62,22 +61,22 @@ def _descendants(ancestor: int) -> list[int]:
     return found[1:]
 
 
-def _round(pusher: Any, url: str, params: Any, version: int, folder: Path | None) -> dict[str, float]:
-    """One push, with a connection of its own."""
-    from orchestra_jax.engines.sglang.client import Worker
+def _round(weight_sync: Any, url: str, params: Any, version: int, folder: Path | None) -> dict[str, float]:
+    """One update, with a connection of its own."""
+    from orchestra_jax.http_json import JsonClient
 
-    async def push() -> Any:
-        worker = Worker(url)
+    async def update() -> Any:
+        client = JsonClient(url)
         try:
-            return await pusher.push([worker], params, version)
+            return await weight_sync.sync([client], params, version)
         finally:
-            await worker.close()
+            await client.close()
 
     server = _descendants(os.getpid())  # we start nothing else
     for pid in (os.getpid(), *server):
         _reset_highest(pid)
     before, cpu = _memory(os.getpid(), "VmRSS"), resource.getrusage(resource.RUSAGE_SELF)
-    report = asyncio.run(push())
+    report = asyncio.run(update())
     after = resource.getrusage(resource.RUSAGE_SELF)
     files = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / GIB if folder else 0.0
     return {
@@ -94,8 +93,8 @@ def _measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str
     """All rounds of all paths against one server."""
     import jax
 
-    from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess
-    from orchestra_jax.engines.sglang.weights import BucketPush, DiskPush
+    from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess
+    from orchestra_jax.engines.sglang.weights import DiskWeightSync
     from orchestra_jax.models.checkpoint import safetensors
     from orchestra_jax.models.qwen3 import Qwen3Config, init_params, num_params
 
@@ -106,15 +105,14 @@ def _measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str
     safetensors.save(work / "model", config, params)
     rounds: dict[str, list[dict[str, float]]] = {key: [] for key in args.paths}
     memory = Path(tempfile.mkdtemp(prefix="weight_update_", dir="/dev/shm"))
-    pushers = {
-        "memory": DiskPush(config, memory),
-        "disk": DiskPush(config, work / "weights"),
-        "bucket": BucketPush(config, bucket_bytes=args.bucket_mib << 20),
+    syncs = {
+        "memory": DiskWeightSync(config, memory),
+        "disk": DiskWeightSync(config, work / "weights"),
     }
     flags = [f"--dtype={args.server_dtype}"]
     if not args.gpu:
         flags += ["--mem-fraction-static=0.5", "--max-total-tokens=1024"]
-    server = ServerProcess(
+    server = SGLangProcess(
         ServerConfig(
             python=args.python,
             model=work / "model",
@@ -131,7 +129,7 @@ def _measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str
         for number in range(args.rounds + 1):  # the first warms up
             for place, key in enumerate(args.paths, 1):
                 version = len(args.paths) * number + place
-                found = _round(pushers[key], server.url, params, version, memory if key == "memory" else None)
+                found = _round(syncs[key], server.url, params, version, memory if key == "memory" else None)
                 if number:
                     rounds[key].append(found)
                 for folder in (memory, work / "weights"):
@@ -179,7 +177,6 @@ def main() -> int:
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"), help="of our parameters")
     parser.add_argument("--server-dtype", default="bfloat16", choices=("float32", "bfloat16"), help="of the server's")
     parser.add_argument("--paths", nargs="+", choices=list(PATHS), default=list(PATHS))
-    parser.add_argument("--bucket-mib", type=int, default=512, help="size of a bucket (default 512)")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds per path, at least 5 to report")
     parser.add_argument("--folder", type=Path, help="parent of the folder on disk (default: the temporary folder)")
     parser.add_argument("--python", type=Path, default=ROOT / ".venv-sglang/bin/python", help="SGLang's interpreter")
@@ -187,8 +184,8 @@ def main() -> int:
     parser.add_argument("--gpu", action="store_true", help="the server runs on a GPU, with SGLang's own settings")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
     args = parser.parse_args()
-    if args.rounds < 1 or args.bucket_mib < 1:
-        parser.error("--rounds and --bucket-mib must be at least 1.")
+    if args.rounds < 1:
+        parser.error("--rounds must be at least 1.")
     console = Console(width=None if sys.stdout.isatty() else 132)
     if not args.python.exists():
         console.print(f"{args.python} is missing: make .venv-sglang, or name another interpreter with --python.")

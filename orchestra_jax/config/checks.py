@@ -5,6 +5,7 @@ from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -44,6 +45,7 @@ RENAMED = {
     "rollout.max_turns": "rollout.limits.max_turns",
     "rollout.retries": "rollout.limits.retries",
     "rollout.tool_deadline_s": "rollout.limits.tool_deadline_s",
+    "rollout.weight_update": "rollout.weight_folder",
     "rollout.turn_deadline_s": "rollout.limits.turn_deadline_s",
     "warm_start.learning_rate": "warm_start.optimizer.learning_rate",
     "warm_start.optimizer": "warm_start.optimizer.name",
@@ -110,6 +112,12 @@ def problems(config: RunConfig) -> list[str]:
             f"rollout.server.gpus names the GPUs of {len(rollout.server.gpus)} server(s), but rollout.server.count="
             f"{rollout.server.count}: make them agree."
         )
+    far = [url for url in rollout.urls if not on_this_host(url)] if rollout.engine == EngineName.sglang else []
+    if far and rollout.weight_folder is None:
+        found.append(
+            f"The server {far[0]} cannot read this host's shared memory, where new weights lie: set "
+            "rollout.weight_folder=FOLDER to a folder that the trainer and all servers see."
+        )
     if rollout.server.share_gpus:
         found += _sharing(rollout)
     samples = algorithm.tasks_per_step * algorithm.group_size
@@ -127,6 +135,11 @@ def problems(config: RunConfig) -> list[str]:
         found.append("model.lora.rank needs a base to freeze: set model.path=FOLDER, or model.lora.rank=0.")
     found += _tools(config)
     return found
+
+
+def on_this_host(url: str) -> bool:
+    """Whether a server's URL has this host's own address."""
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 def _tools(config: RunConfig) -> list[str]:

@@ -123,13 +123,6 @@ class Device(Choice):
     cpu = "cpu"
 
 
-class WeightUpdate(Choice):
-    """How weights get to a server: through files, or in its requests."""
-
-    disk = "disk"
-    direct = "direct"
-
-
 class History(Choice):
     """Whether earlier turns keep their reasoning."""
 

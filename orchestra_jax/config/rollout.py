@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from orchestra_jax.config.choices import Device, EngineName, History, WeightUpdate
+from orchestra_jax.config.choices import Device, EngineName, History
 from orchestra_jax.config.ranges import Settings, above, at_least
 
 
@@ -41,8 +41,7 @@ class RolloutConfig(Settings):
     engine: EngineName = EngineName.embedded  # who samples
     urls: list[str] = field(default_factory=list)  # SGLang servers that are there; empty: the run starts its own
     server: ServerOptions = field(default_factory=ServerOptions)
-    weight_update: WeightUpdate = WeightUpdate.disk  # to a server: through files, or in its requests
-    weight_folder: str | None = None  # for disk, seen by all servers; null: shared memory, where they are on this host
+    weight_folder: str | None = None  # of new weights, seen by all servers; null: shared memory of this one host
     limits: RolloutLimits = field(
         default_factory=lambda: RolloutLimits(max_calls=3, max_length=2048, max_new_tokens=256)
     )

@@ -58,7 +58,7 @@ class EmbeddedEngine:
     Raises:
         ValueError: from `generate`, for a prompt that is empty or leaves no room in `max_length`, no new tokens, more
             than four stop ids, or a session that is closed or generating already.
-        RuntimeError: from `generate`, once the engine is closed.
+        RuntimeError: from `generate`, once the engine is closed, or in another event loop than before.
     """
 
     def __init__(
@@ -130,9 +130,10 @@ class EmbeddedEngine:
         if self._under_way(key) is not None:
             raise ValueError(f"Session {key} is generating already; await that first, or open another session.")
         loop = asyncio.get_running_loop()
-        if self._loop_task is None or self._loop_task.done():
-            self._wake = asyncio.Event()  # an event belongs to one loop, an engine may serve several in turn
+        if self._loop_task is None:
             self._loop_task = loop.create_task(self._run())
+        elif self._loop_task.get_loop() is not loop:
+            raise RuntimeError("This engine works in another event loop; make an engine of its own for each loop.")
         request = _Request(key, prompt, params, loop.create_future())
         self._waiting[key] = request
         self._wake.set()
@@ -144,7 +145,7 @@ class EmbeddedEngine:
                 self.close_session(key)
 
     async def update_weights(self, params: Any, version: int) -> None:
-        """In force at once: generations under way go on with it, on keys and values that are computed anew."""
+        """In force at once: generations under way go on with it, on keys and values that are computed again."""
         self.params, self.version = params, version
         for cache in self._caches:
             cache.forget()
@@ -153,7 +154,7 @@ class EmbeddedEngine:
 
     async def close(self) -> None:
         self._closed = True
-        if self._loop_task is not None and not self._loop_task.done():
+        if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
         self._fail(RuntimeError("The engine was closed while this generation was under way."))
@@ -171,7 +172,7 @@ class EmbeddedEngine:
                 self._wake.set()
 
     def _fail(self, error: Exception) -> None:
-        """Hands the error to every caller: none may wait for ever."""
+        """Gives the error to every caller, so that none waits for ever."""
         for request in (*self._waiting.values(), *self._running.values()):
             if not request.future.done():
                 request.future.set_exception(error)

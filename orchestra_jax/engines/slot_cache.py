@@ -76,7 +76,7 @@ class SlotCache:
 
     @property
     def free(self) -> int:
-        """Slots that nobody has."""
+        """Number of slots that no sequence holds."""
         return len(self._free)
 
     def take(self) -> int:

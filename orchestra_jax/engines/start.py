@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestra_jax.config.choices import EngineName, WeightUpdate
+from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.engines.sglang.engine import SGLangEngine
-from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess, reviver
-from orchestra_jax.engines.sglang.weights import BucketPush, DiskPush
+from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess, reviver
+from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.qwen3 import Params, Qwen3Config
 from orchestra_jax.types import InfrastructureError
@@ -21,14 +21,14 @@ class RunEngine:
     """An engine and the servers that were started for it.
 
     Attributes:
-        shares_gpus: the servers' memory is the learner's between `make_room` and the next `engine.update_weights`.
+        shares_gpus: the servers' memory is the learner's between `free_gpus` and the next `engine.update_weights`.
     """
 
     engine: Engine
-    servers: Sequence[ServerProcess] = ()
+    servers: Sequence[SGLangProcess] = ()
     shares_gpus: bool = False
 
-    async def make_room(self) -> None:
+    async def free_gpus(self) -> None:
         """Before an update: frees the GPUs that servers share with the learner; no generation may be under way.
 
         Raises:
@@ -77,7 +77,7 @@ async def start_engine(
         urls,
         max_length=r.limits.max_length,
         vocab_size=model.vocab_size,
-        push=BucketPush(model) if r.weight_update is WeightUpdate.direct else DiskPush(model, r.weight_folder),
+        weight_sync=DiskWeightSync(model, r.weight_folder),
         version=version,
         concurrency=max(1, r.slots // len(urls)),
         request_timeout_s=r.limits.deadline_s,
@@ -103,12 +103,12 @@ async def start_engine(
     return running
 
 
-def _servers(cfg: RunConfig, version: int, directory: Path) -> list[ServerProcess]:
+def _servers(cfg: RunConfig, version: int, directory: Path) -> list[SGLangProcess]:
     r, s = cfg.rollout, cfg.rollout.server
     assert s.python is not None  # config_checks
     gpus = s.gpus or [[]] * s.count
     return [
-        ServerProcess(
+        SGLangProcess(
             ServerConfig(
                 python=Path(s.python).absolute(),
                 model=directory / "server" / "model",

@@ -319,7 +319,7 @@ class Trainer:
         batches = supervised_batches(rows, cfg.batch_size, shapes, self.cfg.seed, self.step, shards)
         copied = self.notes.get("copy_accuracy", 0.0)
         while self.step < cfg.steps and copied < cfg.min_copy_accuracy:
-            self._runner.run(self.serving.make_room())
+            self._runner.run(self.serving.free_gpus())
             self.state, metrics = self.warm.supervised_step(self.state, next(batches))
             self.step += 1
             if self.step % cfg.check_every == 0 or self.step == cfg.steps:
@@ -385,7 +385,7 @@ class Trainer:
         budget = self.money.step()
         trajectories, ages = self.rollouts.take(self.step, self.version, budget)
         rolled = time.monotonic()
-        self._runner.run(self.serving.make_room())
+        self._runner.run(self.serving.free_gpus())
         shown = trajectories[:: cfg.algorithm.group_size][: cfg.logger.trajectories]
         write_transcripts(self.directory / "trajectories", self.step + 1, shown)
         arrays = group_arrays(trajectories, cfg.algorithm.group_size)

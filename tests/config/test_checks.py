@@ -177,13 +177,22 @@ def test_two_free_axes_and_a_server_without_address() -> None:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "placement").glob("*.yaml")))
 def test_every_placement_composes_with_every_experiment(name: str) -> None:
-    server = "rollout.urls=[http://b:30000]" if name == "nodes" else "rollout.server.python=python"
+    nodes = ["rollout.urls=[http://b:30000]", "rollout.weight_folder=/w"]
+    servers = nodes if name == "nodes" else ["rollout.server.python=python"]
     for experiment in (path.stem for path in (CONF / "experiment").glob("*.yaml")):
-        config = compose([f"+experiment={experiment}", f"+placement={name}", server])
+        config = compose([f"+experiment={experiment}", f"+placement={name}", *servers])
         assert (config.rollout.engine, config.rollout.server.share_gpus) == ("sglang", name == "shared")
         assert config.mesh == MeshConfig(1, -1, 1)
     # Without its server it says what it lacks.
     assert "rollout.urls=[http://HOST:PORT]" in explained([f"+placement={name}"])
+
+
+def test_servers_on_other_hosts_need_a_folder_that_they_see() -> None:
+    far = ["rollout=sglang", "rollout.urls=[http://127.0.0.1:30000,http://b:30000]"]
+    message = explained(far)
+    assert "http://b:30000 cannot read this host's shared memory" in message
+    assert "set rollout.weight_folder=FOLDER" in message
+    assert compose([*far, "rollout.weight_folder=/w"]).rollout.urls[1] == "http://b:30000"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +200,7 @@ def test_every_placement_composes_with_every_experiment(name: str) -> None:
     [
         ({"max_staleness": 1}, "so no rollouts can run ahead: set rollout.max_staleness=0 and rollout.spare_groups=0"),
         ({"spare_groups": 2}, "so no rollouts can run ahead: set rollout.max_staleness=0 and rollout.spare_groups=0"),
-        ({"urls": ["http://b:1"]}, "needs servers that the run starts itself: set rollout.urls=[]"),
+        ({"urls": ["http://127.0.0.1:1"]}, "needs servers that the run starts itself: set rollout.urls=[]"),
         ({"engine": "embedded"}, "is for servers, but rollout.engine=embedded: set rollout.engine=sglang"),
     ],
 )
@@ -216,7 +225,7 @@ def test_jax_is_told_to_give_memory_back_before_it_starts(stub: Path, name: str,
 
 
 def test_cfg_job_shows_the_placement(tmp_path: Path) -> None:
-    for name, line in {"shared": "share_gpus: true", "separate": "- - 4", "nodes": "weight_update: direct"}.items():
+    for name, line in {"shared": "share_gpus: true", "separate": "- - 4", "nodes": "weight_folder: null"}.items():
         done = train("--cfg", "job", "+experiment=hle", f"+placement={name}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert line in done.stdout

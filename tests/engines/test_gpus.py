@@ -48,7 +48,7 @@ def test_a_run_releases_before_every_update_and_resumes_before_it_rolls_out(
 
         monkeypatch.setattr(owner, name, noted)
 
-    note(RunEngine, "make_room", "release")
+    note(RunEngine, "free_gpus", "release")
     note(EmbeddedEngine, "update_weights", "resume")
     note(Learner, "supervised_step", "learn")
     note(Learner, "policy_step", "learn")
@@ -77,7 +77,7 @@ def test_only_servers_that_share_are_asked_for_their_memory(monkeypatch: pytest.
     monkeypatch.setattr(engines, "SGLangEngine", Server)
     engine = Server()
     for shares, times in ((False, 0), (True, 1)):
-        asyncio.run(RunEngine(engine, shares_gpus=shares).make_room())  # type: ignore[arg-type]
+        asyncio.run(RunEngine(engine, shares_gpus=shares).free_gpus())  # type: ignore[arg-type]
         assert engine.released == times
 
 
@@ -96,9 +96,15 @@ def test_separate_gpus(tmp_path: Path):
 
 
 def test_separate_nodes(tmp_path: Path):
-    cfg = config(tmp_path, "+experiment=hle", "+placement=nodes", "rollout.urls=[http://b:30000,http://c:30000]")
+    cfg = config(
+        tmp_path,
+        "+experiment=hle",
+        "+placement=nodes",
+        "rollout.urls=[http://b:30000,http://c:30000]",
+        "rollout.weight_folder=/w",
+    )
     assert cfg.rollout.urls == ["http://b:30000", "http://c:30000"]
-    assert (cfg.rollout.weight_update, cfg.mesh.fsdp) == ("direct", -1)
+    assert (cfg.rollout.weight_folder, cfg.mesh.fsdp) == ("/w", -1)
 
 
 def test_shared_gpus(tmp_path: Path):
@@ -169,7 +175,7 @@ def test_preflight_asks_for_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyP
         preflight(cfg)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
     preflight(cfg)
-    # Servers elsewhere, or none on GPUs, are in nobody's way.
+    # Servers elsewhere, or none on GPUs, disturb nothing.
     assert placement.gpu_conflicts(replace(cfg.rollout, urls=["http://b:1"])) == []
     assert placement.gpu_conflicts(rollout([], device="cpu")) == []
     assert placement.gpu_conflicts(rollout([])) != []

@@ -1,15 +1,18 @@
-"""A real SGLang server on a tiny random checkpoint, started once for all tests that share it."""
+"""Two real SGLang servers on a tiny random checkpoint, started side by side once for all tests."""
 
 import asyncio
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess
+from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess
 from orchestra_jax.models import qwen3
 from orchestra_jax.models.checkpoint import safetensors
 
@@ -18,8 +21,20 @@ CONFIG = qwen3.Qwen3Config(
     rope_theta=1e4, max_position_embeddings=1024,
 )  # fmt: skip
 LENGTH = 512  # tokens of the longest sequence: one that is to be disturbed takes a second or more
+TALKING_LENGTH = 4000  # of the server with a tokenizer: prompts of text are longer
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = float(os.environ.get("SGLANG_START_S", 600))
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class Talking(ServerConfig):
+    """A server that has its tokenizer, unlike those that only take ids."""
+
+    def command(self, port: int) -> list[str]:
+        return [part for part in super().command(port) if part != "--skip-tokenizer-init"]
 
 
 def random_params(seed: int):
@@ -36,6 +51,20 @@ def random_params(seed: int):
 PARAMS = [random_params(seed) for seed in (0, 1)]
 
 
+def save_tokenizer(folder: Path) -> None:
+    """Bytes, ChatML's marks, and names for all other ids of the model."""
+    vocab = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
+    tokenizer.add_tokens([f"<id{number}>" for number in range(len(vocab) + len(marks), CONFIG.vocab_size)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 @pytest.fixture(scope="session")
 def sglang_python() -> Path:
     """Interpreter of an environment that has SGLang."""
@@ -46,34 +75,48 @@ def sglang_python() -> Path:
 
 
 @pytest.fixture(scope="session")
-def make_server(tmp_path_factory, sglang_python):
-    """Starts servers that hold version 0 of `PARAMS[0]`; stops them at the end."""
-    folder = tmp_path_factory.mktemp("sglang")
-    safetensors.save(folder / "model", CONFIG, PARAMS[0])
-    started = []
+def folder(tmp_path_factory) -> Path:
+    """The checkpoint of `PARAMS[0]`, with a tokenizer."""
+    folder = tmp_path_factory.mktemp("sglang") / "model"
+    safetensors.save(folder, replace(CONFIG, max_position_embeddings=4096), PARAMS[0])
+    save_tokenizer(folder)
+    return folder
 
-    def start(port: int = 0) -> ServerProcess:
-        server = ServerProcess(
-            ServerConfig(
-                sglang_python, folder / "model", folder / f"server{len(started)}.log", port=port, device="cpu",
-                max_length=LENGTH, ready_s=START_SECONDS,
+
+@pytest.fixture(scope="session")
+def servers(folder, sglang_python):
+    """Holding version 0 at first; the second one has its tokenizer."""
+
+    async def start() -> None:
+        await asyncio.gather(*(server.start() for server in found))
+
+    async def stop() -> None:
+        await asyncio.gather(*(server.stop() for server in found))
+
+    found = [
+        SGLangProcess(
+            config(
+                python=sglang_python, model=folder, log=folder.parent / f"{config.__name__}.log", device="cpu",
+                max_length=length, ready_s=START_SECONDS,
             )
-        )  # fmt: skip
-        started.append(server)
-        asyncio.run(server.start())
-        return server
-
-    yield start
-    for server in started:
-        asyncio.run(server.stop())
-
-
-@pytest.fixture(scope="session")
-def server(make_server) -> ServerProcess:
-    return make_server()
+        )
+        for config, length in ((ServerConfig, LENGTH), (Talking, TALKING_LENGTH))
+    ]  # fmt: skip
+    try:
+        asyncio.run(start())
+        yield found
+    finally:
+        asyncio.run(stop())
 
 
-@pytest.fixture(scope="session")
-def victim(make_server) -> ServerProcess:
-    """A second server, for tests that kill it."""
-    return make_server()
+@pytest.fixture
+def server(servers) -> SGLangProcess:
+    """Nothing kills it."""
+    return servers[0]
+
+
+@pytest.fixture
+async def victim(servers) -> SGLangProcess:
+    """For tests that kill it; the next test gets it back."""
+    await servers[1].revive()
+    return servers[1]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from orchestra_jax.engines.base import SamplingParams
-from orchestra_jax.engines.sglang.client import Worker
 from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import reviver
-from orchestra_jax.engines.sglang.weights import DiskPush
+from orchestra_jax.engines.sglang.weights import DiskWeightSync
+from orchestra_jax.http_json import JsonClient
 from tests.engines.contract import EngineContract, Subject, prompt_of
 from tests.sglang.conftest import CONFIG, LENGTH, PARAMS, START_SECONDS
 
@@ -23,7 +23,7 @@ TOKENS = LENGTH - 12  # of a generation that something happens to
 
 def engine_on(servers, folder, **options):
     urls = [server.url for server in servers]
-    settings = {"max_length": LENGTH, "vocab_size": CONFIG.vocab_size, "push": DiskPush(CONFIG, folder)}
+    settings = {"max_length": LENGTH, "vocab_size": CONFIG.vocab_size, "weight_sync": DiskWeightSync(CONFIG, folder)}
     return SGLangEngine(urls, **(settings | options))
 
 
@@ -33,7 +33,7 @@ def subject_of(engine):
 
 @pytest.fixture
 async def subject(server, tmp_path):
-    """An engine on the shared server, which gets the first weights anew: the last test may have left others."""
+    """An engine on the shared server, which gets the first weights again: the last test may have left others."""
     engine = engine_on([server], tmp_path)
     await engine.update_weights(PARAMS[0], 0)
     yield subject_of(engine)
@@ -68,7 +68,7 @@ async def until_it_runs(server):
         while not server.load:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         sampling = {"max_new_tokens": 4, "temperature": 1.0}
-        await Worker.post(server, "/generate", {"input_ids": [3], "sampling_params": sampling}, timeout_s=60)
+        await JsonClient.post(server, "/generate", {"input_ids": [3], "sampling_params": sampling}, timeout_s=60)
 
 
 async def test_a_cancelled_generation_stops_on_the_server(subject, monkeypatch):
@@ -102,7 +102,7 @@ async def test_a_server_killed_in_mid_flight_loses_nothing_and_comes_back_with_t
     subject = subject_of(engine)
     await engine.update_weights(PARAMS[1], 5)
     assert len(engine.servers_up) == 2
-    prompts = [prompt_of(200 + i, 5, CONFIG.vocab_size) for i in range(32)]
+    prompts = [prompt_of(200 + i, 5, CONFIG.vocab_size) for i in range(12)]
     callers = [asyncio.ensure_future(engine.generate(prompt, SamplingParams(TOKENS))) for prompt in prompts]
     (held,) = (one for one in engine._pool.servers if one.url == victim.url)
     await until_it_runs(held)
@@ -112,9 +112,9 @@ async def test_a_server_killed_in_mid_flight_loses_nothing_and_comes_back_with_t
         found = await asyncio.gather(*callers)
         assert lost > 0
         assert {(g.weight_version, g.finish_reason, len(g.token_ids)) for g in found} == {(5, "length", TOKENS)}
-        assert len({g.token_ids for g in found}) == 32
+        assert len({g.token_ids for g in found}) == 12
         subject.expect_learner(prompts, found, params=PARAMS[1])
-        # It starts anew from its folder, with version 0.
+        # It is restarted from its folder, with version 0.
         while len(engine.servers_up) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
     await engine.close()

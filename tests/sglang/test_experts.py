@@ -1,36 +1,18 @@
 """Every expert role on a real SGLang server: its OpenAI endpoint, its usage against the tokenizer's own count."""
 
-import asyncio
-import json
-from dataclasses import replace
-
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
-from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess
-from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.tools.experts.client import Expert, ExpertClient
 from orchestra_jax.tools.experts.roles import Judge, UserSimulator, code_writer, generalist, maths_model, query_writer
 from orchestra_jax.types import InfrastructureError
-from tests.sglang.conftest import CONFIG, PARAMS, START_SECONDS
+from tests.sglang.conftest import TALKING_LENGTH
 
 pytestmark = pytest.mark.sglang
 PRICES = PriceList("p", "d", "s", {"tiny": Price(input=1.0, output=2.0)})
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 NEW_TOKENS = 12
-
-
-class Talking(ServerConfig):
-    """A server that has its tokenizer, unlike those that only take ids."""
-
-    def command(self, port: int) -> list[str]:
-        return [part for part in super().command(port) if part != "--skip-tokenizer-init"]
 
 
 class Watched(ExpertClient):
@@ -44,41 +26,9 @@ class Watched(ExpertClient):
         return completion
 
 
-def save_tokenizer(folder) -> None:
-    """Bytes, ChatML's marks, and names for all other ids of the model."""
-    vocab = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
-    tokenizer.add_tokens([f"<id{number}>" for number in range(len(vocab) + len(marks), CONFIG.vocab_size)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("expert") / "model"
-    safetensors.save(folder, replace(CONFIG, max_position_embeddings=4096), PARAMS[0])
-    save_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def talking(folder, sglang_python):
-    server = ServerProcess(
-        Talking(sglang_python, folder, folder.parent / "server.log", device="cpu", ready_s=START_SECONDS)
-    )
-    asyncio.run(server.start())
-    yield server
-    asyncio.run(server.stop())
-
-
-async def test_every_role_and_every_token(talking, folder):
+async def test_every_role_and_every_token(victim, folder):
     expert = Expert(
-        "tiny", "tiny", f"{talking.url}/v1", context_tokens=2000, max_tokens=NEW_TOKENS, temperature=1.0,
+        "tiny", "tiny", f"{victim.url}/v1", context_tokens=2000, max_tokens=NEW_TOKENS, temperature=1.0,
         tokenizer=str(folder), extra={"ignore_eos": True},
     )  # fmt: skip
     client = Watched(expert, PRICES)
@@ -112,14 +62,14 @@ async def test_every_role_and_every_token(talking, folder):
     assert budget.spent.usd == pytest.approx(sum(row.cost_usd for row in rows), rel=1e-12)
 
 
-async def test_a_context_that_is_said_too_long(talking, folder):
+async def test_a_context_that_is_said_too_long(victim, folder):
     """The server's own words for it are understood, and the prompt is cut until it fits."""
     expert = Expert(
-        "tiny", "tiny", f"{talking.url}/v1", context_tokens=9000, max_tokens=NEW_TOKENS, tokenizer=str(folder)
+        "tiny", "tiny", f"{victim.url}/v1", context_tokens=9000, max_tokens=NEW_TOKENS, tokenizer=str(folder)
     )
     client = ExpertClient(expert, PRICES, backoff_s=0.01)
     budget = Budget()
     (row,) = (await client.chat([{"role": "user", "content": "abc " * 1700}], budget=budget)).usage
     await client.close()
-    assert 2500 < row.prompt_tokens < 4096
+    assert 2500 < row.prompt_tokens < TALKING_LENGTH
     assert budget.spent.calls == 1

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from orchestra_jax.engines.sglang.engine import SGLangEngine
-from orchestra_jax.engines.sglang.weights import BucketPush, DiskPush
+from orchestra_jax.engines.sglang.process import reviver
+from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from tests.engines.contract import Subject, prompt_of
 from tests.engines.sglang.stub import one
 from tests.sglang.conftest import CONFIG, LENGTH, PARAMS
@@ -18,12 +19,12 @@ NO_ENGINE: Any = None
 LEARNER = Subject(NO_ENGINE, CONFIG, PARAMS[0], PARAMS[1], LENGTH)
 
 
-@pytest.fixture(params=["disk", "bucket"])
-async def engine(request, victim, tmp_path):
-    push = DiskPush(CONFIG, tmp_path) if request.param == "disk" else BucketPush(CONFIG, bucket_bytes=100_000)
+@pytest.fixture
+async def engine(victim, tmp_path):
     found = SGLangEngine(
-        [victim.url], max_length=LENGTH, vocab_size=CONFIG.vocab_size, push=push, revive=lambda url: victim.revive()
-    )
+        [victim.url], max_length=LENGTH, vocab_size=CONFIG.vocab_size, weight_sync=DiskWeightSync(CONFIG, tmp_path),
+        revive=reviver([victim]),
+    )  # fmt: skip
     await found.update_weights(PARAMS[0], 0)
     yield found
     await found.close()

@@ -1,138 +1,81 @@
-"""One SGLang server's HTTP: JSON in, JSON out, and every failure as one kind of error."""
+"""One SGLang server: what is known of it, and the release of its GPU memory."""
 
 import asyncio
-import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from orchestra_jax.types import InfrastructureError
+from orchestra_jax.http_json import JsonClient, ServerError
 
-if TYPE_CHECKING:
-    import aiohttp
-
-CONNECT_S = 10.0  # a server on the same network that takes longer to accept a connection is as good as dead
-# SGLang closes a connection that was idle for 5 s; one that we drop first never breaks under a request.
-_KEEP_ALIVE_S = 2.0
-_SHOWN = 300  # characters of a server's own error text that a message repeats
-
-Kind = Literal["transport", "status", "timeout", "protocol"]
+_MEMORY_S = 120.0  # for a server to give its memory back or to take it again
+# Memory by SGLang's tags, in the order in which a server takes it again: room for the weights before their update; the
+# cache, the largest part, after it, when nothing of the update lies beside it any more.
+WEIGHTS = ("weights",)
+CACHE = ("kv_cache", "cuda_graph")
 
 
-class WorkerError(InfrastructureError):
-    """A request to one server failed.
+class SGLangClient(JsonClient):
+    """One server, reached by URL, with what the pool knows of it.
 
     Attributes:
-        kind: "transport": the connection was refused, reset or closed before a byte of the answer; "status": the server
-            answered with an error; "timeout": no whole answer in time; "protocol": an answer that is cut off, not JSON,
-            or not what was asked for.
-        status: HTTP status of kind "status", else None.
+        up: it answers, holds the current weights and may take work.
+        problem: why it is not up.
+        versions: of the weights it got, in order; `since` is the index of the oldest that may still sample.
+        unknown: an update of its weights failed, so that nothing says which ones it holds.
+        losses: how often that happened; an answer from before counts no more.
+        load: generations that run or wait here; `sessions`: open ones that keep to it.
+        slots: bounds what runs; `settled` is clear from its pause for new weights until it is known how that went.
+        released: the memory that it gave back and has not taken again, by SGLang's tags.
     """
 
-    def __init__(self, message: str, kind: Kind, status: int | None = None) -> None:
-        super().__init__(message)
-        self.kind, self.status = kind, status
+    def __init__(self, url: str, concurrency: int) -> None:
+        super().__init__(url)
+        self.up, self.problem, self.unknown, self.losses = False, "not asked yet", False, 0
+        self.versions: list[int] = []
+        self.since, self.load, self.sessions = 0, 0, 0
+        self.released: tuple[str, ...] = ()
+        self.slots, self.settled = asyncio.Semaphore(concurrency), asyncio.Event()
+        self.settled.set()
+        self.looked = asyncio.Event()
+        self.watch: asyncio.Task[None] | None = None
 
+    async def post(self, path: str, body: Mapping[str, Any] | bytes, *, timeout_s: float | None = None) -> Any:
+        if path == "/pause_generation":
+            # From here on its weights may be mixed, until the update says that they are not.
+            self.settled.clear()
+        elif path == "/continue_generation":
+            await self.resume(CACHE)
+        return await super().post(path, body, timeout_s=timeout_s)
 
-class Worker:
-    """One server, reached by URL. Connections are opened when needed and kept for a moment.
-
-    Args:
-        url: where the server listens, such as "http://10.0.0.7:30000".
-
-    Raises:
-        ImportError: aiohttp is not installed.
-        ValueError: no http(s) URL.
-    """
-
-    def __init__(self, url: str) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"The server's address {url!r} is no URL; write it like http://127.0.0.1:30000.")
-        _aiohttp()
-        self.url = url.rstrip("/")
-        self._session: aiohttp.ClientSession | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def get(self, path: str, *, timeout_s: float) -> dict[str, Any]:
-        """The answer to GET; {} where it is empty.
+    async def release(self) -> None:
+        """Gives its GPU memory back. It must be idle; it is paused, so that no request runs without memory.
 
         Raises:
-            WorkerError: no JSON object within `timeout_s` seconds.
+            ServerError: it did not answer, or with an error: what it holds is unknown.
         """
-        found = await self._request("GET", path, None, timeout_s)
-        if found is None:
-            return {}
-        if not isinstance(found, dict):
-            raise WorkerError(f"{self._name(path)} answered a {type(found).__name__}, not an object.", "protocol")
-        return found
+        if self.released:
+            return  # SGLang's scheduler dies of a second time
+        await super().post("/pause_generation", {"mode": "retract"}, timeout_s=_MEMORY_S)
+        await super().post("/release_memory_occupation", {"tags": [*WEIGHTS, *CACHE]}, timeout_s=_MEMORY_S)
+        self.released = (*WEIGHTS, *CACHE)
 
-    async def post(self, path: str, body: Mapping[str, Any] | bytes, *, timeout_s: float) -> Any:
-        """The answer to POST; None where it is empty. A body of bytes is JSON already, for what is large.
+    async def resume(self, tags: Sequence[str]) -> None:
+        """Takes back what it gave of `tags`; the content of the weights is undefined and the cache is empty then.
 
         Raises:
-            WorkerError: no JSON within `timeout_s` seconds.
+            ServerError: of kind "transport": its process is gone, and what starts in its place has its memory.
+            RuntimeError: it answers, but did not get its memory.
         """
-        data = body if isinstance(body, bytes) else json.dumps(dict(body)).encode()
-        return await self._request("POST", path, data, timeout_s)
-
-    async def close(self) -> None:
-        """Closes the connections; a later request opens new ones."""
-        session, self._session = self._session, None
-        if session is not None and self._loop is asyncio.get_running_loop():
-            await session.close()
-
-    def _name(self, path: str) -> str:
-        return f"The server {self.url}{path}"
-
-    def _open(self) -> "aiohttp.ClientSession":
-        """The session of the running event loop."""
-        aiohttp = _aiohttp()
-        loop = asyncio.get_running_loop()
-        if self._session is None or self._session.closed or self._loop is not loop:
-            # What a former loop left is closed with it: its sockets cannot be closed from here.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
-            self._session, self._loop = aiohttp.ClientSession(connector=connector, trust_env=False), loop
-        return self._session
-
-    async def _request(self, method: str, path: str, data: bytes | None, timeout_s: float) -> Any:
-        aiohttp, name = _aiohttp(), self._name(path)
-        limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(CONNECT_S, timeout_s))
-        headers = {"Content-Type": "application/json"}
-        answered = False
+        found = [tag for tag in tags if tag in self.released]
+        if not found:
+            return
+        self.released = tuple(tag for tag in self.released if tag not in found)
         try:
-            async with self._open().request(
-                method, self.url + path, data=data, headers=headers, timeout=limits, allow_redirects=False
-            ) as response:
-                answered = True
-                content = await response.read()
-                status = response.status
-        except aiohttp.ConnectionTimeoutError as error:
-            raise WorkerError(f"{name} did not accept a connection in {CONNECT_S:g} s.", "transport") from error
-        except TimeoutError as error:
-            raise WorkerError(f"{name} gave no whole answer in {timeout_s:g} s.", "timeout") from error
-        except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError, aiohttp.ServerDisconnectedError, OSError) as e:
-            # A status line that is no HTTP at all is an answer too.
-            if answered or isinstance(e, aiohttp.ClientPayloadError | aiohttp.ClientResponseError):
-                raise WorkerError(f"{name} gave an answer that is cut off or no HTTP ({_text(e)}).", "protocol") from e
-            raise WorkerError(f"{name} cannot be reached or closed the connection ({_text(e)}).", "transport") from e
-        if not 200 <= status < 300:
-            shown = content.decode(errors="replace").strip()[:_SHOWN] or "no text"
-            raise WorkerError(f"{name} answered with status {status}: {shown}.", "status", status)
-        if not content.strip():
-            return None
-        try:
-            return json.loads(content)
-        except ValueError as error:
-            shown = content[:_SHOWN].decode(errors="replace")
-            raise WorkerError(f"{name} answered with what is not JSON: {shown!r}.", "protocol") from error
-
-
-def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__
-
-
-def _aiohttp() -> Any:
-    try:
-        import aiohttp
-    except ImportError as error:
-        raise ImportError('Talking to SGLang needs aiohttp; install it with pip install -e ".[sglang]".') from error
-    return aiohttp
+            await super().post("/resume_memory_occupation", {"tags": found}, timeout_s=_MEMORY_S)
+        except ServerError as error:
+            if error.kind == "transport":
+                self.released = ()
+                raise
+            raise RuntimeError(
+                f"{self.url} did not take its GPU memory back after the update ({error}); look at its log, and give it "
+                "less by --mem-fraction-static in rollout.server.flags if the memory did not suffice."
+            ) from error

@@ -1,7 +1,7 @@
 """The SGLang engine: generations on servers outside of this process, exact to the token.
 
-Per generation one request at a time, each under an id of its own. A request whose answer was lost with its server is
-made anew elsewhere: only one answer is ever returned. An answer with anything wrong in it is an error, never a sample.
+A generation has one request at a time, each under an id of its own. A request whose answer was lost with its server is
+repeated elsewhere: only one answer is ever returned. An answer with anything wrong in it is an error, never a sample.
 """
 
 import asyncio
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.engines.base import Generation, SamplingParams
-from orchestra_jax.engines.sglang.client import Worker, WorkerError
-from orchestra_jax.engines.sglang.pool import Server, ServerPool
+from orchestra_jax.engines.sglang.client import SGLangClient
+from orchestra_jax.engines.sglang.pool import SGLangPool
 from orchestra_jax.engines.sglang.protocol import CONTEXT_SPARE, Piece, read_answer, request_body
-from orchestra_jax.engines.sglang.weights import WeightPush
+from orchestra_jax.engines.sglang.weights import WeightSync
+from orchestra_jax.http_json import ServerError
 from orchestra_jax.models.config import Qwen3Config
 
 _ABORT_S = 5.0
@@ -36,7 +37,7 @@ class SGLangEngine:
         urls: of the servers, such as "http://127.0.0.1:30000".
         max_length: longest sequence in tokens, prompt included; at most the servers' context length less 6.
         vocab_size: of the policy; an id beyond it is an error.
-        push: brings new weights to the servers.
+        weight_sync: brings new weights to the servers.
         version: of the weights the servers hold at first, as their --weight-version says.
         concurrency: generations that run on one server at a time; more wait here.
         request_timeout_s: for one answer of a server.
@@ -44,14 +45,14 @@ class SGLangEngine:
         backoff_s: pause before the first retry; it doubles each time and is jittered by half.
         down_timeout_s: how long generations wait while no server is up.
         probe_s: pause between two looks at a server that is not up.
-        revive: called with the URL of a server that does not answer, to start it anew, such as `ServerProcess.revive`.
+        revive: called with the URL of a server that does not answer, to restart it; `process.reviver` makes one.
 
     Raises:
         ValueError: from `generate`, for a prompt that is empty or leaves no room in `max_length`, no new tokens, or a
             session that is closed or generating already.
-        RuntimeError: from `generate`, once the engine is closed, no server took the last weights, or their memory is
-            released.
-        WorkerError: from `generate`, an infrastructure failure: a server's error, a time-out, an answer that cannot be
+        RuntimeError: from `generate`, once the engine is closed, no server took the last weights, their memory is
+            released, or the engine works in another event loop.
+        ServerError: from `generate`, an infrastructure failure: a server's error, a time-out, an answer that cannot be
             used, or no server at all.
     """
 
@@ -61,7 +62,7 @@ class SGLangEngine:
         *,
         max_length: int,
         vocab_size: int,
-        push: WeightPush,
+        weight_sync: WeightSync,
         version: int = 0,
         concurrency: int = 64,
         request_timeout_s: float = 600.0,
@@ -73,11 +74,11 @@ class SGLangEngine:
     ) -> None:
         self.max_length, self.vocab_size = max_length, vocab_size
         self._timeout_s, self._retries, self._backoff_s = request_timeout_s, retries, backoff_s
-        self._pool = ServerPool(
-            urls, push, version=version, concurrency=concurrency, probe_s=probe_s, down_timeout_s=down_timeout_s,
+        self._pool = SGLangPool(
+            urls, weight_sync, version=version, concurrency=concurrency, probe_s=probe_s, down_timeout_s=down_timeout_s,
             revive=revive,
         )  # fmt: skip
-        self._sessions: dict[int, Server] = {}
+        self._sessions: dict[int, SGLangClient] = {}
         self._numbers = itertools.count(1)
         self._running: dict[int, asyncio.Task[Generation]] = {}
         self._aborts: set[asyncio.Task[None]] = set()
@@ -127,7 +128,7 @@ class SGLangEngine:
         key = next(self._numbers) if session is None else session
         if key in self._running:
             raise ValueError(f"Session {key} is generating already; await that first, or open another session.")
-        self._pool.enter()
+        self._pool.start()
         task = asyncio.get_running_loop().create_task(self._generate(prompt, params, session))
         self._running[key] = task
         try:
@@ -149,7 +150,7 @@ class SGLangEngine:
         """
         if self._stopped == _CLOSED:
             raise RuntimeError(_CLOSED)
-        self._pool.enter()
+        self._pool.start()
         try:
             await self._pool.update(params, version)
             self._stopped = ""
@@ -170,7 +171,7 @@ class SGLangEngine:
         self._check_open()
         if self._running:
             raise RuntimeError(f"{len(self._running)} generation(s) are under way; let them end before the release.")
-        self._pool.enter()
+        self._pool.start()
         await asyncio.gather(*self._aborts)
         await self._pool.release()
 
@@ -190,7 +191,7 @@ class SGLangEngine:
 
         Raises:
             ValueError: one sentence about what does not fit.
-            WorkerError: a server does not answer.
+            ServerError: a server does not answer.
         """
         if tokenizer_size > config.vocab_size:
             raise ValueError(
@@ -210,7 +211,7 @@ class SGLangEngine:
             task.cancel()
         return running
 
-    def _pin(self, session: int, server: Server | None) -> None:
+    def _pin(self, session: int, server: SGLangClient | None) -> None:
         """Binds a session to a server, or to none."""
         old = self._sessions.pop(session, None)
         if old is not None:
@@ -240,19 +241,19 @@ class SGLangEngine:
                 return Generation(tuple(ids), tuple(logprobs), reason, spans[0][0], cached, changed)
 
     async def _piece(self, ids: tuple[int, ...], params: SamplingParams, count: int, session: int | None) -> Piece:
-        """The answer to one request, which is made anew where the server was lost or did nothing."""
+        """The answer to one request, which is repeated where the server was lost or did nothing."""
         for attempt in itertools.count():
             try:
                 async with self._pool.slot(lambda up: self._choose(up, session)) as server:
                     return await self._ask(server, ids, params, count)
-            except WorkerError as error:
+            except ServerError as error:
                 if (error.kind != "transport" and error.status != _BUSY) or attempt >= self._retries:
                     raise
             backoff = min(self._backoff_s * 2**attempt, _LONGEST_BACKOFF_S)
             await asyncio.sleep(backoff * self._jitter.uniform(0.5, 1.5))
         raise AssertionError
 
-    def _choose(self, up: Sequence[Server], session: int | None) -> Server:
+    def _choose(self, up: Sequence[SGLangClient], session: int | None) -> SGLangClient:
         """The session's server; without one, or where it is lost, the one with the least to do."""
         if session is None:
             return min(up, key=lambda server: server.load)
@@ -264,14 +265,14 @@ class SGLangEngine:
         self._pin(session, server)
         return server
 
-    async def _ask(self, server: Server, ids: tuple[int, ...], params: SamplingParams, count: int) -> Piece:
+    async def _ask(self, server: SGLangClient, ids: tuple[int, ...], params: SamplingParams, count: int) -> Piece:
         """One request to one server."""
         rid, losses, since = uuid.uuid4().hex, server.losses, server.since
         try:
             body = request_body(rid, ids, params, count)
             answer = await server.post("/generate", body, timeout_s=self._timeout_s)
             await server.settled.wait()
-        except WorkerError as error:
+        except ServerError as error:
             if error.kind in ("transport", "timeout"):
                 self._pool.lose(server, str(error))
             if error.kind != "status":
@@ -281,7 +282,7 @@ class SGLangEngine:
             self._abort(server, rid)
             raise
         if server.losses != losses:
-            raise WorkerError(f"The server {server.url} lost its weights during a generation.", "transport")
+            raise ServerError(f"The server {server.url} lost its weights during a generation.", "transport")
         allowed = server.versions[since:]
         try:
             return read_answer(
@@ -291,11 +292,11 @@ class SGLangEngine:
         except (ValueError, TypeError, AttributeError) as error:
             problem = f"The answer of {server.url}/generate cannot be used: {error}."
             if _version_of(answer) != str(allowed[-1]):
-                self._pool.lose(server, problem)  # started anew behind our back: it needs the weights
-            raise WorkerError(problem, "protocol") from error
+                self._pool.lose(server, problem)  # restarted without our knowledge: it needs the weights
+            raise ServerError(problem, "protocol") from error
 
-    def _abort(self, server: Server, rid: str) -> None:
-        """Tells the server to stop, in the background: whoever cancelled does not wait for it."""
+    def _abort(self, server: SGLangClient, rid: str) -> None:
+        """Tells the server to stop, in the background: the caller that cancelled does not wait for it."""
 
         async def abort() -> None:
             with_rid = server.post("/abort_request", {"rid": rid}, timeout_s=_ABORT_S)
@@ -319,7 +320,7 @@ def _version_of(answer: Any) -> Any:
         return None
 
 
-async def _check_server(server: Worker, config: Qwen3Config, max_length: int) -> None:
+async def _check_server(server: SGLangClient, config: Qwen3Config, max_length: int) -> None:
     info = await server.get("/model_info", timeout_s=_INFO_S)
     details = await server.get("/server_info", timeout_s=_INFO_S)
     if info.get("architectures") not in (None, ["Qwen3ForCausalLM"]):

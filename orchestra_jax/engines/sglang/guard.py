@@ -1,9 +1,10 @@
-"""Runs a server and outlives nobody: `python guard.py PARENT_PID COMMAND...`, standard library only.
+"""Runs a server, and ends it when the process that started it is gone: `python guard.py PARENT_PID COMMAND...`.
 
 A process of its own instead of a death signal set between fork and exec: code that runs there may deadlock in a
 process with threads (ours has JAX's), the signal comes when the starting *thread* ends, and it reaches the server
 alone and none of the processes that the server started. The guard leads a process group which holds all of them, and
-kills it when its parent is gone, however it died, or when the server has ended. SIGTERM it passes on to the server.
+kills it when its parent is gone, however it died, or when the server has ended. It passes SIGTERM on to the server.
+It imports the standard library only.
 """
 
 import os

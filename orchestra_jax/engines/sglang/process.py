@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestra_jax.engines.sglang.client import Worker, WorkerError
 from orchestra_jax.engines.sglang.protocol import CONTEXT_SPARE
+from orchestra_jax.http_json import JsonClient, ServerError
 from orchestra_jax.types import InfrastructureError
 
 _GUARD = Path(__file__).with_name("guard.py")
@@ -92,8 +92,8 @@ class ServerConfig:
         return found | (_CPU_ENVIRONMENT if self.device == "cpu" else {})
 
 
-class ServerProcess:
-    """One server process: started, watched until ready, started anew, stopped. Nothing of it outlives this process.
+class SGLangProcess:
+    """One server process: started, watched until ready, restarted, stopped. Nothing of it outlives this process.
 
     Attributes:
         url: where it listens, the same after every start.
@@ -151,7 +151,7 @@ class ServerProcess:
             )
 
     async def revive(self, progress: Progress | None = None) -> None:
-        """Starts it anew if it died, and waits until it takes work; leaves one that runs alone."""
+        """Restarts it if it died, and waits until it takes work; a server that runs is left alone."""
         if not self.alive:
             await self.start(progress)
 
@@ -176,7 +176,7 @@ class ServerProcess:
         return ""
 
     async def _ready(self, progress: Progress | None) -> None:
-        worker, start = Worker(self.url), time.monotonic()
+        client, start = JsonClient(self.url), time.monotonic()
         try:
             while True:
                 if not self.alive:
@@ -184,8 +184,8 @@ class ServerProcess:
                         f"The SGLang server on port {self._port} died before it was ready; the end of "
                         f"{str(self.config.log)!r}:\n{self.log_tail()}"
                     )
-                with contextlib.suppress(WorkerError):
-                    await worker.get("/health", timeout_s=_HEALTH_S)
+                with contextlib.suppress(ServerError):
+                    await client.get("/health", timeout_s=_HEALTH_S)
                     return
                 seconds = time.monotonic() - start
                 if seconds > self.config.ready_s:
@@ -197,11 +197,11 @@ class ServerProcess:
                     progress(seconds, self.log_tail().rpartition("\n")[2])
                 await asyncio.sleep(_POLL_S)
         finally:
-            await worker.close()
+            await client.close()
 
 
-def reviver(servers: Sequence[ServerProcess]) -> Callable[[str], Awaitable[None]]:
-    """What `SGLangEngine(revive=...)` takes: starts the dead server of a URL anew."""
+def reviver(servers: Sequence[SGLangProcess]) -> Callable[[str], Awaitable[None]]:
+    """What `SGLangEngine(revive=...)` takes: restarts the dead server of a URL."""
     by_url = {server.url: server for server in servers}
 
     async def revive(url: str) -> None:

@@ -23,12 +23,18 @@ async def servers():
 async def make(servers):
     """SGLang engines over the first `count` stubs, quick to retry, closed at the end."""
     from orchestra_jax.engines.sglang.engine import SGLangEngine
-    from tests.engines.sglang.stub import SECONDS, VOCAB, StubPush
+    from tests.engines.sglang.stub import SECONDS, VOCAB, StubWeightSync
 
     engines = []
 
     def build(count=1, **options):
-        settings = {"max_length": 64, "vocab_size": VOCAB, "push": StubPush(), "backoff_s": 0.01, "probe_s": 0.02}
+        settings = {
+            "max_length": 64,
+            "vocab_size": VOCAB,
+            "weight_sync": StubWeightSync(),
+            "backoff_s": 0.01,
+            "probe_s": 0.02,
+        }
         engine = SGLangEngine([server.url for server in servers[:count]], **(settings | options))
         engines.append(engine)
         return engine

@@ -11,8 +11,8 @@ from typing import Any
 from aiohttp import web
 
 from orchestra_jax.engines.base import SamplingParams
-from orchestra_jax.engines.sglang.client import Worker, WorkerError
-from orchestra_jax.engines.sglang.weights import PushReport
+from orchestra_jax.engines.sglang.weights import SyncReport
+from orchestra_jax.http_json import JsonClient, ServerError
 from orchestra_jax.types import InfrastructureError
 
 VOCAB = 50
@@ -185,24 +185,24 @@ def continuation(prompt: Sequence[int], count: int, stops: Sequence[int] | set[i
     return ids[len(prompt) :]
 
 
-class StubPush:
+class StubWeightSync:
     """Tells every stub the version."""
 
-    async def push(self, workers: Sequence[Worker], params: Any, version: int) -> PushReport:
+    async def sync(self, servers: Sequence[JsonClient], params: Any, version: int) -> SyncReport:
         failures = {}
-        for worker in workers:
+        for server in servers:
             try:
-                await worker.post("/pause_generation", {"mode": "retract"}, timeout_s=5)
+                await server.post("/pause_generation", {"mode": "retract"}, timeout_s=5)
                 body = {"model_path": str(params), "weight_version": str(version)}
-                await worker.post("/update_weights_from_disk", body, timeout_s=5)
-            except WorkerError as error:
-                failures[worker.url] = str(error)
+                await server.post("/update_weights_from_disk", body, timeout_s=5)
+            except ServerError as error:
+                failures[server.url] = str(error)
             finally:
-                with contextlib.suppress(WorkerError):
-                    await worker.post("/continue_generation", {}, timeout_s=5)
-        if workers and len(failures) == len(workers):
+                with contextlib.suppress(ServerError):
+                    await server.post("/continue_generation", {}, timeout_s=5)
+        if servers and len(failures) == len(servers):
             raise InfrastructureError(" ".join(failures.values()))
-        return PushReport(0.0, 0.0, 0, failures)
+        return SyncReport(0.0, 0.0, 0, failures)
 
 
 # --- callers ---

@@ -1,6 +1,7 @@
 """The SGLang engine against stub servers: exact requests, every fault, lost servers, weights and sessions."""
 
 import asyncio
+import contextlib
 import math
 
 import pytest
@@ -8,15 +9,14 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from orchestra_jax.engines.base import SamplingParams
-from orchestra_jax.engines.sglang.client import Worker, WorkerError
 from orchestra_jax.engines.sglang.engine import SGLangEngine
+from orchestra_jax.http_json import JsonClient, ServerError
 from tests.engines.sglang import stub
 from tests.engines.sglang.stub import (
     PROMPT,
     SECONDS,
     VOCAB,
-    StubPush,
-    StubServer,
+    StubWeightSync,
     append_token,
     changed,
     continuation,
@@ -99,7 +99,7 @@ RETRIED = {"reset before the answer": stub.reset, "status 503": stub.status(503)
 
 @pytest.mark.parametrize("fault", RETRIED)
 @pytest.mark.parametrize("count", [1, 2])
-async def test_a_request_that_was_lost_is_made_anew_and_returns_one_sample(make, servers, fault, count):
+async def test_a_request_that_was_lost_is_repeated_and_returns_one_sample(make, servers, fault, count):
     engine = make(count)
     for server in servers:
         server.faults.append(RETRIED[fault])
@@ -172,7 +172,7 @@ async def test_an_answer_that_is_not_right_is_an_error_and_never_a_sample(make, 
     fault, kind, sentence = FAULTS[name]
     engine = make()
     servers[0].faults.append(fault)
-    with pytest.raises(WorkerError, match=rf"{servers[0].url}/generate.*{sentence}.*\.$") as caught:
+    with pytest.raises(ServerError, match=rf"{servers[0].url}/generate.*{sentence}.*\.$") as caught:
         await one(engine)
     assert caught.value.kind == kind
     assert len(servers[0].bodies) == 1
@@ -183,7 +183,7 @@ async def test_an_answer_that_is_not_right_is_an_error_and_never_a_sample(make, 
 async def test_a_server_that_hangs_is_given_up_at_the_deadline_and_told_to_abort(make, servers):
     engine = make(request_timeout_s=0.3)
     servers[0].faults.append(stub.hang)
-    with pytest.raises(WorkerError, match=r"no whole answer in 0\.3 s\.$") as caught:
+    with pytest.raises(ServerError, match=r"no whole answer in 0\.3 s\.$") as caught:
         await one(engine)
     assert caught.value.kind == "timeout"
     await soon(lambda: servers[0].aborted == [servers[0].bodies[0]["rid"]])
@@ -193,14 +193,14 @@ async def test_a_server_that_hangs_is_given_up_at_the_deadline_and_told_to_abort
 async def test_a_fault_that_stays_ends_after_the_retries(make, servers):
     engine = make(retries=2)
     servers[0].faults.extend([stub.status(503)] * 10)
-    with pytest.raises(WorkerError, match=r"status 503"):
+    with pytest.raises(ServerError, match=r"status 503"):
         await one(engine)
     assert len(servers[0].bodies) == 3
 
 
 async def test_without_any_server_the_error_names_them(make, servers):
     await servers[0].kill()
-    with pytest.raises(WorkerError, match=rf"No SGLang server was ready for 0\.2 s: {servers[0].url}: .*reached"):
+    with pytest.raises(ServerError, match=rf"No SGLang server was ready for 0\.2 s: {servers[0].url}: .*reached"):
         await one(make(down_timeout_s=0.2))
 
 
@@ -237,7 +237,7 @@ async def test_no_more_than_the_bound_run_on_a_server(make, servers):
 
 
 @pytest.mark.parametrize("how", ["cancel", "close_session", "deadline"])
-async def test_whoever_gives_up_a_generation_aborts_it_on_the_server(make, servers, how):
+async def test_a_generation_that_is_given_up_is_aborted_on_the_server(make, servers, how):
     engine = make()
     servers[0].gate.clear()
     session = engine.open_session()
@@ -312,7 +312,7 @@ async def test_a_returned_server_gets_the_weights_before_it_takes_work(make, ser
     for _ in range(4):
         await one(engine)  # one of them finds out
     await soon(lambda: engine.servers_up == [servers[1].url])
-    servers[0].reset("0")  # started anew from its model folder
+    servers[0].reset("0")  # restarted from its model folder
     await servers[0].start()
     await soon(lambda: len(engine.servers_up) == 2)
     callers = start(engine, 6)
@@ -322,11 +322,11 @@ async def test_a_returned_server_gets_the_weights_before_it_takes_work(make, ser
     assert servers[0].version == "3"
 
 
-async def test_a_server_that_was_started_anew_unseen_gives_no_sample_of_its_old_weights(make, servers):
+async def test_a_server_that_was_restarted_unseen_gives_no_sample_of_its_old_weights(make, servers):
     engine = make()
     await engine.update_weights("new", 3)
     servers[0].version = "0"
-    with pytest.raises(WorkerError, match=r"weight version '0', but the server has 3"):
+    with pytest.raises(ServerError, match=r"weight version '0', but the server has 3"):
         await one(engine)
     assert (await one(engine)).weight_version == 3
 
@@ -354,13 +354,13 @@ async def test_a_server_that_takes_no_weights_is_dropped_with_what_it_held(make,
 
 
 async def test_an_answer_within_a_failing_update_is_not_taken_before_its_end(make, servers):
-    class Slow(StubPush):
-        async def push(self, workers, params, version):
-            await workers[0].post("/pause_generation", {}, timeout_s=5)
+    class Slow(StubWeightSync):
+        async def sync(self, clients, params, version):
+            await clients[0].post("/pause_generation", {}, timeout_s=SECONDS)
             await release.wait()
-            return await super().push(workers, params, version)
+            return await super().sync(clients, params, version)
 
-    release, engine = asyncio.Event(), make(2, push=Slow())
+    release, engine = asyncio.Event(), make(2, weight_sync=Slow())
     await one(engine)
     servers[0].gate.clear()
     callers = start(engine, 2)
@@ -394,7 +394,7 @@ async def test_weights_that_no_server_takes_stop_the_engine_until_one_does(make,
 
 async def test_servers_that_hold_other_weights_at_first_are_not_used(make, servers):
     servers[0].version = "default"
-    with pytest.raises(WorkerError, match=r"holds weight version 'default' instead of '0'; start it with .*\.$"):
+    with pytest.raises(ServerError, match=r"holds weight version 'default' instead of '0'; start it with .*\.$"):
         await one(make(down_timeout_s=0.2))
     engine = make()
     await engine.update_weights("first", 0)
@@ -425,24 +425,20 @@ async def test_errors_are_one_sentence(make):
     with pytest.raises(ValueError, match=r"max_new_tokens.*\.$"):
         await one(engine, count=0)
     with pytest.raises(ValueError, match=r"is no URL; .*\.$"):
-        Worker("localhost:30000")
+        JsonClient("localhost:30000")
     with pytest.raises(ValueError, match=r"give each server once\.$"):
         make(0)
 
 
-def test_an_engine_serves_several_event_loops_in_turn():
-    prompts = [(1, 2), (3, 4)]
+def test_a_second_event_loop_is_refused():
+    async def in_a_loop(engine):
+        engine = engine or SGLangEngine(
+            ["http://127.0.0.1:9"], max_length=64, vocab_size=VOCAB, weight_sync=StubWeightSync(), down_timeout_s=0.0
+        )
+        with contextlib.suppress(ServerError):
+            await one(engine)
+        return engine
 
-    async def in_one_loop(engine_of, prompt):
-        server = StubServer()
-        server.port = engine_of.setdefault("port", 0)
-        await server.start()
-        engine_of["port"] = server.port
-        if "engine" not in engine_of:
-            engine_of["engine"] = SGLangEngine([server.url], max_length=64, vocab_size=VOCAB, push=StubPush())
-        found = await one(engine_of["engine"], prompt)
-        await server.kill()
-        return list(found.token_ids)
-
-    kept: dict = {}
-    assert [asyncio.run(in_one_loop(kept, prompt)) for prompt in prompts] == [continuation(p, 5) for p in prompts]
+    engine = asyncio.run(in_a_loop(None))
+    with pytest.raises(RuntimeError, match=r"another event loop; make an engine of its own for each loop\.$"):
+        asyncio.run(in_a_loop(engine))

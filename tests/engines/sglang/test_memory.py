@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from orchestra_jax.engines.sglang.engine import SGLangEngine
-from tests.engines.sglang.stub import PROMPT, SECONDS, StubPush, continuation, one, soon, start
+from tests.engines.sglang.stub import PROMPT, SECONDS, StubWeightSync, continuation, one, soon, start
 
 PAUSE, CONTINUE, DISK = "/pause_generation", "/continue_generation", "/update_weights_from_disk"
 RELEASE, RESUME, GENERATE = "/release_memory_occupation", "/resume_memory_occupation", "/generate"
@@ -104,19 +104,19 @@ async def test_a_server_that_answers_with_an_error_ends_it_with_a_sentence(make,
 
 
 async def test_a_cache_that_does_not_come_back_ends_it_too(make, servers):
-    class SickLater(StubPush):
-        async def push(self, workers, params, version):
+    class SickLater(StubWeightSync):
+        async def sync(self, clients, params, version):
             servers[0].sick[RESUME] = 500
-            return await super().push(workers, params, version)
+            return await super().sync(clients, params, version)
 
-    engine = make(push=SickLater())
+    engine = make(weight_sync=SickLater())
     await release(engine)
     with pytest.raises(RuntimeError, match=r"^No server took .*did not take its GPU memory back.*mem-fraction-static"):
         await update(engine, 1)
     assert CONTINUE not in servers[0].calls
 
 
-async def test_a_server_that_died_in_the_update_is_started_anew_and_gets_the_weights(make, servers):
+async def test_a_server_that_died_in_the_update_is_restarted_and_gets_the_weights(make, servers):
     async def revive(url):
         assert url == servers[0].url
         servers[0].reset("0")
@@ -129,7 +129,7 @@ async def test_a_server_that_died_in_the_update_is_started_anew_and_gets_the_wei
     await soon(lambda: len(engine.servers_up) == 2)
     found = await asyncio.gather(*start(engine, 6))
     assert {generation.weight_version for generation in found} == {1}
-    assert RESUME not in servers[0].calls, "what was started anew has its memory"
+    assert RESUME not in servers[0].calls, "what was restarted has its memory"
     forget(servers)
     await release(engine)
     assert [server.calls for server in servers] == [[PAUSE, RELEASE]] * 2

@@ -1,4 +1,4 @@
-"""The life of a server process, with a stand-in for SGLang: ready, dead, started anew, stopped, never left behind."""
+"""The life of a server process, with a stand-in for SGLang: ready, dead, restarted, stopped, never left behind."""
 
 import asyncio
 import os
@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from orchestra_jax.engines.sglang.client import Worker
-from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess, reviver
+from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess, reviver
+from orchestra_jax.http_json import JsonClient
 from orchestra_jax.types import InfrastructureError
 
 SECONDS = 120.0
@@ -55,7 +55,7 @@ async def start(config):
     servers = []
 
     async def begin(progress=None, **changes):
-        server = ServerProcess(ServerConfig(**(vars(config) | changes)))
+        server = SGLangProcess(ServerConfig(**(vars(config) | changes)))
         servers.append(server)
         async with asyncio.timeout(SECONDS):
             await server.start(progress)
@@ -89,9 +89,9 @@ async def test_a_server_is_waited_for_and_stopped_with_all_its_processes(start, 
     assert server.alive
     assert "loading 3 1,3" in server.log_tail()
     assert seen
-    worker = Worker(server.url)
-    assert await worker.get("/health", timeout_s=30) == {}
-    await worker.close()
+    client = JsonClient(server.url)
+    assert await client.get("/health", timeout_s=30) == {}
+    await client.close()
     found = pids(config)
     assert all(runs(pid) for pid in found)
     await server.stop()
@@ -112,7 +112,7 @@ async def test_a_server_that_is_not_ready_in_time_is_stopped(start, config):
         await gone(pids(config))
 
 
-async def test_a_killed_server_is_started_anew_on_its_port_and_nothing_of_the_old_one_stays(start, config):
+async def test_a_killed_server_is_restarted_on_its_port_and_nothing_of_the_old_one_stays(start, config):
     server = await start()
     old = pids(config)
     await server.revive()
@@ -132,8 +132,8 @@ async def test_a_killed_server_is_started_anew_on_its_port_and_nothing_of_the_ol
 async def test_no_server_outlives_the_process_that_started_it(config):
     program = textwrap.dedent(f"""
         import asyncio, os, signal
-        from orchestra_jax.engines.sglang.process import ServerConfig, ServerProcess
-        server = ServerProcess(ServerConfig({config.python!r}, {str(config.model)!r}, {str(config.log)!r}))
+        from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess
+        server = SGLangProcess(ServerConfig({config.python!r}, {str(config.model)!r}, {str(config.log)!r}))
         asyncio.run(server.start())
         os.kill(os.getpid(), signal.SIGKILL)
     """)
@@ -168,4 +168,4 @@ def test_the_cpu_preset_and_own_flags(config):
     assert cpu.environment()["SGLANG_PLATFORM"] == "torchcpu"
     assert "--tp-size=2" in ServerConfig(**(vars(config) | {"gpus": (0, 1)})).command(1)
     with pytest.raises(ValueError, match=r"device 'tpu' is unknown; choose cuda or cpu\.$"):
-        ServerProcess(ServerConfig(**(vars(config) | {"device": "tpu"})))
+        SGLangProcess(ServerConfig(**(vars(config) | {"device": "tpu"})))

@@ -1,31 +1,22 @@
-"""Weight pushes against servers that remember every call: order, failures, folders, and what arrives, byte for byte."""
+"""Weight updates of servers that remember every call: order, failures, folders, and what arrives, byte for byte."""
 
 import asyncio
-import base64
-import collections
-import io
-import itertools
 import json
-import pickle
 import shutil
-import struct
-import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 from aiohttp import web
 from safetensors.numpy import load_file
 
-from orchestra_jax.engines.sglang import weights as weight_push
-from orchestra_jax.engines.sglang.client import Worker
-from orchestra_jax.engines.sglang.tensor_bucket import request_body, split_buckets
-from orchestra_jax.engines.sglang.weights import BucketPush, DiskPush
+from orchestra_jax.engines.sglang import weights as weight_sync
+from orchestra_jax.engines.sglang.weights import DiskWeightSync, SyncReport
+from orchestra_jax.http_json import JsonClient
 from orchestra_jax.models import qwen3
 from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.models.checkpoint.hf_names import to_tensors
@@ -35,11 +26,10 @@ from orchestra_jax.types import InfrastructureError
 CONFIG = qwen3.Qwen3Config.preset(
     "tiny", vocab_size=37, hidden_size=12, intermediate_size=20, num_layers=2, head_dim=6, num_heads=4, num_kv_heads=2
 )
-BUCKET = 3000  # bytes: several buckets, and the embedding of 1776 bytes beside others
 SECONDS = 60
-DISK, TENSOR = "/update_weights_from_disk", "/update_weights_from_tensor"
+DISK, INFO = "/update_weights_from_disk", "/model_info"
 PAUSE, CONTINUE, ABORT = "/pause_generation", "/continue_generation", "/abort_request"
-BEGIN, END, INFO, SERVER = "/begin_weight_update", "/end_weight_update", "/model_info", "/server_info"
+STAGES = (PAUSE, DISK, INFO, CONTINUE)
 
 
 def params_of(seed: int, config: qwen3.Qwen3Config = CONFIG) -> dict[str, Any]:
@@ -49,64 +39,12 @@ def params_of(seed: int, config: qwen3.Qwen3Config = CONFIG) -> dict[str, Any]:
     )
 
 
-def unpickle(payload: bytes) -> dict[str, np.ndarray]:
-    """What the server reads, with numpy where it has torch; refuses names that its SafeUnpickler refuses."""
-    dtypes = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-
-    class Storage(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            assert (module, name) == ("torch", "ByteStorage")
-            return np.uint8
-
-        def persistent_load(self, pid: Any) -> Any:
-            assert (pid[0], pid[1], pid[3], pid[5]) == ("storage", np.uint8, "cpu", None)
-            return SimpleNamespace(key=pid[2], size=pid[4])
-
-    def load_from_bytes(data: bytes) -> np.ndarray:
-        file = io.BytesIO(data)
-        assert pickle.load(file) == 0x1950A86A20F9469CFC6C
-        assert pickle.load(file) == 1001
-        pickle.load(file)  # what machine wrote it: torch ignores it
-        storage = Storage(file).load()
-        assert pickle.load(file) == [storage.key]
-        assert struct.unpack("<q", file.read(8)) == (storage.size,)
-        array = np.frombuffer(file.read(storage.size), np.uint8)
-        assert array.size == storage.size
-        assert not file.read()
-        return array
-
-    def rebuild(storage: np.ndarray, offset: int, size: Any, stride: Any, grad: bool, hooks: Any) -> np.ndarray:
-        assert (offset, size, stride, grad, hooks) == (0, (storage.size,), (1,), False, {})
-        return storage
-
-    known: dict[tuple[str, str], Any] = {
-        ("torch.storage", "_load_from_bytes"): load_from_bytes,
-        ("torch._utils", "_rebuild_tensor_v2"): rebuild,
-        ("collections", "OrderedDict"): collections.OrderedDict,
-        ("sglang.srt.weight_sync.tensor_bucket", "FlattenedTensorMetadata"): lambda *fields: fields,
-        **{("torch", name): dtype for name, dtype in dtypes.items()},
-    }
-
-    class Unpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            return known[module, name]
-
-    found = Unpickler(io.BytesIO(payload)).load()
-    flat, tensors = found["flattened_tensor"], {}
-    for name, shape, dtype, start, end, size in found["metadata"]:
-        assert start % np.dtype(dtype).itemsize == 0, "torch views no unaligned bytes"
-        assert end - start == size
-        assert name not in tensors
-        tensors[name] = flat[start:end].view(dtype).reshape(shape)
-    return tensors
-
-
 @dataclass
 class Server:
     """What a server does with control calls.
 
     Attributes:
-        calls: (path, body) in order; a tensor payload is replaced by its tensors.
+        calls: (path, body) in order.
         faults: how often a path still answers with status 500.
         hang: a path that never answers; `hangs` is set when it was asked for.
     """
@@ -115,13 +53,11 @@ class Server:
     faults: Counter[str] = field(default_factory=Counter)
     hang: str = ""
     hangs: asyncio.Event = field(default_factory=asyncio.Event)
-    info: dict[str, Any] = field(default_factory=lambda: {"tp_size": 1, "dp_size": 1})
     version: str = "default"
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     refuse: str = ""
-    session: bool = False
     paused: bool = False
-    worker: Worker = field(init=False)
+    client: JsonClient = field(init=False)
 
     @property
     def paths(self) -> list[str]:
@@ -129,11 +65,6 @@ class Server:
 
     async def answer(self, request: web.Request) -> web.Response:
         path, body = request.path, json.loads(await request.read() or b"null")
-        if path == TENSOR:
-            payloads = [base64.b64decode(text, validate=True) for text in body.pop("serialized_named_tensors")]
-            assert len(payloads) == self.info["tp_size"]
-            assert len(set(payloads)) == 1
-            body["tensors"] = unpickle(payloads[0])
         self.calls.append((path, body))
         if self.hang == path:
             self.hangs.set()
@@ -146,7 +77,7 @@ class Server:
         return self.act(path, body)
 
     def act(self, path: str, body: Any) -> web.Response:
-        if path in (DISK, BEGIN, TENSOR, END):
+        if path == DISK:
             assert self.paused
         match path:
             case "/pause_generation" | "/continue_generation":
@@ -155,20 +86,9 @@ class Server:
                 return web.Response()
             case "/model_info":
                 return web.json_response({"weight_version": self.version})
-            case "/server_info":
-                return web.json_response(self.info)
             case "/update_weights_from_disk":
                 self.weights = load_file(f"{body['model_path']}/model.safetensors")
                 self.version = body["weight_version"]
-            case "/begin_weight_update" | "/end_weight_update":
-                if self.session == (path == BEGIN):
-                    return web.json_response({"success": False, "message": "wrong order"}, status=400)
-                self.session = path == BEGIN
-            case "/update_weights_from_tensor":
-                assert self.session
-                assert body["load_format"] == "flattened_bucket"
-                self.weights = self.weights | body["tensors"]
-                self.version = body.get("weight_version", self.version)
             case _:
                 return web.Response(status=404)
         return web.json_response({"success": True, "message": "Success"})
@@ -176,7 +96,7 @@ class Server:
 
 @pytest.fixture
 async def servers():
-    """Two servers, each with the worker that reaches it."""
+    """Two servers, each with the client that reaches it."""
     found, runners = [Server(), Server()], []
     for server in found:
         app = web.Application(client_max_size=1 << 30)
@@ -185,26 +105,22 @@ async def servers():
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        server.worker = Worker(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        server.client = JsonClient(f"http://127.0.0.1:{runner.addresses[0][1]}")
         runners.append(runner)
     yield found
     for server, runner in zip(found, runners, strict=True):
-        await server.worker.close()
+        await server.client.close()
         await runner.cleanup()
 
 
-@pytest.fixture(params=["disk", "bucket"])
-def pusher(request, tmp_path):
-    return DiskPush(CONFIG, tmp_path / "weights") if request.param == "disk" else bucket_push()
+@pytest.fixture
+def sync(tmp_path):
+    return DiskWeightSync(CONFIG, tmp_path / "weights")
 
 
-def bucket_push(**options: Any) -> BucketPush:
-    return BucketPush(CONFIG, **{"bucket_bytes": BUCKET, **options})
-
-
-async def push(pusher: Any, servers: list[Server], params: Any, version: int) -> weight_push.PushReport:
+async def update(sync: DiskWeightSync, servers: list[Server], params: Any, version: int) -> SyncReport:
     async with asyncio.timeout(SECONDS):
-        return await pusher.push([server.worker for server in servers], params, version)
+        return await sync.sync([server.client for server in servers], params, version)
 
 
 def expect_weights(server: Server, params: Any, version: int, config: qwen3.Qwen3Config = CONFIG) -> None:
@@ -215,11 +131,10 @@ def expect_weights(server: Server, params: Any, version: int, config: qwen3.Qwen
         np.testing.assert_array_equal(server.weights[name], array)
     assert server.version == str(version)
     assert not server.paused
-    assert not server.session
 
 
-async def test_a_push_from_disk_pauses_loads_checks_and_goes_on(servers, tmp_path):
-    await push(DiskPush(CONFIG, tmp_path), servers, params_of(0), 3)
+async def test_an_update_pauses_loads_checks_and_goes_on(servers, tmp_path):
+    await update(DiskWeightSync(CONFIG, tmp_path), servers, params_of(0), 3)
     for server in servers:
         assert server.paths == [PAUSE, DISK, INFO, CONTINUE]
         assert server.calls[0][1] == {"mode": "retract"}
@@ -227,24 +142,10 @@ async def test_a_push_from_disk_pauses_loads_checks_and_goes_on(servers, tmp_pat
         assert server.calls[1][1] == {"model_path": path, "weight_version": "3", "flush_cache": True}
 
 
-async def test_a_push_of_buckets_names_the_version_with_the_last_one_only(servers):
-    await push(bucket_push(), servers, params_of(0), 3)
-    tensors = safetensors.host_tensors(CONFIG, params_of(0))
-    count = len(split_buckets(tensors, BUCKET))
-    assert count > 2
-    for server in servers:
-        assert server.paths == [PAUSE, SERVER, BEGIN, *[TENSOR] * count, END, INFO, CONTINUE]
-        bodies = [body for path, body in server.calls if path == TENSOR]
-        assert [body.get("weight_version") for body in bodies] == [None] * (count - 1) + ["3"]
-        assert [body["flush_cache"] for body in bodies] == [False] * (count - 1) + [True]
-        sent = [name for body in bodies for name in body["tensors"]]
-        assert sent == [tensor.name for tensor in tensors]
-
-
-async def test_versions_follow_each_other_and_the_report_counts(servers, pusher):
+async def test_versions_follow_each_other_and_the_report_counts(servers, sync):
     size = sum(tensor.nbytes for tensor in safetensors.host_tensors(CONFIG, params_of(0)))
     for version in range(3):
-        report = await push(pusher, servers, params_of(version), version)
+        report = await update(sync, servers, params_of(version), version)
         for server in servers:
             expect_weights(server, params_of(version), version)
         assert (report.bytes, report.failures) == (size, {})
@@ -256,42 +157,22 @@ async def test_versions_follow_each_other_and_the_report_counts(servers, pusher)
 @pytest.mark.parametrize("tied", [False, True])
 async def test_every_tensor_arrives_once_in_its_dtype(servers, tmp_path, dtype, scan, tied):
     config = CONFIG.replace(param_dtype=dtype, scan_layers=scan, tie_word_embeddings=tied)
-    for version, pusher in enumerate((DiskPush(config, tmp_path), BucketPush(config, bucket_bytes=BUCKET))):
-        servers[0].weights = {}
-        await push(pusher, servers[:1], params_of(version, config), version)
-        expect_weights(servers[0], params_of(version, config), version, config)
+    await update(DiskWeightSync(config, tmp_path), servers[:1], params_of(1, config), 1)
+    expect_weights(servers[0], params_of(1, config), 1, config)
 
 
 @pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
-async def test_sharded_parameters_are_gathered(servers, pusher):
+async def test_sharded_parameters_are_gathered(servers, sync):
     mesh = make_mesh(fsdp=4, tensor=2)
     shardings = param_shardings(mesh, ShardingRules(), qwen3.abstract_params(CONFIG))
-    await push(pusher, servers, jax.tree.map(jax.device_put, params_of(5), dict(shardings)), 5)
+    await update(sync, servers, jax.tree.map(jax.device_put, params_of(5), dict(shardings)), 5)
     expect_weights(servers[0], params_of(5), 5)
 
 
-async def test_every_rank_of_a_split_server_gets_a_payload(servers):
-    servers[1].info["tp_size"] = servers[0].info["tp_size"] = 2
-    await push(bucket_push(), servers, params_of(0), 1)
-    expect_weights(servers[1], params_of(0), 1)
-
-
-async def test_buckets_refuse_a_server_of_replicas_and_say_what_to_do(servers):
-    servers[1].info["dp_size"] = 2
-    report = await push(bucket_push(), servers, params_of(0), 1)
-    assert list(report.failures) == [servers[1].worker.url]
-    assert "push from disk" in report.failures[servers[1].worker.url]
-
-
-STAGES = [("disk", stage) for stage in (PAUSE, DISK, INFO, CONTINUE)] + [
-    ("bucket", stage) for stage in (PAUSE, SERVER, BEGIN, TENSOR, END, INFO, CONTINUE)
-]
-
-
-@pytest.mark.parametrize(("pusher", "stage"), STAGES, indirect=["pusher"])
-async def test_a_server_that_fails_once_is_tried_again(servers, pusher, stage):
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_server_that_fails_once_is_tried_again(servers, sync, stage):
     servers[1].faults[stage] = 1
-    report = await push(pusher, servers, params_of(1), 1)
+    report = await update(sync, servers, params_of(1), 1)
     assert report.failures == {}
     for server in servers:
         expect_weights(server, params_of(1), 1)
@@ -300,75 +181,77 @@ async def test_a_server_that_fails_once_is_tried_again(servers, pusher, stage):
     assert servers[0].paths.count(PAUSE) == 1
 
 
-@pytest.mark.parametrize(("pusher", "stage"), STAGES, indirect=["pusher"])
-async def test_a_server_that_fails_twice_is_reported_and_told_to_go_on(servers, pusher, stage):
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_server_that_fails_twice_is_reported_and_told_to_go_on(servers, sync, stage):
     servers[1].faults[stage] = 1000
-    report = await push(pusher, servers, params_of(1), 1)
+    report = await update(sync, servers, params_of(1), 1)
     expect_weights(servers[0], params_of(1), 1)
-    url = servers[1].worker.url
+    url = servers[1].client.url
     assert list(report.failures) == [url]
-    # An end that fails leaves a session that refuses the next one.
-    told = f"{BEGIN} answered with status 400" if stage == END else f"{stage} answered with status 500"
-    assert f"{url}{told}" in report.failures[url]
+    assert f"{url}{stage} answered with status 500" in report.failures[url]
     assert servers[1].paths[-1] == CONTINUE
     assert servers[1].faults[stage] == 1000 - servers[1].paths.count(stage)
-    assert not servers[1].session or stage == END
     if stage != CONTINUE:
         assert servers[1].paths.count(PAUSE) == 2
         assert servers[1].paths[-2:] == [ABORT, CONTINUE], "what it was generating has no known weights"
 
 
-@pytest.mark.parametrize(("pusher", "stage"), [("disk", DISK), ("bucket", TENSOR)], indirect=["pusher"])
-async def test_an_answer_without_success_is_a_failure(servers, pusher, stage):
-    servers[0].refuse = stage
-    report = await push(pusher, servers, params_of(1), 1)
-    assert list(report.failures) == [servers[0].worker.url]
+async def test_an_answer_without_success_is_a_failure(servers, sync):
+    servers[0].refuse = DISK
+    report = await update(sync, servers, params_of(1), 1)
+    assert list(report.failures) == [servers[0].client.url]
     assert servers[0].version == "default"
 
 
-async def test_a_server_that_reports_another_version_is_a_failure(servers, pusher, monkeypatch):
+async def test_a_server_that_reports_another_version_is_a_failure(servers, sync, monkeypatch):
     act = servers[0].act
 
     def lie(path, body):
         return web.json_response({"weight_version": "9"}) if path == INFO else act(path, body)
 
     monkeypatch.setattr(servers[0], "act", lie)
-    report = await push(pusher, servers, params_of(1), 1)
-    assert "reports weight version '9' after an update to '1'" in report.failures[servers[0].worker.url]
-    assert list(report.failures) == [servers[0].worker.url]
+    report = await update(sync, servers, params_of(1), 1)
+    assert "reports weight version '9' after an update to '1'" in report.failures[servers[0].client.url]
+    assert list(report.failures) == [servers[0].client.url]
 
 
-async def test_a_server_that_is_gone_does_not_keep_the_others(servers, pusher, unused_tcp_port):
+async def test_a_server_that_is_gone_does_not_keep_the_others(servers, sync, unused_tcp_port):
     gone = Server()
-    gone.worker = Worker(f"http://127.0.0.1:{unused_tcp_port}")
-    report = await push(pusher, [gone, *servers], params_of(1), 1)
-    assert list(report.failures) == [gone.worker.url]
+    gone.client = JsonClient(f"http://127.0.0.1:{unused_tcp_port}")
+    report = await update(sync, [gone, *servers], params_of(1), 1)
+    assert list(report.failures) == [gone.client.url]
     for server in servers:
         expect_weights(server, params_of(1), 1)
 
 
-async def test_a_push_that_reaches_nobody_raises_and_lets_all_go_on(servers, pusher):
+async def test_an_update_that_no_server_takes_raises_and_lets_all_go_on(servers, sync):
     for server in servers:
         server.faults[INFO] = 1000
     with pytest.raises(InfrastructureError, match=r"No server took weight version 4: .*status 500.*logs\.$"):
-        await push(pusher, servers, params_of(1), 4)
+        await update(sync, servers, params_of(1), 4)
     assert [server.paused for server in servers] == [False, False]
-    assert (await push(pusher, [], params_of(1), 4)).failures == {}
+    assert (await update(sync, [], params_of(1), 4)).failures == {}
 
 
-@pytest.mark.parametrize(("pusher", "stage"), [("disk", DISK), ("bucket", TENSOR)], indirect=["pusher"])
-async def test_a_server_that_hangs_fails_by_its_time_limit(servers, pusher, stage):
-    pusher.timeout_s, servers[1].hang = 3, stage
-    report = await push(pusher, servers, params_of(1), 1)
-    assert "gave no whole answer in 3 s" in report.failures[servers[1].worker.url]
+async def test_a_server_that_hangs_fails_by_its_time_limit(servers, sync, monkeypatch):
+    servers[1].hang, post = DISK, servers[1].client.post
+
+    def in_short(path, body, *, timeout_s):
+        if path == DISK:
+            assert timeout_s == sync.timeout_s
+            timeout_s = 0.3
+        return post(path, body, timeout_s=timeout_s)
+
+    monkeypatch.setattr(servers[1].client, "post", in_short)
+    report = await update(sync, servers, params_of(1), 1)
+    assert "gave no whole answer in 0.3 s" in report.failures[servers[1].client.url]
     expect_weights(servers[0], params_of(1), 1)
     assert not servers[1].paused
 
 
-@pytest.mark.parametrize(("pusher", "stage"), [("disk", DISK), ("bucket", TENSOR)], indirect=["pusher"])
-async def test_a_cancelled_push_lets_the_servers_go_on(servers, pusher, stage):
-    servers[0].hang = servers[1].hang = stage
-    running = asyncio.ensure_future(push(pusher, servers, params_of(1), 1))
+async def test_a_cancelled_update_lets_the_servers_go_on(servers, sync):
+    servers[0].hang = servers[1].hang = DISK
+    running = asyncio.ensure_future(update(sync, servers, params_of(1), 1))
     async with asyncio.timeout(SECONDS):
         await asyncio.gather(*(server.hangs.wait() for server in servers))
     running.cancel()
@@ -376,32 +259,29 @@ async def test_a_cancelled_push_lets_the_servers_go_on(servers, pusher, stage):
         await running
     for server in servers:
         assert server.paths[-2:] == [ABORT, CONTINUE]
-        assert not server.session
 
 
-async def test_wrong_parameters_touch_no_server(servers, pusher):
+async def test_wrong_parameters_touch_no_server(servers, sync):
     with pytest.raises(ValueError, match="shape"):
-        await push(pusher, servers, params_of(1) | {"norm": np.zeros(3, np.float32)}, 1)
+        await update(sync, servers, params_of(1) | {"norm": np.zeros(3, np.float32)}, 1)
     assert [server.calls for server in servers] == [[], []]
 
 
-@pytest.mark.parametrize("keep", [1, 2, 5])
-async def test_old_folders_go_and_foreign_files_stay(servers, tmp_path, keep):
+async def test_old_folders_go_and_foreign_files_stay(servers, tmp_path):
     (tmp_path / ".weights-00000000.partial").mkdir()
     for name in ("weights-best", "notes"):
         (tmp_path / name).mkdir()
-    pusher = DiskPush(CONFIG, tmp_path, keep=keep)
+    sync = DiskWeightSync(CONFIG, tmp_path)
     for version in (1, 2, 3, 3):
-        await push(pusher, servers, params_of(version), version)
+        await update(sync, servers, params_of(version), version)
     expect_weights(servers[0], params_of(3), 3)
-    kept = {f"weights-0000000{version}" for version in range(max(4 - keep, 1), 4)}
-    assert {path.name for path in tmp_path.iterdir()} == kept | {"weights-best", "notes"}
+    assert {path.name for path in tmp_path.iterdir()} == {"weights-00000003", "weights-best", "notes"}
 
 
-async def test_a_full_folder_stops_the_push_before_it_begins(servers, tmp_path, monkeypatch):
+async def test_a_full_folder_stops_the_update_before_it_begins(servers, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
-    with pytest.raises(InfrastructureError, match=r"0\.0 GB free, but the weights need .*another path\.$"):
-        await push(DiskPush(CONFIG, tmp_path), servers, params_of(1), 1)
+    with pytest.raises(InfrastructureError, match=r"0\.0 GB free, but the weights need .*rollout.weight_folder.*\.$"):
+        await update(DiskWeightSync(CONFIG, tmp_path), servers, params_of(1), 1)
     assert [server.calls for server in servers] == [[], []]
     assert list(tmp_path.iterdir()) == []
 
@@ -412,7 +292,7 @@ async def test_a_folder_that_was_not_finished_is_never_loaded(servers, tmp_path,
 
     monkeypatch.setattr(safetensors, "save_file", torn)
     with pytest.raises(OSError, match="the disk broke"):
-        await push(DiskPush(CONFIG, tmp_path), servers, params_of(1), 1)
+        await update(DiskWeightSync(CONFIG, tmp_path), servers, params_of(1), 1)
     assert [server.calls for server in servers] == [[], []]
     assert list(tmp_path.iterdir()) == []
 
@@ -425,72 +305,20 @@ async def test_the_folder_is_complete_before_a_server_is_paused(servers, tmp_pat
         return act(path, body)
 
     monkeypatch.setattr(servers[0], "act", look)
-    await push(DiskPush(CONFIG, tmp_path), servers, params_of(1), 1)
+    await update(DiskWeightSync(CONFIG, tmp_path), servers, params_of(1), 1)
     assert seen[0] == (PAUSE, True)
 
 
 async def test_without_a_folder_shared_memory_serves_this_host_only(servers, tmp_path, monkeypatch):
-    monkeypatch.setattr(weight_push, "_SHARED_MEMORY", tmp_path)
-    pusher = DiskPush(CONFIG)
-    await push(pusher, servers, params_of(1), 1)
+    monkeypatch.setattr(weight_sync, "_SHARED_MEMORY", tmp_path)
+    sync = DiskWeightSync(CONFIG)
+    await update(sync, servers, params_of(1), 1)
     expect_weights(servers[0], params_of(1), 1)
     assert len(list(tmp_path.glob("orchestra_jax-*/weights-00000001"))) == 1
-    del pusher
+    del sync
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match=r"http://10\.0\.0\.7:30000 cannot read a temporary folder.*shared disk\.$"):
-        await DiskPush(CONFIG).push([Worker("http://10.0.0.7:30000")], params_of(1), 1)
-
-
-def test_settings_that_make_no_sense_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"keep is 0.*at least 1\.$"):
-        DiskPush(CONFIG, tmp_path, keep=0)
-    with pytest.raises(ValueError, match=r"bucket_bytes is 0.*\.$"):
-        BucketPush(CONFIG, bucket_bytes=0)
-
-
-@dataclass
-class Tensor:
-    """A tensor that knows how many of its kind are in host memory."""
-
-    name: str
-    array: np.ndarray
-    alive: list[weakref.ref]
-
-    shape = property(lambda self: self.array.shape)
-    dtype = property(lambda self: str(self.array.dtype))
-    nbytes = property(lambda self: self.array.nbytes)
-
-    def to_host(self) -> np.ndarray:
-        assert all(array() is None for array in self.alive), "one tensor at a time"
-        copy = self.array.copy()
-        self.alive.append(weakref.ref(copy))
-        return copy
-
-
-@pytest.mark.parametrize("limit", [1, 100, 999, 1000, 10**6])
-def test_buckets_keep_the_order_and_their_limit(limit):
-    sizes = [4, 96, 100, 500, 500, 1, 2000, 3]
-    tensors: Any = [SimpleNamespace(name=str(i), nbytes=size) for i, size in enumerate(sizes)]
-    buckets = split_buckets(tensors, limit)
-    assert [tensor for bucket in buckets for tensor in bucket] == tensors
-    assert all(len(bucket) == 1 or sum(t.nbytes for t in bucket) <= limit for bucket in buckets)
-    for bucket, after in itertools.pairwise(buckets):
-        assert sum(t.nbytes for t in bucket) + after[0].nbytes > limit, "a bucket is not closed early"
-
-
-@pytest.mark.parametrize("sizes", [[1], [3, 5], [24, 12, 0, 7], [1_600_001, 2]])
-def test_a_body_reads_back_whatever_its_sizes_with_one_tensor_in_memory(sizes):
-    random, alive = np.random.default_rng(0), []
-    arrays = {f"t{i}.weight": random.normal(size=size).astype(ml_dtypes.bfloat16) for i, size in enumerate(sizes)}
-    arrays["wide"] = random.normal(size=(2, 3)).astype(np.float32)
-    tensors: Any = [Tensor(name, array, alive) for name, array in arrays.items()]
-    body = json.loads(request_body(tensors, {"weight_version": 'a"b'}, copies=3))
-    payloads = body.pop("serialized_named_tensors")
-    assert body == {"weight_version": 'a"b', "load_format": "flattened_bucket"}
-    assert len(payloads) == 3
-    assert len(set(payloads)) == 1
-    found = unpickle(base64.b64decode(payloads[0], validate=True))
-    assert list(found) == list(arrays)
-    for name, array in arrays.items():
-        assert found[name].tobytes() == array.tobytes()
-        assert (found[name].shape, found[name].dtype) == (array.shape, array.dtype)
+    with pytest.raises(
+        ValueError,
+        match=r"http://10\.0\.0\.7:30000 cannot read .*set rollout.weight_folder .*shared disk\.$",
+    ):
+        await DiskWeightSync(CONFIG).sync([JsonClient("http://10.0.0.7:30000")], params_of(1), 1)
