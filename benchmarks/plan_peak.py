@@ -38,7 +38,8 @@ def measure(case: str, tokens: int, layers: int, micro_batches: int) -> dict[str
     """Predicted and measured peak of one case, in bytes; to be called in a process of its own."""
     import jax
 
-    from orchestra_jax.models.qwen3 import Qwen3Config, init_params, num_params
+    from orchestra_jax.models.decoder import init_params, num_params
+    from orchestra_jax.models.qwen3 import Qwen3Config
     from orchestra_jax.models.sharding import make_mesh
     from orchestra_jax.planning.gpus import find_gpu
     from orchestra_jax.planning.plan import Job, make_plan

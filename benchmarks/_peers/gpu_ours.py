@@ -6,7 +6,8 @@ import jax
 from gpu_worker import Job, run
 from worker import B1, B2, CLIP, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY
 
-from orchestra_jax.models.qwen3 import Qwen3Config, init_params
+from orchestra_jax.models.decoder import init_params
+from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import TokenSequence
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig

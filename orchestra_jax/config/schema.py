@@ -52,7 +52,8 @@ class LoraConfig(Settings):
 class ModelConfig(Settings):
     """The policy."""
 
-    preset: str = "tiny"  # size: a preset of models.config; ignored where `path` has a config.json
+    family: str | None = None  # kind of decoder, or module:attribute; null: what `path` says, qwen3 without one
+    preset: str = "tiny"  # size: a preset of the family; ignored where `path` has a config.json
     path: str | None = None  # folder of a Hugging Face checkpoint (config.json, *.safetensors)
     random_init: bool = False  # start from random weights when there is no `path`, after a warm start
     tokenizer: str | None = None  # folder with tokenizer.json, or "environment": that of the environment's own words

@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.engines.slot_cache import MAX_STOP_IDS, Row, SlotCache
-from orchestra_jax.models import qwen3
+from orchestra_jax.models.base import DecoderConfig
 
 
 @dataclass
@@ -41,7 +41,7 @@ class _Request:
 
 
 class EmbeddedEngine:
-    """Samples from a `Qwen3` policy in this process.
+    """Samples from a policy of any model family in this process.
 
     Args:
         config: the policy's architecture.
@@ -63,7 +63,7 @@ class EmbeddedEngine:
 
     def __init__(
         self,
-        config: qwen3.Qwen3Config,
+        config: DecoderConfig,
         params: Any,
         *,
         version: int = 0,

@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from orchestra_jax.engines.base import SamplingParams
-from orchestra_jax.models import qwen3
+from orchestra_jax.models import decoder
+from orchestra_jax.models.base import DecoderConfig, KVCache
 
 MAX_STOP_IDS = 4
 _SHORTEST_WINDOW = 64
@@ -54,9 +55,7 @@ class SlotCache:
         widths: compiled widths of a prefill or an extension; a longer one is done in several passes.
     """
 
-    def __init__(
-        self, config: qwen3.Qwen3Config, slots: int, max_length: int, chunk: int, widths: Sequence[int]
-    ) -> None:
+    def __init__(self, config: DecoderConfig, slots: int, max_length: int, chunk: int, widths: Sequence[int]) -> None:
         self.config, self.slots, self.max_length, self.chunk = config, slots, max_length, chunk
         self._widths = sorted({min(width, max_length) for width in widths})
         self._rows = sorted({max(1, slots // 16), max(1, slots // 4), slots})
@@ -67,7 +66,7 @@ class SlotCache:
     def reset(self) -> None:
         """A new cache that holds nothing, on the same slots: after an error, which may have used up the old one."""
         # One spare slot takes the writes of padding rows.
-        self._cache = qwen3.empty_cache(self.config, self.slots + 1, self.max_length)
+        self._cache = decoder.empty_cache(self.config, self.slots + 1, self.max_length)
         self.forget()
 
     def forget(self) -> None:
@@ -189,9 +188,9 @@ def _common_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _prefill(config: qwen3.Qwen3Config, params: Any, tokens: jax.Array) -> qwen3.KVCache:
+def _prefill(config: DecoderConfig, params: Any, tokens: jax.Array) -> KVCache:
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return qwen3.forward(params, config, tokens, positions)[1]
+    return decoder.forward(params, config, tokens, positions)[1]
 
 
 def _batch_axis(cache_leaf: jax.Array) -> int:
@@ -199,7 +198,7 @@ def _batch_axis(cache_leaf: jax.Array) -> int:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _spread(cache: qwen3.KVCache, kv: qwen3.KVCache, source: jax.Array, lengths: jax.Array) -> qwen3.KVCache:
+def _spread(cache: KVCache, kv: KVCache, source: jax.Array, lengths: jax.Array) -> KVCache:
     """Copies row source[slot] of `kv` to the front of every slot with lengths[slot] > 0."""
 
     def leaf(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -212,26 +211,26 @@ def _spread(cache: qwen3.KVCache, kv: qwen3.KVCache, source: jax.Array, lengths:
     return jax.tree.map(leaf, cache, kv)
 
 
-def _fronts(cache: qwen3.KVCache, slots: jax.Array, window: int) -> qwen3.KVCache:
+def _fronts(cache: KVCache, slots: jax.Array, window: int) -> KVCache:
     """The first `window` entries of these slots."""
     return jax.tree.map(lambda leaf: jnp.take(leaf[..., :window, :], slots, axis=_batch_axis(leaf)), cache)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _extend(
-    config: qwen3.Qwen3Config,
+    config: DecoderConfig,
     window: int,
     params: Any,
-    cache: qwen3.KVCache,
+    cache: KVCache,
     slots: jax.Array,
     tokens: jax.Array,
     offsets: jax.Array,
     counts: jax.Array,
-) -> qwen3.KVCache:
+) -> KVCache:
     past = _fronts(cache, slots, window)
     positions = offsets[:, None] + jnp.arange(tokens.shape[1])
-    hidden, kv = qwen3.forward(params, config, tokens, positions, past=past, past_lengths=offsets)
-    return qwen3.write_cache(cache, kv, slots, offsets, counts, after=hidden)
+    hidden, kv = decoder.forward(params, config, tokens, positions, past=past, past_lengths=offsets)
+    return decoder.write_cache(cache, kv, slots, offsets, counts, after=hidden)
 
 
 def sample(
@@ -269,11 +268,11 @@ def sample(
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
 def _decode(
-    config: qwen3.Qwen3Config,
+    config: DecoderConfig,
     chunk: int,
     window: int,
     params: Any,
-    cache: qwen3.KVCache,
+    cache: KVCache,
     slots: jax.Array,
     pending: jax.Array,
     lengths: jax.Array,
@@ -282,7 +281,7 @@ def _decode(
     counters: jax.Array,
     temperature: jax.Array,
     stops: jax.Array,
-) -> tuple[qwen3.KVCache, jax.Array, jax.Array]:
+) -> tuple[KVCache, jax.Array, jax.Array]:
     """Decodes up to `chunk` tokens a row. Returns the cache, tokens [R, chunk] (-1 after a row's end) and log-probs."""
     rows = slots.shape[0]
     order = jnp.arange(rows)
@@ -291,8 +290,10 @@ def _decode(
 
     def body(carry: Any) -> Any:
         step, local, pending, lengths, left, tokens, logprobs = carry
-        hidden, kv = qwen3.forward(params, config, pending[:, None], lengths[:, None], past=local, past_lengths=lengths)
-        logits = qwen3.logits(params, config, hidden[:, 0])
+        hidden, kv = decoder.forward(
+            params, config, pending[:, None], lengths[:, None], past=local, past_lengths=lengths
+        )
+        logits = decoder.logits(params, config, hidden[:, 0])
         logits = logits / jnp.where(temperature > 0, temperature, 1.0)[:, None]
         uniform = jax.vmap(lambda key, counter: jax.random.uniform(jax.random.fold_in(key, counter)))(
             keys, counters + step.astype(jnp.uint32)
@@ -301,7 +302,7 @@ def _decode(
         token = jnp.where(temperature > 0, drawn, logits.argmax(-1).astype(jnp.int32))
         logprob = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0] - partition
         active = left > 0
-        local = qwen3.write_cache(local, kv, order, lengths, active.astype(jnp.int32), after=hidden)
+        local = decoder.write_cache(local, kv, order, lengths, active.astype(jnp.int32), after=hidden)
         stopped = (token[:, None] == stops).any(-1)
         tokens = tokens.at[:, step].set(jnp.where(active, token, -1))
         logprobs = logprobs.at[:, step].set(jnp.where(active, logprob, 0.0))

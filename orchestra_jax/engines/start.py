@@ -12,7 +12,7 @@ from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess, reviver
 from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from orchestra_jax.models import checkpoint
-from orchestra_jax.models.qwen3 import Params, Qwen3Config
+from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.types import InfrastructureError
 
 
@@ -45,7 +45,7 @@ class RunEngine:
 
 
 async def start_engine(
-    cfg: RunConfig, model: Qwen3Config, params: Params, version: int, *, tokenizer_size: int, directory: Path
+    cfg: RunConfig, model: DecoderConfig, params: Params, version: int, *, tokenizer_size: int, directory: Path
 ) -> RunEngine:
     """The engine, ready and holding `params` as `version`.
 

@@ -31,7 +31,7 @@ def token_logprobs(
 
     Args:
         hidden: final hidden states.
-        head: output matrix, see `models.qwen3.output_head`.
+        head: output matrix, see `models.decoder.output_head`.
         targets: the token id to score at each position.
         temperature: divides the logits; positive, and the one that tokens were sampled at.
         chunk: tokens whose logits exist at once; None or >= T: all of them.

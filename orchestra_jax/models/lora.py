@@ -24,10 +24,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from orchestra_jax.config.choices import LoraTarget
+from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.checkpoint.folders import whole_folder
 from orchestra_jax.models.checkpoint.hf_names import Source, sources
-from orchestra_jax.models.config import Qwen3Config
-from orchestra_jax.models.qwen3 import Params, abstract_params
+from orchestra_jax.models.decoder import abstract_params
 
 Adapters = Mapping[str, Any]
 
@@ -79,7 +79,7 @@ class LoRA:
         return self.alpha / self.rank
 
 
-def init_adapters(key: PRNGKeyArray, config: Qwen3Config, lora: LoRA) -> dict[str, Any]:
+def init_adapters(key: PRNGKeyArray, config: DecoderConfig, lora: LoRA) -> dict[str, Any]:
     """Fresh adapters: A uniform in +-1/sqrt(in) as PEFT draws it, B zero, so that the adapted model is the base.
 
     They are fp32 whatever the base's dtype is, since a bf16 weight would swallow the optimizer's small steps.
@@ -97,7 +97,7 @@ def init_adapters(key: PRNGKeyArray, config: Qwen3Config, lora: LoRA) -> dict[st
     return cast(dict[str, Any], jax.tree_util.tree_map_with_path(draw, abstract))
 
 
-def abstract_adapters(config: Qwen3Config, lora: LoRA) -> dict[str, Any]:
+def abstract_adapters(config: DecoderConfig, lora: LoRA) -> dict[str, Any]:
     """The tree of `init_adapters` with shapes and dtypes only; allocates nothing."""
     return _abstract_for(abstract_params(config), lora)
 
@@ -112,7 +112,7 @@ def attach(base: Params, adapters: Adapters, lora: LoRA) -> dict[str, Any]:
     """
 
     def join(kernel: Any, pair: Mapping[str, Any]) -> dict[str, Any]:
-        return {"kernel": kernel, "lora_a": pair["lora_a"], "lora_b": pair["lora_b"] * lora.scale}
+        return {"lora_a": pair["lora_a"], "lora_b": pair["lora_b"] * lora.scale}
 
     return _with_adapters(base, adapters, lora, join)
 
@@ -135,7 +135,7 @@ def merge(base: Params, adapters: Adapters, lora: LoRA) -> dict[str, Any]:
 
 def save_peft(
     folder: str | Path,
-    config: Qwen3Config,
+    config: DecoderConfig,
     adapters: Adapters,
     lora: LoRA,
     base_name: str,
@@ -183,7 +183,7 @@ def save_peft(
         multihost_utils.sync_global_devices(f"saved {folder}")
 
 
-def load_peft(folder: str | Path, config: Qwen3Config) -> tuple[LoRA, dict[str, Any]]:
+def load_peft(folder: str | Path, config: DecoderConfig) -> tuple[LoRA, dict[str, Any]]:
     """The inverse of `save_peft`, for the layout (`scan_layers`) that `config` says; also reads what PEFT wrote.
 
     Returns:
@@ -225,12 +225,16 @@ def _abstract_for(base: Params, lora: LoRA) -> dict[str, Any]:
 def _with_adapters(
     base: Params, adapters: Adapters, lora: LoRA, change: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The base with `change(kernel, adapter pair)` in place of every adapted matrix's dict."""
+    """The base with the leaves of `change(kernel, adapter pair)` in every adapted matrix's dict."""
     _check_tree(_abstract_for(base, lora), adapters)
     changed = dict(base)
     for name in _layers(base):
-        pairs = adapters[name].items()
-        changed[name] = {**base[name], **{target: change(base[name][target]["kernel"], pair) for target, pair in pairs}}
+        layer = base[name]
+        adapted = {
+            target: {**layer[target], **change(layer[target]["kernel"], pair)}
+            for target, pair in adapters[name].items()
+        }
+        changed[name] = {**layer, **adapted}
     return changed
 
 
@@ -258,7 +262,7 @@ def _check_tree(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
             )
 
 
-def _adapter_sources(config: Qwen3Config, lora: LoRA) -> dict[str, Any]:
+def _adapter_sources(config: DecoderConfig, lora: LoRA) -> dict[str, Any]:
     """A tree shaped like the adapters, with the names of PEFT's tensors; all are the transposes of our matrices."""
 
     def named(source: Source, letter: str) -> Source:
@@ -298,7 +302,7 @@ def _read_config(path: Path) -> LoRA:
     return LoRA(rank, float(alpha), tuple(_PEFT_TARGETS[name] for name in targets))
 
 
-def _read_tensors(folder: Path, config: Qwen3Config, lora: LoRA, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def _read_tensors(folder: Path, config: DecoderConfig, lora: LoRA, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The adapters from lazy slices of the file's tensors."""
     wanted = _adapter_sources(config, lora)
     names = {name for source in jax.tree.leaves(wanted) for name in source.names}

@@ -1,7 +1,7 @@
 """Mesh, and the rules from logical axes of parameters and activations to its physical axes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from jaxtyping import Array, PyTree
 MESH_AXES = ("data", "fsdp", "tensor")
 Axis = str | tuple[str, ...] | None
 
-# Logical axes by the parameter's name; a stacked parameter (scan_layers) has "layers" in front.
-_PARAM_AXES: dict[str, tuple[str, ...]] = {
+# Logical axes by the parameter's name, as decoders share them; a stacked parameter (scan_layers) has "layers" in front.
+PARAM_AXES: Mapping[str, tuple[str, ...]] = {
     "embed": ("vocab", "embed"),
     "lm_head": ("embed", "vocab"),
     "q": ("embed", "heads"),
@@ -81,47 +81,60 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, *, devices: Sequenc
 
 
 def param_shardings(
-    mesh: Mesh, rules: ShardingRules, abstract: PyTree, *, replicate_others: bool = False
+    mesh: Mesh,
+    rules: ShardingRules,
+    abstract: PyTree,
+    *,
+    axes: Mapping[str, tuple[str, ...]] = PARAM_AXES,
+    replicate_others: bool = False,
 ) -> PyTree[NamedSharding]:
     """Shardings of a parameter tree, or of a tree that contains such trees (optimizer state), by the leaves' names.
 
     An axis that its mesh axes do not divide evenly is replicated; scalars are replicated.
 
     Args:
-        abstract: arrays or `jax.ShapeDtypeStruct`s, e.g. `models.qwen3.abstract_params(config)`.
-        replicate_others: whether arrays that are no Qwen3 parameters (an optimizer's constants) are replicated.
+        abstract: arrays or `jax.ShapeDtypeStruct`s, e.g. `models.decoder.abstract_params(config)`.
+        axes: the family's logical axes by name, `config.axes`.
+        replicate_others: whether arrays that are no parameters (an optimizer's constants) are replicated.
 
     Raises:
-        ValueError: an array whose name or rank is not that of a Qwen3 parameter, unless `replicate_others`.
+        ValueError: an array whose name or rank is not that of a known parameter, unless `replicate_others`.
     """
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         if leaf.ndim == 0:
             return NamedSharding(mesh, PartitionSpec())
-        axes = logical_axes(path)
-        if axes is None or len(axes) != leaf.ndim:
+        names = logical_axes(path, axes)
+        if names is None or len(names) != leaf.ndim:
             if replicate_others:
                 return NamedSharding(mesh, PartitionSpec())
             raise ValueError(
                 f"No sharding rule for {jax.tree_util.keystr(path)} of shape {leaf.shape}; add its logical axes to "
-                "models/sharding.py."
+                "its model family's `axes`."
             )
-        return NamedSharding(mesh, _divisible(mesh, rules.spec(axes), leaf.shape))
+        return NamedSharding(mesh, _divisible(mesh, rules.spec(names), leaf.shape))
 
     return jax.tree_util.tree_map_with_path(sharding, abstract)
 
 
-def logical_axes(path: tuple[Any, ...]) -> tuple[str | None, ...] | None:
+def logical_axes(
+    path: tuple[Any, ...], axes: Mapping[str, tuple[str, ...]] = PARAM_AXES
+) -> tuple[str | None, ...] | None:
     """Logical axes of the parameter at a key path (which may start above the parameter tree); None if unknown.
 
-    Adapters (`models.lora`) are split like their target's input (lora_a) and output (lora_b); the rank never is.
+    A bias is split like its matrix's output. Adapters (`models.lora`) are split like their target's input (lora_a) and
+    output (lora_b); the rank never is.
     """
     names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
-    kind = names.pop() if names and names[-1] in ("kernel", "lora_a", "lora_b") else ""
-    axes: tuple[str | None, ...] | None = _PARAM_AXES.get(names[-1]) if names else None
-    if axes is not None and kind.startswith("lora"):
-        axes = (axes[0], None) if kind == "lora_a" else (None, axes[-1])
-    return ("layers", *axes) if axes is not None and "layers" in names else axes
+    kind = names.pop() if names and names[-1] in ("kernel", "bias", "lora_a", "lora_b") else ""
+    found: tuple[str | None, ...] | None = axes.get(names[-1]) if names else None
+    if found is None:
+        return None
+    if kind == "bias":
+        found = found[-1:]
+    elif kind:
+        found = {"kernel": found, "lora_a": (found[0], None), "lora_b": (None, found[-1])}[kind]
+    return ("layers", *found) if "layers" in names else found
 
 
 def batch_shards(mesh: Mesh, rules: ShardingRules) -> int:
@@ -135,7 +148,7 @@ def batch_sharding(mesh: Mesh, rules: ShardingRules) -> NamedSharding:
 
 
 def activation_constraint(mesh: Mesh, rules: ShardingRules) -> Callable[[Array, tuple[str | None, ...]], Array]:
-    """`Qwen3(constrain=...)`: keeps activations split by batch, so that FSDP gathers weights and not activations."""
+    """For `models.decoder.forward`: keeps activations split by batch, so that FSDP gathers weights, not activations."""
 
     def constrain(x: Array, axes: tuple[str | None, ...]) -> Array:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, rules.spec(axes)))

@@ -18,8 +18,9 @@ import numpy as np
 from jax.experimental import topologies
 
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.models.base import DecoderConfig
+from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.lora import LoRA
-from orchestra_jax.models.qwen3 import Qwen3Config, num_params
 from orchestra_jax.models.sharding import ShardingRules, batch_shards, make_mesh
 from orchestra_jax.planning.gpus import GPUS, Gpu
 from orchestra_jax.planning.hlo import Collective, ProgramCost, program_cost
@@ -45,7 +46,7 @@ class Job:
         offload: whether the reference waits in host memory during the updates.
     """
 
-    model: Qwen3Config
+    model: DecoderConfig
     learner: LearnerConfig
     optimizer: OptimizerConfig
     mesh: tuple[int, int, int]

@@ -5,8 +5,9 @@ from rich.table import Table
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import forecast
-from orchestra_jax.models.config import Qwen3Config
-from orchestra_jax.models.qwen3 import num_params
+from orchestra_jax.models.base import DecoderConfig
+from orchestra_jax.models.decoder import num_params
+from orchestra_jax.models.families import preset_config, read_config, run_settings
 from orchestra_jax.planning.gpus import GIB, GPUS, find_gpu
 from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices, smallest_gpu
 from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
@@ -73,18 +74,19 @@ def largest_shape(shapes: MicroShapes | PackShapes, response: float) -> BatchSha
     return BatchShape(rows, width, rows, width, 1, 0, False, selected)
 
 
-def model_config(cfg: RunConfig) -> Qwen3Config:
+def model_config(cfg: RunConfig) -> DecoderConfig:
     """Architecture and numerics; needs no weights, and a checkpoint's folder only for a size that is no preset."""
-    m, numerics = cfg.model, cfg.model.numerics
+    m = cfg.model
+    vocabulary = {}
     try:
         if m.path is not None:
-            return Qwen3Config.from_hf(m.path, **numerics)
+            return read_config(m.path, **run_settings(m))
         if m.tokenizer is not None:
             # Only now: importing the rollout side starts JAX, with the devices it then has.
             from orchestra_jax.training.build import make_chat
 
-            numerics["vocab_size"] = len(make_chat(cfg).tokenizer)
-        return Qwen3Config.preset(m.preset, **numerics)
+            vocabulary["vocab_size"] = len(make_chat(cfg).tokenizer)
+        return preset_config(m, **vocabulary)
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error
 

@@ -18,8 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
 from orchestra_jax.config.choices import Aggregation
+from orchestra_jax.models.base import DecoderConfig, Params
+from orchestra_jax.models.decoder import abstract_params
 from orchestra_jax.models.lora import LoRA, abstract_adapters, attach
-from orchestra_jax.models.qwen3 import Params, Qwen3Config, abstract_params
 from orchestra_jax.models.sharding import ShardingRules, batch_sharding, param_shardings
 from orchestra_jax.rl.batching import MicroBatch
 from orchestra_jax.rl.distributed import agree_on_batches, batch_to_mesh, process_shards, tree_to_mesh
@@ -88,7 +89,7 @@ class Learner:
 
     def __init__(
         self,
-        config: Qwen3Config,
+        config: DecoderConfig,
         cfg: LearnerConfig,
         optimizer: optax.GradientTransformation,
         *,
@@ -143,7 +144,7 @@ class Learner:
             donate: let the state take over the buffers of `params` instead.
         """
         placed = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, self._abstract_state.params)
-        sharding = None if self.mesh is None else param_shardings(self.mesh, self.rules, placed)
+        sharding = None if self.mesh is None else param_shardings(self.mesh, self.rules, placed, axes=self.config.axes)
         placed = tree_to_mesh(placed, sharding)
         if not donate:
             placed = jax.tree.map(jnp.copy, placed)
@@ -151,7 +152,7 @@ class Learner:
 
     def place_params(self, params: Params) -> Params:
         """A whole policy (a reference, a LoRA base) on the mesh in its own dtype; no copy where it already is there."""
-        sharding = None if self.mesh is None else param_shardings(self.mesh, self.rules, params)
+        sharding = None if self.mesh is None else param_shardings(self.mesh, self.rules, params, axes=self.config.axes)
         return cast(Params, tree_to_mesh(params, sharding))
 
     def place(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
@@ -243,7 +244,7 @@ class Learner:
         """Of state, gradients, base, batch and scalars; None without a mesh."""
         if self.mesh is None:
             return None, None, None, None, None
-        named = functools.partial(param_shardings, self.mesh, self.rules)
+        named = functools.partial(param_shardings, self.mesh, self.rules, axes=self.config.axes)
         params, opt_state = named(self._abstract_state.params), self._abstract_state.opt_state
         scalar = NamedSharding(self.mesh, PartitionSpec())
         state = TrainState(params, named(opt_state, replicate_others=True), scalar)  # type: ignore[arg-type]

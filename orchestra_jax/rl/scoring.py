@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from orchestra_jax.models.base import DecoderConfig, Params
+from orchestra_jax.models.decoder import forward, output_head
 from orchestra_jax.models.logprobs import token_logprobs
-from orchestra_jax.models.qwen3 import Params, Qwen3Config, forward, output_head
 from orchestra_jax.models.sharding import (
     ShardingRules,
     activation_constraint,
@@ -23,7 +24,7 @@ from orchestra_jax.rl.batching import MicroBatch
 
 def score_rows(
     params: Params,
-    config: Qwen3Config,
+    config: DecoderConfig,
     batch: MicroBatch,
     *,
     temperature: float,
@@ -100,33 +101,36 @@ def score_rows(
     return logprobs, entropy
 
 
-def _compute_params(params: Params, config: Qwen3Config, mesh: Mesh | None, rules: ShardingRules) -> Params:
+def _compute_params(params: Params, config: DecoderConfig, mesh: Mesh | None, rules: ShardingRules) -> Params:
     """The layers' matrices in the compute dtype, still sharded: FSDP then gathers half the bytes of fp32 masters.
 
     Norm scales stay as they are, and so does the embedding, whose gradient sums over all tokens of an id.
     """
 
     def to_compute(path: tuple[Any, ...], leaf: Array) -> Array:
-        axes = logical_axes(path)
+        axes = logical_axes(path, config.axes)
         return leaf if axes is None or "norm" in axes else leaf.astype(config.dtype)
 
     layers = {name: value for name, value in params.items() if name.startswith("layers")}
-    return {**params, **_pinned(jax.tree_util.tree_map_with_path(to_compute, layers), mesh, rules)}
+    return {**params, **_pinned(jax.tree_util.tree_map_with_path(to_compute, layers), config, mesh, rules)}
 
 
-def _compute_head(params: Params, config: Qwen3Config, mesh: Mesh | None, rules: ShardingRules) -> Float[Array, "D V"]:
+def _compute_head(
+    params: Params, config: DecoderConfig, mesh: Mesh | None, rules: ShardingRules
+) -> Float[Array, "D V"]:
     """The output matrix in the compute dtype, gathered over FSDP once and not for every chunk of tokens."""
     head = output_head(params, config).astype(config.dtype)
-    pinned = _pinned({"lm_head": head}, mesh, rules)
-    whole = _pinned(pinned, mesh, dataclasses.replace(rules, embed=None))
+    pinned = _pinned({"lm_head": head}, config, mesh, rules)
+    whole = _pinned(pinned, config, mesh, dataclasses.replace(rules, embed=None))
     return cast(Array, whole["lm_head"])
 
 
-def _pinned(params: Params, mesh: Mesh | None, rules: ShardingRules) -> Params:
+def _pinned(params: Params, config: DecoderConfig, mesh: Mesh | None, rules: ShardingRules) -> Params:
     """Keeps a cast in front of the gather: left alone, the partitioner may gather first and cast then."""
     if mesh is None:
         return params
-    return cast(Params, jax.lax.with_sharding_constraint(params, param_shardings(mesh, rules, params)))
+    shardings = param_shardings(mesh, rules, params, axes=config.axes)
+    return cast(Params, jax.lax.with_sharding_constraint(params, shardings))
 
 
 def _rows_of(values: Array, index: Array, axis: int, shards: int) -> Array:

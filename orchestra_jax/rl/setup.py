@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from orchestra_jax.config.schema import AdvantageConfig, AlgorithmConfig, MeshConfig, RewardConfig, RunConfig
+from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.lora import LoRA
-from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
 from orchestra_jax.rl.batching import GroupArrays, MicroBatch, MicroShapes, TokenSequence, micro_batches
@@ -107,13 +107,13 @@ def adapters(cfg: RunConfig) -> LoRA | None:
     return LoRA(lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None
 
 
-def _logits_at_once(model: Qwen3Config, mesh: Mesh | None) -> dict[str, int]:
+def _logits_at_once(model: DecoderConfig, mesh: Mesh | None) -> dict[str, int]:
     """All ids of some tokens; on a CPU some ids of all tokens, which its cache holds, where all ids are too many."""
     by_block = mesh is None and jax.default_backend() == "cpu" and model.vocab_size > 4096
     return {"vocab_block": 512} if by_block else {"chunk": 2048}
 
 
-def warm_learner(cfg: RunConfig, model: Qwen3Config, mesh: Mesh | None = None) -> Learner:
+def warm_learner(cfg: RunConfig, model: DecoderConfig, mesh: Mesh | None = None) -> Learner:
     """The learner of the warm start."""
     learner = LearnerConfig(LossConfig(), **_logits_at_once(model, mesh))
     optimizer = make_optimizer(cfg.warm_start.optimizer, max(1, cfg.warm_start.steps))
@@ -125,7 +125,7 @@ def policy_updates(cfg: RunConfig) -> int:
     return max(1, cfg.steps * cfg.algorithm.epochs * cfg.algorithm.minibatches)
 
 
-def policy_learner(cfg: RunConfig, model: Qwen3Config, mesh: Mesh | None = None) -> Learner:
+def policy_learner(cfg: RunConfig, model: DecoderConfig, mesh: Mesh | None = None) -> Learner:
     """The learner of the policy updates."""
     algorithm = cfg.algorithm
     learner = LearnerConfig(

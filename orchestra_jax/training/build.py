@@ -17,7 +17,9 @@ from orchestra_jax.envs import registry as environments
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models import tokenizer as tokenizers
-from orchestra_jax.models.qwen3 import Params, Qwen3Config, init_params
+from orchestra_jax.models.base import DecoderConfig, Params
+from orchestra_jax.models.decoder import init_params
+from orchestra_jax.models.families import preset_config, run_settings
 from orchestra_jax.money import run as spending
 from orchestra_jax.rl.losses import LOSSES
 from orchestra_jax.rl.setup import device_mesh
@@ -92,18 +94,17 @@ def make_chat(cfg: RunConfig) -> ChatFormat:
     return ChatFormat(tokenizer, history="keep")
 
 
-def make_policy(cfg: RunConfig, chat: ChatFormat) -> tuple[Qwen3Config, Params]:
+def make_policy(cfg: RunConfig, chat: ChatFormat) -> tuple[DecoderConfig, Params]:
     """Architecture and starting weights: a checkpoint's, or random ones with a vocabulary of the tokenizer's size.
 
     Raises:
         ConfigError: the checkpoint cannot be read.
     """
-    numerics = cfg.model.numerics
     if cfg.model.path is None:
-        config = Qwen3Config.preset(cfg.model.preset, vocab_size=len(chat.tokenizer), **numerics)
+        config = preset_config(cfg.model, vocab_size=len(chat.tokenizer))
         return config, init_params(config, jax.random.key(cfg.seed))
     try:
-        return checkpoint.load(cfg.model.path, **numerics)
+        return checkpoint.load(cfg.model.path, **run_settings(cfg.model))
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error
 

@@ -17,8 +17,8 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.start import start_engine
 from orchestra_jax.envs.base import Demonstrations, Environment
 from orchestra_jax.evaluation.runner import Evaluator
+from orchestra_jax.models.base import Params
 from orchestra_jax.models.lora import init_adapters
-from orchestra_jax.models.qwen3 import Params
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run import Halted, RunMoney

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from orchestra_jax.models import checkpoint
+from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.lora import LoRA, merge, save_peft
-from orchestra_jax.models.qwen3 import Params, Qwen3Config
 
 
 def reference_copy(params: Params, dtype: str, *, offload: bool) -> Any:
@@ -29,7 +29,7 @@ def for_engine(params: Params, mesh: Mesh | None) -> Params:
 
 
 def export(
-    folder: Path, config: Qwen3Config, trained: Any, lora: LoRA | None, *, base: str | None, tokenizer: Any
+    folder: Path, config: DecoderConfig, trained: Any, lora: LoRA | None, *, base: str | None, tokenizer: Any
 ) -> None:
     """Writes the policy so that transformers and SGLang load it, or its adapters so that PEFT does.
 

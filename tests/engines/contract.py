@@ -16,7 +16,8 @@ import pytest
 from scipy import stats
 
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
-from orchestra_jax.models import qwen3
+from orchestra_jax.models import decoder
+from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import score_rows
 
@@ -37,7 +38,7 @@ class Subject:
     """
 
     engine: Engine
-    config: qwen3.Qwen3Config
+    config: Qwen3Config
     params: Any
     other_params: Any
     max_length: int
@@ -103,9 +104,9 @@ def _scores(config: qwen3.Qwen3Config, temperature: float, params: Any, batch: A
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _logits(config: qwen3.Qwen3Config, params: Any, tokens: jax.Array) -> jax.Array:
-    hidden, _ = qwen3.forward(params, config, tokens, np.arange(tokens.shape[1])[None])
-    return qwen3.logits(params, config, hidden)
+def _logits(config: Qwen3Config, params: Any, tokens: jax.Array) -> jax.Array:
+    hidden, _ = decoder.forward(params, config, tokens, np.arange(tokens.shape[1])[None])
+    return decoder.logits(params, config, hidden)
 
 
 def prompt_of(seed: int, length: int, vocab: int) -> tuple[int, ...]:

@@ -12,16 +12,17 @@ from orchestra_jax.engines import slot_cache
 from orchestra_jax.engines.base import SamplingParams
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.engines.slot_cache import sample
-from orchestra_jax.models import qwen3
+from orchestra_jax.models import decoder
+from orchestra_jax.models.qwen3 import Qwen3Config
 from tests.engines.contract import SECONDS, EngineContract, Subject, prompt_of
 
-CONFIG = qwen3.Qwen3Config(
+CONFIG = Qwen3Config(
     vocab_size=24, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
     tie_word_embeddings=True, initializer_range=0.3,
 )  # fmt: skip
 SCANNED = replace(CONFIG, scan_layers=True)
 PARAMS = {
-    config.scan_layers: [qwen3.init_params(config, jax.random.key(i)) for i in (0, 1)] for config in (CONFIG, SCANNED)
+    config.scan_layers: [decoder.init_params(config, jax.random.key(i)) for i in (0, 1)] for config in (CONFIG, SCANNED)
 }
 LENGTH = 64
 # Prompts of more than 8 tokens take several passes, more than 8 requests wait for a slot.

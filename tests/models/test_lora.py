@@ -11,10 +11,11 @@ from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
 
 from orchestra_jax.models import lora as lora_module
-from orchestra_jax.models.checkpoint.hf_names import to_params, to_tensors
+from orchestra_jax.models.decoder import forward, init_params, logits
 from orchestra_jax.models.lora import LoRA, abstract_adapters, attach, init_adapters, load_peft, merge, save_peft
-from orchestra_jax.models.qwen3 import Qwen3Config, forward, init_params, logits
+from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import ShardingRules, make_mesh, param_shardings
+from tests.models.trees import to_params, to_tensors
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=61, num_layers=2, hidden_size=32, intermediate_size=40, head_dim=12)
 LAYOUTS = [

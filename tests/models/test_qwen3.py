@@ -7,16 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orchestra_jax.models.checkpoint.hf_names import to_params, to_tensors
-from orchestra_jax.models.qwen3 import (
-    Qwen3Config,
-    empty_cache,
-    forward,
-    init_params,
-    logits,
-    output_head,
-    write_cache,
-)
+from orchestra_jax.models.decoder import empty_cache, forward, init_params, logits, output_head, write_cache
+from orchestra_jax.models.qwen3 import Qwen3Config
+from tests.models.trees import to_params, to_tensors
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "qwen3_logits.npz"
 CONFIG = Qwen3Config.preset("tiny", vocab_size=61, num_layers=2, hidden_size=32, intermediate_size=40, head_dim=12)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orchestra_jax.models.checkpoint.hf_names import to_params, to_tensors
-from orchestra_jax.models.qwen3 import Qwen3Config, empty_cache, forward, logits, write_cache
+from orchestra_jax.models.decoder import empty_cache, forward, logits, write_cache
+from orchestra_jax.models.families import read_config
+from tests.models.trees import to_params, to_tensors
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -59,7 +60,7 @@ def test_logits_in_full_and_cached(case, tmp_path) -> None:
         tokens = torch.randint(0, model.config.vocab_size, (3, LENGTH))
         want = model(tokens).logits.numpy()
     model.config.save_pretrained(tmp_path)
-    config = Qwen3Config.from_hf(tmp_path, scan_layers=scan)
+    config = read_config(tmp_path, scan_layers=scan)
     state = {name: weight.numpy() for name, weight in model.state_dict().items()}
     params = to_params(state, config)
     ids = jnp.asarray(tokens.numpy())

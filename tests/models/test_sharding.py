@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from orchestra_jax.models.decoder import abstract_params, forward, init_params, output_head
 from orchestra_jax.models.logprobs import token_logprobs
-from orchestra_jax.models.qwen3 import Qwen3Config, abstract_params, forward, init_params, output_head
+from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import (
     ShardingRules,
     activation_constraint,

@@ -19,8 +19,9 @@ from orchestra_jax.config.schema import (
     RolloutLimits,
     RunConfig,
 )
+from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.lora import LoRA
-from orchestra_jax.models.qwen3 import Qwen3Config, num_params
+from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.planning import report as plan_report
 from orchestra_jax.planning.gpus import GPUS, Gpu, find_gpu
 from orchestra_jax.planning.plan import Job, Plan, make_plan, smallest_gpu

@@ -8,8 +8,9 @@ import numpy as np
 import optax
 import pytest
 
+from orchestra_jax.models.decoder import forward, init_params, logits
 from orchestra_jax.models.lora import LoRA, attach, init_adapters
-from orchestra_jax.models.qwen3 import Qwen3Config, forward, init_params, logits
+from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig

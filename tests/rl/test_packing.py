@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra_jax.models.qwen3 import Qwen3Config, init_params
+from orchestra_jax.models.decoder import init_params
+from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig

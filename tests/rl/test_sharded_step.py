@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from orchestra_jax.models.qwen3 import Qwen3Config, init_params
+from orchestra_jax.models.decoder import init_params
+from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rl.batching import MicroShapes, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig

@@ -11,7 +11,8 @@ import pytest
 from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.envs.base import initial_messages
-from orchestra_jax.models import qwen3
+from orchestra_jax.models import decoder
+from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.rl.batching import sequences
 from orchestra_jax.types import Status, ToolCall
@@ -376,7 +377,7 @@ class Scripted(EmbeddedEngine):
     """The embedded engine's sessions and schedule, with scripted text in place of a model."""
 
     def __init__(self, chat, script, lockstep):
-        config = qwen3.Qwen3Config(8, 8, 8, 1, 1, 1, 8)
+        config = Qwen3Config(8, 8, 8, 1, 1, 1, 8)
         super().__init__(config, None, slots=2, max_length=4000, widths=(8,), lockstep=lockstep)
         self.chat, self.script, self.turns = chat, script, {}
 
@@ -459,8 +460,8 @@ async def test_a_callback_that_raises_surfaces(words):
 
 
 async def test_with_the_embedded_engine_the_learner_trains_what_it_sampled(words):
-    config = qwen3.Qwen3Config(len(words), 16, 32, 2, 2, 1, 8, tie_word_embeddings=True, initializer_range=0.3)
-    params = qwen3.init_params(config, jax.random.key(0))
+    config = Qwen3Config(len(words), 16, 32, 2, 2, 1, 8, tie_word_embeddings=True, initializer_range=0.3)
+    params = decoder.init_params(config, jax.random.key(0))
     collector, _, _ = make(words, limits=replace(LIMITS, max_length=512, max_new_tokens=6))
     log = []
 

@@ -13,10 +13,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess
-from orchestra_jax.models import qwen3
+from orchestra_jax.models import decoder
 from orchestra_jax.models.checkpoint import safetensors
+from orchestra_jax.models.qwen3 import Qwen3Config
 
-CONFIG = qwen3.Qwen3Config(
+CONFIG = Qwen3Config(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
     rope_theta=1e4, max_position_embeddings=1024,
 )  # fmt: skip
@@ -45,7 +46,7 @@ def random_params(seed: int):
         values = 1 + 0.1 * random.normal(size=leaf.shape) if leaf.ndim == 1 else 0.25 * random.normal(size=leaf.shape)
         return jnp.asarray(values, leaf.dtype)
 
-    return jax.tree.map(draw, dict(qwen3.abstract_params(CONFIG)))
+    return jax.tree.map(draw, dict(decoder.abstract_params(CONFIG)))
 
 
 PARAMS = [random_params(seed) for seed in (0, 1)]

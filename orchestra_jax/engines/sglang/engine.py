@@ -19,7 +19,7 @@ from orchestra_jax.engines.sglang.pool import SGLangPool
 from orchestra_jax.engines.sglang.protocol import CONTEXT_SPARE, Piece, read_answer, request_body
 from orchestra_jax.engines.sglang.weights import WeightSync
 from orchestra_jax.http_json import ServerError
-from orchestra_jax.models.config import Qwen3Config
+from orchestra_jax.models.base import DecoderConfig
 
 _ABORT_S = 5.0
 _BUSY = 503  # the server's queue is full, or it is shutting down: it did nothing
@@ -182,7 +182,7 @@ class SGLangEngine:
         await asyncio.gather(*self._aborts, return_exceptions=True)
         await self._pool.close()
 
-    async def check(self, config: Qwen3Config, tokenizer_size: int) -> None:
+    async def check(self, config: DecoderConfig, tokenizer_size: int) -> None:
         """Sees that every server has a model like the policy, a context for `max_length`, and these weights' shape.
 
         Args:
@@ -320,13 +320,13 @@ def _version_of(answer: Any) -> Any:
         return None
 
 
-async def _check_server(server: SGLangClient, config: Qwen3Config, max_length: int) -> None:
+async def _check_server(server: SGLangClient, config: DecoderConfig, max_length: int) -> None:
     info = await server.get("/model_info", timeout_s=_INFO_S)
     details = await server.get("/server_info", timeout_s=_INFO_S)
-    if info.get("architectures") not in (None, ["Qwen3ForCausalLM"]):
+    if info.get("architectures") not in (None, [config.architecture]):
         raise ValueError(
-            f"{server.url} serves {info['architectures']}, but the policy is a Qwen3ForCausalLM; start it with the "
-            "policy's model."
+            f"{server.url} serves {info['architectures']}, but the policy is a {config.architecture}; start it "
+            "with the policy's model."
         )
     # SGLang tells neither sizes nor vocabulary; its model's folder does, where we can read it.
     file = Path(str(info.get("model_path"))) / "config.json"

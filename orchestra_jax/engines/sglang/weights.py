@@ -20,9 +20,8 @@ import jax
 
 from orchestra_jax.config.checks import on_this_host
 from orchestra_jax.http_json import JsonClient, ServerError
+from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.checkpoint import safetensors
-from orchestra_jax.models.config import Qwen3Config
-from orchestra_jax.models.qwen3 import Params
 from orchestra_jax.types import InfrastructureError
 
 _CONTROL_S = 60.0  # for pause, continue and abort, which wait for the running step of the model
@@ -76,7 +75,7 @@ class DiskWeightSync:
         timeout_s: for a server to read the folder.
     """
 
-    def __init__(self, config: Qwen3Config, folder: str | Path | None = None, *, timeout_s: float = 600.0) -> None:
+    def __init__(self, config: DecoderConfig, folder: str | Path | None = None, *, timeout_s: float = 600.0) -> None:
         self.config, self.timeout_s = config, timeout_s
         self._folder = None if folder is None else Path(folder).absolute()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None

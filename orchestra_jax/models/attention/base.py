@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from orchestra_jax.config.choices import AttentionBackend
 from orchestra_jax.models.attention.blockwise import blockwise_attention
 from orchestra_jax.models.attention.cudnn import cudnn_attention, require_support
 
-BACKENDS = ("cudnn", "xla")
 # Queries x keys up to which the dense path is used. On one CPU core a blockwise training step takes 1.4 times as long
 # as a dense one for 512 x 512, and 0.7 times for 1024 x 1024.
 DENSE_SCORES = 512 * 512
@@ -37,7 +37,7 @@ def attention(
         segment_ids: packed sequences of the chunk; 0 is padding, which sees padding only. With a past, every
             segment of a row sees that row's past.
         backend: "xla", which computes by blocks where S x (M + S) is large and then has a reverse-mode gradient only;
-            or "cudnn" (`models.cudnn_attention`), which leaves a chunk with a past to "xla", since cuDNN's causal mask
+            or "cudnn" (`models.attention.cudnn`), which leaves a chunk with a past to "xla", since cuDNN's causal mask
             starts at the first key and not at the end of the past.
 
     Returns:
@@ -46,8 +46,8 @@ def attention(
     Raises:
         ValueError: unknown backend, heads that do not divide, or a GPU, dtype or head size that cuDNN does not take.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"Unknown attention backend {backend!r}; choose one of {', '.join(BACKENDS)}.")
+    if backend not in tuple(AttentionBackend):
+        raise ValueError(f"Unknown attention backend {backend!r}; choose one of {', '.join(AttentionBackend)}.")
     if q.shape[2] % k.shape[1]:
         raise ValueError(f"{q.shape[2]} query heads do not divide into {k.shape[1]} key-value heads.")
     if backend == "cudnn":

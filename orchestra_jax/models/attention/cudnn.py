@@ -26,7 +26,7 @@ def cudnn_attention(
     *,
     segment_ids: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B S H d"]:
-    """`models.attention.attention` without a past, where `require_support` lets it.
+    """`models.attention.base.attention` without a past, where `require_support` lets it.
 
     Each segment must be one run of equal ids, as `rl.batching` packs them. A row of more than `max_segments(S)` runs,
     which cuDNN would have no room for, comes out as NaN: the learner then skips the update and says so.

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of Qwen3 dense models, read into our parameter tree and written from it.
+"""Hugging Face checkpoints, read into our parameter tree and written from it.
 
 A folder holds `config.json` and either `model.safetensors` or `model-0000x-of-0000y.safetensors` with
 `model.safetensors.index.json`. Reading needs host memory for one device's shard of one parameter, writing for one
@@ -24,10 +24,11 @@ from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.checkpoint.folders import whole_folder
 from orchestra_jax.models.checkpoint.hf_names import Source, sources
-from orchestra_jax.models.config import Qwen3Config
-from orchestra_jax.models.qwen3 import Params, abstract_params
+from orchestra_jax.models.decoder import abstract_params
+from orchestra_jax.models.families import ModelFamily, read_config
 from orchestra_jax.models.sharding import ShardingRules, param_shardings
 
 if TYPE_CHECKING:
@@ -36,29 +37,34 @@ if TYPE_CHECKING:
 _ONE_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
 _ROWS = 128  # read at once: transposing by narrow bands is 3x faster than as a whole, and needs no second buffer
 
 
 def load(
-    folder: str | Path, mesh: Mesh | None = None, *, rules: ShardingRules | None = None, **overrides: Any
-) -> tuple[Qwen3Config, dict[str, Any]]:
+    folder: str | Path,
+    mesh: Mesh | None = None,
+    *,
+    rules: ShardingRules | None = None,
+    family: ModelFamily | None = None,
+    **overrides: Any,
+) -> tuple[DecoderConfig, dict[str, Any]]:
     """Reads a checkpoint; with several processes, each reads only what its own devices hold.
 
     Args:
         folder: holds config.json and the safetensors files.
         mesh: where to place the parameters; None: JAX's default device.
         rules: how to split them over the mesh; None: the default `ShardingRules`.
-        overrides: fields of `Qwen3Config`, such as scan_layers, remat or attention, which config.json does not hold.
+        family: of the model; None: the registered one that config.json names.
+        overrides: fields of the config, such as scan_layers, remat or attention, which config.json does not hold.
             `param_dtype` casts while reading and is the files' own dtype if absent (the widest, if they mix);
             `dtype` is `param_dtype` if absent.
 
     Returns:
-        The config and the parameters, as `models.qwen3.init_params` shapes them.
+        The config and the parameters, as `models.decoder.init_params` shapes them.
 
     Raises:
         FileNotFoundError: the folder, its config.json or one of its files is missing.
-        ValueError: not a Qwen3 dense model, a damaged file, missing or unexpected tensors, a wrong shape or dtype, or
+        ValueError: an unknown family, a damaged file, missing or unexpected tensors, a wrong shape or dtype, or
             a tied checkpoint whose own head differs from its embedding. A head that is equal is ignored.
     """
     folder = Path(folder)
@@ -66,7 +72,7 @@ def load(
         raise FileNotFoundError(f"No checkpoint folder {str(folder)!r}; give one with config.json and *.safetensors.")
     with ExitStack() as opened:
         tensors = _open(folder, opened)
-        config = Qwen3Config.from_hf(folder, **overrides)
+        config = read_config(folder, family, **overrides)
         _check_tensors(folder, config, tensors)
         stored = {tensors[name].get_dtype() for name in _expected(config)}
         param_dtype = overrides.get("param_dtype") or str(jnp.result_type(*(_DTYPES[code] for code in stored)))
@@ -74,14 +80,14 @@ def load(
         abstract = abstract_params(config)
         if mesh is None:
             return config, jax.tree.map(lambda s, p: _place(s, p, None, tensors), sources(config), abstract)
-        shardings = param_shardings(mesh, rules or ShardingRules(), abstract)
+        shardings = param_shardings(mesh, rules or ShardingRules(), abstract, axes=config.axes)
         place = functools.partial(_place, tensors=tensors)
         return config, jax.tree.map(place, sources(config), abstract, shardings)
 
 
 def save(
     folder: str | Path,
-    config: Qwen3Config,
+    config: DecoderConfig,
     params: Params,
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
@@ -144,7 +150,7 @@ def _open(folder: Path, opened: ExitStack) -> dict[str, Any]:
     return tensors
 
 
-def _expected(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
+def _expected(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Shape in the file of every tensor that the config needs."""
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -156,24 +162,27 @@ def _expected(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _check_tensors(folder: Path, config: Qwen3Config, tensors: Mapping[str, Any]) -> None:
+def _check_tensors(folder: Path, config: DecoderConfig, tensors: Mapping[str, Any]) -> None:
     expected = _expected(config)
+    head, embed = (config.tensor_names[name] for name in ("lm_head", "embed"))
     missing = [name for name in expected if name not in tensors]
-    if missing == [_HEAD]:
+    if missing == [head]:
         raise ValueError(
-            f"{str(folder)!r} has no tensor {_HEAD!r}; if its head is the embedding, set tie_word_embeddings to true "
+            f"{str(folder)!r} has no tensor {head!r}; if its head is the embedding, set tie_word_embeddings to true "
             "in its config.json."
         )
     if missing:
-        raise ValueError(f"{str(folder)!r} lacks {_some(missing)}; check that it is a complete Qwen3 dense model.")
+        raise ValueError(
+            f"{str(folder)!r} lacks {_some(missing)}; check that it is a complete {config.model_type} model."
+        )
     unexpected = [name for name in tensors if name not in expected]
-    if config.tie_word_embeddings and _HEAD in unexpected:
-        unexpected.remove(_HEAD)
-        expected[_HEAD] = expected[_EMBED]
+    if config.tie_word_embeddings and head in unexpected:
+        unexpected.remove(head)
+        expected[head] = expected[embed]
     if unexpected:
         raise ValueError(
-            f"{str(folder)!r} has unexpected {_some(unexpected)}; give a Qwen3 dense model that matches its "
-            "config.json."
+            f"{str(folder)!r} has unexpected {_some(unexpected)}; give a {config.model_type} model that matches "
+            "its config.json."
         )
     for name, shape in expected.items():
         found = tuple(tensors[name].get_shape())
@@ -186,12 +195,12 @@ def _check_tensors(folder: Path, config: Qwen3Config, tensors: Mapping[str, Any]
                 f"Tensor {name!r} is stored as {tensors[name].get_dtype()}; give an unquantised checkpoint "
                 f"({', '.join(_DTYPES.values())})."
             )
-    if _HEAD in expected and config.tie_word_embeddings:
+    if head in expected and config.tie_word_embeddings:
         size = config.vocab_size
         rows = (slice(start, min(start + _ROWS, size)) for start in range(0, size, _ROWS))
-        if not all(np.array_equal(tensors[_HEAD][part], tensors[_EMBED][part]) for part in rows):
+        if not all(np.array_equal(tensors[head][part], tensors[embed][part]) for part in rows):
             raise ValueError(
-                f"{str(folder)!r} says tie_word_embeddings but its {_HEAD!r} differs from the embedding; set "
+                f"{str(folder)!r} says tie_word_embeddings but its {head!r} differs from the embedding; set "
                 "tie_word_embeddings to false in its config.json."
             )
 
@@ -293,7 +302,7 @@ def _cut(param: Array, layer: int | None, transpose: bool) -> Array:
     return part.T if transpose else jnp.copy(part)
 
 
-def host_tensors(config: Qwen3Config, params: Params) -> list[HostTensor]:
+def host_tensors(config: DecoderConfig, params: Params) -> list[HostTensor]:
     """Every tensor of a checkpoint, none of them gathered yet.
 
     Raises:

@@ -17,13 +17,14 @@ from safetensors.numpy import load_file
 from orchestra_jax.engines.sglang import weights as weight_sync
 from orchestra_jax.engines.sglang.weights import DiskWeightSync, SyncReport
 from orchestra_jax.http_json import JsonClient
-from orchestra_jax.models import qwen3
+from orchestra_jax.models import decoder
 from orchestra_jax.models.checkpoint import safetensors
-from orchestra_jax.models.checkpoint.hf_names import to_tensors
+from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import ShardingRules, make_mesh, param_shardings
 from orchestra_jax.types import InfrastructureError
+from tests.models.trees import to_tensors
 
-CONFIG = qwen3.Qwen3Config.preset(
+CONFIG = Qwen3Config.preset(
     "tiny", vocab_size=37, hidden_size=12, intermediate_size=20, num_layers=2, head_dim=6, num_heads=4, num_kv_heads=2
 )
 SECONDS = 60
@@ -32,10 +33,10 @@ PAUSE, CONTINUE, ABORT = "/pause_generation", "/continue_generation", "/abort_re
 STAGES = (PAUSE, DISK, INFO, CONTINUE)
 
 
-def params_of(seed: int, config: qwen3.Qwen3Config = CONFIG) -> dict[str, Any]:
+def params_of(seed: int, config: Qwen3Config = CONFIG) -> dict[str, Any]:
     random = np.random.default_rng(seed)
     return jax.tree.map(
-        lambda leaf: random.normal(size=leaf.shape).astype(leaf.dtype), dict(qwen3.abstract_params(config))
+        lambda leaf: random.normal(size=leaf.shape).astype(leaf.dtype), dict(decoder.abstract_params(config))
     )
 
 
@@ -123,7 +124,7 @@ async def update(sync: DiskWeightSync, servers: list[Server], params: Any, versi
         return await sync.sync([server.client for server in servers], params, version)
 
 
-def expect_weights(server: Server, params: Any, version: int, config: qwen3.Qwen3Config = CONFIG) -> None:
+def expect_weights(server: Server, params: Any, version: int, config: Qwen3Config = CONFIG) -> None:
     expected = to_tensors(params, config)
     assert set(server.weights) == set(expected)
     for name, array in expected.items():
@@ -164,7 +165,7 @@ async def test_every_tensor_arrives_once_in_its_dtype(servers, tmp_path, dtype, 
 @pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
 async def test_sharded_parameters_are_gathered(servers, sync):
     mesh = make_mesh(fsdp=4, tensor=2)
-    shardings = param_shardings(mesh, ShardingRules(), qwen3.abstract_params(CONFIG))
+    shardings = param_shardings(mesh, ShardingRules(), decoder.abstract_params(CONFIG))
     await update(sync, servers, jax.tree.map(jax.device_put, params_of(5), dict(shardings)), 5)
     expect_weights(servers[0], params_of(5), 5)
 

@@ -2,8 +2,11 @@ import jax
 import numpy as np
 import pytest
 
-from orchestra_jax.models.checkpoint.hf_names import sources, to_params, to_tensors
-from orchestra_jax.models.qwen3 import Qwen3Config, init_params
+from orchestra_jax.models.base import DecoderConfig
+from orchestra_jax.models.checkpoint.hf_names import sources
+from orchestra_jax.models.decoder import init_params
+from orchestra_jax.models.qwen3 import Qwen3Config
+from tests.models.trees import to_params, to_tensors
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=40, hidden_size=16, intermediate_size=24)
 
@@ -22,9 +25,9 @@ def test_round_trip(scan: bool, tied: bool) -> None:
     assert jax.tree.structure(sources(config)) == jax.tree.structure(params)
 
 
-def test_missing_and_misshapen_tensors() -> None:
-    tensors = to_tensors(init_params(CONFIG, jax.random.key(0)), CONFIG)
-    with pytest.raises(ValueError, match=r"no tensor 'model\.norm\.weight'"):
-        to_params({name: tensor for name, tensor in tensors.items() if name != "model.norm.weight"}, CONFIG)
-    with pytest.raises(ValueError, match=r"down_proj\.weight' has shape \(16, 24\), but the config needs \(16, 25\)"):
-        to_params(tensors, CONFIG.replace(intermediate_size=25))
+def test_a_parameter_without_a_name_is_refused() -> None:
+    class Nameless(Qwen3Config):
+        tensor_names = DecoderConfig.tensor_names
+
+    with pytest.raises(ValueError, match=r"Nameless\.tensor_names has no name for the parameter 'k_norm'"):
+        sources(Nameless(**vars(CONFIG)))

@@ -12,10 +12,11 @@ from safetensors.numpy import load_file, save_file
 
 from orchestra_jax.models import tokenizer
 from orchestra_jax.models.checkpoint import safetensors
-from orchestra_jax.models.checkpoint.hf_names import to_tensors
 from orchestra_jax.models.checkpoint.safetensors import load, save
-from orchestra_jax.models.qwen3 import Qwen3Config, forward, init_params, logits
+from orchestra_jax.models.decoder import forward, init_params, logits
+from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import ShardingRules, make_mesh, param_shardings
+from tests.models.trees import to_tensors
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=300, hidden_size=16, intermediate_size=24, head_dim=8, num_layers=2)
 needs_8 = pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")

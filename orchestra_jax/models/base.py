@@ -1,0 +1,202 @@
+"""What the rest of the package asks of a model family: sizes and numerics, its module, its names on disk, its axes.
+
+A family is a subclass of `DecoderConfig`; `models.families` finds it by name and docs/add_a_model.md shows how to add
+one. Parameters of every family are a plain pytree whose layers are called "layers_<i>", or "layers" where the leaves
+have a leading layer axis (scan_layers); a matrix of a layer is a dict with the leaf "kernel", [in, out].
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from orchestra_jax.config.choices import Remat
+from orchestra_jax.models.sharding import PARAM_AXES
+
+Params = Mapping[str, Any]
+LayerKV = tuple[Float[Array, "B Hkv M d"], Float[Array, "B Hkv M d"]]
+# Unrolled: one (k, v) of [B, Hkv, M, d] per layer. scan_layers: a single (k, v) of [L, B, Hkv, M, d].
+KVCache = tuple[LayerKV, ...] | tuple[Float[Array, "L B Hkv M d"], Float[Array, "L B Hkv M d"]]
+# Pins the sharding of an activation, given its logical axes; see `models.sharding.activation_constraint`.
+Constrain = Callable[[Array, tuple[str | None, ...]], Array]
+
+
+def _from_scratch(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 4096,
+    }
+
+
+@dataclass(frozen=True)
+class DecoderConfig(ABC):
+    """A decoder of one family. Instances are hashable and go into jitted functions as static arguments.
+
+    Attributes:
+        vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim: sizes; `head_dim`
+            is independent of hidden_size / num_heads.
+        rope_theta: base of the rotary frequencies.
+        rms_norm_eps: epsilon of every RMSNorm.
+        tie_word_embeddings: whether the output head is the embedding, transposed.
+        max_position_embeddings: longest sequence the model was made for, in tokens.
+        initializer_range: standard deviation of freshly initialised matrices.
+        dtype: compute dtype; norms, softmax and rotations are fp32 inside.
+        param_dtype: storage dtype of the parameters.
+        scan_layers: scan one layer over stacked parameters (fast GPU compilation) instead of unrolling (fast CPU).
+        remat: what the backward pass recomputes in a layer: "none", "full" (all of it) or "dots" (all but the
+            outputs of weight matrix products).
+        attention: backend of `models.attention.base.attention`.
+
+    A family sets:
+        model_type, architecture: Hugging Face's names of the family, in config.json.
+        fixed: fields of config.json that change the arithmetic, and the only value that the family computes.
+        tensor_names: Hugging Face's tensor of every parameter, by the parameter's path without its layer
+            ("q/kernel"); "{layer}" stands for the layer's number.
+        axes: logical sharding axes of every parameter, by its name ("q"); see `models.sharding`.
+        presets: named sizes.
+        default_head_dim: where config.json names no head_dim; None: hidden_size / num_heads.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float = 1e6
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    max_position_embeddings: int = 40960
+    initializer_range: float = 0.02
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    scan_layers: bool = False
+    remat: str = "none"
+    attention: str = "xla"
+
+    model_type: ClassVar[str]
+    architecture: ClassVar[str]
+    fixed: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
+    tensor_names: ClassVar[Mapping[str, str]] = {
+        "embed": "model.embed_tokens.weight",
+        "lm_head": "lm_head.weight",
+        "norm": "model.norm.weight",
+        "input_norm": "model.layers.{layer}.input_layernorm.weight",
+        "post_norm": "model.layers.{layer}.post_attention_layernorm.weight",
+        **{f"{name}/kernel": f"model.layers.{{layer}}.self_attn.{name}_proj.weight" for name in "qkvo"},
+        **{f"{name}/kernel": f"model.layers.{{layer}}.mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+    }
+    axes: ClassVar[Mapping[str, tuple[str, ...]]] = PARAM_AXES
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "tiny": _from_scratch(96, 256, 3, 4, 2, 24),
+        "small": _from_scratch(256, 704, 6, 8, 4, 32),
+    }
+    default_head_dim: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads}); change one."
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim ({self.head_dim}) must be even, since RoPE rotates two halves.")
+        if self.remat not in tuple(Remat):
+            raise ValueError(f"Unknown remat policy {self.remat!r}; choose one of {', '.join(Remat)}.")
+
+    @abstractmethod
+    def module(self, constrain: Constrain | None = None) -> nn.Module:
+        """The decoder up to its final norm, called as `models.decoder.Decoder` is.
+
+        Args:
+            constrain: optional sharding constraint of the activations between layers.
+        """
+
+    @classmethod
+    def from_hf(cls, hf: Mapping[str, Any], **overrides: Any) -> Self:
+        """Reads the content of a transformers 4 or 5 `config.json`.
+
+        Raises:
+            ValueError: another family, or a feature that this family does not compute.
+        """
+        if hf.get("model_type") != cls.model_type:
+            raise ValueError(
+                f"model_type {hf.get('model_type')!r} is not supported by {cls.__name__}; give a {cls.model_type!r} "
+                "model."
+            )
+        # transformers 4 wrote rope_theta and rope_scaling, transformers 5 writes rope_parameters.
+        rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+        if rope_type != "default":
+            raise ValueError(f"RoPE scaling {rope_type!r} is not supported; remove it from the model's config.json.")
+        for key, only in cls.fixed.items():
+            if hf.get(key, only) != only:
+                raise ValueError(f"{key}={hf[key]!r} is not supported; this decoder has only {key}={only!r}.")
+        heads = hf["num_attention_heads"]
+        fields: dict[str, Any] = {
+            "vocab_size": hf["vocab_size"],
+            "hidden_size": hf["hidden_size"],
+            "intermediate_size": hf["intermediate_size"],
+            "num_layers": hf["num_hidden_layers"],
+            "num_heads": heads,
+            "num_kv_heads": hf.get("num_key_value_heads") or heads,
+            "head_dim": hf.get("head_dim") or cls.default_head_dim or hf["hidden_size"] // heads,
+            "rope_theta": float(rope.get("rope_theta") or hf.get("rope_theta") or 10000.0),
+            "rms_norm_eps": hf.get("rms_norm_eps", 1e-6),
+            "tie_word_embeddings": hf.get("tie_word_embeddings", False),
+            "max_position_embeddings": hf.get("max_position_embeddings", 32768),
+            "initializer_range": hf.get("initializer_range", 0.02),
+        }
+        return cls(**(fields | overrides))
+
+    def to_hf(self) -> dict[str, Any]:
+        """The content of a `config.json` that transformers 4 and 5 and SGLang read; `dtype` is that of the params."""
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            **self.fixed,
+            "attention_dropout": 0.0,
+            "max_position_embeddings": self.max_position_embeddings,
+            "initializer_range": self.initializer_range,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "torch_dtype": self.param_dtype,
+            "use_cache": True,
+        }
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> Self:
+        """A named size: "tiny" and "small" (give `vocab_size`), or a released model such as "qwen3-8b".
+
+        Raises:
+            ValueError: unknown name, or no vocabulary size where the preset has none.
+        """
+        if name not in cls.presets:
+            raise ValueError(f"Unknown {cls.model_type} preset {name!r}; choose one of {', '.join(cls.presets)}.")
+        fields = {**cls.presets[name], **overrides}
+        if "vocab_size" not in fields:
+            raise ValueError(f"Preset {name!r} has no vocabulary of its own; pass vocab_size=len(tokenizer).")
+        return cls(**fields)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return replace(self, **changes)

@@ -1,0 +1,68 @@
+"""Model families by name, and which one a checkpoint is of."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.config.registry import Registry
+from orchestra_jax.config.schema import ModelConfig
+from orchestra_jax.models.base import DecoderConfig
+
+ModelFamily = type[DecoderConfig]
+
+# A name is the `model_type` of Hugging Face's config.json.
+FAMILIES: Registry[ModelFamily] = Registry(
+    "model family",
+    "model.family",
+    group="orchestra_jax.models",
+    builtin={"qwen3": "orchestra_jax.models.qwen3:Qwen3Config"},
+)
+
+
+def read_config(source: str | Path, family: ModelFamily | None = None, **overrides: Any) -> DecoderConfig:
+    """The architecture of a checkpoint.
+
+    Args:
+        source: a model directory, or its config.json.
+        family: what reads it; None: the registered one that config.json names.
+        overrides: fields of the config that config.json does not hold, such as scan_layers, remat or attention.
+
+    Raises:
+        FileNotFoundError: no config.json at `source`.
+        ValueError: an unknown family, or a feature that the family does not compute.
+    """
+    path = Path(source)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"No Hugging Face config at {path}; pass a model directory or its config.json.")
+    hf = json.loads(path.read_text())
+    if family is None:
+        name = str(hf.get("model_type"))
+        if name not in FAMILIES.names():
+            known = ", ".join(FAMILIES.names())
+            raise ValueError(
+                f"model_type {name!r} of {path} is not supported; give a model of one of {known}, or set "
+                "model.family=module:attribute of your own."
+            )
+        family = FAMILIES.get(name)
+    return family.from_hf(hf, **overrides)
+
+
+def preset_config(model: ModelConfig, **overrides: Any) -> DecoderConfig:
+    """The architecture of a run that starts from random weights: a preset of its family, Qwen3 if it names none.
+
+    Raises:
+        ValueError: an unknown family or preset, or no vocabulary size where the preset has none.
+    """
+    settings = run_settings(model)
+    family = settings.pop("family") or FAMILIES.get("qwen3")
+    return family.preset(model.preset, **settings, **overrides)
+
+
+def run_settings(model: ModelConfig) -> dict[str, Any]:
+    """What a run says of its model apart from its size, as `read_config` and `checkpoint.load` take it.
+
+    Raises:
+        ConfigError: an unknown family.
+    """
+    return {"family": FAMILIES.get(model.family) if model.family else None, **model.numerics}

@@ -1,0 +1,26 @@
+"""Parameters from Hugging Face's tensors and back, without a checkpoint folder."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from orchestra_jax.models.base import DecoderConfig, Params
+from orchestra_jax.models.checkpoint.hf_names import Source, sources
+from orchestra_jax.models.checkpoint.safetensors import host_tensors
+
+
+def to_params(tensors: Mapping[str, np.ndarray], config: DecoderConfig) -> dict[str, Any]:
+    """Parameters (numpy, in the tensors' dtype); tensors of other names are ignored."""
+
+    def convert(source: Source) -> np.ndarray:
+        parts = [tensors[name].T if source.transpose else tensors[name] for name in source.names]
+        return np.stack(parts) if source.stacked else parts[0]
+
+    return jax.tree.map(convert, sources(config))
+
+
+def to_tensors(params: Params, config: DecoderConfig) -> dict[str, np.ndarray]:
+    """Hugging Face's tensors (contiguous numpy, in the parameters' dtype); a tied head is not repeated."""
+    return {tensor.name: tensor.to_host() for tensor in host_tensors(config, params)}
