@@ -1,33 +1,75 @@
 """What a tool is, the decorator that makes one of a function, and the executor that checks, runs and charges calls."""
 
 import inspect
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, overload
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, TypeVar, overload
+from urllib.parse import urlsplit
 
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools import schema
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec, Usage
 
 # Executes a call: (its validated arguments, the budget that pays for it) -> what the policy reads.
 ToolHandler = Callable[[Mapping[str, Any], Budget], Awaitable[ToolResult | str]]
 ToolFunction = Callable[..., Awaitable[ToolResult | str]]
+T = TypeVar("T")
+
+
+@dataclass
+class ToolContext:
+    """What a run's tools are made from.
+
+    Attributes:
+        cfg: of the run.
+        prices: what is really paid.
+        replay: the record of calls.
+    """
+
+    cfg: RunConfig
+    prices: PriceList
+    replay: Replay
+    _shared: dict[Callable[..., Any], Any] = field(default_factory=dict)
+
+    @property
+    def live(self) -> bool:
+        """Whether calls are made at all, or only replayed: then a tool opens nothing."""
+        return self.cfg.replay.mode != "replay"
+
+    def share(self, make: "Callable[[ToolContext], T]") -> T:
+        """What `make` makes of this context: once, for all tools that ask for it."""
+        if make not in self._shared:
+            self._shared[make] = make(self)
+        found: T = self._shared[make]
+        return found
 
 
 class Tool:
     """A plain tool of a run. Subclass it for a tool that opens something; else decorate a function with `tool`.
 
+    Args:
+        context: of the run.
+
     Attributes:
         spec: what the policy sees. `price_usd` is the tool's own price per call, where the price list has no entry of
             its name; None: every price list needs one.
         listed: whether price lists name it at all; False for what is never charged.
+        settings: what its answers depend on beside the arguments, for the record of calls; None: it keeps no record, or
+            does so itself.
     """
 
     spec: ToolSpec
-    listed: ClassVar[bool] = True
+    listed: bool = True
+    settings: Mapping[str, Any] | None = MappingProxyType({})
+
+    def __init__(self, context: ToolContext) -> None:
+        """Opens what the tool needs; a subclass that needs nothing leaves this as it is."""
 
     async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult | str:
         """Executes a call. Its ledger rows bear tokens and seconds, and dollars only where something is really paid.
@@ -218,3 +260,16 @@ def charge(spec: ToolSpec, rows: tuple[Usage, ...], elapsed: float, tariff: Tari
         price_list="menu",
     )
     return (row,)
+
+
+def unreachable(name: str, url: str | None) -> list[str]:
+    """One sentence where nothing answers at the address of `name`; an address that is no URL is none of a server."""
+    if not (url or "").startswith("http"):
+        return []
+    parts = urlsplit(str(url))
+    address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection(address, 5.0).close()
+    except OSError as error:
+        return [f"No server answers at {url} for {name} ({error}): start it, or correct its address in tools.*."]
+    return []

@@ -269,11 +269,6 @@ class _Notes:
         return result
 
 
-async def give_answer(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-    """Handler of ANSWER_TOOL."""
-    return ToolResult("The answer is given.", (Usage(ANSWER_TOOL.name),), final=arguments["answer"])
-
-
 def price_words(price: Price) -> str:
     """A price as the menu states it, e.g. "$1.25 per million input tokens, $10 per million output tokens"."""
     parts = [

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
+from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
-from orchestra_jax.tools.base import ToolHandler
+from orchestra_jax.tools.base import Tool, ToolHandler
 from orchestra_jax.tools.catalogue import ROLES, Entry
 from orchestra_jax.tools.experts import roles as expert_roles
 from orchestra_jax.tools.experts.client import ExpertClient
@@ -63,6 +65,16 @@ def expert_entries(
     return entries
 
 
+def plain_entry(tool: Tool, prices: PriceList, replay: Replay) -> Entry:
+    """A plain tool: charged by the price list, where that has its name, else by its own price per call."""
+    spec = tool.spec
+    listed = tool.listed and (spec.price_usd is None or spec.name in prices.entries)
+    if listed:
+        spec = replace(spec, price_usd=None, latency_s=None)
+    handler = tool.run if tool.settings is None else recorded(spec.name, tool.run, replay, tool.settings)
+    return Entry(spec, within_budget(handler), billed=(spec.name,) if listed else ())
+
+
 def within_budget(handler: ToolHandler) -> ToolHandler:
     """The same handler, for which a trajectory's own budget is an observation.
 
@@ -92,9 +104,11 @@ def recorded(kind: str, handler: ToolHandler, replay: Replay, settings: Mapping[
         async def run() -> Recorded:
             answer = await handler(arguments, budget)
             result = ToolResult(answer) if isinstance(answer, str) else answer
-            return Recorded(result.text, result.usage, result.is_error)
+            value = result.text if result.final is None else {"text": result.text, "final": result.final}
+            return Recorded(value, result.usage, result.is_error)
 
         found = await replay.call(kind, {"arguments": dict(arguments), **settings}, run)
-        return ToolResult(found.value, found.usage, found.is_error)
+        told = {"text": found.value} if isinstance(found.value, str) else found.value
+        return ToolResult(usage=found.usage, is_error=found.is_error, **told)
 
     return call

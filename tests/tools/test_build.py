@@ -311,7 +311,10 @@ def test_a_trajectorys_budget_is_told_to_its_policy(tmp_path: Path, files: list[
         (["replay.mode=replay", "replay.path=/nowhere/calls.db"], "replay.path=/nowhere/calls.db is not there"),
         (["tools.descriptions=/nowhere/d.json"], "tools.descriptions=/nowhere/d.json is not there"),
         (["tools=offline", "tools.names=[]"], "There is nothing to call"),
-        (["tools.names=[browser]"], "tools.names has browser: choose from python, local_search"),
+        (
+            ["tools.names=[browser]"],
+            "tools.names=browser is no known tool: use one of answer, local_search, python, web_",
+        ),
     ],
     ids=["server", "key", "price", "list", "web key", "index", "record", "descriptions", "nothing", "unknown"],
 )

@@ -19,12 +19,12 @@ from orchestra_jax.tools.catalogue import (
     MenuRule,
     PriceBook,
     PriceDraw,
-    give_answer,
     price_words,
 )
 from orchestra_jax.tools.entries import OUT_OF_BUDGET, expert_entries, recorded, within_budget
 from orchestra_jax.tools.experts.client import Expert, expert_clients
 from orchestra_jax.tools.experts.simulated import SimulatedExpert, SimulatedTool
+from orchestra_jax.tools.plain import Answer
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
 from tests.tools.openai_stub import StubOpenAI
 
@@ -64,7 +64,7 @@ def catalogue(rule: MenuRule, book: PriceBook | None = None, experts: list[Exper
     clients = expert_clients(experts or EXPERTS, BASE, backoff_s=0.01)
     entries = expert_entries(ROLES, clients, search=("web_search", found), run=("python", run_python), local=["small"])
     if rule.form == "separate":
-        entries += [Entry(PYTHON, run_python, billed=("python",)), Entry(ANSWER_TOOL, give_answer)]
+        entries += [Entry(PYTHON, run_python, billed=("python",)), Entry(ANSWER_TOOL, Answer(None).run)]
     return Catalogue(entries, book or PriceBook(BASE), rule)
 
 

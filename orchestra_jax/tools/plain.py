@@ -1,0 +1,135 @@
+"""The plain tools that come with us, made from `tools.*`: sandbox, searches and the tool that ends the task."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.tools.base import Tool, ToolContext, unreachable
+from orchestra_jax.tools.catalogue import ANSWER_TOOL
+from orchestra_jax.tools.python import sandbox
+from orchestra_jax.tools.python.isolation import Isolation
+from orchestra_jax.tools.python.server import RemoteSandbox
+from orchestra_jax.tools.search import local, web
+from orchestra_jax.tools.search.dense import DenseIndex
+from orchestra_jax.tools.search.server import RemoteIndex, open_index
+from orchestra_jax.types import ToolResult, Usage
+
+WebTool = web.TavilySearch | web.WikipediaSearch
+
+
+class Python(Tool):
+    """Runs code in a sandbox of this machine, or on the server at `tools.sandbox_url`."""
+
+    spec = sandbox.TOOL
+
+    def __init__(self, context: ToolContext) -> None:
+        tools = context.cfg.tools
+        self.settings = {"timeout_s": tools.sandbox_timeout_s}
+        self._executor: sandbox.Executor | None = None
+        if context.live and tools.sandbox_url:
+            self._executor = RemoteSandbox(tools.sandbox_url, tools.sandbox_timeout_s + 50.0)
+        elif context.live:
+            isolation = cast(Isolation, tools.sandbox_isolation)
+            self._executor = sandbox.PythonSandbox(tools.sandbox_workers, tools.sandbox_timeout_s, isolation=isolation)
+
+    async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        assert self._executor is not None  # what is only replayed is not run
+        return await self._executor.run(arguments["code"])
+
+    async def close(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
+
+    @classmethod
+    def problems(cls, cfg: RunConfig, prices: PriceList) -> list[str]:
+        return unreachable(cls.spec.name, cfg.tools.sandbox_url)
+
+
+class LocalSearch(Tool):
+    """Searches the passages of `tools.corpus` or `tools.index`."""
+
+    spec = local.TOOL
+
+    def __init__(self, context: ToolContext) -> None:
+        tools = context.cfg.tools
+        self._top_k = tools.top_k
+        self.settings = {"top_k": tools.top_k, "source": Path(tools.index or tools.corpus or "").name}
+        self._index: local.Searchable | None = None
+        if not context.live:
+            return
+        if tools.index is not None:
+            remote = tools.index.startswith("http")
+            self._index = RemoteIndex(tools.index) if remote else open_index(tools.index, tools.embedder_url)
+        elif tools.corpus is not None:
+            self._index = local.LocalIndex.build(local.read_passages(tools.corpus))
+        else:
+            raise ValueError("local_search needs passages: set tools.corpus=FILE or tools.index=FOLDER.")
+
+    async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult | str:
+        assert self._index is not None  # what is only replayed is not run
+        return await local.search_handler(self._index, self._top_k)(arguments, budget)
+
+    async def close(self) -> None:
+        if isinstance(self._index, RemoteIndex | DenseIndex):
+            await self._index.close()
+
+    @classmethod
+    def problems(cls, cfg: RunConfig, prices: PriceList) -> list[str]:
+        return unreachable(cls.spec.name, cfg.tools.index)
+
+
+class WebSearch(Tool):
+    """Searches the web with the provider of `tools.web`; its client keeps the record."""
+
+    spec = web.SEARCH_TOOL
+    settings = None
+
+    def __init__(self, context: ToolContext) -> None:
+        self._web = context.share(_web_of_run)
+
+    async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        return await self._web.search(arguments, budget)
+
+    async def close(self) -> None:
+        await self._web.close()
+
+    @classmethod
+    def problems(cls, cfg: RunConfig, prices: PriceList) -> list[str]:
+        _web(cfg, prices, None).check()
+        return []
+
+
+class WebExtract(WebSearch):
+    """Reads a page with the same client."""
+
+    spec = web.EXTRACT_TOOL
+
+    async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        return await self._web.extract(arguments, budget)
+
+
+class Answer(Tool):
+    """Ends the task with its argument."""
+
+    spec = ANSWER_TOOL
+    listed = False
+    settings = None
+
+    async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        return ToolResult("The answer is given.", (Usage(self.spec.name),), final=arguments["answer"])
+
+
+def _web_of_run(context: ToolContext) -> WebTool:
+    return _web(context.cfg, context.prices, context.replay)
+
+
+def _web(cfg: RunConfig, prices: PriceList, replay: Replay | None) -> WebTool:
+    tools = cfg.tools
+    options: dict[str, Any] = {"replay": replay, "timeout_s": tools.web_timeout_s}
+    if tools.web_url:
+        options["url"] = tools.web_url
+    return (web.TavilySearch if tools.web == "tavily" else web.WikipediaSearch)(prices, **options)

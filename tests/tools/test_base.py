@@ -1,0 +1,147 @@
+"""Functions as tools: their schema, their errors, their rows; and calls in the executor."""
+
+import asyncio
+from typing import Any, Literal
+
+import pytest
+
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.prices import Price, PriceList
+from orchestra_jax.tools.base import FunctionTool, Tariff, ToolExecutor, tool
+from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec, Usage
+
+
+def execute(made: FunctionTool, arguments: dict[str, Any], budget: Budget | None = None) -> ToolResult:
+    executor = ToolExecutor([made.spec], {made.spec.name: made.run}, budget or Budget())
+    return asyncio.run(executor.step(ToolCall(made.spec.name, arguments)))
+
+
+def test_annotations_and_docstring_become_the_spec():
+    @tool
+    async def everything(
+        text: str,
+        count: int,
+        kind: Literal["a", "b"],
+        *,
+        ratio: float = 0.5,
+        exact: bool = False,
+        words: list[str] | None = None,
+        limit: int | None = None,
+        options: dict[str, Any] = {},  # noqa: B006  never changed
+        budget: Budget,
+    ) -> str:
+        """Does everything
+        at once.
+
+        And more, which is not shown.
+
+        Args:
+            text: what it is about: a word,
+                or two.
+            count (int): how many.
+        """
+        return f"{text} {count} {kind} {ratio} {exact} {words} {limit} {options} {budget.name}"
+
+    assert everything.spec == ToolSpec(
+        name="everything",
+        description="Does everything at once.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "text": {"type": "string", "description": "what it is about: a word, or two."},
+                "count": {"type": "integer", "description": "how many."},
+                "kind": {"type": "string", "enum": ["a", "b"]},
+                "ratio": {"type": "number", "default": 0.5},
+                "exact": {"type": "boolean", "default": False},
+                "words": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
+                "limit": {"type": ["integer", "null"]},
+                "options": {"type": "object", "default": {}},
+            },
+            "required": ["text", "count", "kind"],
+            "additionalProperties": False,
+        },
+        price_usd=0.0,
+    )
+    given = {"text": "t", "count": 2, "kind": "a", "limit": None, "words": ["w"]}
+    assert execute(everything, given, Budget(name="mine")).text == "t 2 a 0.5 False ['w'] None {} mine"
+    for wrong in ({"count": 2.5}, {"kind": "c"}, {"words": [1]}, {"limit": "1"}, {"budget": {}}, {"other": 1}):
+        refused = execute(everything, given | wrong)
+        assert refused.is_error
+        assert refused.usage == ()
+
+
+def test_what_cannot_be_a_tool_is_refused():
+    async def bare(x: str) -> str:
+        return x
+
+    async def untyped(x) -> str:  # type: ignore[no-untyped-def]
+        """Doc."""
+        return str(x)
+
+    async def starred(*x: str) -> str:
+        """Doc."""
+        return str(x)
+
+    def plain(x: str) -> str:
+        """Doc."""
+        return x
+
+    with pytest.raises(ValueError, match="no description"):
+        tool(bare)
+    with pytest.raises(TypeError, match="Argument 'x' of the tool 'untyped' needs one of these types"):
+        tool(untyped)
+    with pytest.raises(TypeError, match="must be one that has a name"):
+        tool(starred)
+    with pytest.raises(TypeError, match="must be an async function"):
+        tool(plain)  # type: ignore[arg-type]
+
+
+def test_errors_are_of_three_kinds():
+    errors: list[Exception] = [ValueError("No such city.")]
+
+    @tool(name="sometimes", price_usd=0.5)
+    async def fails() -> str:
+        """Fails."""
+        raise errors[-1]
+
+    result = execute(fails, {})
+    assert (result.text, result.is_error, result.usage[0].cost_usd) == ("No such city.", True, 0.5)
+    for error in (TimeoutError(), ConnectionResetError("gone"), InfrastructureError("away")):
+        errors.append(error)
+        with pytest.raises(InfrastructureError):
+            execute(fails, {})
+    errors.append(KeyError("a bug"))
+    with pytest.raises(KeyError):
+        execute(fails, {})
+
+
+def test_rows_and_seconds():
+    @tool
+    async def slow() -> str:
+        """Takes its time."""
+        await asyncio.sleep(0.02)
+        return "done"
+
+    @tool(latency_s=3.0)
+    async def rows() -> ToolResult:
+        """Has rows and ends the task."""
+        return ToolResult("done", (Usage("model", completion_tokens=7, seconds=9.0),), final="42")
+
+    (row,) = execute(slow, {}).usage
+    assert 0.02 <= row.seconds < 20
+    assert row.cost_usd == 0
+    ended = execute(rows, {})
+    assert ended.final == "42"
+    assert ended.usage == (Usage("rows", completion_tokens=7, seconds=3.0, price_list="menu"),)
+    assert asyncio.run(slow()) == "done"  # still a function
+
+
+def test_rewards_count_by_the_instances_list_and_what_was_not_billed_stays_free():
+    paid = PriceList("paid", "d", "s", {"model": Price(output=2.0), "web": Price(call=0.1)})
+    shown = PriceList("shown", "d", "s", {"model": Price(output=8.0), "web": Price(call=0.4)})
+    tariff = Tariff(shown, paid)
+    million = Usage("model", completion_tokens=1_000_000)
+    assert tariff.charge(paid.charge(million)).cost_usd == tariff.charge(million).cost_usd == 8.0
+    assert tariff.charge(paid.charge(Usage("web"))) == Usage("web", cost_usd=0.4, price_list="shown")
+    assert tariff.charge(Usage("web", price_list="paid")) == Usage("web", price_list="shown")
+    assert tariff.charge(Usage("other", cost_usd=3.0)) == Usage("other", cost_usd=3.0, price_list="shown")
