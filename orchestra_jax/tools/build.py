@@ -69,7 +69,7 @@ def price_book(cfg: RunConfig) -> PriceBook:
     return PriceBook(load("pricing.name", pricing.name), lists, pricing.randomise.low, pricing.randomise.high)
 
 
-def make_toolbox(cfg: RunConfig, answers: Sequence[str] = ()) -> RunTools:
+def make_tools(cfg: RunConfig, answers: Sequence[str] = ()) -> RunTools:
     """Opens what the tools need. With replay.mode=replay that is the record alone.
 
     Args:
@@ -128,7 +128,7 @@ def instance_seed(seed: int, task: str, draw: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr((seed, task, draw)).encode(), digest_size=8).digest())
 
 
-def toolbox_problems(cfg: RunConfig) -> list[str]:
+def tool_problems(cfg: RunConfig) -> list[str]:
     """One sentence, with the fix, for everything that the tools of questions lack; starts nothing."""
     tools, found = cfg.tools, []
     try:

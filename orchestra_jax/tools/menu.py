@@ -1,11 +1,9 @@
-"""The menu of one instance (§3.3): a random subset of tools under a random schedule of prices and latencies."""
+"""The menu of one instance (§3.3): a random subset of tools in random order."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from orchestra_jax.tools import schema
 from orchestra_jax.types import ToolSpec
 
 
@@ -46,38 +44,3 @@ def sample_menu(
     chosen = rng.choice(len(optional), size=size - len(required), replace=False)
     indices = [index for index, name in enumerate(names) if name in required] + [optional[i] for i in chosen]
     return tuple(catalogue[indices[i]] for i in rng.permutation(len(indices)))
-
-
-def apply_schedule(
-    specs: Iterable[ToolSpec],
-    prices: Mapping[str, float | None],
-    latencies: Mapping[str, float | None],
-) -> tuple[ToolSpec, ...]:
-    """The same tools with the schedule's dollars per call and seconds per call.
-
-    Args:
-        specs: the tools; a schedule may name more tools than these.
-        prices: dollars per call by tool; None where the price is per token.
-        latencies: seconds per call by tool; None when unknown.
-
-    Raises:
-        ValueError: a tool is missing from the schedule, or a figure is negative or not finite.
-    """
-    menu = []
-    for spec in specs:
-        for label, table in (("price", prices), ("latency", latencies)):
-            if spec.name not in table:
-                raise ValueError(f"The schedule has no {label} for tool {spec.name!r}; add it (None is allowed).")
-        priced = replace(spec, price_usd=prices[spec.name], latency_s=latencies[spec.name])
-        schema.check_figures(priced)
-        menu.append(priced)
-    return tuple(menu)
-
-
-def render_menu(specs: Iterable[ToolSpec]) -> str:
-    """One line per tool, "- name: description Price: ... Latency: ...", for prompts without a tool template."""
-    lines = []
-    for spec in specs:
-        note = schema.price_note(spec)
-        lines.append(f"- {spec.name}: {spec.description}{' ' + note if note else ''}")
-    return "\n".join(lines)

@@ -8,7 +8,7 @@ import pytest
 
 from orchestra_jax.config.schema import ReplayConfig, RunConfig, ToolsConfig
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.build import make_toolbox, toolbox_problems
+from orchestra_jax.tools.build import make_tools, tool_problems
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec
 from tests.docs.pages import blocks
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def execute(cfg: RunConfig, calls: Sequence[ToolCall]) -> tuple[tuple[ToolSpec, ...], list[ToolResult]]:
     """The menu of a run, and what its calls gave."""
-    tools = make_toolbox(cfg)
+    tools = make_tools(cfg)
     try:
         instance = tools.catalogue.instance(0)
         task = Task("t", "?", ("7",), instance.tools, Preference("none", ""))
@@ -38,7 +38,7 @@ async def execute(cfg: RunConfig, calls: Sequence[ToolCall]) -> tuple[tuple[Tool
 
 async def test_the_example_is_used_by_its_name(folder: Path):
     cfg = replace(RunConfig(), tools=ToolsConfig(names=["my_tools:weather", "my_tools:Dictionary", "answer"]))
-    assert toolbox_problems(cfg) == []
+    assert tool_problems(cfg) == []
     arguments = [
         {"city": "Oslo"},
         {"city": "Rome", "unit": "fahrenheit"},
@@ -79,5 +79,5 @@ async def test_what_is_not_there_is_told(folder: Path):
         "your_tools:rain": "there is no module your_tools; start from the folder that holds it",
         "wether": "tools.names=wether is no known tool:",
     }.items():
-        (problem,) = toolbox_problems(replace(RunConfig(), tools=ToolsConfig(names=[name])))
+        (problem,) = tool_problems(replace(RunConfig(), tools=ToolsConfig(names=[name])))
         assert sentence in problem

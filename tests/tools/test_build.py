@@ -23,7 +23,7 @@ from orchestra_jax.models.tokenizer import CONTROL, PAD, TAGS, TURN_END
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.run import RunMoney, dry_run
 from orchestra_jax.rollout import collector
-from orchestra_jax.tools.build import price_book, toolbox_problems
+from orchestra_jax.tools.build import price_book, tool_problems
 from orchestra_jax.tools.catalogue import ROLES
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
 from orchestra_jax.training.build import make_chat, make_collector
@@ -163,7 +163,7 @@ def test_simulated_experts_answer_the_runs_questions_at_their_price(tmp_path: Pa
 def test_a_wrong_skill_table_is_told_before_anything_starts(
     tmp_path: Path, files: list[str], override: str, problem: str
 ):
-    (found,) = toolbox_problems(config(tmp_path, *PAPER, *files, "tools=offline", override))
+    (found,) = tool_problems(config(tmp_path, *PAPER, *files, "tools=offline", override))
     assert problem in found
 
 

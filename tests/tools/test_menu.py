@@ -1,11 +1,11 @@
-"""Menus: subsets within their constraints, from the generator alone; schedules complete."""
+"""Menus: subsets within their constraints, from the generator alone."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra_jax.tools.menu import apply_schedule, render_menu, sample_menu
+from orchestra_jax.tools.menu import sample_menu
 from orchestra_jax.types import ToolSpec
 
 CATALOGUE = tuple(ToolSpec(f"t{i}", f"Tool {i}.", {"type": "object"}) for i in range(6))
@@ -47,14 +47,3 @@ def test_all_tools_sizes_and_positions_occur():
 def test_impossible_menus(options: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         sample_menu(CATALOGUE, np.random.default_rng(0), **options)  # type: ignore[arg-type]
-
-
-def test_schedule_is_attached_in_order_and_must_be_complete():
-    menu = apply_schedule(CATALOGUE[:2], {"t0": 0.5, "t1": None, "t5": 9.0}, {"t0": 2.0, "t1": 3.0})
-    assert [(spec.name, spec.price_usd, spec.latency_s) for spec in menu] == [("t0", 0.5, 2.0), ("t1", None, 3.0)]
-    assert render_menu(menu) == "- t0: Tool 0. Price: $0.5 per call. Latency: 2 s.\n- t1: Tool 1. Latency: 3 s."
-    assert CATALOGUE[0].price_usd is None
-    with pytest.raises(ValueError, match="no latency for tool 't1'"):
-        apply_schedule(CATALOGUE[:2], {"t0": 0.5, "t1": 0.5}, {"t0": 1.0})
-    with pytest.raises(ValueError, match="price_usd=-1"):
-        apply_schedule(CATALOGUE[:1], {"t0": -1.0}, {"t0": 1.0})

@@ -16,7 +16,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.run import dry_run
 from orchestra_jax.tools.answers import extract_answer, marked_answer, matches, without_thinking
 from orchestra_jax.tools.base import ToolExecutor
-from orchestra_jax.tools.build import instance_seed, make_toolbox, price_book, toolbox_problems
+from orchestra_jax.tools.build import instance_seed, make_tools, price_book, tool_problems
 from orchestra_jax.tools.catalogue import ANSWER_TOOL
 from orchestra_jax.tools.experts.roles import Judge
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec
@@ -79,7 +79,7 @@ class QAEnvironment(Environment):
         self._cfg = cfg
         self._sources = cfg.data.training()
         self._training, self._evaluation = _read(cfg, self._sources)
-        self._toolbox = make_toolbox(cfg, [question.answer[0] for question in self._training[0][:64]])
+        self._tools = make_tools(cfg, [question.answer[0] for question in self._training[0][:64]])
         terminal = cfg.tools.form == "released" or ANSWER_TOOL.name in cfg.tools.names
         self._system = SYSTEM_TERMINAL if terminal else SYSTEM
         questions = [question for source in self._training for question in source]
@@ -91,7 +91,7 @@ class QAEnvironment(Environment):
 
     @classmethod
     def problems(cls, cfg: RunConfig) -> list[str]:
-        found, source = toolbox_problems(cfg), cfg.data.source
+        found, source = tool_problems(cfg), cfg.data.source
         if source in ENVIRONMENTS.names():  # it names a world that makes its own questions
             found.append(
                 f"env.name={cfg.env.name} and data.source={source} do not fit: use env={source} data={source}, or "
@@ -129,11 +129,11 @@ class QAEnvironment(Environment):
         )
 
     def reset(self, task: Task, budget: Budget) -> QAEpisode:
-        executor = self._toolbox.catalogue.executor(task.extra["instance"], task, budget)
-        return QAEpisode(task, executor, self._system, self._toolbox.judge, budget)
+        executor = self._tools.catalogue.executor(task.extra["instance"], task, budget)
+        return QAEpisode(task, executor, self._system, self._tools.judge, budget)
 
     async def close(self) -> None:
-        await self._toolbox.close()
+        await self._tools.close()
 
     def _pose_train(self, question: Question, rng: np.random.Generator) -> Task:
         return self._pose(question, rng, "train")
@@ -141,7 +141,7 @@ class QAEnvironment(Environment):
     def _pose(self, question: Question, rng: np.random.Generator, split: str) -> Task:
         # In training the place in the stream draws too, so that another epoch offers other tools and prices.
         draw = int(rng.integers(2**32)) if split == "train" else 0
-        instance = self._toolbox.catalogue.instance(instance_seed(self._cfg.seed, question.id, draw))
+        instance = self._tools.catalogue.instance(instance_seed(self._cfg.seed, question.id, draw))
         calls = [spec for spec in instance.tools if spec.name != ANSWER_TOOL.name] or instance.tools
         asked = self._cfg.data.preferences
         preference = sample_preference(calls, rng, split) if asked else Preference("accuracy", "")
