@@ -12,10 +12,10 @@ FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0"
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart test test-sglang sglang-cpu lint format clean
+.PHONY: help install install-dev quickstart test test-sglang test-sglang-training sglang-cpu lint format clean
 
 help: ## this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## .venv with what a run needs (CPU)
 
@@ -28,7 +28,10 @@ test: install-dev ## every test that needs neither torch, nor a GPU, nor a serve
 	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q -m "not (torch or gpu or sglang or slow)" $(TESTS)
 
 test-sglang: install-dev sglang-cpu ## the tests that start a real SGLang server, on this CPU
-	SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m pytest -q -m sglang tests
+	$(FAST_COMPILE) SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m pytest -q --durations=10 -m "sglang and not release" tests/sglang
+
+test-sglang-training: install-dev sglang-cpu ## before a release: 20 steps on a real SGLang server against 20 in the process
+	SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m pytest -q -s -m release tests/sglang
 
 sglang-cpu: $(SGLANG)/.installed ## the released SGLang server in an environment of its own, for this CPU (2.5 GB)
 

@@ -220,7 +220,7 @@ async def _measure(args: argparse.Namespace, folder: Path, console: Console) -> 
     )
     server = SGLangProcess(
         ServerConfig(
-            args.python, folder / "model", folder / "server.log", port=args.port, device="cpu",
+            python=args.python, model=folder / "model", log=folder / "server.log", port=args.port, device="cpu",
             max_length=work.longest, flags=flags, ready_s=START_SECONDS,
         )
     )  # fmt: skip

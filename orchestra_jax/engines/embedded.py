@@ -36,7 +36,12 @@ class _Request:
     def result(self, reason: str) -> Generation:
         spans = tuple(self.spans) if len(self.spans) > 1 else ()
         return Generation(
-            tuple(self.sampled), tuple(self.logprobs), reason, self.spans[0][0], self.cached, version_spans=spans
+            token_ids=tuple(self.sampled),
+            logprobs=tuple(self.logprobs),
+            finish_reason=reason,
+            weight_version=self.spans[0][0],
+            cached_tokens=self.cached,
+            version_spans=spans,
         )
 
 
@@ -248,7 +253,13 @@ class EmbeddedEngine:
     def _row(self, request: _Request) -> Row:
         room = self.max_length - len(request.prompt)
         left = min(request.params.max_new_tokens, room) - len(request.sampled)
-        return Row(self._place[request.session][1], request.ids, len(request.sampled), left, request.params)
+        return Row(
+            slot=self._place[request.session][1],
+            ids=request.ids,
+            sampled=len(request.sampled),
+            left=left,
+            params=request.params,
+        )
 
     def _record(self, request: _Request, tokens: list[int], logprobs: list[float]) -> None:
         """Takes over what was sampled, and resolves a request that has ended."""

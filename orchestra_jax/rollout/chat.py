@@ -22,7 +22,6 @@ from orchestra_jax.rollout.parsing import (
     THINK,
     ParseError,
     final_answer,
-    hopeless,
     parse_tool_calls,
 )
 from orchestra_jax.tools.schema import to_openai
@@ -154,11 +153,6 @@ class ChatFormat:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids, without the stop id at their end, all other control tokens spelled out."""
         return self._decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
-
-    def hopeless(self, ids: Sequence[int]) -> ParseError | None:
-        """What spoils a turn whose sampled ids begin so, whatever follows; see `parsing.hopeless`."""
-        # The last ids may hold half a character, or a mark that the next piece takes away.
-        return hopeless(self.decode(ids).rstrip("\ufffd\u2060"))
 
     def neutralise(self, text: str) -> str:
         """The text with a space after the first character of every control string of the tokenizer."""

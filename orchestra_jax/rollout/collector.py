@@ -48,7 +48,7 @@ class Collector:
         chat: renders, tokenises and parses.
         limits: bounds of one trajectory.
         price: what the policy's own tokens cost.
-        allowance: what one trajectory may spend outside; each attempt at one has it anew.
+        allowance: what one trajectory may spend outside; each attempt at one starts with all of it.
         on_slow: told what has waited for more than `slow_after_s` seconds, longest first, and told again after as many
             seconds if something still does; `watchdog.describe` makes one line of it.
     """
@@ -220,7 +220,15 @@ class _Run:
             self.player.end()
         sequences = tuple(tuple(sequence) for sequence in self.sequences if sequence)
         return Trajectory(
-            self.task, self.group, self.member, sequences, status, reason, answer, self.solved, tuple(self.ledger)
+            task=self.task,
+            group=self.group,
+            member=self.member,
+            sequences=sequences,
+            status=status,
+            reason=reason,
+            answer=answer,
+            solved=self.solved,
+            ledger=tuple(self.ledger),
         )
 
     async def _turns_until_end(self, episode: Episode) -> tuple[Status, str, str | None]:
@@ -277,15 +285,15 @@ class _Run:
     ) -> None:
         self.sequences[-1].append(
             Turn(
-                self.new,
-                generation.token_ids,
-                generation.logprobs,
-                generation.weight_version,
-                generation.finish_reason,
-                text,
-                tuple(calls),
-                tuple(results),
-                generation.version_spans,
+                prompt_ids=self.new,
+                sampled_ids=generation.token_ids,
+                logprobs=generation.logprobs,
+                weight_version=generation.weight_version,
+                finish_reason=generation.finish_reason,
+                text=text,
+                calls=tuple(calls),
+                results=tuple(results),
+                version_spans=generation.version_spans,
             )
         )
         self.results += results

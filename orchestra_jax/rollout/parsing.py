@@ -29,11 +29,6 @@ thinking                                        text up to `</think>`, with or w
 =============================================== ====================================================================
 
 One bad call spoils the turn: the result is a `ParseError` even if other calls of the turn are well formed.
-
-`hopeless` reads the beginning of a turn under the same policy. It says only what holds whatever follows: until thinking
-has ended with `</think>`, all that was said may yet turn out to be thinking, and what looks broken at the very end may
-be unfinished. There is no verdict "finished" before the stop id: a turn that is cut after its last call lacks the
-template's end of turn, so that what was sampled could not be continued as it stands.
 """
 
 import json
@@ -61,43 +56,23 @@ def parse_tool_calls(text: str) -> list[ToolCall] | ParseError:
     Args:
         text: `ChatFormat.decode` of the sampled ids.
     """
-    said, _ = _after_thinking(text)
+    said = _after_thinking(text)
     return _calls(said) if "tool_call>" in said else []
-
-
-def hopeless(beginning: str) -> ParseError | None:
-    """What spoils a turn that begins so, whatever follows: `parse_tool_calls` of every continuation is an error.
-
-    Linear in the text: a caller that asks whenever the turn has grown by an eighth pays little. A turn that is cut off
-    here ends with finish reason "length".
-
-    Args:
-        beginning: the text so far, without half a character at its end (`ChatFormat.hopeless` takes care of it).
-    """
-    said, closed = _after_thinking(beginning)
-    if not closed or OPEN not in said:
-        return None
-    # A number at the end may become another one.
-    found = _calls(said.rstrip("0123456789+-.eE"), whole=False)
-    return found if isinstance(found, ParseError) else None
 
 
 def final_answer(text: str) -> str:
     """What a turn without calls says to the user: the text after thinking, stripped; "" if thinking never closed."""
-    return _after_thinking(text)[0].strip()
+    return _after_thinking(text).strip()
 
 
-def _after_thinking(text: str) -> tuple[str, bool]:
-    """The text after thinking, "" while a `<think>` before any call is open, and whether a `</think>` came before it.
-
-    A `</think>` in the returned text stands after a call.
-    """
+def _after_thinking(text: str) -> str:
+    """The text after thinking, "" while a `<think>` before any call is open; a `</think>` in it stands after a call."""
     rest, closed = text, False
     while (end := rest.find(END_THINK)) >= 0:
         if closed and 0 <= rest.find(OPEN, 0, end) < _find(rest, THINK):
-            return rest, True
+            return rest
         rest, closed = rest[end + len(END_THINK) :], True
-    return ("" if _find(rest, THINK) < _find(rest, OPEN) else rest), closed
+    return "" if _find(rest, THINK) < _find(rest, OPEN) else rest
 
 
 def _find(text: str, tag: str) -> int:
@@ -106,8 +81,8 @@ def _find(text: str, tag: str) -> int:
     return position if position >= 0 else len(text)
 
 
-def _calls(said: str, whole: bool = True) -> list[ToolCall] | ParseError:
-    """The calls in the text after thinking; with `whole` false an error only if no continuation mends it."""
+def _calls(said: str) -> list[ToolCall] | ParseError:
+    """The calls in the text after thinking."""
     if END_THINK in said:
         return ParseError("A </think> follows a tool call, so that the call would count as thinking.")
     calls: list[ToolCall] = []
@@ -123,32 +98,15 @@ def _calls(said: str, whole: bool = True) -> list[ToolCall] | ParseError:
             value, end = _JSON.raw_decode(said, begin)
             call = _call(value)
         except RecursionError:
-            # How deep is too deep depends on the caller's own stack, so it is never a verdict on a beginning.
-            return ParseError("The JSON of a tool call is nested too deeply.") if whole else calls
+            return ParseError("The JSON of a tool call is nested too deeply.")
         except ValueError as error:
-            if not whole and _may_be_unfinished(said, begin, error):
-                return calls
             return ParseError(f"The text after <tool_call> is not a valid call: {error}.")
         end = _skip_space(said, end)
         if not said.startswith(CLOSE, end):
-            if not whole and CLOSE.startswith(said[end:]):
-                return calls
             missing = "the closing </tool_call> is missing" if end == len(said) else "text follows the JSON object"
             return ParseError(f"A tool call does not end properly: {missing}.")
         calls.append(call)
         position = end + len(CLOSE)
-
-
-def _may_be_unfinished(text: str, begin: int, error: ValueError) -> bool:
-    """Whether the JSON at `begin`, which does not decode, may yet do so when the text goes on."""
-    # A value that was refused or is no object stays so, and the decoder reads from left to right, looking ahead by a
-    # literal or two escapes at most, except in a string.
-    return (
-        isinstance(error, json.JSONDecodeError)
-        and error.doc == text
-        and text[begin : begin + 1] in ("", "{")
-        and (error.msg.startswith("Unterminated") or error.pos + _LOOKAHEAD > len(text))
-    )
 
 
 def _call(value: Any) -> ToolCall:
@@ -195,7 +153,6 @@ def _constant(name: str) -> Any:
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
-_LOOKAHEAD = len("\\ud83d\\ude42") + 4
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 

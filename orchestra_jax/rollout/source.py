@@ -68,7 +68,7 @@ class Rollouts:
                     )
                 )
             except (BudgetExceeded, ReplayMiss):
-                self._tasks.set_state(position)  # the run that goes on begins this step anew
+                self._tasks.set_state(position)  # the run that goes on repeats this step
                 raise
         else:
             taken = self._runner.run(self._stream.take(version, budget))
@@ -77,7 +77,7 @@ class Rollouts:
         return trajectories, metrics | _staleness(trajectories, version)
 
     def stop(self) -> None:
-        """Ends what is under way; `take` begins it anew."""
+        """Ends what is under way; `take` begins it again."""
         if self._stream is not None:
             self._runner.run(self._stream.stop())
 

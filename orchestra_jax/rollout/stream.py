@@ -2,7 +2,7 @@
 
 With `max_staleness` N a step begins with N + 1 steps' groups under way and takes the first of them to end: a group has
 the time of N + 1 steps, and what is not taken runs on during the update. Groups that would be too old for the next step
-are waited for, and so are those that had to begin anew: slow tasks are not lost, which would favour short trajectories.
+are waited for, and so are those that had to begin again: slow tasks are not lost, which would favour short ones.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Taken:
 
     Attributes:
         groups: trajectories by group, in the order of the tasks.
-        restarted: groups that had to begin anew, because their tokens would have been too old.
+        restarted: groups that had to begin again, because their tokens would have been too old.
     """
 
     groups: list[list[Trajectory]]
@@ -67,7 +67,7 @@ class GroupStream:
         max_staleness: how many versions older than the learner's the oldest token of a group may be. 0: nothing
             runs during an update.
         spare: groups under way beyond those of `max_staleness` + 1 steps, and so many slow ones need not be waited for;
-            what is then too old is thrown away and begins anew.
+            what is then too old is thrown away and begins again.
     """
 
     def __init__(self, roll: Roll, batches: Batches, *, per_step: int, max_staleness: int = 0, spare: int = 0) -> None:
@@ -76,12 +76,12 @@ class GroupStream:
         self._batches: dict[int, _Batch] = {}
         self._read = 0  # batches read from the source
         self._running: dict[int, _Group] = {}
-        self._again: set[int] = set()  # begun anew: the next step waits for them
+        self._again: set[int] = set()  # begun again: the next step waits for them
 
     async def take(self, version: int, budget: Budget) -> Taken:
         """The next `per_step` groups for the update of the learner's weights `version`.
 
-        Groups that ended with an error of the program start anew with the next call.
+        Groups that ended with an error of the program start again with the next call.
 
         Args:
             version: of the learner's weights.
@@ -120,7 +120,7 @@ class GroupStream:
             await self._stop(group)
 
     def get_state(self) -> dict[str, Any]:
-        """Where the stream stands: the tasks not handed out yet are read anew after `set_state`."""
+        """Where the stream stands: the tasks not handed out yet are read again after `set_state`."""
         if not self._batches:
             return {"batches": self._source.get_state(), "number": self._read, "used": []}
         first = min(self._batches)

@@ -281,16 +281,3 @@ def test_strip_thinking_keeps_sampled_ids_that_split_the_text_otherwise(qwen3):
     suffix, extends = chat.next_prompt(old, [USER, assistant(chat.decode(sampled)), tool("e\u0301")])
     assert extends
     assert suffix == chat.observation_ids(["e\u0301"])
-
-
-@pytest.mark.parametrize("text", [THINKING + "\u6771\u4eac \U0001f642" + t for t in ("<tool_call>python(37)", CALL)])
-def test_sampled_ids_are_judged_without_half_characters(qwen3, text):
-    chat = ChatFormat(qwen3)
-    ids = (*chat.encode(text), *chat.encode(" \U0001f9ea\u200d" * 3))
-    found = [chat.hopeless(ids[:end]) for end in range(len(ids) + 1)]
-    first = next((end for end, error in enumerate(found) if error), None)
-    if "python(" in text:
-        assert first is not None
-        assert chat.decode(ids[:first]).endswith("<tool_call>python")
-    else:
-        assert first is None

@@ -1,10 +1,8 @@
 """Every tool call and answer under the written policy: whole, and from beginnings that contradict nothing."""
 
-import random
-
 import pytest
 
-from orchestra_jax.rollout.parsing import ParseError, final_answer, hopeless, parse_tool_calls
+from orchestra_jax.rollout.parsing import ParseError, final_answer, parse_tool_calls
 from orchestra_jax.types import ToolCall
 
 CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "37 * 4"}}\n</tool_call>'
@@ -159,68 +157,9 @@ def test_the_policy_is_fed_enough():
     assert len({text for text, _ in ACCEPTED + MALFORMED}) >= 80
 
 
-# --- beginnings ---
-
-
-@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-def test_no_beginning_is_hopeless_that_could_still_be_read(text):
-    for end in range(len(text) + 1):
-        if hopeless(text[:end]) is not None:
-            for ending in (text[end:], *ENDINGS):
-                assert isinstance(parse_tool_calls(text[:end] + ending), ParseError), (text[:end], ending)
-
-
-@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-def test_hopeless_stays_hopeless_whatever_the_chunks(text):
-    whole = text + "\n" + "and so on " * 4
-    by_character = [hopeless(whole[:end]) is not None for end in range(len(whole) + 1)]
-    assert by_character == sorted(by_character)
-
-
-@pytest.mark.parametrize(("text", "reason"), MALFORMED, ids=range(len(MALFORMED)))
-def test_after_thinking_a_malformed_turn_is_soon_hopeless(text, reason):
-    said = THOUGHT + text.removeprefix(THOUGHT)
-    found = hopeless(said + "\n" + "and so on " * 4)
-    # Before a call it can still be thinking; nesting is judged at the end of the turn.
-    assert (found is None) is (text == "</tool_call>" or "[" * 1000 in text)
-
-
-def test_hopeless_says_so_long_before_the_end():
-    body = wrap('{"name": "f", "arguments": {}} and then I go on and on')
-    assert hopeless(THOUGHT + "<tool_call>python(") is not None
-    cut = (THOUGHT + body).index(" and then") + 2
-    assert hopeless((THOUGHT + body)[:cut]) == parse_tool_calls(THOUGHT + body)
-    assert hopeless((THOUGHT + body)[: cut - 1]) is None
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "148", "<tool_call>python(", f"<think>{CALL}</tool_call>", "</tool_call>", f"{THOUGHT}</tool_call> no, wait"],
 )
-def test_what_may_still_be_thinking_is_not_hopeless(text):
-    assert hopeless(text) is None
+def test_what_stands_before_the_end_of_thinking_is_thinking(text):
     assert parse_tool_calls(f"{text}</think>{CALL}") == one("python", code="37 * 4")
-
-
-def mutated(rng, text):
-    """The text with a few characters dropped, doubled or replaced by JSON's own."""
-    letters = list(text)
-    for _ in range(rng.randint(1, 3)):
-        at = rng.randrange(len(letters))
-        letters[at : at + 1] = rng.choice(["", letters[at] * 2, rng.choice('{}[]",:\\ \n0-e.tNI<')])
-    return "".join(letters)
-
-
-def test_random_damage_never_makes_a_beginning_contradict_the_whole():
-    rng = random.Random(0)
-    arguments = '{"a": [1.5e3, -2, true], "b": "\\ud83d\\ude42 </tool_call>", "c": {"d": null}}'
-    body = wrap(f'{{"name": "f", "arguments": {arguments}}}')
-    spoilt = 0
-    for _ in range(300):
-        whole = THOUGHT + mutated(rng, body) + mutated(rng, CALL)
-        for end in sorted(rng.sample(range(len(whole)), 12)):
-            if hopeless(whole[:end]):
-                spoilt += 1
-                for ending in (whole[end:], *ENDINGS):
-                    assert isinstance(parse_tool_calls(whole[:end] + ending), ParseError), (whole[:end], ending)
-    assert spoilt > 300

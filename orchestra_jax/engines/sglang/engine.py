@@ -238,7 +238,14 @@ class SGLangEngine:
             if piece.finish != "foreign" or len(ids) == count:
                 reason = "length" if piece.finish == "foreign" else piece.finish
                 changed = tuple(spans) if len(spans) > 1 else ()
-                return Generation(tuple(ids), tuple(logprobs), reason, spans[0][0], cached, changed)
+                return Generation(
+                    token_ids=tuple(ids),
+                    logprobs=tuple(logprobs),
+                    finish_reason=reason,
+                    weight_version=spans[0][0],
+                    cached_tokens=cached,
+                    version_spans=changed,
+                )
 
     async def _piece(self, ids: tuple[int, ...], params: SamplingParams, count: int, session: int | None) -> Piece:
         """The answer to one request, which is repeated where the server was lost or did nothing."""

@@ -97,7 +97,13 @@ def read_answer(
         raise ValueError("it goes on after a stop id")
     cached = meta.get("cached_tokens", 0)
     cached = min(cached, prompt_length) if type(cached) is int and cached > 0 else 0
-    return Piece(ids, logprobs, finish, _spans(meta, len(ids), versions), cached)
+    return Piece(
+        token_ids=ids,
+        logprobs=logprobs,
+        finish=finish,
+        spans=_spans(meta, len(ids), versions),
+        cached_tokens=cached,
+    )
 
 
 def _tokens(

@@ -46,7 +46,9 @@ def config(tmp_path, monkeypatch):
     (package / "launch_server.py").write_text(textwrap.dedent(SERVER))
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     (tmp_path / "model").mkdir()
-    return ServerConfig(sys.executable, tmp_path / "model", tmp_path / "logs" / "log", version=3, ready_s=SECONDS)
+    return ServerConfig(
+        python=sys.executable, model=tmp_path / "model", log=tmp_path / "logs" / "log", version=3, ready_s=SECONDS
+    )
 
 
 @pytest.fixture
