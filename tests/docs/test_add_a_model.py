@@ -1,0 +1,72 @@
+"""The model family of docs/add_a_model.md, from a folder outside the repository."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from orchestra_jax.config.schema import ModelConfig
+from orchestra_jax.models import checkpoint
+from orchestra_jax.models.base import DecoderConfig
+from orchestra_jax.models.decoder import empty_cache, forward, init_params, logits, write_cache
+from orchestra_jax.models.families import FAMILIES, preset_config, run_settings
+from orchestra_jax.models.lora import LoRA, attach, init_adapters
+from orchestra_jax.models.sharding import make_mesh
+from tests.docs.pages import blocks
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
+    (code,) = [text for language, text in blocks("add_a_model.md") if language == "python"]
+    assert len(code.splitlines()) < 80
+    (tmp_path / "my_model.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return ModelConfig(family="my_model:Qwen2Config")
+
+
+def noisy_params(config: DecoderConfig) -> dict:
+    """Parameters without the zeros that biases start from."""
+    params = init_params(config, jax.random.key(0))
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    noisy = [leaf + 0.3 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(tree, noisy)
+
+
+def test_the_example_is_a_family_like_ours(model: ModelConfig, tmp_path: Path) -> None:
+    config = preset_config(model, vocab_size=32).replace(num_layers=2, hidden_size=16, intermediate_size=16, head_dim=8)
+    params = noisy_params(config)
+    tokens = jax.random.randint(jax.random.key(2), (2, 6), 0, 32)
+    positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
+
+    hidden, kv = forward(params, config, tokens, positions)
+    full = logits(params, config, hidden)
+    rows = jnp.arange(2)
+    front = jax.tree.map(lambda leaf: leaf[..., :4, :], kv)
+    cache = write_cache(empty_cache(config, 2, 8), front, rows, jnp.zeros(2, int), jnp.full(2, 4))
+    rest, _ = forward(params, config, tokens[:, 4:], positions[:, 4:], past=cache, past_lengths=jnp.full(2, 4))
+    np.testing.assert_allclose(logits(params, config, rest), full[:, 4:], atol=1e-4)
+
+    without = {**params, "layers_0": {**params["layers_0"], "q": {"kernel": params["layers_0"]["q"]["kernel"]}}}
+    with pytest.raises(Exception, match="bias"):
+        forward(without, config, tokens, positions)
+
+    checkpoint.save(tmp_path / "saved", config, params)
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["architectures"] == ["Qwen2ForCausalLM"]
+    with pytest.raises(ValueError, match=r"model_type 'qwen2' of .* is not supported; give a model of one of qwen3"):
+        checkpoint.load(tmp_path / "saved")
+    mesh = make_mesh(1, 2, 4)
+    loaded, placed = checkpoint.load(tmp_path / "saved", mesh, **run_settings(model))
+    assert loaded == config
+    assert placed["layers_0"]["k"]["bias"].sharding.spec == PartitionSpec("tensor")
+    jax.tree.map(np.testing.assert_array_equal, placed, params)
+
+    lora = LoRA(rank=2, alpha=4.0)
+    adapted = attach(params, init_adapters(jax.random.key(3), config, lora), lora)
+    np.testing.assert_array_equal(logits(adapted, config, forward(adapted, config, tokens, positions)[0]), full)
+    assert FAMILIES.names() == ("qwen3",)
