@@ -99,7 +99,7 @@ class Subject:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _scores(config: qwen3.Qwen3Config, temperature: float, params: Any, batch: Any) -> jax.Array:
+def _scores(config: Qwen3Config, temperature: float, params: Any, batch: Any) -> jax.Array:
     return score_rows(params, config, batch, temperature=temperature)[0]
 
 
