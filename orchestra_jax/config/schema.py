@@ -234,13 +234,16 @@ class WarmStartConfig(Settings):
 
 @dataclass(frozen=True)
 class EvaluationConfig(Settings):
-    """Held-out questions before, during and after training."""
+    """Benchmarks before, during and after training."""
 
-    questions: int = at_least(256, 0)  # questions; 0 skips evaluation
+    benchmarks: list[str] = field(
+        default_factory=lambda: ["held_out", "preference_swap"]
+    )  # of evaluation.benchmarks, or module:function
+    questions: int = at_least(256, 0)  # of held_out; 0 skips all benchmarks
     every: int = at_least(0, 0)  # training steps between evaluations; 0: before and after only
     temperature: float = at_least(1.0, 0)  # 0 is greedy
     greedy: bool = True  # evaluate at temperature 0 too
-    swap_questions: int = at_least(0, 0)  # questions of the preference swap; 0 skips it
+    swap_questions: int = at_least(0, 0)  # of preference_swap; 0 skips it
 
 
 @dataclass(frozen=True)

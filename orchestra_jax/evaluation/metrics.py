@@ -100,9 +100,9 @@ def preference_utility(
     return np.stack(utilities)
 
 
-def preference_swap(by_kind: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, float]]:
-    """Figures of the same questions under each kind of preference, with the local share among searches."""
+def by_part(parts: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, float]]:
+    """Figures of each part of a benchmark, with the share of local among all searches."""
     return {
-        kind: summarize(runs) | {"local_share": share_of(runs, "local_search", ("local_search", "web_search"))}
-        for kind, runs in by_kind.items()
+        part: summarize(runs) | {"local_share": share_of(runs, "local_search", ("local_search", "web_search"))}
+        for part, runs in parts.items()
     }

@@ -1,20 +1,23 @@
 """The proof of learning: what a finished run's summary says, as tables in the terminal and as three pictures.
 
-A summary is a JSON-able mapping. Only `after` is needed; whatever else is missing is left out of tables and pictures.
+A summary is a JSON-able mapping. `after` or `benchmarks` is needed; what else is missing is left out of tables and
+pictures.
 
     name, seed, steps, seconds   of the run; seconds in total
     before, after                figures (below), with tool_shares {family: {tool: share}} and greedy (figures at
                                  temperature 0) beside them; family "all" covers every question
-    baselines                    figures by scripted player
+    baselines                    figures by script
     preference_swap              {"before" | "after": {kind: figures and local_share}}: the same questions under each
                                  kind of preference
+    benchmarks                   {name: {"before" | "after": figures}} of the other benchmarks; one with parts has
+                                 {part: figures} instead
 
 Figures: accuracy, valid_rate and utility in [0, 1]; cost and cost_per_correct in dollars; latency in seconds; calls;
 failed, a count.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from rich.table import Table
 
 NOTHING = "–"
 Figures = Mapping[str, Any]
+Row = tuple[str, Figures, str]  # label, figures, style
 
 # column: (figure, factor, decimals)
 _COLUMNS: Mapping[str, tuple[str, float, int]] = {
@@ -66,13 +70,13 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None, *,
         directory: where the pictures and summary.json lie; `outputs/<name>` if None.
 
     Raises:
-        ValueError: the summary has no `after`.
+        ValueError: the summary has neither `after` nor `benchmarks`.
     """
-    if not summary.get("after"):
+    if not (summary.get("after") or summary.get("benchmarks")):
         raise ValueError("The summary has no 'after' figures: evaluate the trained policy before reporting.")
     console = console or Console()
     console.print()
-    console.print(_results(summary))
+    console.print(figures_table(_title(summary), list(_rows(summary))))
     for line in _changes(summary):
         console.print(line, highlight=False)
     swap = {phase: kinds for phase, kinds in (summary.get("preference_swap") or {}).items() if kinds}
@@ -100,19 +104,34 @@ def _shown(number: float | None, factor: float, decimals: int) -> str:
     return f"{factor * number:.{decimals}f}" if math.isfinite(number) else "∞"
 
 
-def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, Figures, str]]:
-    """(label, figures, style) of every row of the main table."""
-    before, after = summary.get("before") or {}, summary["after"]
+def _rows(summary: Mapping[str, Any]) -> Iterator[Row]:
+    """The rows of the main table."""
+    before, after = summary.get("before") or {}, summary.get("after") or {}
     if before:
         yield "before training", before, ""
-    yield "after training", after, "bold green"
+    if after:
+        yield "after training", after, "bold green"
     if greedy := after.get("greedy"):
         yield "after, greedy", greedy, "green"
+    for name, phases in (summary.get("benchmarks") or {}).items():
+        for phase, style in (("before", ""), ("after", "bold green")):
+            yield from benchmark_rows(f"{name}, {phase}", phases.get(phase) or {}, style)
     for name, figures in (summary.get("baselines") or {}).items():
         yield plain(name), figures, "dim"
 
 
-def _results(summary: Mapping[str, Any]) -> Table:
+def benchmark_rows(name: str, figures: Figures, style: str = "") -> Iterator[Row]:
+    """The rows of one benchmark: its figures and those at temperature 0, or one row for each of its parts."""
+    if all(isinstance(part, Mapping) for part in figures.values()):
+        for part, its in figures.items():
+            yield f"{name}: {plain(part)}", its, style
+    else:
+        yield name, figures, style
+        if greedy := figures.get("greedy"):
+            yield f"{name}, greedy", greedy, style
+
+
+def _title(summary: Mapping[str, Any]) -> str:
     parts = [str(summary.get("name") or "results")]
     if summary.get("steps") is not None:
         parts.append(f"{summary['steps']} steps")
@@ -120,14 +139,18 @@ def _results(summary: Mapping[str, Any]) -> Table:
         parts.append(f"{seconds / 60:.1f} min")
     if summary.get("seed") is not None:
         parts.append(f"seed {summary['seed']}")
-    table = _table(", ".join(parts))
-    rows = list(_rows(summary))
+    return ", ".join(parts)
+
+
+def figures_table(title: str, rows: Sequence[Row]) -> Table:
+    """A line for each row of figures; a column that no row has is left out."""
+    table = _table(title)
     columns = {
         title: column
         for title, column in _COLUMNS.items()
         if any(value(figures, column[0]) is not None for _, figures, _ in rows)
     }
-    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
     for label, figures, style in rows:
@@ -138,7 +161,7 @@ def _results(summary: Mapping[str, Any]) -> Table:
 
 def _changes(summary: Mapping[str, Any]) -> Iterator[str]:
     """What training changed, one line per figure; failures of the infrastructure are named because they hide data."""
-    before, after = summary.get("before"), summary["after"]
+    before, after = summary.get("before"), summary.get("after")
     old, new = value(before, "cost_per_correct"), value(after, "cost_per_correct")
     if old is not None and new is not None:
         line = f"Cost per correct answer: {_shown(old, 100, 2)} to {_shown(new, 100, 2)} cents"

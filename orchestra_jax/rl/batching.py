@@ -219,12 +219,12 @@ class MicroBatch:
     @property
     def num_tokens(self) -> float:
         """Tokens that carry loss."""
-        return float(self.mask.sum())
+        return float(jax.device_get(self.mask.sum()))
 
     @property
     def num_sequences(self) -> float:
         """Sequences with a token that carries loss."""
-        return float((self.mask.sum(1) > 0).sum())
+        return float(jax.device_get(self.mask.sum(1).astype(bool).sum()))
 
     @property
     def shards(self) -> int:

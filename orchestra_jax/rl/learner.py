@@ -173,7 +173,7 @@ class Learner:
     def score(self, params: Params, batch: MicroBatch, *, base: Params | None = None) -> MicroBatch:
         """The batch with the learner's own log-probs as `old_logprobs`; several processes `place` it first."""
         (batch,) = self.place([batch])
-        return dataclasses.replace(batch, old_logprobs=self._score(params, base, batch))
+        return dataclasses.replace(batch, old_logprobs=self._score(params, base, self._on_device(batch)))
 
     def score_reference(self, params: Params, batch: MicroBatch) -> MicroBatch:
         """The batch with the log-probs of a whole policy `params` as `ref_logprobs`.
@@ -182,7 +182,8 @@ class Learner:
             params: any dtype, on the mesh or in host memory (`place_params` once where many batches follow).
         """
         (batch,) = self.place([batch])
-        return dataclasses.replace(batch, ref_logprobs=self._score_reference(self.place_params(params), None, batch))
+        scored = self._score_reference(self.place_params(params), None, self._on_device(batch))
+        return dataclasses.replace(batch, ref_logprobs=scored)
 
     def policy_step(
         self,
@@ -263,13 +264,20 @@ class Learner:
             raise ValueError("An optimizer step needs at least one micro-batch.")
         if (base is None) != (self.adapters is None):
             raise ValueError("Pass base=, the frozen parameters, when the learner has adapters, and only then.")
+        replicated = None if self.mesh is None else [NamedSharding(self.mesh, PartitionSpec())] * 2
+        scalars = tree_to_mesh([np.float32(denominator), np.float32(kl_scale)], replicated)
         sums, weights, found = self._zeros(), [], []
         for batch in batches:
-            sums, metrics = gradients(sums, state.params, base, batch, np.float32(denominator), np.float32(kl_scale))
+            sums, metrics = gradients(sums, state.params, base, self._on_device(batch), *scalars)
             weights.append(batch.num_tokens)
             found.append(metrics)
         state, outcome = self._apply(state, sums)
-        return state, _combine(jax.device_get(found), weights) | {k: float(v) for k, v in outcome.items()}
+        figures = {name: float(value) for name, value in jax.device_get(outcome).items()}
+        return state, _combine(jax.device_get(found), weights) | figures
+
+    def _on_device(self, batch: MicroBatch) -> MicroBatch:
+        """The batch on the default device, where there is no mesh: only then may it still be in host memory."""
+        return jax.device_put(batch) if self.mesh is None else batch
 
 
 _SUMMED = frozenset({"loss", "policy_loss", "kl_loss", "tokens", "sequences"})

@@ -17,7 +17,7 @@ from orchestra_jax.rollout.stream import GroupStream
 from orchestra_jax.types import Task, Trajectory
 
 
-class Rollouts:
+class RolloutSource:
     """Hands out the trajectories of one step after another.
 
     With rollout.max_staleness=0 and no spare groups every step collects its own batch: nothing runs during an update,

@@ -1,11 +1,40 @@
 """Checkpoints of everything a run needs to continue: arrays through Orbax, the rest as JSON beside them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+
+from orchestra_jax.config.checks import resume_conflicts
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.rl.learner import TrainState
+from orchestra_jax.training.build import config_record
+
+
+@dataclass
+class RunState:
+    """What the loop changes; a checkpoint holds it and the position in the tasks.
+
+    Attributes:
+        trained: parameters and optimizer.
+        reference: frozen starting policy that the KL pulls to; None without a KL, and with LoRA, whose base it is.
+        phase: "warm_start", then "policy".
+        step: steps done of this phase.
+        version: of the engine's weights.
+        notes: what the summary needs: figures "before" and "after", "copy_accuracy".
+        seconds: that earlier processes spent on the run.
+    """
+
+    trained: TrainState
+    reference: Any = None
+    phase: str = "warm_start"
+    step: int = 0
+    version: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 class Checkpoints:
@@ -20,6 +49,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
+        self._directory = directory
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options)
 
@@ -54,6 +84,59 @@ class Checkpoints:
         step = self._manager.latest_step()
         restored = self._manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract)))
         return restored["arrays"]
+
+    def save_run(self, cfg: RunConfig, state: RunState, position: Mapping[str, Any], seconds: float) -> None:
+        """Saves a run: parameters, optimizer and reference as arrays, the rest as JSON.
+
+        Args:
+            position: in the stream of tasks.
+            seconds: of the whole run.
+        """
+        arrays: dict[str, Any] = {"state": state.trained}
+        if state.reference is not None:
+            arrays["reference"] = state.reference
+        offset = cfg.warm_start.steps + 1 if state.phase == "policy" else 0
+        meta = {
+            "phase": state.phase,
+            "step": state.step,
+            "version": state.version,
+            "data": position,
+            "notes": state.notes,
+            "seconds": seconds,
+            "config": config_record(cfg),
+        }
+        self.save(offset + state.step, arrays, meta)
+
+    def run_meta(self, cfg: RunConfig) -> dict[str, Any] | None:
+        """The newest checkpoint's meta, or None when there is none.
+
+        Raises:
+            ConfigError: it is that of a run with another configuration.
+        """
+        meta = self.peek()
+        if meta is not None and (changed := resume_conflicts(meta["config"], cfg)):
+            folder = self._directory.parent
+            raise ConfigError(
+                f"{folder} holds another run ({'; '.join(changed)}): choose another name=..., or delete it."
+            )
+        return meta
+
+    def restore_run(self, meta: Mapping[str, Any], trained: TrainState, reference: Any) -> RunState:
+        """The newest checkpoint's run.
+
+        Args:
+            meta: of `run_meta`.
+            trained, reference: arrays like the saved ones; no reference is restored where it is None.
+        """
+        like: dict[str, Any] = {"state": trained}
+        if reference is not None:
+            like["reference"] = reference
+        arrays = self.restore(like)
+        return RunState(
+            trained=arrays["state"],
+            reference=arrays.get("reference"),
+            **{name: meta[name] for name in ("phase", "step", "version", "notes", "seconds")},
+        )
 
     def close(self) -> None:
         """Waits for saves under way."""

@@ -1,75 +1,87 @@
-"""One training run from its configuration: checks, parts, training, report."""
+"""One training run from its configuration: checks, parts, warm start, policy steps, report."""
 
 import gc
-import json
-import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import forecast, make_environment
-from orchestra_jax.evaluation.report import print_summary
-from orchestra_jax.money.run import Halted
+from orchestra_jax.money.run import Halted, RunMoney
+from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training.build import make_chat, preflight
-from orchestra_jax.training.loggers import base as loggers
-from orchestra_jax.training.loggers.jsonl import read_metrics
-from orchestra_jax.training.trainer import Interrupted, Trainer
+from orchestra_jax.training.loggers.base import RunLog, chosen
+from orchestra_jax.training.stopping import Interrupted
+from orchestra_jax.training.summary import report, summary
+from orchestra_jax.training.trainer import Trainer
+from orchestra_jax.training.warm_start import warm_start
+from orchestra_jax.training.weights import export
+
+POLICY_FOLDER = "policy"  # of a run: the trained policy, as transformers and SGLang load it
+_EXIT_STATUS = {ConfigError: 2, Halted: 3, Interrupted: 130}
+
+
+@contextmanager
+def exit_status() -> Iterator[None]:
+    """Ends the process with one sentence, not a stack trace, where the user can mend or wanted what happened.
+
+    Raises:
+        SystemExit: status 2 after one sentence per thing that is missing; 3 after a budget or the record ended the run;
+            130 after Ctrl-C.
+    """
+    try:
+        yield
+    except tuple(_EXIT_STATUS) as end:
+        print(end, file=sys.stderr)
+        raise SystemExit(next(status for kind, status in _EXIT_STATUS.items() if isinstance(end, kind))) from None
 
 
 def run(cfg: RunConfig) -> None:
     """Trains until `cfg.steps`, or continues a run in the same folder, and writes its summary and pictures.
 
     Raises:
-        SystemExit: status 2 after one sentence per thing that is missing; 3 after a budget or the record ended the run;
-            130 after Ctrl-C.
+        SystemExit: see `exit_status`.
     """
     # Rollouts make many small objects and few cycles: Python's default looks for cycles so often that it takes a tenth
     # of a quickstart step.
     gc.set_threshold(20_000, 20, 20)
-    try:
-        preflight(cfg)
-        loggers.chosen(cfg)
-        chat = make_chat(cfg)
-        environment = make_environment(cfg)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
+    with exit_status():
+        _train(cfg)
+
+
+def _train(cfg: RunConfig) -> None:
+    preflight(cfg)
+    chosen(cfg)
+    chat, environment = make_chat(cfg), make_environment(cfg)
     directory = Path(cfg.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
     if sentence := forecast(cfg):
         print(sentence, flush=True)
-    trainer: Trainer | None = None
-    with LoopThread() as runner:
+    money = RunMoney(cfg.budget, directory)
+    with LoopThread() as loop:
         try:
-            trainer = Trainer(cfg, environment, chat, runner)
-            summary = trainer.train()
-        except ConfigError as error:
-            print(error, file=sys.stderr)
-            raise SystemExit(2) from None
-        except Interrupted as stop:
-            print(stop, file=sys.stderr)
-            raise SystemExit(130) from None
-        except Halted as stop:
-            print(stop, file=sys.stderr)
-            raise SystemExit(3) from None
+            trainer = Trainer(cfg, environment, chat, money, loop)
+            done = trainer.state.step if trainer.state.phase == "policy" else 0
+            with trainer.running(), RunLog(cfg, done + 1) as log:
+                if trainer.state.phase == "warm_start":
+                    if trainer.warm is not None:
+                        warm_start(trainer, trainer.warm, environment)
+                    trainer.begin_policy_phase()
+                trainer.optimise(log)
+                trainer.state.notes["after"] = trainer.evaluate("after")
+                if cfg.checkpoint.export:
+                    _export(trainer, chat)
+                found = summary(trainer)
         finally:
-            runner.run(environment.close())
-            if trainer is not None:
-                trainer.money.save()  # requests under way have ended: their bill is known now
-    (directory / "summary.json").write_text(json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n")
-    from orchestra_jax.evaluation.figures import draw  # only now: importing matplotlib takes a second
-
-    draw(summary, read_metrics(directory), directory)
-    if cfg.evaluation.questions:
-        print_summary(summary, directory=directory)
-    else:
-        print(f"Nothing was evaluated (evaluation.questions=0). Learning curves and summary.json are in {directory}")
+            loop.run(environment.close())
+            money.save()  # requests under way have ended: their bill is known now
+    report(found, directory, evaluated=bool(cfg.evaluation.questions))
 
 
-def _finite(node: Any) -> Any:
-    """The summary for JSON, which has no infinity: the cost per correct answer is null where nothing was solved."""
-    if isinstance(node, dict):
-        return {key: _finite(value) for key, value in node.items()}
-    return None if isinstance(node, float) and not math.isfinite(node) else node
+def _export(trainer: Trainer, chat: ChatFormat) -> None:
+    cfg, folder = trainer.cfg, trainer.directory / POLICY_FOLDER
+    trained = trainer.state.trained.params
+    export(folder, trainer.model, trained, trainer.lora, base=cfg.model.path, tokenizer=chat.tokenizer)
+    print(f"The policy is in {folder}" + (" (adapters in PEFT's format)." if trainer.lora else "."), flush=True)

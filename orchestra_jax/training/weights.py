@@ -7,25 +7,39 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from orchestra_jax.config.choices import EngineName
+from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.lora import LoRA, merge, save_peft
 
 
-def reference_copy(params: Params, dtype: str, *, offload: bool) -> Any:
+def keeps_reference(cfg: RunConfig) -> bool:
+    """Whether a copy of the starting policy is kept for the KL; under LoRA's adapters it is there anyway."""
+    return cfg.algorithm.loss.kl_coef > 0 and not cfg.model.lora.rank
+
+
+def starting_reference(cfg: RunConfig, params: Params) -> Any:
     """A frozen copy of the policy for the KL, sharded like it, or in host memory as numpy arrays."""
-    copy = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.dtype(dtype), copy=True), params)
-    return jax.device_get(copy) if offload else copy
+    dtype = jnp.dtype(cfg.algorithm.reference_dtype)
+    copy = jax.tree.map(lambda leaf: jnp.array(leaf, dtype, copy=True), params)
+    return jax.device_get(copy) if cfg.algorithm.reference_offload else copy
 
 
-def whole_policy(trained: Any, base: Params | None, lora: LoRA | None) -> Params:
-    """The policy as a plain tree: what is trained, or the base with the adapters merged in."""
-    return trained if base is None or lora is None else jax.jit(merge, static_argnums=2)(base, trained, lora)
+def engine_params(cfg: RunConfig, trained: Any, base: Params | None, lora: LoRA | None, mesh: Mesh | None) -> Params:
+    """The policy as the engine of the run takes it: a plain tree, adapters merged in.
 
-
-def for_engine(params: Params, mesh: Mesh | None) -> Params:
-    """The parameters as an engine on one device takes them."""
-    return params if mesh is None else jax.device_put(params, jax.local_devices()[0])
+    Args:
+        trained: the policy, or its adapters.
+        base: what the adapters change, else None.
+    """
+    params = trained if base is None or lora is None else jax.jit(merge, static_argnums=2)(base, trained, lora)
+    if cfg.rollout.engine is EngineName.sglang:
+        return params  # gathered part by part on its way out
+    if mesh is not None:
+        params = jax.device_put(params, jax.local_devices()[0])
+    # The update uses up its parameters: an engine that samples meanwhile needs its own.
+    return jax.tree.map(jnp.copy, params) if cfg.rollout.max_staleness else params
 
 
 def export(

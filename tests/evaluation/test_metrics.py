@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from orchestra_jax.evaluation.metrics import preference_swap, preference_utility, share_of, summarize, tool_shares
+from orchestra_jax.evaluation.metrics import by_part, preference_utility, share_of, summarize, tool_shares
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 TOOLS = "python local_search web_search"
@@ -82,8 +82,8 @@ def test_share_of_looks_at_the_named_tools_only():
     assert share_of(runs, "absent", ("absent",)) == 0.0
 
 
-def test_preference_swap_adds_the_local_share():
-    found = preference_swap({
+def test_parts_have_the_local_share():
+    found = by_part({
         "local": [run("local_search", cost=0.5), run("python local_search web_search", cost=0.5)],
         "cost": [run("python", cost=0.25)],
     })  # fmt: skip
@@ -94,22 +94,22 @@ def test_preference_swap_adds_the_local_share():
 
 # --- utility ---------------------------------------------------------------------------------------------------------
 
-WISH = Preference("mixed", "", {"local_search": 0.5}, outcome=0.25, compute=0.125, latency=0.0625)
+MIXED = Preference("mixed", "", {"local_search": 0.5}, outcome=0.25, compute=0.125, latency=0.0625)
 
 
-def wished(calls: str, cost: float, latency: float, solved: bool = True) -> Trajectory:
-    return run(calls, cost=cost, latency=latency, solved=solved, preference=WISH)
+def preferred(calls: str, cost: float, latency: float, solved: bool = True) -> Trajectory:
+    return run(calls, cost=cost, latency=latency, solved=solved, preference=MIXED)
 
 
 def test_utility_by_hand():
-    cheap, dear = wished("local_search", 0.0, 8.0, solved=False), wished("web_search", 0.5, 4.0)
+    cheap, dear = preferred("local_search", 0.0, 8.0, solved=False), preferred("web_search", 0.5, 4.0)
     # Against their range: cost 0 to 0.5 dollars, latency 4 to 8 seconds, outcome 0 to 1, local search 0 to 1.
     runs = [
-        wished("web_search", 0.25, 5.0),
-        wished("local_search", 0.0, 4.0),
-        wished("local_search local_search python", -1.0, 1.0),  # beyond the range on the good side: clipped
-        wished("python", 9.0, 99.0),  # beyond it on the bad side; only the outcome is left
-        wished("local_search", 0.0, 4.0, solved=False),
+        preferred("web_search", 0.25, 5.0),
+        preferred("local_search", 0.0, 4.0),
+        preferred("local_search local_search python", -1.0, 1.0),  # beyond the range on the good side: clipped
+        preferred("python", 9.0, 99.0),  # beyond it on the bad side; only the outcome is left
+        preferred("local_search", 0.0, 4.0, solved=False),
     ]
     found = preference_utility([[r] for r in runs], [[cheap], [dear]], "count")
     expected = [0.25 + 0.125 / 2 + 0.0625 * 0.75, 0.9375, 0.9375, 0.25, 0.0]
@@ -117,7 +117,7 @@ def test_utility_by_hand():
 
 
 def test_a_feature_that_never_varies_adds_nothing():
-    same = [[wished("local_search", 0.5, 4.0)]]
+    same = [[preferred("local_search", 0.5, 4.0)]]
     np.testing.assert_array_equal(preference_utility(same, same, "count"), [[0.0]])
 
 

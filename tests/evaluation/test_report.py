@@ -78,6 +78,23 @@ def cells(text: str, start: str) -> list[str]:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
+def test_other_benchmarks_have_rows_of_their_own_and_so_has_each_part(summary):
+    parts = {"accuracy": row(0.5, 0.01), "hard_ones": row(0.25, 0.04)}
+    summary["benchmarks"] = {
+        "mine": {"before": row(0.1, 0.02), "after": row(0.3, 0.02, greedy=row(0.35, 0.02))},
+        "split": {"before": {}, "after": parts},
+    }
+    text = printed(summary, width=120)
+    for start, accuracy in {
+        "mine, before": "10.0", "mine, after, greedy": "35.0", "split, after: accuracy": "50.0",
+        "split, after: hard ones": "25.0",
+    }.items():  # fmt: skip
+        assert cells(text, start)[0] == accuracy
+    assert "split, before" not in text
+    del summary["before"], summary["after"], summary["preference_swap"]
+    assert "mine, after" in printed(summary, width=120)
+
+
 def test_the_summary_fits_a_terminal_of_80_columns(summary):
     text = printed(summary)
     assert "…" not in text

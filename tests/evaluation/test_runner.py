@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from orchestra_jax.config.schema import EvaluationConfig, RunConfig
+from orchestra_jax.config.choices import ToolFeature
+from orchestra_jax.config.schema import ConfigError, EvaluationConfig, RewardConfig, RunConfig
 from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.envs.quickstart.baselines import BASELINES
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
@@ -18,9 +20,11 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits
+from orchestra_jax.types import Task
 
 PRICE = OrchestratorPrice(PriceList("test", "2026-11-20", "test", {"orchestrator": Price()}), "orchestrator", 0.0)
 LIMITS = RolloutLimits(max_turns=4, max_calls=3, max_length=160, max_new_tokens=32)
+REWARD = RewardConfig(tool_feature=ToolFeature.share)
 
 
 class ParrotEngine:
@@ -59,38 +63,64 @@ def parrot(collector: Collector) -> ParrotEngine:
     return ParrotEngine((*chat.encode("Oslo"), chat.stop_ids[0]))
 
 
+class Posed(QuickstartEnvironment):
+    """Held-out tasks of the world without the rest of an environment."""
+
+    def __init__(self, world: QuickstartWorld, swap: bool) -> None:
+        self.world, self.swap = world, swap
+
+    def held_out(self, count: int) -> list[Task]:
+        return [self.world.task("eval", index) for index in range(count)]
+
+    def paired_preferences(self, count: int) -> dict[str, list[Task]]:
+        kinds = ("accuracy", "local")
+        posed = [self.world.swap_tasks(index, kinds) for index in range(3 if self.swap else 0)]
+        return {kind: [tasks[k] for tasks in posed] for k, kind in enumerate(kinds)} if posed else {}
+
+
 def make(world: QuickstartWorld, collector: Collector, engine: ParrotEngine, count: int = 12, swap=True, **settings):
-    kinds = ("accuracy", "local")
-    posed = [world.swap_tasks(index, kinds) for index in range(3)]
-    return Evaluator(
-        EvaluationConfig(questions=count, **settings),
-        [world.task("eval", index) for index in range(count)],
-        {kind: [tasks[k] for tasks in posed] for k, kind in enumerate(kinds)} if swap else {},
-        BASELINES,
-        collector,
-        engine,  # type: ignore[arg-type]
-        "share",
-        Budget(),
-    )
+    cfg = replace(RunConfig(), evaluation=EvaluationConfig(questions=count, **settings), reward=REWARD)
+    return Evaluator(cfg, Posed(world, swap), collector, engine, Budget())  # type: ignore[arg-type]
 
 
 def test_evaluate_measures_both_temperatures_and_the_swap(world, collector, parrot):
     evaluator = make(world, collector, parrot)
-    found = asyncio.run(evaluator.evaluate())
+    results = asyncio.run(evaluator.evaluate())
+    assert results.keys() == {"held_out", "preference_swap"}
+    found = results["held_out"]
     temperatures = [temperature for temperature, _ in parrot.asked]
     assert temperatures == [1.0] * 12 + [0.0] * 12 + [1.0] * 6
     assert {"accuracy", "valid_rate", "cost", "latency", "calls", "utility", "tool_shares"} <= found["greedy"].keys()
     assert found["valid_rate"] == 1.0
     assert found["calls"] == found["cost"] == 0.0
-    assert found["accuracy"] == sum("Oslo" in task.answer for task in evaluator.tasks) / 12
-    assert found["swap"].keys() == {"accuracy", "local"}
+    assert found["accuracy"] == sum("Oslo" in task.answer for task in evaluator.benchmarks["held_out"]) / 12
+    assert results["preference_swap"].keys() == {"accuracy", "local"}
+
+
+def test_a_benchmark_of_ones_own_is_measured_beside_the_others(world, collector, parrot, monkeypatch, tmp_path):
+    (tmp_path / "three.py").write_text("def tasks(environment, cfg):\n    return environment.held_out(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    evaluator = make(world, collector, parrot, benchmarks=["three:tasks", "held_out"])
+    results = asyncio.run(evaluator.evaluate())
+    assert list(results) == ["three:tasks", "held_out"]
+    assert results["three:tasks"]["accuracy"] == sum("Oslo" in world.task("eval", n).answer for n in range(3)) / 3
+    assert "greedy" in results["three:tasks"]
+    assert "utility" not in results["three:tasks"]  # its scale is set by scripts on the held-out tasks
+
+
+def test_no_question_is_no_evaluation_and_an_unknown_name_is_an_error(world, collector, parrot):
+    evaluator = make(world, collector, parrot, count=0)
+    assert asyncio.run(evaluator.evaluate()) == asyncio.run(evaluator.baselines()) == {}
+    with pytest.raises(ConfigError, match=r"evaluation.benchmarks=heldout .*did you mean held_out"):
+        make(world, collector, parrot, benchmarks=["heldout"])
 
 
 @pytest.mark.parametrize("settings", [{"greedy": False}, {"temperature": 0.0}])
 def test_greedy_is_measured_once_at_most(world, collector, parrot, settings):
     found = asyncio.run(make(world, collector, parrot, swap=False, **settings).evaluate())
     assert len(parrot.asked) == 12
-    assert not {"greedy", "swap"} & found.keys()
+    assert found.keys() == {"held_out"}
+    assert "greedy" not in found["held_out"]
 
 
 def test_evaluations_sample_alike_before_and_after(world, collector, parrot):
@@ -115,10 +145,13 @@ def test_baselines_are_the_scripts_on_the_same_tasks_and_played_once(world, coll
     found = asyncio.run(evaluator.baselines())
     asyncio.run(evaluator.evaluate())
     assert played == list(BASELINES.values())
-    runs = {name: asyncio.run(play(script, evaluator.tasks, budget=Budget())) for name, script in BASELINES.items()}
+    tasks = evaluator.benchmarks["held_out"]
+    runs = {name: asyncio.run(play(script, tasks, budget=Budget())) for name, script in BASELINES.items()}
     for name, run in runs.items():
         assert {key: found[name][key] for key in summarize(run)} == summarize(run)
-        assert set(tool_shares(run)["all"]) <= {spec.name for task in evaluator.tasks for spec in task.tools}
+        assert set(tool_shares(run)["all"]) <= {
+            spec.name for task in evaluator.benchmarks["held_out"] for spec in task.tools
+        }
     best = max(found, key=lambda name: found[name]["utility"])
     assert best == "preference_oracle"
     assert all(0.0 <= figures["utility"] <= 1.0 + 1e-6 for figures in found.values())
@@ -126,7 +159,7 @@ def test_baselines_are_the_scripts_on_the_same_tasks_and_played_once(world, coll
 
 def test_utility_of_a_policy_is_on_the_baselines_scale(world, collector, parrot):
     evaluator = make(world, collector, parrot, swap=False)
-    found = asyncio.run(evaluator.evaluate())
+    found = asyncio.run(evaluator.evaluate())["held_out"]
     # Free and instant, but a fixed word is hardly ever right; only right answers have utility.
     assert 0.0 <= found["utility"] <= found["accuracy"]
     assert np.isfinite(found["utility"])

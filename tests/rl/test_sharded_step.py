@@ -38,12 +38,13 @@ def make_learner(mesh=None, config: Qwen3Config = CONFIG, optimizer=None) -> Lea
 
 
 def two_steps(learner: Learner, batches):
-    """Two optimizer steps with a reference that lies on the host."""
+    """Two optimizer steps with a reference that lies on the host; no transfer goes unsaid, as in the trainer's loop."""
     state = learner.init(init_params(learner.config, jax.random.key(0)))
     reference = jax.tree.map(np.asarray, init_params(learner.config, jax.random.key(1)))
-    batches = [learner.score_reference(reference, batch) for batch in learner.place(batches)]
-    state, _ = learner.policy_step(state, batches)
-    return learner.policy_step(state, batches, kl_scale=0.5)
+    with jax.transfer_guard("disallow"):
+        batches = [learner.score_reference(reference, batch) for batch in learner.place(batches)]
+        state, _ = learner.policy_step(state, batches)
+        return learner.policy_step(state, batches, kl_scale=0.5)
 
 
 _expected: dict = {}

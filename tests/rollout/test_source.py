@@ -12,7 +12,7 @@ from orchestra_jax.engines.start import start_engine
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.event_loop import LoopThread
-from orchestra_jax.rollout.source import Rollouts
+from orchestra_jax.rollout.source import RolloutSource
 from orchestra_jax.training.build import make_chat, make_collector, make_policy
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from tests.training.test_trainer import MICRO, complaints, config, final_arrays, train
@@ -89,7 +89,7 @@ def test_groups_of_a_stream_are_those_of_a_synchronous_step(tmp_path: Path):
         model, params = make_policy(cfg, chat)
         with LoopThread() as loop:
             engine = loop.run(start_engine(cfg, model, params, 3, tokenizer_size=1, directory=tmp_path))
-            rollouts = Rollouts(
+            rollouts = RolloutSource(
                 cfg, make_collector(cfg, environment, chat), engine.engine, environment.train_tasks(2), loop
             )
             steps = [rollouts.take(step, 3 + step, Budget()) for step in range(2)]

@@ -47,14 +47,14 @@ def score_groups(cfg, arrays):
     by_member = np.broadcast_to(np.linspace(-1, 1, arrays.solved.shape[1], dtype=np.float32), arrays.solved.shape)
     return by_member, by_member, np.ones(len(by_member), bool)
 
-def check_stop(self, original=trainer.Trainer._check_stop):
-    print("@", self.phase, self.step, flush=True)
-    if [self.phase, str(self.step)] == stop[:2]:
+def stop_if_asked(self, original=trainer.Trainer.stop_if_asked):
+    print("@", self.state.phase, self.state.step, flush=True)
+    if [self.state.phase, str(self.state.step)] == stop[:2]:
         os.killpg(0, signal.Signals[stop[2]])
     original(self)
 
 stop = sys.argv[1].split()
-trainer.score_groups, trainer.Trainer._check_stop = score_groups, check_stop
+trainer.score_groups, trainer.Trainer.stop_if_asked = score_groups, stop_if_asked
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -65,7 +65,7 @@ def train(directory: Path, *overrides: str, stop: str = "") -> subprocess.Comple
     command = [sys.executable, "-c", DRIVER, stop, "experiments/train.py", f"output_dir={directory}", *overrides]
     return subprocess.run(
         command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True,
-        start_new_session=True, timeout=300,
+        start_new_session=True, timeout=1800,
     )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nobody disturbed."""
+    """The folder of a run that was not disturbed."""
     folder = shared(tmp_path_factory, "reference-run")
     with (folder.parent / "reference.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

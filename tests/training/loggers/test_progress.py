@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from orchestra_jax.training.progress import ProgressBar
+from orchestra_jax.training.loggers.progress import ProgressBar
 
 
 def test_progress_prints_plain_lines_without_a_terminal():

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from orchestra_jax.training.transcripts import transcript, write_transcripts
+from orchestra_jax.training.loggers.transcripts import transcript, write_transcripts
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 TASK = Task(

@@ -8,6 +8,15 @@ from typing import Any, Self
 from rich import progress as rich_progress
 from rich.console import Console
 
+# Figures beside the bar: label, name in metrics.jsonl.
+_LIVE = {
+    "reward": "reward/mean",
+    "accuracy": "accuracy",
+    "$/question": "cost_usd",
+    "valid": "valid_rate",
+    "$ spent": "spend/usd",
+}
+
 
 def _duration(seconds: float) -> str:
     hours, rest = divmod(round(seconds), 3600)
@@ -86,3 +95,10 @@ class ProgressBar:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def show_step(progress: ProgressBar, step: int, metrics: Mapping[str, float]) -> None:
+    """Shows the figures of a finished policy step."""
+    if metrics.get("updates/skipped"):
+        progress.print(f"Step {step}: loss or gradient was not finite, so its update was skipped.")
+    progress.update(step, {label: metrics[name] for label, name in _LIVE.items() if name in metrics})

@@ -1,0 +1,46 @@
+"""Benchmarks by name: the tasks that a policy is measured on, made from the environment of the run."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from orchestra_jax.config.registry import Registry
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.envs.base import Environment
+from orchestra_jax.types import Task
+
+# The tasks of a benchmark; by name where it has several parts, whose figures are reported side by side.
+Tasks = Sequence[Task] | Mapping[str, Sequence[Task]]
+Benchmark = Callable[[Environment, RunConfig], Tasks]
+
+HELD_OUT, PREFERENCE_SWAP = "held_out", "preference_swap"
+
+BENCHMARKS: Registry[Benchmark] = Registry(
+    "benchmark",
+    "evaluation.benchmarks",
+    group="orchestra_jax.benchmarks",
+    builtin={
+        HELD_OUT: "orchestra_jax.evaluation.benchmarks:held_out",
+        PREFERENCE_SWAP: "orchestra_jax.evaluation.benchmarks:preference_swap",
+    },
+)
+
+
+def held_out(environment: Environment, cfg: RunConfig) -> Sequence[Task]:
+    """The environment's own held-out tasks, evaluation.questions of them."""
+    return environment.held_out(cfg.evaluation.questions)
+
+
+def preference_swap(environment: Environment, cfg: RunConfig) -> Mapping[str, Sequence[Task]]:
+    """The same evaluation.swap_questions held-out questions under each kind of preference."""
+    return environment.paired_preferences(cfg.evaluation.swap_questions)
+
+
+def make_benchmarks(environment: Environment, cfg: RunConfig) -> dict[str, Tasks]:
+    """The tasks of every benchmark in evaluation.benchmarks that has any; none at all with evaluation.questions=0.
+
+    Raises:
+        ConfigError: there is no benchmark of this name.
+    """
+    if not cfg.evaluation.questions:
+        return {}
+    made = {name: BENCHMARKS.get(name)(environment, cfg) for name in cfg.evaluation.benchmarks}
+    return {name: tasks for name, tasks in made.items() if len(tasks)}

@@ -1,0 +1,90 @@
+"""A policy on the run's benchmarks, without training."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.engines.start import start_engine
+from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.evaluation.report import benchmark_rows, figures_table, plain
+from orchestra_jax.evaluation.runner import Evaluator
+from orchestra_jax.models.lora import load_peft, merge
+from orchestra_jax.money.budgets import BudgetExceeded
+from orchestra_jax.money.replay import ReplayMiss
+from orchestra_jax.money.run import Halted, RunMoney
+from orchestra_jax.rollout.event_loop import LoopThread
+from orchestra_jax.training.build import make_chat, make_collector, make_policy, preflight
+from orchestra_jax.training.run import POLICY_FOLDER, exit_status
+from orchestra_jax.training.summary import write_summary
+
+FOLDER = "evaluation"  # of the run's folder
+
+
+def evaluate(cfg: RunConfig) -> None:
+    """Evaluates model.path, or else the policy that the run of this name exported: a table and a summary.json.
+
+    Raises:
+        SystemExit: see `exit_status`.
+    """
+    with exit_status():
+        try:
+            found = _evaluate(cfg)
+        except (BudgetExceeded, ReplayMiss) as error:
+            raise Halted(f"{error} The evaluation ended before its figures were known.") from None
+    rows = [row for name, figures in found["benchmarks"].items() for row in benchmark_rows(name, figures, "bold")]
+    rows += [(plain(name), figures, "dim") for name, figures in found["baselines"].items()]
+    folder = Path(cfg.output_dir) / FOLDER
+    write_summary(found, folder)
+    Console().print(figures_table(found["policy"], rows))
+    print(f"summary.json is in {folder}")
+
+
+def _evaluate(cfg: RunConfig) -> dict[str, Any]:
+    cfg, adapters = _policy_of(cfg)
+    preflight(cfg)
+    chat, environment = make_chat(cfg), make_environment(cfg)
+    folder = Path(cfg.output_dir) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    model, params = make_policy(cfg, chat)
+    if adapters is not None:
+        lora, trained = load_peft(adapters, model)
+        params = merge(params, trained, lora)
+    money = RunMoney(cfg.budget, folder)
+    collector = make_collector(cfg, environment, chat)
+    with LoopThread() as loop:
+        starting = start_engine(cfg, model, params, 0, tokenizer_size=len(chat.tokenizer), directory=folder)
+        serving = loop.run(starting)
+        try:
+            evaluator = Evaluator(cfg, environment, collector, serving.engine, money.run)
+            return {
+                "name": cfg.name,
+                "policy": str(adapters or cfg.model.path),
+                "benchmarks": loop.run(evaluator.evaluate()),
+                "baselines": loop.run(evaluator.baselines()),
+                "spent": money.summary(),
+            }
+        finally:
+            loop.run(serving.close())
+            loop.run(environment.close())
+            money.save()
+
+
+def _policy_of(cfg: RunConfig) -> tuple[RunConfig, Path | None]:
+    """The config with the policy's folder as model.path, and the folder of adapters on top of it, if any.
+
+    Raises:
+        ConfigError: there is neither a model.path nor an exported policy, or there are no benchmarks.
+    """
+    if not (cfg.evaluation.questions and cfg.evaluation.benchmarks):
+        raise ConfigError("There is nothing to evaluate on: set evaluation.benchmarks and evaluation.questions.")
+    exported = Path(cfg.output_dir) / POLICY_FOLDER
+    if (exported / "adapter_config.json").exists() and cfg.model.path is not None and cfg.model.lora.rank:
+        return cfg, exported
+    if cfg.model.path is None and not exported.exists():
+        raise ConfigError(
+            f"There is no policy to evaluate: set model.path=FOLDER, or train first ({exported} is not there)."
+        )
+    return replace(cfg, model=replace(cfg.model, path=cfg.model.path or str(exported))), None

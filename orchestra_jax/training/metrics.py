@@ -1,0 +1,87 @@
+"""The figures of one training step, by their names in metrics.jsonl (docs/metrics.md)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from orchestra_jax.evaluation.benchmarks import HELD_OUT
+from orchestra_jax.evaluation.metrics import summarize
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.types import Status, Trajectory
+
+# The learner's metrics that are logged, and their names there.
+_UPDATE = {
+    "loss": "loss",
+    "entropy": "entropy",
+    "kl_ref": "kl/ref",
+    "clip_fraction_low": "clip/low",
+    "clip_fraction_high": "clip/high",
+    "ratio_max": "ratio/max",
+    "ratio_p01": "ratio/p01",
+    "ratio_p50": "ratio/p50",
+    "ratio_p99": "ratio/p99",
+    "mismatch_mean": "mismatch/mean",
+    "mismatch_max": "mismatch/max",
+    "importance_ess": "importance/ess",
+    "importance_p01": "importance/p01",
+    "importance_p99": "importance/p99",
+    "grad_norm": "grad_norm",
+    "skipped": "updates/skipped",
+}
+# Of learner and engine: what they say before the first update of a step, everything else after the last one.
+_FIRST = ("mismatch_mean", "mismatch_max", "importance_p01", "importance_p99")
+# `summarize`'s figures, and their names in metrics.jsonl.
+_SUMMARY = {
+    "accuracy": "accuracy",
+    "valid_rate": "valid_rate",
+    "cost": "cost_usd",
+    "cost_per_correct": "cost_per_correct",
+    "latency": "latency_s",
+    "calls": "calls",
+    "failed": "failed",
+}
+
+
+def rollout_metrics(
+    trajectories: Sequence[Trajectory], rewards: Float[np.ndarray, "G N"], kept: Bool[np.ndarray, " G"]
+) -> dict[str, float]:
+    """Figures of a step's trajectories; those of `summarize` are missing where every trajectory failed.
+
+    Args:
+        kept: groups that have a gradient.
+    """
+    counted = any(t.status is not Status.FAILED for t in trajectories)
+    figures = summarize(trajectories) if counted else {"failed": float(len(trajectories))}
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std(axis=1).mean()),
+        "groups/kept": float(kept.mean()),
+        **{_SUMMARY[name]: value for name, value in figures.items()},
+        "tokens/sampled": float(np.mean([sum(len(turn.sampled_ids) for turn in t.turns) for t in trajectories])),
+    }
+
+
+def update_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Figures of a step's optimizer steps, in their order; empty without any."""
+    if not found:
+        return {}
+    merged = {**found[-1], **{name: found[0][name] for name in _FIRST}}
+    merged["skipped"] = sum(metrics["skipped"] for metrics in found)
+    return {shown: merged[name] for name, shown in _UPDATE.items() if name in merged}
+
+
+def spending_metrics(run: Budget, step: Budget) -> dict[str, float]:
+    """What was paid outside; nothing where all is simulated, local or replayed."""
+    return {"spend/usd": run.spent.usd, "spend/step_usd": step.spent.usd} if run.spent.calls else {}
+
+
+def evaluation_metrics(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Figures of an evaluation on the way: `eval/FIGURE` of the held-out tasks, `eval/BENCHMARK/FIGURE` of others."""
+    return {
+        f"eval/{figure}" if benchmark == HELD_OUT else f"eval/{benchmark}/{figure}": value
+        for benchmark, figures in found.items()
+        for figure, value in figures.items()
+        if isinstance(value, float)
+    }

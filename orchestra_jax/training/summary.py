@@ -1,0 +1,63 @@
+"""What a finished run leaves: summary.json, the table in the terminal and the pictures."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.evaluation.benchmarks import HELD_OUT, PREFERENCE_SWAP
+from orchestra_jax.evaluation.report import print_summary
+from orchestra_jax.training.loggers.jsonl import read_metrics
+from orchestra_jax.training.trainer import Trainer
+
+FILE_NAME = "summary.json"
+
+
+def summary(trainer: Trainer) -> dict[str, Any]:
+    """What `evaluation.report` describes, of a run whose last step is done."""
+    cfg, notes = trainer.cfg, trainer.state.notes
+    phases = {phase: notes[phase] for phase in ("before", "after")}
+    found = {phase: figures.get(HELD_OUT, {}) for phase, figures in phases.items()}
+    others = {name for figures in phases.values() for name in figures} - {HELD_OUT, PREFERENCE_SWAP}
+    return {
+        "name": cfg.name,
+        "seed": cfg.seed,
+        "steps": trainer.state.step,
+        "seconds": trainer.seconds(),
+        "copy_accuracy": notes.get("copy_accuracy"),
+        "preference_swap": {phase: figures.get(PREFERENCE_SWAP, {}) for phase, figures in phases.items()},
+        "baselines": trainer.wait(trainer.evaluator.baselines()),
+        **found,
+        **({"benchmarks": {name: _by_phase(phases, name) for name in sorted(others)}} if others else {}),
+        "spent": trainer.money.summary(),
+    }
+
+
+def _by_phase(phases: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    return {phase: figures.get(name, {}) for phase, figures in phases.items()}
+
+
+def write_summary(found: Mapping[str, Any], directory: Path) -> None:
+    """Writes summary.json."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / FILE_NAME).write_text(json.dumps(_finite(found), indent=2, allow_nan=False) + "\n")
+
+
+def report(found: Mapping[str, Any], directory: Path, *, evaluated: bool) -> None:
+    """Writes summary.json and the pictures, and prints the table where something was evaluated."""
+    from orchestra_jax.evaluation.figures import draw  # only now: importing matplotlib takes a second
+
+    write_summary(found, directory)
+    draw(found, read_metrics(directory), directory)
+    if evaluated:
+        print_summary(found, directory=directory)
+    else:
+        print(f"Nothing was evaluated (evaluation.questions=0). Learning curves and summary.json are in {directory}")
+
+
+def _finite(node: Any) -> Any:
+    """The summary for JSON, which has no infinity: the cost per correct answer is null where nothing was solved."""
+    if isinstance(node, Mapping):
+        return {key: _finite(value) for key, value in node.items()}
+    return None if isinstance(node, float) and not math.isfinite(node) else node

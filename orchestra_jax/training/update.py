@@ -1,0 +1,90 @@
+"""The update of one step: trajectories and their advantages to micro-batches, and all optimizer steps on them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from orchestra_jax.config.choices import Importance
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.models.base import Params
+from orchestra_jax.rl.batching import MicroBatch, sequences
+from orchestra_jax.rl.learner import Learner, TrainState
+from orchestra_jax.rl.setup import kl_share, policy_batches
+from orchestra_jax.types import Status, Trajectory
+
+
+def update(
+    cfg: RunConfig,
+    learner: Learner,
+    state: TrainState,
+    trajectories: Sequence[Trajectory],
+    advantages: Float[np.ndarray, " N"],
+    *,
+    step: int,
+    base: Params | None,
+    reference: Any,
+) -> tuple[TrainState, list[Mapping[str, float]]]:
+    """Takes the optimizer steps of one training step; `state` is used up.
+
+    Every transfer between host and devices in here is explicit: jax.transfer_guard refuses the others, which would cost
+    time in every step.
+
+    Args:
+        step: training steps done.
+        base: what LoRA freezes, else None.
+        reference: whole policy that the KL pulls to, on the devices or in host memory.
+
+    Returns:
+        The new state and the metrics of every optimizer step, in order; none where no trajectory has a gradient.
+    """
+    algorithm = cfg.algorithm
+    kl_scale = kl_share(algorithm, step, cfg.steps)
+    pulled = algorithm.loss.kl_coef * kl_scale > 0
+    minibatches = _minibatches(cfg, trajectories, advantages, learner.shards, pulled=pulled)
+    found: list[Mapping[str, float]] = []
+    with jax.transfer_guard("disallow"):
+        if algorithm.loss.importance is not Importance.none:
+            minibatches = [
+                [learner.score(state.params, batch, base=base) for batch in batches] for batches in minibatches
+            ]
+        if pulled:
+            placed = learner.place_params(reference)
+            minibatches = [[learner.score_reference(placed, batch) for batch in batches] for batches in minibatches]
+            del placed  # an offloaded one leaves the devices before the update
+        for _ in range(algorithm.epochs):
+            for batches in minibatches:
+                state, metrics = learner.policy_step(state, batches, kl_scale=kl_scale, base=base)
+                found.append(metrics if pulled else {k: v for k, v in metrics.items() if k != "kl_ref"})
+    return state, found
+
+
+def _minibatches(
+    cfg: RunConfig,
+    trajectories: Sequence[Trajectory],
+    advantages: Float[np.ndarray, " N"],
+    shards: int,
+    *,
+    pulled: bool,
+) -> list[list[MicroBatch]]:
+    """The micro-batches of each optimizer step of an epoch.
+
+    A trajectory with advantage 0 has a gradient only through the KL (`pulled`) or the entropy bonus, and is left out
+    where there is neither.
+    """
+    regularised = pulled or cfg.algorithm.entropy_coef > 0
+    size = len(trajectories) // cfg.algorithm.minibatches
+    minibatches = []
+    for first in range(0, len(trajectories), size):
+        part = zip(trajectories[first : first + size], advantages[first : first + size], strict=True)
+        rows = [
+            row
+            for trajectory, a in part
+            if a != 0 or (regularised and trajectory.status is not Status.FAILED)
+            for row in sequences(trajectory, float(a))
+        ]
+        if rows:
+            minibatches.append(policy_batches(cfg, rows, shards))
+    return minibatches
