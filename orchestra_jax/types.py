@@ -15,6 +15,10 @@ class Status(StrEnum):
     FAILED = "failed"  # infrastructure failure: never rewarded, refilled or dropped
 
 
+# Whose rows make up a trajectory's cost and latency; a "judge" and a "user_simulator" have rows of their own.
+TRAJECTORY_ROLES = ("orchestrator", "tool")
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
     """One tool as the policy sees it, with the price and latency this instance's menu shows.
@@ -92,7 +96,7 @@ class Usage:
 
     Attributes:
         name: tool or model ("orchestrator" for the policy itself).
-        role: "orchestrator" | "tool" | "judge" | "user_simulator"; the last two stay out of a trajectory's cost.
+        role: "orchestrator" | "tool" | "judge" | "user_simulator"; see TRAJECTORY_ROLES.
         prompt_tokens, cached_tokens, completion_tokens: tokens; `cached_tokens` is a part of `prompt_tokens`.
         cost_usd: dollars.
         seconds: seconds on the clock that rewards use (simulated where the world says so).
@@ -194,11 +198,11 @@ class Trajectory:
 
     @property
     def cost_usd(self) -> float:
-        return sum(row.cost_usd for row in self.ledger if row.role in ("orchestrator", "tool"))
+        return sum(row.cost_usd for row in self.ledger if row.role in TRAJECTORY_ROLES)
 
     @property
     def latency_s(self) -> float:
-        return sum(row.seconds for row in self.ledger if row.role in ("orchestrator", "tool"))
+        return sum(row.seconds for row in self.ledger if row.role in TRAJECTORY_ROLES)
 
     @property
     def tool_names(self) -> list[str]:

@@ -10,15 +10,12 @@ is not paid for and reserves nothing.
 
 import asyncio
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from types import TracebackType
 from typing import Any
 
 from orchestra_jax.types import Usage
-
-COUNTED_ROLES = ("tool", "judge", "user_simulator")
 
 
 class BudgetExceeded(Exception):  # noqa: N818  named like the fact it states
@@ -75,10 +72,8 @@ class _Amount:
     calls: int = 0
 
     @classmethod
-    def of(cls, row: Usage, calls: int = 1) -> "_Amount":
-        if calls < 1:
-            raise ValueError(f"A reservation is for at least one call, not {calls}.")
-        return cls(Fraction(row.cost_usd) * calls, (row.prompt_tokens + row.completion_tokens) * calls, calls)
+    def of(cls, row: Usage) -> "_Amount":
+        return cls(Fraction(row.cost_usd), row.prompt_tokens + row.completion_tokens, 1)
 
     def __add__(self, other: "_Amount") -> "_Amount":
         return _Amount(self.usd + other.usd, self.tokens + other.tokens, self.calls + other.calls)
@@ -91,7 +86,9 @@ class _Amount:
 
 
 class Budget:
-    """Limits, what was spent, and the worst cases of the calls in flight. Safe to use from several threads.
+    """Limits, what was spent, and the worst cases of the calls in flight.
+
+    Calls are made in one event loop; other threads may read meanwhile.
 
     Attributes:
         limits: what may be spent here; the parents' limits hold as well.
@@ -109,7 +106,7 @@ class Budget:
         self._spent, self._reserved = _Amount(), _Amount()
         self._spent_by: dict[str, _Amount] = {}
         self._reserved_by: dict[str, _Amount] = {}
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiting: list[asyncio.Future[None]] = []
 
     @property
     def spent(self) -> Spending:
@@ -128,51 +125,30 @@ class Budget:
         with self._lock:
             return {name: amount.rounded() for name, amount in self._spent_by.items()}
 
-    def reserve(self, worst: Usage, calls: int = 1) -> "Reservation":
+    async def acquire(self, worst: Usage) -> "Reservation":
         """Sets the worst case of a call aside, here and in all parents, or nowhere.
 
+        Waits as long as only calls in flight are in the way: many calls at once rarely cost their worst case. A caller
+        that waits must hold no reservation, or two of them could wait for each other.
+
         Args:
-            worst: the most that one call can cost; `name`, tokens and `cost_usd` count.
-            calls: how many such calls are set aside, for example one for every retry that may be billed.
-
-        Raises:
-            BudgetExceeded: it does not fit beside what is spent and what is in flight.
-            ValueError: calls < 1.
-        """
-        amount = _Amount.of(worst, calls)
-        with self._lock:
-            refusal = self._refusal(worst.name, amount)
-            if refusal is None:
-                return self._set_aside(worst.name, amount)
-        raise refusal[1]
-
-    async def acquire(self, worst: Usage, calls: int = 1) -> "Reservation":
-        """Like `reserve`, but where only calls in flight are in the way, waits until some cost less than was feared.
-
-        Many calls at once rarely cost their worst case: with `reserve` alone a run would stop long before its money is
-        spent. Who waits here must hold no reservation, or two of them could wait for each other.
+            worst: the most that the call can cost; `name`, tokens and `cost_usd` count.
 
         Raises:
             BudgetExceeded: it does not fit beside what is spent.
         """
-        amount = _Amount.of(worst, calls)
+        amount = _Amount.of(worst)
         while True:
             with self._lock:
-                hopeless = self._refusal(worst.name, amount, in_flight=False)
-                if hopeless is not None:
-                    raise hopeless[1]
+                never = self._refusal(worst.name, amount, in_flight=False)
+                if never is not None:
+                    raise never[1]
                 refusal = self._refusal(worst.name, amount)
                 if refusal is None:
                     return self._set_aside(worst.name, amount)
-                loop = asyncio.get_running_loop()
-                freed = loop.create_future()
-                refusal[0]._waiting.append((loop, freed))
+                freed = asyncio.get_running_loop().create_future()
+                refusal[0]._waiting.append(freed)
             await freed
-
-    def charge(self, *rows: Usage) -> None:
-        """Adds calls that were made without a reservation, such as those of a restored run, even beyond the limits."""
-        with self._lock:
-            self._spend(rows)
 
     def get_state(self) -> dict[str, Any]:
         """What was spent at this level, for a checkpoint's JSON.
@@ -231,59 +207,38 @@ class Budget:
             level._reserved_by[name] -= amount
             if not level._reserved_by[name].calls:
                 del level._reserved_by[name]
-            for loop, freed in level._waiting:
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(_wake, freed)
+            for freed in level._waiting:
+                if not freed.done():
+                    freed.set_result(None)
             level._waiting.clear()
-
-    def _spend(self, rows: Iterable[Usage]) -> None:
-        for row in rows:
-            if row.role not in COUNTED_ROLES:
-                continue
-            amount = _Amount.of(row)
-            for level in self._chain:
-                level._spent += amount
-                level._spent_by[row.name] = level._spent_by.get(row.name, _Amount()) + amount
 
 
 class Reservation:
-    """A worst case that is set aside. As a context manager it is released at the end unless it was settled."""
+    """A worst case that is set aside until the call ends."""
 
     def __init__(self, budget: Budget, name: str, amount: _Amount) -> None:
         self._budget, self._name, self._amount = budget, name, amount
         self._open = True
 
-    def settle(self, *rows: Usage) -> None:
-        """Replaces the worst case by what was billed: a row for every billed attempt, none if nothing was.
+    def settle(self, row: Usage) -> None:
+        """Replaces the worst case by what was billed.
 
         Raises:
             RuntimeError: it was settled or released before.
         """
+        if not self._open:
+            raise RuntimeError(f"This reservation of {self._name!r} is settled or released; acquire one per call.")
+        self._open = False
+        billed = _Amount.of(row)
         with self._budget._lock:
-            if not self._open:
-                raise RuntimeError(
-                    f"This reservation of {self._name!r} is settled or released; reserve each call anew."
-                )
-            self._open = False
-            self._budget._spend(rows)
+            for level in self._budget._chain:
+                level._spent += billed
+                level._spent_by[row.name] = level._spent_by.get(row.name, _Amount()) + billed
             self._budget._free(self._name, self._amount)
 
     def release(self) -> None:
         """Gives the worst case back, as nothing was billed; does nothing after `settle`."""
-        with self._budget._lock:
-            if self._open:
-                self._open = False
+        if self._open:
+            self._open = False
+            with self._budget._lock:
                 self._budget._free(self._name, self._amount)
-
-    def __enter__(self) -> "Reservation":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
-
-def _wake(freed: "asyncio.Future[None]") -> None:
-    if not freed.done():
-        freed.set_result(None)

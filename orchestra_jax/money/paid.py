@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from orchestra_jax.http_json import retry_after as retry_after
 from orchestra_jax.money.budgets import Budget, Reservation
 from orchestra_jax.money.limits import Limiter
-from orchestra_jax.money.replay import Recorded, Replay
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.store import Recorded
 from orchestra_jax.types import InfrastructureError, Usage
 
 GRACE_S = 600.0  # how long a request whose caller gave up may still take

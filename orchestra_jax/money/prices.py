@@ -1,10 +1,9 @@
-"""Price lists, real or randomised, and the ledger of what was spent."""
+"""Price lists, real or randomised."""
 
 import json
 import math
 import zlib
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from orchestra_jax.types import Usage
-
-TRAJECTORY_ROLES = ("orchestrator", "tool")
 
 
 class MissingPrice(KeyError):  # noqa: N818  named like the fact it states
@@ -186,71 +183,12 @@ class PriceList:
         return replace(row, cost_usd=dollars, price_list=self.id)
 
 
-def choose(lists: Sequence[PriceList], rng: np.random.Generator, names: Iterable[str] = ()) -> PriceList:
+def choose(lists: Sequence[PriceList], rng: np.random.Generator) -> PriceList:
     """The price list of one instance, each with the same chance (§3.3: a vendor's list per training instance).
-
-    Args:
-        lists: candidates.
-        rng: the only source of randomness.
-        names: models and tools of the instance's menu; every list must price them all, so that the chances stay equal.
 
     Raises:
         ValueError: no lists.
-        MissingPrice: a list has no entry for one of the names.
     """
     if not lists:
         raise ValueError("There is no price list to choose from; give at least one.")
-    wanted = tuple(names)
-    for prices in lists:
-        for name in wanted:
-            if name not in prices.entries:
-                raise MissingPrice(
-                    f"Price list {prices.id!r} has no price for {name!r}; complete it with PriceList.over."
-                )
     return lists[int(rng.integers(len(lists)))]
-
-
-@dataclass
-class CostLedger:
-    """Every call's row, in order. Totals are exact sums (math.fsum): no dollar is lost or invented.
-
-    Attributes:
-        rows: what was added.
-    """
-
-    rows: list[Usage] = field(default_factory=list)
-
-    def add(self, *rows: Usage) -> None:
-        self.rows.extend(rows)
-
-    @property
-    def cost_usd(self) -> float:
-        """Dollars of the orchestrator and its tools; judges and user simulators are kept apart."""
-        return math.fsum(row.cost_usd for row in self._trajectory())
-
-    @property
-    def latency_s(self) -> float:
-        """Seconds of the orchestrator and its tools."""
-        return math.fsum(row.seconds for row in self._trajectory())
-
-    @property
-    def total_usd(self) -> float:
-        """Dollars of all roles: what a budget counts."""
-        return math.fsum(row.cost_usd for row in self.rows)
-
-    def by_role(self) -> dict[str, float]:
-        """Dollars by role."""
-        return self._sums(lambda row: row.role)
-
-    def by_name(self) -> dict[str, float]:
-        """Dollars by model or tool."""
-        return self._sums(lambda row: row.name)
-
-    def _trajectory(self) -> Iterable[Usage]:
-        return (row for row in self.rows if row.role in TRAJECTORY_ROLES)
-
-    def _sums(self, key: Any) -> dict[str, float]:
-        groups: dict[str, list[float]] = defaultdict(list)
-        for row in self.rows:
-            groups[key(row)].append(row.cost_usd)
-        return {name: math.fsum(values) for name, values in groups.items()}

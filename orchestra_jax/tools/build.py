@@ -16,8 +16,9 @@ from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.base import Tool, ToolContext, unreachable
 from orchestra_jax.tools.catalogue import Catalogue, Entry, MenuRule, PriceBook
 from orchestra_jax.tools.entries import expert_entries, plain_entry
-from orchestra_jax.tools.experts import describing, descriptions
-from orchestra_jax.tools.experts.client import Expert, expert_clients
+from orchestra_jax.tools.experts import descriptions
+from orchestra_jax.tools.experts.client import expert_clients
+from orchestra_jax.tools.experts.expert import Expert, read_experts
 from orchestra_jax.tools.experts.roles import Judge
 from orchestra_jax.tools.experts.simulated import SimulatedTool, experts_from_config
 from orchestra_jax.tools.python.isolation import IsolationError
@@ -184,7 +185,7 @@ def _models(tools: ToolsConfig) -> set[str]:
 def _experts(cfg: RunConfig) -> list[Expert]:
     """Every model that plays a role or judges: as experts_file says, else at experts_url."""
     tools = cfg.tools
-    listed = describing.read_experts(tools.experts_file) if tools.experts_file else []
+    listed = read_experts(tools.experts_file) if tools.experts_file else []
     known = {expert.name: expert for expert in listed}
     url = tools.experts_url or (_NOWHERE if cfg.replay.mode == "replay" else None)
     experts = []

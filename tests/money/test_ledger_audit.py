@@ -10,7 +10,8 @@ from contextlib import suppress
 from fractions import Fraction
 
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, Spending
-from orchestra_jax.tools.experts.client import Expert, ExpertClient, expert_clients
+from orchestra_jax.tools.experts.client import ExpertClient, expert_clients
+from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.types import InfrastructureError, Usage
 from tests.tools import openai_stub
 from tests.tools.openai_stub import PRICES, Bill, Fault, StubOpenAI, status

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from orchestra_jax.money.prices import CostLedger, MissingPrice, Price, PriceList, choose
+from orchestra_jax.money.prices import MissingPrice, Price, PriceList, choose
 from orchestra_jax.types import Usage
 
 CONF = Path(__file__).parents[2] / "conf" / "pricing"
@@ -74,32 +72,6 @@ def test_bad_price_lists(tmp_path: Path):
         PriceList.load(tmp_path / "bad.yaml")
 
 
-AMOUNT = st.floats(0, 1e3, allow_nan=False)
-ROWS = st.lists(
-    st.builds(
-        Usage,
-        name=st.sampled_from(["a", "b"]),
-        role=st.sampled_from(["orchestrator", "tool", "judge", "user_simulator"]),
-        cost_usd=AMOUNT,
-        seconds=AMOUNT,
-    ),
-    max_size=20,
-)
-
-
-@given(ROWS)
-def test_ledger_totals_equal_sums(rows: list[Usage]):
-    ledger = CostLedger()
-    for row in rows:
-        ledger.add(row)
-    assert ledger.rows == rows
-    mine = [row for row in rows if row.role in ("orchestrator", "tool")]
-    assert ledger.cost_usd == pytest.approx(sum(row.cost_usd for row in mine), rel=1e-12)
-    assert ledger.latency_s == pytest.approx(sum(row.seconds for row in mine), rel=1e-12)
-    for parts in (ledger.by_role(), ledger.by_name()):
-        assert sum(parts.values()) == pytest.approx(ledger.total_usd, rel=1e-12)
-
-
 LISTS = [PriceList(name, "d", "s", {"m": Price(call=price)}) for name, price in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
 
 
@@ -145,14 +117,12 @@ def test_impossible_price_factors(low: float, high: float):
         PRICES.scaled(0, low, high)
 
 
-def test_choose_takes_every_list_and_only_those_that_price_the_menu():
+def test_choose_takes_every_list():
     rng = np.random.default_rng(0)
-    drawn = [choose(LISTS, rng, ["m"]).id for _ in range(300)]
+    drawn = [choose(LISTS, rng).id for _ in range(300)]
     assert {name: drawn.count(name) > 70 for name in "abc"} == {"a": True, "b": True, "c": True}
     again = np.random.default_rng(0)
-    assert drawn == [choose(LISTS, again, iter(["m"])).id for _ in range(300)]
-    with pytest.raises(MissingPrice, match="Price list 'a' has no price for 'n'; complete it with"):
-        choose(LISTS, rng, iter(["m", "n"]))
+    assert drawn == [choose(LISTS, again).id for _ in range(300)]
     with pytest.raises(ValueError, match="no price list"):
         choose([], rng)
 
@@ -167,7 +137,7 @@ def test_a_vendors_list_prices_the_papers_whole_training_menu(name: str):
     prices = PriceList.load(CONF / f"{name}.yaml")
     tools = OmegaConf.load(CONF.parent / "tools" / "paper_train.yaml")
     menu = [model for models in tools.experts.values() for model in models]
-    assert choose([prices], np.random.default_rng(0), [*menu, *tools.names, tools.judge]) is prices
+    assert {*menu, *tools.names, tools.judge} <= prices.entries.keys()
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", prices.date)
     assert re.search(r"litellm [\d.]+ ", prices.source)
     # Real models cost between a cent and 100 dollars per million tokens: a slip of a power of ten would show.

@@ -93,7 +93,7 @@ class World:
         await asyncio.sleep(0.01 if arguments["x"] == "slow" else 0)
         self.calls.append(arguments["x"])
         self.budgets.append(budget)
-        budget.charge(Usage("echo"))
+        (await budget.acquire(Usage("echo"))).settle(Usage("echo"))
         if arguments["x"] == "hang":
             await never(self.given_up, "echo")
         if arguments["x"] == "late":

@@ -5,7 +5,8 @@ from transformers import AutoTokenizer
 
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
-from orchestra_jax.tools.experts.client import Expert, ExpertClient
+from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.roles import Judge, UserSimulator, code_writer, generalist, maths_model, query_writer
 from orchestra_jax.types import InfrastructureError
 from tests.sglang.conftest import TALKING_LENGTH

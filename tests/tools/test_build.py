@@ -21,7 +21,8 @@ from orchestra_jax.config.schema import BudgetConfig, ConfigError, RunConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.models.tokenizer import CONTROL, PAD, TAGS, TURN_END
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
-from orchestra_jax.money.run import RunMoney, dry_run
+from orchestra_jax.money.forecast import dry_run
+from orchestra_jax.money.run import RunMoney
 from orchestra_jax.rollout import collector
 from orchestra_jax.tools.build import price_book, tool_problems
 from orchestra_jax.tools.catalogue import ROLES
@@ -354,23 +355,29 @@ def test_a_dry_run_tells_a_steps_cost(tmp_path: Path):
     assert told is not None
     # 2 calls of 2000 in at $3 and 1000 out at $8 per million, in 6 trajectories
     assert f"${6 * 2 * (0.006 + 0.008):.2f} with deepseek-r1 alone" in told
+    each = [
+        6 * 2 * price_book(cfg).base.cost(model, prompt_tokens=2000, completion_tokens=1000)
+        for model in {model for models in cfg.tools.experts.values() for model in models}
+    ]
+    assert f"${sum(each) / len(each):.2f} with experts at random" in told
     assert "budget.run_usd=5 ends the run" in told
     assert dry_run(config(tmp_path), price_book(cfg).base) is None
 
 
-def test_a_run_remembers_what_it_spent(tmp_path: Path):
+async def test_a_run_remembers_what_it_spent(tmp_path: Path):
     money = RunMoney(BudgetConfig(run_usd=1.0), tmp_path)
-    money.run.charge(Usage("big", cost_usd=0.75, prompt_tokens=3))
+    row = Usage("big", cost_usd=0.75, prompt_tokens=3)
+    (await money.run.acquire(row)).settle(row)
     money.save()
     again = RunMoney(BudgetConfig(run_usd=1.0, step_calls=0), tmp_path)
     assert again.summary() == {
         "usd": 0.75, "tokens": 3, "calls": 1, "by_name": {"big": {"usd": 0.75, "tokens": 3, "calls": 1}},
     }  # fmt: skip
     with pytest.raises(BudgetExceeded) as refused:
-        again.run.reserve(Usage("big", cost_usd=0.5))
+        await again.run.acquire(Usage("big", cost_usd=0.5))
     assert refused.value.scope == "run"
     with pytest.raises(BudgetExceeded) as refused:
-        again.step().reserve(Usage("big"))
+        await again.step().acquire(Usage("big"))
     assert refused.value.scope == "step"
 
 

@@ -22,7 +22,8 @@ from orchestra_jax.tools.catalogue import (
     price_words,
 )
 from orchestra_jax.tools.entries import OUT_OF_BUDGET, expert_entries, recorded, within_budget
-from orchestra_jax.tools.experts.client import Expert, expert_clients
+from orchestra_jax.tools.experts.client import expert_clients
+from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.simulated import SimulatedExpert, SimulatedTool
 from orchestra_jax.tools.plain import Answer
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
@@ -258,7 +259,7 @@ def test_the_released_form_offers_some_models_of_each_function():
 
 async def test_a_trajectorys_budget_is_an_observation_and_the_runs_is_not():
     async def paid(arguments: Mapping[str, Any], budget: Budget) -> str:
-        budget.reserve(Usage("big", cost_usd=1.0))
+        await budget.acquire(Usage("big", cost_usd=1.0))
         return "paid"
 
     run = Budget(Limits(usd=5.0))

@@ -13,7 +13,7 @@ from orchestra_jax.envs.base import Demonstrations, Environment, Message, Score,
 from orchestra_jax.envs.qa import demonstrations
 from orchestra_jax.envs.registry import ENVIRONMENTS
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.run import dry_run
+from orchestra_jax.money.forecast import dry_run
 from orchestra_jax.tools.answers import extract_answer, marked_answer, matches, without_thinking
 from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.tools.build import instance_seed, make_tools, price_book, tool_problems

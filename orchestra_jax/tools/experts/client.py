@@ -4,17 +4,16 @@ The `openai` client carries the requests; retries, limits, budgets and the recor
 single attempt is counted.
 """
 
-import asyncio
 import json
 import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
+from orchestra_jax.http_json import retry_after
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import (
@@ -26,11 +25,11 @@ from orchestra_jax.money.paid import (
     PaidCalls,
     Refused,
     read_key,
-    retry_after,
 )
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.experts.context import Message, TokenCounter, fit
+from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.types import Usage
 
 if TYPE_CHECKING:
@@ -46,69 +45,6 @@ _KEEP_ALIVE_S = 2.0  # below the servers' own 5 s: a connection that we drop fir
 
 for _name in ("httpx", "httpx2"):
     logging.getLogger(_name).setLevel(logging.WARNING)  # a line for every request otherwise
-
-
-@dataclass(frozen=True)
-class Expert:
-    """One model behind an OpenAI-compatible endpoint.
-
-    Attributes:
-        name: its entry of the price list, and its name in ledgers.
-        model: its name at the server.
-        base_url: of the server, such as "https://api.openai.com/v1".
-        api_key_env: the environment variable with the key; None for servers that want none.
-        context_tokens: prompt and completion together; longer prompts are cut.
-        max_tokens: most completion tokens of a call, reasoning included.
-        temperature: None where the model takes none.
-        timeout_s: how long a caller waits for one request.
-        retries: further requests after a status 429 or 5xx, or a broken connection.
-        concurrency: requests under way at once, for all experts of this server together.
-        requests_per_minute: the same for their rate; None for no limit.
-        tokenizer: path of the model's tokenizer.json or its folder. Without it prompts are counted by a third of
-            their characters, and reserved in budgets by their bytes.
-        max_tokens_field: "max_completion_tokens" for OpenAI's reasoning models.
-        extra: further fields of the request, such as {"reasoning_effort": "low"}.
-
-    Raises:
-        ValueError: a field that makes no sense, one sentence.
-    """
-
-    name: str
-    model: str
-    base_url: str
-    api_key_env: str | None = None
-    context_tokens: int = 32768
-    max_tokens: int = 4096
-    temperature: float | None = 0.0
-    timeout_s: float = 300.0
-    retries: int = 4
-    concurrency: int = 32
-    requests_per_minute: float | None = None
-    tokenizer: str | None = None
-    max_tokens_field: str = "max_tokens"
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(
-                f"base_url of expert {self.name!r} must be a URL such as https://api.openai.com/v1, not "
-                f"{self.base_url!r}."
-            )
-        if parts.username or parts.password or parts.query:
-            raise ValueError(f"base_url of expert {self.name!r} holds more than an address; keys go into api_key_env.")
-        if not 0 < self.max_tokens < self.context_tokens:
-            raise ValueError(
-                f"Expert {self.name!r} has max_tokens={self.max_tokens} and context_tokens={self.context_tokens}; the "
-                "answer must leave room for a question."
-            )
-        if self.timeout_s <= 0 or self.retries < 0:
-            raise ValueError(f"Expert {self.name!r} needs timeout_s > 0 and retries >= 0.")
-
-    @property
-    def provider(self) -> str:
-        """What limits are shared by: the address."""
-        return self.base_url.rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +103,6 @@ class ExpertClient:
         )  # fmt: skip
         self._key = ""
         self._client: openai.AsyncOpenAI | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def chat(
         self,
@@ -239,7 +174,7 @@ class ExpertClient:
         """Waits for requests whose callers gave up, until `patience_s`, and drops the connections."""
         await self._calls.close(patience_s)
         client, self._client = self._client, None
-        if client is not None and self._loop is asyncio.get_running_loop():
+        if client is not None:
             await client.close()
 
     async def _send(self, body: Mapping[str, Any], role: str) -> Outcome:
@@ -291,9 +226,8 @@ class ExpertClient:
         return Refused(f"{reason}.", retry, retry_after(error.response.headers) if retry else None)
 
     def _connect(self) -> "openai.AsyncOpenAI":
-        """The client of this event loop; connections cannot be used by another one."""
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
+        """The client, made when it is first needed: a run that is replayed needs neither key nor package."""
+        if self._client is None:
             self.check()
             openai = _openai()
             limits = type(openai.DEFAULT_CONNECTION_LIMITS)(keepalive_expiry=_KEEP_ALIVE_S)
@@ -302,7 +236,6 @@ class ExpertClient:
                 base_url=self.expert.provider, api_key=self._key or "none", max_retries=0, timeout=timeout,
                 http_client=openai.DefaultAsyncHttpxClient(limits=limits, timeout=timeout),
             )  # fmt: skip
-            self._loop = loop
         return self._client
 
 

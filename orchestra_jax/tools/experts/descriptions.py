@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.tools.experts.client import Expert
+from orchestra_jax.tools.experts.expert import Expert
 
 VERSION = 1
 MOST_WORDS = 150

@@ -7,13 +7,15 @@ import time
 
 import pytest
 
+from orchestra_jax.http_json import retry_after
 from orchestra_jax.money import paid
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.limits import Limiter
-from orchestra_jax.money.paid import MissingKey, retry_after
+from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice
 from orchestra_jax.money.replay import Replay, ReplayMiss
-from orchestra_jax.tools.experts.client import Expert, ExpertClient, expert_clients, read_usage
+from orchestra_jax.tools.experts.client import ExpertClient, expert_clients, read_usage
+from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.types import InfrastructureError
 from tests.tools import openai_stub
 from tests.tools.openai_stub import PRICES, StubOpenAI, status
@@ -362,21 +364,6 @@ async def test_a_missing_key_or_package_is_one_sentence_and_costs_nothing(stub, 
     with pytest.raises(ImportError, match=r"pip install orchestra-jax\[tools\]\.$"):
         await make().chat(QUESTION, budget=budget)
     assert spent(budget) == (0.0, 0, 0)
-
-
-def test_one_client_serves_one_event_loop_after_another():
-    client: list[ExpertClient] = []
-
-    async def once(port: int) -> int:
-        async with StubOpenAI() as stub:
-            if not client:
-                client.append(ExpertClient(Expert("small", "small", stub.url, concurrency=1), PRICES))
-            # the second loop has its own server, at another address
-            object.__setattr__(client[0].expert, "base_url", stub.url)
-            await asyncio.gather(*(client[0].chat(QUESTION, budget=Budget()) for _ in range(3)))
-            return len(stub.bills)
-
-    assert [asyncio.run(once(i)) for i in range(2)] == [3, 3]
 
 
 @pytest.mark.parametrize(

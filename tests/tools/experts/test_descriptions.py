@@ -13,12 +13,13 @@ import pytest
 from experiments import describe_tools
 from orchestra_jax.money import records
 from orchestra_jax.money.budgets import Budget, Limits
-from orchestra_jax.money.forecast import TOTAL
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.experts import describing, descriptions
-from orchestra_jax.tools.experts.client import Expert
+from orchestra_jax.tools.experts.description_job import TRIES, DescriptionJob
 from orchestra_jax.tools.experts.descriptions import Example, flaw, load, sample
+from orchestra_jax.tools.experts.evidence import WRITER_SYSTEM
+from orchestra_jax.tools.experts.expert import Expert, read_experts
 from orchestra_jax.types import ToolSpec
 from tests.tools.openai_stub import PRICES, StubOpenAI, status
 
@@ -37,7 +38,7 @@ ANSWERS = {"sum": "42", "big": "1001", "city": "Mombasa", "lake": "Victoria"}
 
 
 def is_writer(body) -> bool:
-    return body["messages"][0]["content"] == describing.WRITER_SYSTEM
+    return body["messages"][0]["content"] == WRITER_SYSTEM
 
 
 def asked(body) -> str:
@@ -66,20 +67,20 @@ async def stub():
 
 
 @pytest.fixture
-def job(stub, tmp_path) -> describing.Job:
+def job(stub, tmp_path) -> DescriptionJob:
     """`small` is to be described by `big`."""
 
     def expert(name: str) -> Expert:
         return Expert(name, name, stub.url, max_tokens=50, retries=0)
 
     experts = [expert("small"), expert("big")]
-    return describing.Job(experts, ["small"], ["big"], EXAMPLES, PRICES, tmp_path / "calls.db")
+    return DescriptionJob(experts, ["small"], ["big"], EXAMPLES, PRICES, tmp_path / "calls.db")
 
 
 async def test_a_description_and_its_evidence(stub, job, tmp_path):
     file, seen = tmp_path / "menu.json", []
     budget = Budget()
-    outcome = await describing.describe(job, file, lambda done, total: seen.append((done, total)), budget=budget)
+    outcome = await describing.describe(job, file, budget, lambda done, total: seen.append((done, total)))
     assert (outcome.descriptions, outcome.problems) == ({"small": FINE}, {})
     assert load(file) == {"small": FINE}
     assert seen == [(done, 5) for done in range(1, 6)]
@@ -130,7 +131,7 @@ async def test_what_is_recorded_is_not_paid_for_again(stub, job, tmp_path):
 async def test_the_forecast(stub, job, tmp_path):
     """Every call at first; of a run that was cut short only what is missing; nothing at the end."""
     before = {line.name: line for line in await describing.forecast(job)}
-    assert (before["small"].calls, before["big"].calls, before[TOTAL].calls) == (4, 1, 5)
+    assert (before["small"].calls, before["big"].calls, before[describing.TOTAL].calls) == (4, 1, 5)
     assert stub.bodies == []
     stub.faults.extend([None, status(500)])
     budget = Budget()
@@ -140,10 +141,10 @@ async def test_the_forecast(stub, job, tmp_path):
     spent = budget.spent.usd
     await describing.describe(job, tmp_path / "menu.json", budget=budget)
     took = budget.spent.usd - spent
-    assert rest[TOTAL].worst_usd >= took > 0
-    assert rest[TOTAL].usd == pytest.approx(sum(rest[name].usd for name in ("small", "big")))
+    assert rest[describing.TOTAL].worst_usd >= took > 0
+    assert rest[describing.TOTAL].usd == pytest.approx(sum(rest[name].usd for name in ("small", "big")))
     (total,) = await describing.forecast(job)
-    assert (total.name, total.calls, total.usd, total.worst_usd) == (TOTAL, 0, 0, 0)
+    assert (total.name, total.calls, total.usd, total.worst_usd) == (describing.TOTAL, 0, 0, 0)
 
 
 @pytest.mark.parametrize("limit", [0.0, 0.0004, 0.002])
@@ -225,7 +226,7 @@ async def test_a_writer_that_will_not_learn(stub, job, tmp_path):
     assert outcome.descriptions == {}
     assert "'42'" in outcome.problems["small"]
     assert not (tmp_path / "menu.json").exists()
-    assert sum(map(is_writer, stub.bodies)) == describing.TRIES
+    assert sum(map(is_writer, stub.bodies)) == TRIES
     assert (await describing.forecast(job))[-1].calls == 0  # that is known now, and costs nothing
 
 
@@ -282,7 +283,7 @@ def test_files_that_are_none_of_ours(tmp_path):
 def test_files_of_experts_that_are_wrong(tmp_path, content, message):
     (tmp_path / "experts.yaml").write_text(content)
     with pytest.raises(ValueError, match=message):
-        describing.read_experts(tmp_path / "experts.yaml")
+        read_experts(tmp_path / "experts.yaml")
 
 
 # --- the command ---

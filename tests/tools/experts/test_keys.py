@@ -10,7 +10,8 @@ import pytest
 from orchestra_jax.money import records
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.tools.experts.client import Expert, ExpertClient
+from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.roles import Judge, UserSimulator, code_writer, generalist, maths_model, query_writer
 from orchestra_jax.tools.search.web import TavilySearch
 from tests.tools import openai_stub

@@ -9,7 +9,8 @@ import pytest
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.answers import extract_answer
-from orchestra_jax.tools.experts.client import Expert, ExpertClient
+from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.roles import (
     JUDGE_SYSTEM,
     NO_CODE,

@@ -1,0 +1,96 @@
+"""What an expert is: a model behind an endpoint, its limits, and the file that lists several."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from omegaconf import OmegaConf
+
+
+@dataclass(frozen=True)
+class Expert:
+    """One model behind an OpenAI-compatible endpoint.
+
+    Attributes:
+        name: its entry of the price list, and its name in ledgers.
+        model: its name at the server.
+        base_url: of the server, such as "https://api.openai.com/v1".
+        api_key_env: the environment variable with the key; None for servers that want none.
+        context_tokens: prompt and completion together; longer prompts are cut.
+        max_tokens: most completion tokens of a call, reasoning included.
+        temperature: None where the model takes none.
+        timeout_s: how long a caller waits for one request.
+        retries: further requests after a status 429 or 5xx, or a broken connection.
+        concurrency: requests under way at once, for all experts of this server together.
+        requests_per_minute: the same for their rate; None for no limit.
+        tokenizer: path of the model's tokenizer.json or its folder. Without it prompts are counted by a third of
+            their characters, and reserved in budgets by their bytes.
+        max_tokens_field: "max_completion_tokens" for OpenAI's reasoning models.
+        extra: further fields of the request, such as {"reasoning_effort": "low"}.
+
+    Raises:
+        ValueError: a field that makes no sense, one sentence.
+    """
+
+    name: str
+    model: str
+    base_url: str
+    api_key_env: str | None = None
+    context_tokens: int = 32768
+    max_tokens: int = 4096
+    temperature: float | None = 0.0
+    timeout_s: float = 300.0
+    retries: int = 4
+    concurrency: int = 32
+    requests_per_minute: float | None = None
+    tokenizer: str | None = None
+    max_tokens_field: str = "max_tokens"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(
+                f"base_url of expert {self.name!r} must be a URL such as https://api.openai.com/v1, not "
+                f"{self.base_url!r}."
+            )
+        if parts.username or parts.password or parts.query:
+            raise ValueError(f"base_url of expert {self.name!r} holds more than an address; keys go into api_key_env.")
+        if not 0 < self.max_tokens < self.context_tokens:
+            raise ValueError(
+                f"Expert {self.name!r} has max_tokens={self.max_tokens} and context_tokens={self.context_tokens}; the "
+                "answer must leave room for a question."
+            )
+        if self.timeout_s <= 0 or self.retries < 0:
+            raise ValueError(f"Expert {self.name!r} needs timeout_s > 0 and retries >= 0.")
+
+    @property
+    def provider(self) -> str:
+        """What limits are shared by: the address."""
+        return self.base_url.rstrip("/")
+
+
+def read_experts(path: str | Path) -> list[Expert]:
+    """Experts of a YAML file: {defaults: {field: value}, experts: {name: {field: value}}} with the fields of `Expert`.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: an unknown or missing field, or one that makes no sense.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"No file of experts at {str(file)!r}; docs/descriptions.md shows one.")
+    config = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    if not isinstance(config, dict) or not isinstance(config.get("experts"), dict):
+        raise ValueError(f"{file.name}: a file of experts has the key experts, and may have defaults.")
+    experts = []
+    for name, fields in config["experts"].items():
+        try:
+            given = {"model": name, **(config.get("defaults") or {}), **(fields or {})}
+            experts.append(Expert(name=name, **given))
+        except TypeError as error:  # a field that Expert has not, or lacks
+            problem = str(error).partition("__init__() ")[2]
+            raise ValueError(f"{file.name}: expert {name!r} {problem}.") from None
+    return experts
