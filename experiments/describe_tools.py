@@ -5,7 +5,6 @@ python experiments/describe_tools.py train.jsonl menu.json --experts experts.yam
 
 import argparse
 import asyncio
-from functools import partial
 from pathlib import Path
 
 from rich.progress import Progress
@@ -14,7 +13,6 @@ from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import MissingPrice, PriceList
 from orchestra_jax.tools.experts import describing
-from orchestra_jax.tools.experts.description_job import DescriptionJob
 from orchestra_jax.tools.experts.descriptions import Example, sample
 from orchestra_jax.tools.experts.expert import read_experts
 
@@ -25,18 +23,18 @@ async def run(options: argparse.Namespace) -> bool:
     tasks, calls = sample(questions, options.count, options.seed), options.file.with_suffix(".calls.db")
     experts, prices = read_experts(options.experts), PriceList.load(options.prices)
     names = options.only or [expert.name for expert in experts]
-    job = DescriptionJob(experts, names, options.writer, tasks, prices, calls)
+    job = describing.DescriptionJob(experts, names, options.writer, tasks, prices, calls)
     for row in await describing.forecast(job):
         print(f"{row.name:24} {row.calls:6.0f} calls  ${row.usd:9.4f} expected  ${row.worst_usd:9.4f} at most")
     if options.dry_run:
         return True
     budget = Budget(Limits(usd=options.max_usd))
     with Progress() as bars:
-        show = partial(bars.update, bars.add_task("calls", total=None))
-        outcome = await describing.describe(job, options.file, budget, lambda n, of: show(completed=n, total=of))
-    failed = "".join(f"No description of {name}: {problem}\n" for name, problem in outcome.problems.items())
-    print(f"{failed}{len(outcome.descriptions)} descriptions in {options.file}; ${budget.spent.usd:.4f} spent")
-    return not outcome.problems
+        bar = bars.add_task("calls", total=None)
+        done = await describing.describe(job, options.file, budget, lambda n, m: bars.update(bar, completed=n, total=m))
+    failed = "".join(f"No description of {name}: {problem}\n" for name, problem in done.problems.items())
+    print(f"{failed}{len(done.descriptions)} descriptions in {options.file}; ${budget.spent.usd:.4f} spent")
+    return not done.problems
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -143,10 +143,6 @@ class PriceList:
         latencies = {**base.latencies, **self.latencies}
         return PriceList(f"{self.id}+{base.id}", self.date, f"{self.source}; else {base.source}", entries, latencies)
 
-    def randomised(self, rng: np.random.Generator, low: float, high: float) -> "PriceList":
-        """A random schedule: `scaled` with a seed drawn from `rng`."""
-        return self.scaled(int(rng.integers(2**32)), low, high)
-
     def scaled(self, seed: int, low: float, high: float) -> "PriceList":
         """Every entry's prices times a factor of its own, log-uniform in [low, high].
 
@@ -181,14 +177,3 @@ class PriceList:
             seconds=row.seconds,
         )
         return replace(row, cost_usd=dollars, price_list=self.id)
-
-
-def choose(lists: Sequence[PriceList], rng: np.random.Generator) -> PriceList:
-    """The price list of one instance, each with the same chance (§3.3: a vendor's list per training instance).
-
-    Raises:
-        ValueError: no lists.
-    """
-    if not lists:
-        raise ValueError("There is no price list to choose from; give at least one.")
-    return lists[int(rng.integers(len(lists)))]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from orchestra_jax.money.prices import MissingPrice, Price, PriceList, choose
+from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.types import Usage
 
 CONF = Path(__file__).parents[2] / "conf" / "pricing"
@@ -72,9 +72,6 @@ def test_bad_price_lists(tmp_path: Path):
         PriceList.load(tmp_path / "bad.yaml")
 
 
-LISTS = [PriceList(name, "d", "s", {"m": Price(call=price)}) for name, price in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
-
-
 def test_a_list_is_completed_by_another_and_its_id_names_both():
     vendor = PriceList("v", "2026-01-01", "here", {"m": Price(call=1.0)}, {"m": {"answer": 1.0}})
     base = PriceList("b", "2025-01-01", "there", {"m": Price(call=9.0), "n": Price(call=2.0)}, {"n": {"answer": 2.0}})
@@ -85,13 +82,11 @@ def test_a_list_is_completed_by_another_and_its_id_names_both():
     assert (vendor.entries, base.cost("m")) == ({"m": Price(call=1.0)}, 9.0)
 
 
-def test_a_random_schedule_can_be_made_again_from_its_id():
-    drawn = PRICES.randomised(np.random.default_rng(7), 0.5, 2.0)
-    base, seed = drawn.id.split("*0.5..2@")
-    assert base == "test"
-    assert PRICES.scaled(int(seed), 0.5, 2.0) == drawn
-    assert PRICES.randomised(np.random.default_rng(7), 0.5, 2.0) == drawn
-    assert PRICES.randomised(np.random.default_rng(8), 0.5, 2.0).id != drawn.id
+def test_the_id_of_a_random_schedule_names_seed_and_range():
+    scaled = PRICES.scaled(7, 0.5, 2.0)
+    assert scaled.id == "test*0.5..2@7"
+    assert PRICES.scaled(7, 0.5, 2.0) == scaled
+    assert PRICES.scaled(8, 0.5, 2.0).entries != scaled.entries
 
 
 def test_a_random_schedule_scales_all_prices_of_an_entry_alike_and_log_uniformly():
@@ -115,16 +110,6 @@ def test_a_random_schedule_scales_all_prices_of_an_entry_alike_and_log_uniformly
 def test_impossible_price_factors(low: float, high: float):
     with pytest.raises(ValueError, match="Price factors need"):
         PRICES.scaled(0, low, high)
-
-
-def test_choose_takes_every_list():
-    rng = np.random.default_rng(0)
-    drawn = [choose(LISTS, rng).id for _ in range(300)]
-    assert {name: drawn.count(name) > 70 for name in "abc"} == {"a": True, "b": True, "c": True}
-    again = np.random.default_rng(0)
-    assert drawn == [choose(LISTS, again).id for _ in range(300)]
-    with pytest.raises(ValueError, match="no price list"):
-        choose([], rng)
 
 
 VENDORS = (
