@@ -24,8 +24,8 @@ install-dev: $(VENV)/.installed-dev ## .venv with the tools for tests and checks
 quickstart: install ## warm start, RL and the proof: 8 minutes on 2 fast, quiet cores; add RUN="seed=1 name=seed1" to change it
 	$(FAST_MALLOC) $(PY) experiments/train.py $(RUN)
 
-test: install-dev ## every test that needs neither torch, nor a GPU, nor a server; TESTS=tests/rl for a part
-	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q -m "not (torch or gpu or sglang or slow)" $(TESTS)
+test: install-dev ## every test without torch, GPU or server, in random order; TESTS=tests/rl for a part, TEST_ORDER=7 for an order
+	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow)" $(TESTS)
 
 test-sglang: install-dev sglang-cpu ## the tests that start a real SGLang server, on this CPU
 	$(FAST_COMPILE) SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m pytest -q --durations=10 -m "sglang and not release" tests/sglang

@@ -1,6 +1,8 @@
 """What every test runs under: CPU, eight virtual devices, one cache of compilations and one of bytecode for all."""
 
 import os
+import random
+import secrets
 import sys
 from pathlib import Path
 
@@ -41,6 +43,32 @@ from hypothesis import settings  # noqa: E402
 # Compilation makes the first example slow; the seed is fixed so that a failure comes back.
 settings.register_profile("orchestra", deadline=None, derandomize=True)
 settings.load_profile("orchestra")
+
+
+def pytest_configure() -> None:
+    # Workers inherit what the first process draws: all of them need the same order.
+    os.environ.setdefault("TEST_ORDER", str(secrets.randbelow(100_000)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Shuffles the files and the tests of each; a file stays in one piece because its tests share what they build.
+
+    Comes first: pytest then brings together what shares a parametrized fixture.
+    """
+    order = random.Random(os.environ["TEST_ORDER"])
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    shuffled = list(files.values())
+    order.shuffle(shuffled)
+    for tests in shuffled:
+        order.shuffle(tests)
+    items[:] = [item for tests in shuffled for item in tests]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"In random order; the same again with TEST_ORDER={os.environ['TEST_ORDER']}")
 
 
 @pytest.fixture(scope="session")

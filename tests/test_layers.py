@@ -1,4 +1,4 @@
-"""The layer rule of the design, what the pure core may not touch, what imports may not start, and the length of files.
+"""The layer rule of the design, what the pure core may not touch, and what imports may not start.
 
 Layers: experiments > training, planning, synthesis > evaluation > rollout > envs > tools > rl > engines > money >
 models > data > types, config, http_json. A module imports from its own layer or one below; packages that share a layer
@@ -120,14 +120,6 @@ def purity_violations(files: dict[str, str]) -> list[str]:
     return found
 
 
-def length_violations(files: dict[str, str]) -> list[str]:
-    limits = {path: 60 if path.startswith("experiments/") else 500 for path in files}
-    lengths = {path: len(source.splitlines()) for path, source in files.items()}
-    return [
-        f"{path}: {lengths[path]} lines; keep below {limit}" for path, limit in limits.items() if lengths[path] >= limit
-    ]
-
-
 def sources(*folders: str) -> dict[str, str]:
     paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(paths)}
@@ -148,7 +140,6 @@ def test_every_subpackage_has_a_layer() -> None:
         (layer_violations, PRODUCT),
         (nnx_violations, PRODUCT),
         (purity_violations, PRODUCT),
-        (length_violations, EVERYTHING),
     ],
 )
 def test_the_tree_keeps_the_rule(check, files) -> None:
@@ -184,8 +175,6 @@ RL, ENVS = f"{PACKAGE}/rl/a.py", f"{PACKAGE}/envs/a.py"
         (purity_violations, {RL: "import numpy as np\nnp.random.rand()"}),
         (purity_violations, {RL: "def f():\n    open('x')"}),
         (purity_violations, {f"{PACKAGE}/models/a.py": "def f():\n    global x\n    x = 1"}),
-        (length_violations, {RL: "x = 1\n" * 500}),
-        (length_violations, {"experiments/a.py": "x = 1\n" * 60}),
     ],
 )
 def test_the_check_sees_a_violation(check, bad) -> None:
@@ -205,7 +194,6 @@ def test_the_check_sees_a_violation(check, bad) -> None:
         (purity_violations, {RL: "import jax\njax.random.key(0)"}),
         (purity_violations, {f"{PACKAGE}/tools/a.py": "import time, os"}),
         (purity_violations, {f"{PACKAGE}/models/checkpoint/safetensors.py": "import os"}),
-        (length_violations, {RL: "x = 1\n" * 499, "experiments/a.py": "x = 1\n" * 59}),
     ],
 )
 def test_the_check_lets_good_code_pass(check, good) -> None:
