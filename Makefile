@@ -8,7 +8,8 @@ RUN ?=
 # Large pages for the big temporaries of XLA: without them every call page-faults its buffers anew.
 FAST_MALLOC := GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 # Most of the tests' time is compilation; the heavier suites of .ci/run compile as a run does.
-FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0"
+FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 \
+  --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
