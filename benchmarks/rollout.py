@@ -95,7 +95,7 @@ async def _echo(arguments: Mapping[str, Any], budget: Budget) -> str:
 
 
 class CallingEngine:
-    """An engine whose server samples freely, and which then says one call instead; see `rollout.engine.Engine`."""
+    """An engine whose server samples freely, and which then says one call instead; see `engines.base.Engine`."""
 
     def __init__(self, engine: SGLangEngine, call_ids: Sequence[int]) -> None:
         self._engine, self._call_ids = engine, tuple(call_ids)

@@ -21,7 +21,7 @@ from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import score_rows
 
-SECONDS = 120.0  # nothing below takes so long unless it hangs
+SECONDS = 600.0  # nothing below takes so long unless it hangs
 
 
 @dataclass

@@ -68,7 +68,9 @@ async def until_it_runs(server):
         while not server.load:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         sampling = {"max_new_tokens": 4, "temperature": 1.0}
-        await JsonClient.post(server, "/generate", {"input_ids": [3], "sampling_params": sampling}, timeout_s=60)
+        await JsonClient.post(
+            server, "/generate", {"input_ids": [3], "sampling_params": sampling}, timeout_s=START_SECONDS
+        )
 
 
 async def test_a_cancelled_generation_stops_on_the_server(subject, monkeypatch):
@@ -90,7 +92,7 @@ async def test_a_cancelled_generation_stops_on_the_server(subject, monkeypatch):
     for caller in callers:
         caller.cancel()
     assert await asyncio.gather(*callers, return_exceptions=True)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(START_SECONDS):
         found = [answer["meta_info"] for answer in await asyncio.gather(*answers)]
     assert len(found) == 8
     assert {meta["finish_reason"]["type"] for meta in found} == {"abort"}

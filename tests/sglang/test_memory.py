@@ -10,11 +10,10 @@ from orchestra_jax.engines.sglang.process import reviver
 from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from tests.engines.contract import Subject, prompt_of
 from tests.engines.sglang.stub import one
-from tests.sglang.conftest import CONFIG, LENGTH, PARAMS
+from tests.sglang.conftest import CONFIG, LENGTH, PARAMS, START_SECONDS
 
 pytestmark = pytest.mark.sglang
 
-SECONDS = 300
 NO_ENGINE: Any = None
 LEARNER = Subject(NO_ENGINE, CONFIG, PARAMS[0], PARAMS[1], LENGTH)
 
@@ -39,7 +38,7 @@ async def expect_weights(engine, number):
 
 
 async def test_after_a_release_and_an_update_it_samples_with_the_new_weights(engine):
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(START_SECONDS):
         await expect_weights(engine, 0)
         for version, number in enumerate((0, 1, 0), 1):
             await engine.release_memory()
@@ -52,7 +51,7 @@ async def test_after_a_release_and_an_update_it_samples_with_the_new_weights(eng
 
 
 async def test_a_server_killed_while_the_trainer_has_its_memory_returns_with_the_new_weights(engine, victim):
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(START_SECONDS):
         await engine.release_memory()
         await victim.stop(grace_s=0.0)
         await engine.update_weights(PARAMS[1], 7)

@@ -22,7 +22,7 @@ from tests.sglang.conftest import CONFIG, LENGTH, random_params
 pytestmark = pytest.mark.sglang
 
 LONG = LENGTH - 32  # tokens of a generation that is paused: it takes seconds
-SECONDS = 300
+SECONDS = 600
 
 
 def params_of(seed: int, dtype: str = "float32") -> dict[str, Any]:

@@ -6,17 +6,16 @@ repeated elsewhere: only one answer is ever returned. An answer with anything wr
 
 import asyncio
 import itertools
-import json
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
 from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.engines.sglang.client import SGLangClient
 from orchestra_jax.engines.sglang.pool import SGLangPool
-from orchestra_jax.engines.sglang.protocol import CONTEXT_SPARE, Piece, read_answer, request_body
+from orchestra_jax.engines.sglang.protocol import Piece, read_answer, request_body
+from orchestra_jax.engines.sglang.server_check import check_server
 from orchestra_jax.engines.sglang.weights import WeightSync
 from orchestra_jax.http_json import ServerError
 from orchestra_jax.models.base import DecoderConfig
@@ -24,8 +23,6 @@ from orchestra_jax.models.base import DecoderConfig
 _ABORT_S = 5.0
 _BUSY = 503  # the server's queue is full, or it is shutting down: it did nothing
 _LONGEST_BACKOFF_S = 10.0
-_INFO_S = 30.0
-_SHAPE = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_layers"}
 
 
 class SGLangEngine:
@@ -162,8 +159,8 @@ class SGLangEngine:
     async def release_memory(self) -> None:
         """Frees the servers' GPU memory until the next `update_weights`, for a trainer on the same GPUs.
 
-        Again is harmless. The servers must run with --enable-memory-saver, and must have been started by this run: what
-        a server has released already cannot be asked, and it dies of a second time.
+        A second call is harmless. The servers must run with --enable-memory-saver, and must have been started by this
+        run: a server does not tell what it has released already, and crashes where it is told twice.
 
         Raises:
             RuntimeError: a generation is under way, the engine is closed, or a server keeps its memory.
@@ -199,7 +196,7 @@ class SGLangEngine:
                 "tokenizer of this model."
             )
         for server in self._pool.servers:
-            await _check_server(server, config, self.max_length)
+            await check_server(server, config, self.max_length)
 
     def _check_open(self) -> None:
         if self._stopped:
@@ -325,30 +322,3 @@ def _version_of(answer: Any) -> Any:
         return answer["meta_info"]["weight_version"]
     except (TypeError, KeyError):
         return None
-
-
-async def _check_server(server: SGLangClient, config: DecoderConfig, max_length: int) -> None:
-    info = await server.get("/model_info", timeout_s=_INFO_S)
-    details = await server.get("/server_info", timeout_s=_INFO_S)
-    if info.get("architectures") not in (None, [config.architecture]):
-        raise ValueError(
-            f"{server.url} serves {info['architectures']}, but the policy is a {config.architecture}; start it "
-            "with the policy's model."
-        )
-    # SGLang tells neither sizes nor vocabulary; its model's folder does, where we can read it.
-    file = Path(str(info.get("model_path"))) / "config.json"
-    if file.is_file():
-        found = json.loads(file.read_text())
-        for key, ours in _SHAPE.items():
-            if found.get(key) != getattr(config, ours):
-                raise ValueError(
-                    f"{server.url} serves a model with {key}={found.get(key)} ({file.parent}), but the policy has "
-                    f"{getattr(config, ours)}; start it with the policy's model."
-                )
-    room = details.get("max_req_input_len")
-    if isinstance(room, int) and room < max_length:
-        raise ValueError(
-            f"{server.url} takes sequences of {room} tokens, but rollout.limits.max_length is {max_length}; start it "
-            f"with --context-length {max_length + CONTEXT_SPARE} or more and enough memory, or lower "
-            "rollout.limits.max_length."
-        )
