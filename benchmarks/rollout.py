@@ -51,7 +51,7 @@ from orchestra_jax.engines.sglang.protocol import request_body
 from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.envs.qa.environment import QAEpisode
-from orchestra_jax.envs.quickstart.vocabulary import CHAT_TEMPLATE
+from orchestra_jax.envs.words import CHAT_TEMPLATE
 from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.models.decoder import init_params, num_params
 from orchestra_jax.models.qwen3 import Qwen3Config
@@ -84,7 +84,7 @@ class Echo:
     """A world with one free tool."""
 
     def reset(self, task: Task, budget: Budget) -> QAEpisode:
-        return QAEpisode(task, ToolExecutor(task.tools, {TOOL.name: _echo}, budget), None, None, budget)
+        return QAEpisode(task, ToolExecutor(task.tools, {TOOL.name: _echo}, budget), budget)
 
     async def close(self) -> None:
         pass

@@ -37,6 +37,7 @@ RENAMED = {
     "algorithm.schedule": "algorithm.optimizer.schedule",
     "algorithm.warmup_steps": "algorithm.optimizer.warmup_steps",
     "algorithm.weight_decay": "algorithm.optimizer.weight_decay",
+    "data.wishes": "data.preferences_per_question",
     "env.max_calls": "rollout.limits.max_calls",
     "logger.tensorboard": "logger.names",
     "rollout.deadline_s": "rollout.limits.deadline_s",

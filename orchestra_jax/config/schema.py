@@ -201,7 +201,7 @@ class DataConfig(Settings):
     eval_path: str | None = None  # file or folder of evaluation questions
     eval_questions: int = at_least(256, 0)  # rows of `path` held out for evaluation
     preferences: bool = True  # append a user preference to every question
-    wishes: int = at_least(1, 1)  # preferences that each training question is posed under within a step
+    preferences_per_question: int = at_least(1, 1)  # that each training question is posed under within a step
 
     def training(self) -> list[SourceConfig]:
         """The files to train on: `path`, else the mixture; empty for a generated world."""

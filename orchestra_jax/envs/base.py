@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec, Usage
 
 if TYPE_CHECKING:  # importing transformers takes two seconds
@@ -55,6 +56,27 @@ class Episode(Protocol):
     async def score(self, answer: str) -> "bool | Score":
         """r_outcome of Eq. 1: whether the final answer (and the environment's state) solves the task."""
         ...
+
+
+class ToolEpisode(ABC):
+    """An `Episode` whose calls an executor runs; a subclass says how an answer is scored.
+
+    Args:
+        task: what is asked; its `tools` are the menu.
+        executor: checks, runs and charges the calls.
+        messages: the first ones; None: those of `initial_messages`.
+    """
+
+    def __init__(self, task: Task, executor: ToolExecutor, messages: list[Message] | None = None) -> None:
+        self.task, self.tools, self._executor = task, task.tools, executor
+        self.messages = initial_messages(task) if messages is None else messages
+
+    async def step(self, call: ToolCall) -> ToolResult:
+        return await self._executor.step(call)
+
+    @abstractmethod
+    async def score(self, answer: str) -> bool | Score:
+        """See `Episode.score`."""
 
 
 @dataclass(frozen=True, kw_only=True)

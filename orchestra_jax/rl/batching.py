@@ -61,9 +61,9 @@ def group_arrays(trajectories: Sequence[Trajectory], group_size: int, max_tools:
     for g, members in enumerate(groups):
         task = members[0].task
         names = [spec.name for spec in task.tools]
-        wish = task.preference
-        preference[g, : len(names)] = [wish.tools.get(name, 0.0) for name in names]
-        preference[g, tools:] = wish.outcome, wish.compute, wish.latency
+        wanted = task.preference
+        preference[g, : len(names)] = [wanted.tools.get(name, 0.0) for name in names]
+        preference[g, tools:] = wanted.outcome, wanted.compute, wanted.latency
         tool_mask[g, : len(names)] = tool_mask[g, tools:] = True
         for n, member in enumerate(members):
             called = member.tool_names

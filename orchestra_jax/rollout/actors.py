@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
+from orchestra_jax.envs.base import Script
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
-# The next call, or the final answer as a string.
-Script = Callable[[Task, Sequence[ToolResult]], ToolCall | str]
 
-
-class Player(Protocol):
+class Actor(Protocol):
     """Chooses the next output of one trajectory."""
 
     async def act(self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int) -> Generation:
@@ -26,12 +24,12 @@ class Player(Protocol):
         ...
 
 
-# The player of (group, member, attempt).
-MakePlayer = Callable[[int, int, int], Player]
+# The actor of (group, member, attempt).
+MakeActor = Callable[[int, int, int], Actor]
 
 
-class EnginePlayer:
-    """Plays with an engine; `seed` makes every generation of the trajectory reproducible.
+class EngineActor:
+    """The policy behind an engine; `seed` makes every generation of the trajectory reproducible.
 
     Args:
         max_length: tokens of one sequence: what is left of them bounds a generation, whatever the engine itself holds.
@@ -50,8 +48,8 @@ class EnginePlayer:
         self._engine.close_session(self._session)
 
 
-class ScriptPlayer:
-    """Plays what a function of (task, results so far) says: demonstrations and baselines.
+class ScriptActor:
+    """Says what a function of (task, results so far) says: demonstrations and baselines.
 
     Args:
         script: the next action.

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
-from orchestra_jax.envs.base import Environment, Episode, Message, Score
+from orchestra_jax.envs.base import Environment, Episode, Message, Score, Script
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.rollout.actors import EnginePlayer, MakePlayer, Player, Script, ScriptPlayer, render_call
+from orchestra_jax.rollout.actors import Actor, EngineActor, MakeActor, ScriptActor, render_call
 from orchestra_jax.rollout.chat import ChatFormat, ParseError, final_answer, parse_tool_calls
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog, within
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Turn, Usage
 
-__all__ = ["Collector", "OrchestratorPrice", "RolloutLimits", "Script", "render_call"]
+__all__ = ["Collector", "OrchestratorPrice", "RolloutLimits", "render_call"]
 
 T = TypeVar("T")
 
@@ -94,8 +94,8 @@ class Collector:
         Returns:
             Trajectories ordered by task, then member.
         """
-        make_player = self._engine_players(engine, temperature, seed)
-        return await self._collect(make_player, list(enumerate(tasks)), group_size, budget, on_done)
+        make_actor = self._engine_actors(engine, temperature, seed)
+        return await self._collect(make_actor, list(enumerate(tasks)), group_size, budget, on_done)
 
     async def collect_group(
         self,
@@ -118,26 +118,26 @@ class Collector:
         Returns:
             Trajectories ordered by member.
         """
-        make_player = self._engine_players(engine, temperature, seed)
-        return await self._collect(make_player, [(group, task)], group_size, budget)
+        make_actor = self._engine_actors(engine, temperature, seed)
+        return await self._collect(make_actor, [(group, task)], group_size, budget)
 
     async def play(
         self, script: Script, tasks: Sequence[Task], think: Callable[[Task], str] | None = None, *, budget: Budget
     ) -> list[Trajectory]:
         """Plays every task once with a script instead of a policy."""
-        return await self._collect(lambda *_: ScriptPlayer(self.chat, script, think), list(enumerate(tasks)), 1, budget)
+        return await self._collect(lambda *_: ScriptActor(self.chat, script, think), list(enumerate(tasks)), 1, budget)
 
-    def _engine_players(self, engine: Engine, temperature: float, seed: Sequence[int]) -> MakePlayer:
+    def _engine_actors(self, engine: Engine, temperature: float, seed: Sequence[int]) -> MakeActor:
         params = SamplingParams(self.limits.max_new_tokens, temperature, self.chat.stop_ids)
 
-        def player(group: int, member: int, attempt: int) -> Player:
-            return EnginePlayer(engine, params, (*seed, group, member, attempt), self.limits.max_length)
+        def actor(group: int, member: int, attempt: int) -> Actor:
+            return EngineActor(engine, params, (*seed, group, member, attempt), self.limits.max_length)
 
-        return player
+        return actor
 
     async def _collect(
         self,
-        make_player: MakePlayer,
+        make_actor: MakeActor,
         groups: Sequence[tuple[int, Task]],
         group_size: int,
         budget: Budget,
@@ -146,30 +146,30 @@ class Collector:
         """The trajectories of numbered tasks, in their order."""
         prompts = [self._prompt(task, budget) for _, task in groups]
 
-        async def one(place: int, member: int, player: Player) -> Trajectory:
+        async def one(place: int, member: int, actor: Actor) -> Trajectory:
             group, task = groups[place]
             for attempt in range(self.limits.retries + 1):
-                player = player if attempt == 0 else make_player(group, member, attempt)
-                trajectory = await _Run(self, task, prompts[place], player, group, member).trajectory(budget)
+                actor = actor if attempt == 0 else make_actor(group, member, attempt)
+                trajectory = await _Run(self, task, prompts[place], actor, group, member).trajectory(budget)
                 if trajectory.status is not Status.FAILED:
                     break
             if on_done is not None:
                 on_done(trajectory)
             return trajectory
 
-        # Players are made before any of them runs, so that a lockstep engine knows how many to wait for.
-        todo = [(p, m, make_player(groups[p][0], m, 0)) for p in range(len(groups)) for m in range(group_size)]
+        # Actors are made before any of them runs, so that a lockstep engine knows how many to wait for.
+        todo = [(p, m, make_actor(groups[p][0], m, 0)) for p in range(len(groups)) for m in range(group_size)]
         running = [asyncio.ensure_future(one(*item)) for item in todo]
         try:
             return list(await asyncio.gather(*running))
         finally:
             # After an error nothing goes on in the background, and no session stays open for an engine to wait for:
-            # a task that was cancelled before it began has not ended its player.
+            # a task that was cancelled before it began has not ended its actor.
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-            for _, _, player in todo:
-                player.end()
+            for _, _, actor in todo:
+                actor.end()
 
     def _prompt(self, task: Task, budget: Budget) -> tuple[int, ...]:
         episode = self.environment.reset(task, budget)
@@ -187,9 +187,9 @@ class _Run:
     """
 
     def __init__(
-        self, collector: Collector, task: Task, prompt: tuple[int, ...], player: Player, group: int, member: int
+        self, collector: Collector, task: Task, prompt: tuple[int, ...], actor: Actor, group: int, member: int
     ) -> None:
-        self.collector, self.task, self.player, self.group, self.member = collector, task, player, group, member
+        self.collector, self.task, self.actor, self.group, self.member = collector, task, actor, group, member
         self.ids, self.new = prompt, prompt
         self.sequences: list[list[Turn]] = [[]]
         self.ledger: list[Usage] = []
@@ -217,7 +217,7 @@ class _Run:
             waited = f", waiting for {' and '.join(self.given_up)}" if self.given_up else ""
             status, reason = Status.FAILED, f"{error}{waited}"
         finally:
-            self.player.end()
+            self.actor.end()
         sequences = tuple(tuple(sequence) for sequence in self.sequences if sequence)
         return Trajectory(
             task=self.task,
@@ -311,7 +311,7 @@ class _Run:
         """One generation and its ledger row; what the sequence held before this turn counts as cached."""
         price = self.collector.price
         start = time.perf_counter()
-        act = self.player.act(self.task, self.ids, self.results, self.turn - 1)
+        act = self.actor.act(self.task, self.ids, self.results, self.turn - 1)
         generation = await self._wait("engine", act, self.collector.limits.turn_deadline_s)
         if generation.finish_reason == "abort":
             raise InfrastructureError("the engine aborted the generation")

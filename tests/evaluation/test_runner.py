@@ -12,7 +12,7 @@ from orchestra_jax.config.schema import ConfigError, EvaluationConfig, RewardCon
 from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.envs.quickstart.baselines import BASELINES
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
-from orchestra_jax.envs.quickstart.vocabulary import build_tokenizer
+from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
 from orchestra_jax.evaluation.metrics import summarize, tool_shares
 from orchestra_jax.evaluation.runner import Evaluator
@@ -53,7 +53,7 @@ def world() -> QuickstartWorld:
 @pytest.fixture(scope="module")
 def collector(world: QuickstartWorld) -> Iterator[Collector]:
     environment = QuickstartEnvironment(RunConfig())
-    yield Collector(environment, ChatFormat(build_tokenizer(world), compact_menu=True), LIMITS, PRICE)
+    yield Collector(environment, ChatFormat(quickstart_chat().tokenizer, compact_menu=True), LIMITS, PRICE)
     asyncio.run(environment.close())
 
 

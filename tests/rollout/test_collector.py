@@ -316,7 +316,7 @@ async def test_groups_rolled_out_one_by_one_are_those_of_the_whole_step(words):
 
 
 @pytest.mark.parametrize("steps", range(4))
-async def test_a_cancelled_group_ends_its_own_players_only(words, steps):
+async def test_a_cancelled_group_ends_its_own_actors_only(words, steps):
     collector, world, chat = make(words)
     engine = FakeEngine(
         chat, lambda session, turn: HANG if session < 2 and turn else says(call("echo"), ANSWER)(0, turn)

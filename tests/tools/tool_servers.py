@@ -72,7 +72,7 @@ def outside() -> Iterator[Outside]:
 
 
 class ScriptedPolicy:
-    """In place of `collector.EnginePlayer`: calls two tools of the menu, drawn by its seed, then answers.
+    """In place of `collector.EngineActor`: calls two tools of the menu, drawn by its seed, then answers.
 
     Attributes:
         chat: set before it plays.

@@ -149,7 +149,7 @@ def test_config_record_survives_json(tmp_path: Path):
         (("env=qa", "tools=offline"), "env.name=qa and data.source=quickstart do not fit: use env=quickstart"),
         ((*OFFLINE, "tools.corpus=null", "data.mixture=[]"), "There are no training questions: set data.path=FILE."),
         (("env.name=quickstrt",), "env.name=quickstrt is no known environment: did you mean quickstart?"),
-        (("data.wishes=3",), "data.wishes=3 must divide algorithm.tasks_per_step=32"),
+        (("data.preferences_per_question=3",), "data.preferences_per_question=3 must divide algorithm.tasks_per_step"),
         (("algorithm.loss.loss=grop",), "algorithm.loss.loss=grop is no known loss: did you mean "),
     ],
     ids=[

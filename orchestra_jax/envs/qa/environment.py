@@ -9,7 +9,7 @@ from orchestra_jax.config.schema import ConfigError, RunConfig, SourceConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preferences import sample_preference
 from orchestra_jax.data.sources import Question, load_tasks
-from orchestra_jax.envs.base import Demonstrations, Environment, Message, Score, initial_messages
+from orchestra_jax.envs.base import Demonstrations, Environment, Score, ToolEpisode, initial_messages
 from orchestra_jax.envs.qa import demonstrations
 from orchestra_jax.envs.registry import ENVIRONMENTS
 from orchestra_jax.money.budgets import Budget
@@ -19,7 +19,7 @@ from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.tools.build import instance_seed, make_tools, price_book, tool_problems
 from orchestra_jax.tools.catalogue import ANSWER_TOOL
 from orchestra_jax.tools.experts.roles import Judge
-from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec
+from orchestra_jax.types import Preference, Task
 
 SYSTEM = (
     "Answer the user's question. Call tools where they help, mind their prices and latencies and the user's wishes, "
@@ -32,30 +32,30 @@ SYSTEM_TERMINAL = (
 GATE_TASKS = 32
 
 
-class QAEpisode:
-    """One question under one menu; see `envs.base.Episode`."""
+class QAEpisode(ToolEpisode):
+    """One question under one menu.
+
+    Args:
+        task, executor: see `ToolEpisode`.
+        budget: of the trajectory; the judge is charged to its parent.
+        system: system message; None: none.
+        judge: decides on answers that do not match; None: those are wrong.
+    """
 
     def __init__(
         self,
         task: Task,
         executor: ToolExecutor,
-        system: str | None,
-        judge: Judge | None,
         budget: Budget,
+        system: str | None = None,
+        judge: Judge | None = None,
     ) -> None:
-        self._task, self._executor, self._judge, self._budget = task, executor, judge, budget
-        self.messages: list[Message] = initial_messages(task, system)
-
-    @property
-    def tools(self) -> tuple[ToolSpec, ...]:
-        return self._executor.tools
-
-    async def step(self, call: ToolCall) -> ToolResult:
-        return await self._executor.step(call)
+        super().__init__(task, executor, initial_messages(task, system))
+        self._judge, self._budget = judge, budget
 
     async def score(self, answer: str) -> bool | Score:
         """Equal to a reference, or the judge finds it so; it is asked only about answers that are not equal."""
-        if matches(extract_answer(answer), self._task.answer):
+        if matches(extract_answer(answer), self.task.answer):
             return True
         if self._judge is None:
             return False
@@ -63,7 +63,7 @@ class QAEpisode:
         # The judge is not the policy's to pay: the trajectory's own budget does not hold for it.
         payer = self._budget.parent or self._budget
         verdict = await self._judge.judge(
-            self._task.question, marked_answer(reply) or reply, self._task.answer, budget=payer
+            self.task.question, marked_answer(reply) or reply, self.task.answer, budget=payer
         )
         return Score(verdict.correct, verdict.usage)
 
@@ -130,7 +130,7 @@ class QAEnvironment(Environment):
 
     def reset(self, task: Task, budget: Budget) -> QAEpisode:
         executor = self._tools.catalogue.executor(task.extra["instance"], task, budget)
-        return QAEpisode(task, executor, self._system, self._tools.judge, budget)
+        return QAEpisode(task, executor, budget, self._system, self._tools.judge)
 
     async def close(self) -> None:
         await self._tools.close()

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestra_jax.envs.base import Script
 from orchestra_jax.envs.quickstart.demonstrations import answer_from, random_tools, reference_call
-from orchestra_jax.envs.quickstart.world import EXPERTS, best_tool, success_probability
+from orchestra_jax.envs.quickstart.facts import EXPERTS, success_probability
+from orchestra_jax.envs.quickstart.world import best_tool
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
 

@@ -5,48 +5,35 @@ from typing import Any, cast
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.data.pipeline import Flattened, TaskIterator, task_iterator
-from orchestra_jax.envs.base import Demonstrations, Environment, Message, OwnChat, Script
+from orchestra_jax.envs.base import Demonstrations, Environment, Message, OwnChat, Script, ToolEpisode
 from orchestra_jax.envs.quickstart import demonstrations
 from orchestra_jax.envs.quickstart.baselines import BASELINES
-from orchestra_jax.envs.quickstart.vocabulary import build_tokenizer
-from orchestra_jax.envs.quickstart.world import (
-    CATALOGUE,
-    EXPERTS,
-    PREFERENCE_SHARES,
-    SKILLS,
-    PairedTasks,
-    QuickstartWorld,
-)
+from orchestra_jax.envs.quickstart.facts import CATALOGUE, EXPERTS, SKILLS
+from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
+from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
+from orchestra_jax.envs.quickstart.world import PairedTasks, QuickstartWorld
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolExecutor, ToolHandler
 from orchestra_jax.tools.experts.simulated import SimulatedExpert
 from orchestra_jax.tools.python.isolation import Isolation, IsolationError, available
 from orchestra_jax.tools.python.sandbox import PythonSandbox
 from orchestra_jax.tools.search.local import LocalIndex, Passage
-from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec
+from orchestra_jax.types import Task, ToolResult
 
 TRAINING_TASKS = 100_000
 GATE_TASKS = 128
 PAIRED_KINDS = ("accuracy", "cost", "fast", "local")
 
 
-class QuickstartEpisode:
-    """One question under one menu; see `envs.base.Episode`."""
+class QuickstartEpisode(ToolEpisode):
+    """One question under one menu."""
 
-    def __init__(self, task: Task, handlers: Mapping[str, ToolHandler], budget: Budget) -> None:
-        self._task = task
-        self._executor = ToolExecutor(task.tools, handlers, budget)
-        self.messages: list[Message] = [{"role": "user", "content": f"{task.question} {task.preference.instruction}"}]
-
-    @property
-    def tools(self) -> tuple[ToolSpec, ...]:
-        return self._executor.tools
-
-    async def step(self, call: ToolCall) -> ToolResult:
-        return await self._executor.step(call)
+    def __init__(self, task: Task, executor: ToolExecutor) -> None:
+        asked: Message = {"role": "user", "content": f"{task.question} {task.preference.instruction}"}
+        super().__init__(task, executor, [asked])
 
     async def score(self, answer: str) -> bool:
-        return answer.strip() in self._task.answer
+        return answer.strip() in self.task.answer
 
 
 class QuickstartEnvironment(Environment):
@@ -70,25 +57,26 @@ class QuickstartEnvironment(Environment):
 
     @classmethod
     def problems(cls, cfg: RunConfig) -> list[str]:
-        found, count = [], cfg.data.wishes
+        found, count = [], cfg.data.preferences_per_question
         if cfg.data.source != "quickstart":
             found.append(
                 f"env.name={cfg.env.name} and data.source={cfg.data.source} do not fit: use env=quickstart "
                 "data=quickstart, or env=qa with a data group of real questions."
             )
-        if cfg.algorithm.tasks_per_step % count or count > len(PREFERENCE_SHARES):
+        groups = cfg.algorithm.tasks_per_step
+        if groups % count or count > len(PREFERENCE_SHARES):
             found.append(
-                f"data.wishes={count} must divide algorithm.tasks_per_step={cfg.algorithm.tasks_per_step} and be at "
-                f"most {len(PREFERENCE_SHARES)}: change one of them."
+                f"data.preferences_per_question={count} must divide algorithm.tasks_per_step={groups} and be at most "
+                f"{len(PREFERENCE_SHARES)}: change one of them."
             )
         return found
 
     @classmethod
     def chat(cls, cfg: RunConfig) -> OwnChat:
-        return OwnChat(tokenizer=build_tokenizer(QuickstartWorld(cfg.env.seed)), compact_menu=True)
+        return quickstart_chat()
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
-        count = self._cfg.data.wishes
+        count = self._cfg.data.preferences_per_question
         questions = PairedTasks(self.world, TRAINING_TASKS, count)
         return Flattened(task_iterator(questions, seed=self._cfg.seed, batch_size=batch_size // count))
 
@@ -118,7 +106,7 @@ class QuickstartEnvironment(Environment):
         handlers: dict[str, ToolHandler] = {"python": self._python}
         handlers.update({name: self._search_handler(name) for name in self._indices})
         handlers.update({name: self._expert_handler(name, task) for name in EXPERTS})
-        return QuickstartEpisode(task, handlers, budget)
+        return QuickstartEpisode(task, ToolExecutor(task.tools, handlers, budget))
 
     async def close(self) -> None:
         self._sandbox.close()

@@ -8,16 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 from scipy import stats
 
-from orchestra_jax.envs.quickstart.world import (
-    EXPERTS,
-    FAMILIES,
-    PREFERENCE_SHARES,
-    TRAINING_SHARES,
-    PairedTasks,
-    QuickstartWorld,
-    best_tool,
-    success_probability,
-)
+from orchestra_jax.envs.quickstart.facts import EXPERTS, FAMILIES, success_probability
+from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
+from orchestra_jax.envs.quickstart.world import TRAINING_SHARES, PairedTasks, QuickstartWorld, best_tool
 from orchestra_jax.types import Task
 
 ROOT = Path(__file__).resolve().parents[3]

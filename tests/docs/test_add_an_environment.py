@@ -1,0 +1,69 @@
+"""The environment of docs/add_an_environment.md, from a folder outside the repository."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from orchestra_jax.config import cli
+from orchestra_jax.config.checks import load
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.training.build import preflight
+from orchestra_jax.training.loggers.jsonl import read_metrics
+from orchestra_jax.training.run import run
+from tests.docs.pages import blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = blocks("add_an_environment.md")
+# What the page's command trains, but a few steps of it.
+MICRO = (
+    "steps=2", "warm_start.steps=2", "warm_start.check_every=2", "algorithm.tasks_per_step=2", "algorithm.group_size=2",
+    "logger.names=[jsonl]",
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (code,) = [text for language, text in PAGE if language == "python"]
+    assert len(code.splitlines()) < 80
+    (tmp_path / "my_env.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_env", raising=False)
+    return tmp_path
+
+
+def config(folder: Path, *overrides: str) -> RunConfig:
+    """The configuration of the page's command."""
+    (command,) = [text for language, text in PAGE if language == "bash"]
+    said = re.findall(r"[\w.]+=\S+", command)
+    cli.register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return load(compose("config", [*said, *overrides]), str(folder / "run"))
+
+
+def test_the_example_trains(folder: Path):
+    cfg = config(folder, *MICRO)
+    run(cfg)
+    assert [row["step"] for row in read_metrics(folder / "run")] == [1, 2]
+    assert json.loads((folder / "run" / "summary.json").read_text())["after"]["accuracy"] >= 0
+    transcript = (folder / "run" / "trajectories" / "step-000001.txt").read_text()
+    assert re.search(r"question   Where does \w+ sit\?", transcript)
+    assert "preference Be quick." in transcript
+
+
+def test_the_options_are_the_environments_own(folder: Path):
+    environment = make_environment(config(folder, "+env.options.held_out=6"))
+    held_out = {task.id for task in environment.held_out(99)}
+    assert len(held_out) == 6
+    stream = environment.train_tasks(5)
+    assert held_out.isdisjoint({task.id for _ in range(8) for task in next(stream)})
+
+
+def test_a_file_that_is_not_there_is_one_sentence(folder: Path):
+    with pytest.raises(ConfigError, match=r"env\.name=my_evn:Room: there is no module my_evn; start from the folder"):
+        preflight(config(folder, "env.name=my_evn:Room"))
