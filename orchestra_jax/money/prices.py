@@ -76,7 +76,8 @@ class PriceList:
                     raise ValueError(f"Price {key}={json.dumps(value)} of {name!r} must be a number of dollars >= 0.")
             entries[name] = Price(**prices)
         latencies = config.get("latencies", {})
-        return cls(str(config["id"]), str(config["date"]), str(config["source"]), entries, latencies)
+        texts = {key: str(config[key]) for key in ("id", "date", "source")}
+        return cls(**texts, entries=entries, latencies=latencies)
 
     @classmethod
     def load(cls, path: str | Path) -> "PriceList":
@@ -141,7 +142,8 @@ class PriceList:
         """This list, completed by `base` with what it does not sell; the id names both."""
         entries = {**base.entries, **self.entries}
         latencies = {**base.latencies, **self.latencies}
-        return PriceList(f"{self.id}+{base.id}", self.date, f"{self.source}; else {base.source}", entries, latencies)
+        both = {"id": f"{self.id}+{base.id}", "source": f"{self.source}; else {base.source}"}
+        return replace(self, **both, entries=entries, latencies=latencies)
 
     def scaled(self, seed: int, low: float, high: float) -> "PriceList":
         """Every entry's prices times a factor of its own, log-uniform in [low, high].

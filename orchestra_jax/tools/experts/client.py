@@ -140,7 +140,13 @@ class ExpertClient:
         if stop:
             body["stop"] = list(stop)
         worst = self.prices.charge(
-            Usage(expert.name, role, self._counter.most(fitted), 0, most, seconds=expert.timeout_s + GRACE_S)
+            Usage(
+                expert.name,
+                role,
+                prompt_tokens=self._counter.most(fitted),
+                completion_tokens=most,
+                seconds=expert.timeout_s + GRACE_S,
+            )
         )
 
         async def send() -> Outcome:
@@ -208,7 +214,15 @@ class ExpertClient:
             most = body[self.expert.max_tokens_field]
             tokens = self._counter.estimate(body["messages"]), 0, min(self._counter.count(text), most)
         prompt, cached, completion = tokens
-        row = Usage(self.expert.name, role, prompt, cached, completion, seconds=seconds, estimated=estimated)
+        row = Usage(
+            self.expert.name,
+            role,
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            completion_tokens=completion,
+            seconds=seconds,
+            estimated=estimated,
+        )
         return Answered({"text": text, "finish_reason": finish}, self.prices.charge(row))
 
     def _refused(self, server: str, error: "openai.APIStatusError") -> Refused:

@@ -120,25 +120,10 @@ async def describe(
         done += 1
         progress(done, total)
 
-    async def tried(client: ExpertClient, example: Example) -> Answer:
-        try:
-            return await ask(client, example, budget)
-        except InfrastructureError as error:
-            return Answer(example.id, problem=str(error))
-        finally:
-            count()
-
     async def subject(name: str) -> None:
         expert, writer = clients[name].expert, clients[job.writer(name)]
-        asked = await asyncio.gather(*(tried(clients[name], each) for each in job.examples), return_exceptions=True)
-        answers = [each for each in asked if isinstance(each, Answer)]
         try:
-            for each in asked:  # only now: what was paid for is recorded
-                if isinstance(each, BaseException):
-                    raise each
-            if all(answer.right is None for answer in answers):
-                raise InfrastructureError(f"{name} answered no task: {answers[0].problem}")
-            text = await write(writer, expert, job.examples, answers, budget)
+            text, answers = await _described(job, clients[name], writer, budget, count)
         except (InfrastructureError, BudgetExceeded, UnusableDescription) as error:
             problems[name] = str(error)
             return
@@ -166,6 +151,34 @@ async def describe(
     return Described(descriptions, problems)
 
 
+async def _described(
+    job: DescriptionJob, client: ExpertClient, writer: ExpertClient, budget: Budget, count: Callable[[], object]
+) -> tuple[str, list[Answer]]:
+    """The description of one subject, and its answers; `count` is called after each of them.
+
+    Raises:
+        InfrastructureError: it answered no task, or the writer failed.
+        BudgetExceeded, UnusableDescription: see `write`.
+    """
+
+    async def tried(example: Example) -> Answer:
+        try:
+            return await ask(client, example, budget)
+        except InfrastructureError as error:
+            return Answer(example.id, problem=str(error))
+        finally:
+            count()
+
+    asked = await asyncio.gather(*map(tried, job.examples), return_exceptions=True)
+    for each in asked:  # only now: what was paid for is recorded
+        if isinstance(each, BaseException):
+            raise each
+    answers = [each for each in asked if isinstance(each, Answer)]
+    if all(answer.right is None for answer in answers):
+        raise InfrastructureError(f"{client.expert.name} answered no task: {answers[0].problem}")
+    return await write(writer, client.expert, job.examples, answers, budget), answers
+
+
 def _unknown(example: Example) -> Answer:
     """Stands for a reply that is not there yet, as long as the writer can be shown one."""
     return Answer(example.id, right=False, reply="?" * SHOWN_CHARS, completion_tokens=EXPECTED_TOKENS)
@@ -180,9 +193,9 @@ def _call(
     prompt, tokens = counter.estimate(messages), min(tokens, expert.max_tokens)
     usd = job.prices.cost(name, prompt_tokens=prompt, completion_tokens=tokens)
     worst = job.prices.cost(name, prompt_tokens=counter.most(messages), completion_tokens=expert.max_tokens)
-    return Forecast(name, 1, prompt + tokens, usd, worst * tries)
+    return Forecast(name=name, calls=1, tokens=prompt + tokens, usd=usd, worst_usd=worst * tries)
 
 
 def _sum(name: str, lines: Sequence[Forecast]) -> Forecast:
-    sums = (sum(getattr(line, field) for line in lines) for field in ("calls", "tokens", "usd", "worst_usd"))
-    return Forecast(name, *sums)
+    sums = {field: sum(getattr(line, field) for line in lines) for field in ("calls", "tokens", "usd", "worst_usd")}
+    return Forecast(name=name, **sums)

@@ -72,10 +72,15 @@ async def ask(client: ExpertClient, example: Example, budget: Budget) -> Answer:
     answer = extract_answer(reply)
     rows = completion.usage
     return Answer(
-        example.id, answer, matches(answer, example.answers), "", reply,
-        sum(row.prompt_tokens for row in rows), sum(row.completion_tokens for row in rows),
-        sum(row.cost_usd for row in rows), sum(row.seconds for row in rows),
-    )  # fmt: skip
+        task=example.id,
+        answer=answer,
+        right=matches(answer, example.answers),
+        reply=reply,
+        prompt_tokens=sum(row.prompt_tokens for row in rows),
+        completion_tokens=sum(row.completion_tokens for row in rows),
+        cost_usd=sum(row.cost_usd for row in rows),
+        seconds=sum(row.seconds for row in rows),
+    )
 
 
 async def write(
