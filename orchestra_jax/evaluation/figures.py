@@ -259,7 +259,7 @@ def _findings(
 
 @dataclass(frozen=True)
 class _Point:
-    """A policy or player in the picture: cents per question, per cent solved, and how it looks."""
+    """A policy or script in the picture: cents per question, per cent solved, and how it looks."""
 
     x: float
     y: float
