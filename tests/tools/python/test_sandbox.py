@@ -109,10 +109,10 @@ def test_guessed_last_statement_is_the_one_of_the_ast(code: str):
 
 def test_endless_loops_and_sleepers_are_stopped():
     start = time.perf_counter()
-    for result in run_all(["while True: pass", "import time\ntime.sleep(60)"], timeout_s=0.4):
+    for result in run_all(["while True: pass", "import time\ntime.sleep(1000)"], timeout_s=0.4):
         assert result.is_error
         assert "time-out" in result.text
-    assert time.perf_counter() - start < 20
+    assert time.perf_counter() - start < 500  # far more than a slow machine needs, half of the sleep
 
 
 def test_memory_bomb():
