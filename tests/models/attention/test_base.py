@@ -10,6 +10,9 @@ def normal(seed: int, *shape: int) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape)
 
 
+run = jax.jit(attention)
+
+
 def reference(q, k, v, past=None, past_lengths=None, segment_ids=None) -> np.ndarray:
     """One query at a time, in float64."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
@@ -45,7 +48,7 @@ def test_matches_the_reference(heads: int, kv_heads: int, length: int, kind: str
     segments = (
         jnp.array([[1, 1, 2, 2, 0], [1, 2, 2, 2, 2], [0, 0, 0, 0, 0]])[:, :length] if kind == "segments" else None
     )
-    out = attention(q, k, v, past=past, past_lengths=lengths, segment_ids=segments)
+    out = run(q, k, v, past=past, past_lengths=lengths, segment_ids=segments)
     np.testing.assert_allclose(out, reference(q, k, v, past, lengths, segments), atol=2e-6)
 
 
@@ -55,16 +58,16 @@ def test_entries_beyond_the_past_length_change_nothing() -> None:
     lengths = jnp.array([2, 4])
     unseen = (jnp.arange(6) >= lengths[:, None])[:, None, :, None]
     spoilt = jax.tree.map(lambda x: jnp.where(unseen, 1e4, x), past)
-    expected = attention(q, k, v, past=past, past_lengths=lengths)
-    np.testing.assert_array_equal(attention(q, k, v, past=spoilt, past_lengths=lengths), expected)
+    expected = run(q, k, v, past=past, past_lengths=lengths)
+    np.testing.assert_array_equal(run(q, k, v, past=spoilt, past_lengths=lengths), expected)
 
 
 def test_large_scores_stay_finite_and_bfloat16_stays_close() -> None:
     q, k, v = normal(0, 2, 4, 4, 8), normal(1, 2, 2, 4, 8), normal(2, 2, 2, 4, 8)
-    assert jnp.isfinite(attention(1e4 * q, k, v)).all()
-    half = attention(*(x.astype(jnp.bfloat16) for x in (q, k, v)))
+    assert jnp.isfinite(run(1e4 * q, k, v)).all()
+    half = run(*(x.astype(jnp.bfloat16) for x in (q, k, v)))
     assert half.dtype == jnp.bfloat16
-    np.testing.assert_allclose(half.astype(jnp.float32), attention(q, k, v), atol=0.05)
+    np.testing.assert_allclose(half.astype(jnp.float32), run(q, k, v), atol=0.05)
 
 
 @pytest.mark.parametrize(

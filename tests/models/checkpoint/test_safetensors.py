@@ -150,7 +150,7 @@ def test_reads_each_distinct_shard_once(folder, monkeypatch) -> None:
 @pytest.mark.parametrize("scan", [False, True])
 def test_host_memory_is_one_parameter(scan, tmp_path, monkeypatch) -> None:
     config = Qwen3Config.preset(
-        "tiny", vocab_size=8192, hidden_size=256, intermediate_size=1024, num_layers=12, scan_layers=scan
+        "tiny", vocab_size=8192, hidden_size=256, intermediate_size=1024, num_layers=6, scan_layers=scan
     )
     params = params_of(config)
     sizes = [leaf.nbytes for leaf in jax.tree.leaves(params)]
