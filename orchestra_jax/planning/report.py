@@ -13,6 +13,7 @@ from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_device
 from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
 from orchestra_jax.rl.packing import PackShapes
 from orchestra_jax.rl.setup import adapters, policy_learner, policy_shapes
+from orchestra_jax.rollout.chat import make_chat
 
 
 def run(cfg: RunConfig) -> bool:
@@ -82,9 +83,6 @@ def model_config(cfg: RunConfig) -> DecoderConfig:
         if m.path is not None:
             return read_config(m.path, **run_settings(m))
         if m.tokenizer is not None:
-            # Only now: importing the rollout side starts JAX, with the devices it then has.
-            from orchestra_jax.training.build import make_chat
-
             vocabulary["vocab_size"] = len(make_chat(cfg).tokenizer)
         return preset_config(m, **vocabulary)
     except (OSError, ValueError) as error:

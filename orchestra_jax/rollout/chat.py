@@ -15,6 +15,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from orchestra_jax.config.errors import ConfigError
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.envs import registry as environments
+from orchestra_jax.models import tokenizer as tokenizers
 from orchestra_jax.rollout.parsing import (
     CLOSE,
     END_THINK,
@@ -30,7 +34,7 @@ from orchestra_jax.types import ToolSpec
 if TYPE_CHECKING:  # importing transformers takes two seconds
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["ChatFormat", "ParseError", "common_prefix_extends", "final_answer", "parse_tool_calls"]
+__all__ = ["ChatFormat", "ParseError", "common_prefix_extends", "final_answer", "make_chat", "parse_tool_calls"]
 
 _PROTOCOL = frozenset((OPEN, CLOSE, THINK, END_THINK, "<tool_response>", "</tool_response>"))
 _USER, _ASSISTANT, _FIRST, _SECOND = (f"sentinel{letter}" for letter in "abcd")
@@ -225,3 +229,23 @@ def _cut(text: str, *marks: str) -> tuple[str, ...]:
         before, _, rest = rest.partition(mark)
         parts.append(before)
     return (*parts[1:], rest)
+
+
+def make_chat(cfg: RunConfig) -> ChatFormat:
+    """The tokenizer and chat format of a run.
+
+    Raises:
+        ConfigError: the tokenizer cannot be read, or the environment has none.
+    """
+    if cfg.model.tokenizer == "environment":
+        own = environments.own_chat(cfg)
+        if own is None:
+            raise ConfigError(
+                f"The environment {cfg.env.name} has no tokenizer of its own: set model.tokenizer=FOLDER."
+            )
+        return ChatFormat(own.tokenizer, compact_menu=own.compact_menu)
+    try:
+        tokenizer = tokenizers.load(str(cfg.model.tokenizer))
+    except FileNotFoundError as error:
+        raise ConfigError(str(error)) from error
+    return ChatFormat(tokenizer, history="keep")

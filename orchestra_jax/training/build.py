@@ -16,7 +16,6 @@ from orchestra_jax.engines.gpus import gpu_conflicts
 from orchestra_jax.envs import registry as environments
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.models import checkpoint
-from orchestra_jax.models import tokenizer as tokenizers
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.families import preset_config, run_settings
@@ -72,26 +71,6 @@ def _unreachable(urls: Sequence[str]) -> list[str]:
 def load_prices(cfg: RunConfig) -> OrchestratorPrice:
     """The price list of the run, with the policy's own tokens at the configured price."""
     return OrchestratorPrice(price_book(cfg).base, "orchestrator", cfg.pricing.orchestrator_seconds_per_token)
-
-
-def make_chat(cfg: RunConfig) -> ChatFormat:
-    """Tokenizer and chat format.
-
-    Raises:
-        ConfigError: the tokenizer cannot be read, or the environment has none.
-    """
-    if cfg.model.tokenizer == "environment":
-        own = environments.own_chat(cfg)
-        if own is None:
-            raise ConfigError(
-                f"The environment {cfg.env.name} has no tokenizer of its own: set model.tokenizer=FOLDER."
-            )
-        return ChatFormat(own.tokenizer, compact_menu=own.compact_menu)
-    try:
-        tokenizer = tokenizers.load(str(cfg.model.tokenizer))
-    except FileNotFoundError as error:
-        raise ConfigError(str(error)) from error
-    return ChatFormat(tokenizer, history="keep")
 
 
 def make_policy(cfg: RunConfig, chat: ChatFormat) -> tuple[DecoderConfig, Params]:

@@ -15,8 +15,9 @@ from orchestra_jax.models.lora import load_peft, merge
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run import Halted, RunMoney
+from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
-from orchestra_jax.training.build import make_chat, make_collector, make_policy, preflight
+from orchestra_jax.training.build import make_collector, make_policy, preflight
 from orchestra_jax.training.run import POLICY_FOLDER, exit_status
 from orchestra_jax.training.summary import write_summary
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import forecast, make_environment
 from orchestra_jax.money.run import Halted, RunMoney
-from orchestra_jax.rollout.chat import ChatFormat
+from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
-from orchestra_jax.training.build import make_chat, preflight
+from orchestra_jax.training.build import preflight
 from orchestra_jax.training.loggers.base import RunLog, chosen
 from orchestra_jax.training.stopping import Interrupted
 from orchestra_jax.training.summary import report, summary

@@ -10,7 +10,8 @@ from orchestra_jax.config.schema import EvaluationConfig, RunConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.training.build import make_chat, make_collector
+from orchestra_jax.rollout.chat import make_chat
+from orchestra_jax.training.build import make_collector
 from tests.docs.pages import blocks
 from tests.evaluation.test_runner import ParrotEngine
 

@@ -24,10 +24,11 @@ from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.forecast import dry_run
 from orchestra_jax.money.run import RunMoney
 from orchestra_jax.rollout import collector
+from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.tools.build import price_book, tool_problems
 from orchestra_jax.tools.catalogue import ROLES
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
-from orchestra_jax.training.build import make_chat, make_collector
+from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
 from orchestra_jax.types import Trajectory, Usage

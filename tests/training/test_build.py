@@ -18,14 +18,9 @@ from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.training.build import (
-    config_record,
-    load_prices,
-    make_chat,
-    make_collector,
-    make_policy,
-)
+from orchestra_jax.training.build import config_record, load_prices, make_collector, make_policy
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
 
