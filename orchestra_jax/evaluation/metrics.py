@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from orchestra_jax.rl.batching import group_arrays
+from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.rewards import ToolFeature, feature_matrix
 from orchestra_jax.types import Status, Trajectory
 

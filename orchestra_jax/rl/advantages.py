@@ -4,6 +4,7 @@ The homogeneity filter works on groups (`informative_groups`); the format filter
 members (`member_masks`). Axes: G groups, N members of a group.
 """
 
+import chex
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
@@ -32,6 +33,7 @@ def member_masks(
     Raises:
         ValueError: `invalid` is unknown.
     """
+    chex.assert_equal_shape([completed, failed])
     alive = ~jnp.asarray(failed).astype(bool)
     return alive & jnp.asarray(completed).astype(bool) if InvalidMode(invalid) is InvalidMode.drop else alive
 
@@ -89,6 +91,8 @@ def group_advantages(
     Returns:
         A; 0 for members that are not valid and for whole groups that were filtered.
     """
+    chex.assert_rank(rewards, 2)
+    chex.assert_equal_shape([rewards, valid])
     member = jnp.asarray(valid).astype(bool)
     deviation, std, _ = _moments(jnp.asarray(rewards), member)
     kept = informative_groups(rewards, valid, min_std=min_std)[:, None] & member

@@ -1,4 +1,4 @@
-"""Trajectories into arrays: the [G, N] arrays of the reward and the padded micro-batches of the update.
+"""Trajectories into the padded micro-batches of the update.
 
 Here a row is one sequence without the prefix it shares with its group: the prefix is run once per group and its keys
 and values serve every member (`share_prefix`), so a prompt costs one forward and backward pass however many members the
@@ -15,73 +15,9 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from orchestra_jax.types import Status, Trajectory
-
-
-@dataclass(frozen=True)
-class GroupArrays:
-    """What the reward needs of G groups of N members; K is the largest menu, F = K + 3.
-
-    Attributes:
-        tool_counts: calls of each tool of the instance's menu, menu order.
-        solved, completed, failed: r_outcome; the trajectory gave an answer; infrastructure failure.
-        cost_usd, latency_s: sums over the trajectory's ledger.
-        preference: P in the feature order of `rewards.feature_matrix`.
-        tool_mask: features that exist for the instance.
-    """
-
-    tool_counts: Float[np.ndarray, "G N K"]
-    solved: Bool[np.ndarray, "G N"]
-    completed: Bool[np.ndarray, "G N"]
-    failed: Bool[np.ndarray, "G N"]
-    cost_usd: Float[np.ndarray, "G N"]
-    latency_s: Float[np.ndarray, "G N"]
-    preference: Float[np.ndarray, "G F"]
-    tool_mask: Bool[np.ndarray, "G F"]
-
-
-def group_arrays(trajectories: Sequence[Trajectory], group_size: int, max_tools: int | None = None) -> GroupArrays:
-    """Arrays of trajectories that are ordered by group, then member (as `Collector.collect` returns them).
-
-    Args:
-        max_tools: K; the largest menu among the trajectories when None.
-
-    Raises:
-        ValueError: the number of trajectories is no multiple of `group_size`.
-    """
-    if len(trajectories) % group_size:
-        raise ValueError(f"{len(trajectories)} trajectories do not divide into groups of {group_size}.")
-    groups = [trajectories[i : i + group_size] for i in range(0, len(trajectories), group_size)]
-    tools = max_tools or max(len(t.task.tools) for t in trajectories)
-    counts = np.zeros((len(groups), group_size, tools), np.float32)
-    preference = np.zeros((len(groups), tools + 3), np.float32)
-    tool_mask = np.zeros((len(groups), tools + 3), bool)
-    for g, members in enumerate(groups):
-        task = members[0].task
-        names = [spec.name for spec in task.tools]
-        wanted = task.preference
-        preference[g, : len(names)] = [wanted.tools.get(name, 0.0) for name in names]
-        preference[g, tools:] = wanted.outcome, wanted.compute, wanted.latency
-        tool_mask[g, : len(names)] = tool_mask[g, tools:] = True
-        for n, member in enumerate(members):
-            called = member.tool_names
-            counts[g, n, : len(names)] = [called.count(name) for name in names]
-
-    def column(values: Sequence[float | bool], dtype: type) -> np.ndarray:
-        return np.array(values, dtype).reshape(len(groups), group_size)
-
-    return GroupArrays(
-        counts,
-        column([t.solved for t in trajectories], bool),
-        column([t.valid for t in trajectories], bool),
-        column([t.status is Status.FAILED for t in trajectories], bool),
-        column([t.cost_usd for t in trajectories], np.float32),
-        column([t.latency_s for t in trajectories], np.float32),
-        preference,
-        tool_mask,
-    )
+from orchestra_jax.types import Trajectory
 
 
 @dataclass(frozen=True)

@@ -7,66 +7,42 @@ same functions serve one device and a mesh of several processes.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, PyTree
 
 from orchestra_jax.config.choices import Aggregation
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.decoder import abstract_params
-from orchestra_jax.models.lora import LoRA, abstract_adapters, attach
+from orchestra_jax.models.lora import LoRA, abstract_adapters
 from orchestra_jax.models.sharding import ShardingRules, batch_sharding, param_shardings
 from orchestra_jax.rl.batching import MicroBatch
 from orchestra_jax.rl.distributed import agree_on_batches, batch_to_mesh, process_shards, tree_to_mesh
-from orchestra_jax.rl.losses import LossConfig, aggregation_of, masked_percentiles, policy_loss
+from orchestra_jax.rl.losses import aggregation_of
+from orchestra_jax.rl.objectives import (
+    LearnerConfig,
+    TrainState,
+    accumulate,
+    apply_gradients,
+    frozen_tree,
+    init_state,
+    model_tree,
+    policy_objective,
+    score_logprobs,
+    supervised_objective,
+    zero_sums,
+)
 from orchestra_jax.rl.scoring import score_rows
 
+__all__ = ["Learner", "LearnerConfig", "TrainState"]
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class TrainState:
-    """Everything the optimizer step changes.
-
-    Attributes:
-        params: the policy, or with LoRA its adapters.
-        opt_state: of the optax optimizer.
-        step: optimizer steps done, int32.
-    """
-
-    params: PyTree[Array]
-    opt_state: PyTree[Any]
-    step: Array
-
-
-def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step, on `params` themselves; moments are fp32 whatever the parameters are."""
-    masters = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(jnp.float32), params)
-    return TrainState(params, optimizer.init(masters), jnp.zeros((), jnp.int32))
-
-
-@dataclass(frozen=True)
-class LearnerConfig:
-    """What is compiled into the update.
-
-    Attributes:
-        loss: surrogate, clipping, KL and importance correction.
-        entropy_coef: weight of the entropy bonus.
-        temperature: of the rollouts; the learner scores at the same.
-        chunk: tokens of a batch shard whose logits exist at once; None for all.
-        vocab_block: ids whose logits exist at once; None for all, which a head split over devices needs.
-    """
-
-    loss: LossConfig
-    entropy_coef: float = 0.0
-    temperature: float = 1.0
-    chunk: int | None = None
-    vocab_block: int | None = None
+# Traces of one compiled function: more shapes of micro-batches than any configuration has mean one that never repeats.
+_MOST_TRACES = 64
 
 
 class Learner:
@@ -116,24 +92,34 @@ class Learner:
             rules=self.rules,
         )
         supervised_score = functools.partial(score, temperature=1.0, chunk=None)
-        compute = functools.partial(_compute_tree, adapters)
+        compute = functools.partial(model_tree, adapters)
 
-        def jit(function: Callable[..., Any], inputs: Any, outputs: Any, donated: tuple[int, ...] = ()) -> Any:
+        def jit(
+            name: str, function: Callable[..., Any], inputs: Any, outputs: Any, donated: tuple[int, ...] = ()
+        ) -> Any:
+            def step(*args: Any) -> Any:
+                return function(*args)
+
+            step.__name__ = name
+            counted = chex.assert_max_traces(step, _MOST_TRACES)
             if mesh is None:
-                return jax.jit(function, donate_argnums=donated)
-            return jax.jit(function, in_shardings=inputs, out_shardings=outputs, donate_argnums=donated)
+                return jax.jit(counted, donate_argnums=donated)
+            return jax.jit(counted, in_shardings=inputs, out_shardings=outputs, donate_argnums=donated)
 
+        chex.clear_trace_counter()  # chex counts by name: what an earlier learner traced is not this one's
         sums = (grads, scalar)  # accumulated gradients and loss
         inputs, outputs = (sums, params, frozen, batch, scalar, scalar), (sums, scalar)
-        policy = functools.partial(_accumulate, functools.partial(_policy_objective, cfg, score, compute))
-        supervised = functools.partial(_accumulate, functools.partial(_supervised_objective, supervised_score, compute))
-        self._policy = jit(policy, inputs, outputs, (0,))
-        self._supervised = jit(supervised, inputs, outputs, (0,))
-        self._zeros = jit(functools.partial(_zeros, self._abstract_state.params), (), sums)
-        self._apply = jit(functools.partial(_apply, optimizer), (state, sums), (state, scalar), (0,))
-        self._init = jit(functools.partial(init_state, optimizer=optimizer), (params,), state, (0,))
-        self._score = jit(functools.partial(_score, score, compute), (params, frozen, batch), batch)
-        self._score_reference = jit(functools.partial(_score, score, _plain), (base, None, batch), batch)
+        policy = functools.partial(accumulate, functools.partial(policy_objective, cfg, score, compute))
+        supervised = functools.partial(accumulate, functools.partial(supervised_objective, supervised_score, compute))
+        self._policy = jit("policy", policy, inputs, outputs, (0,))
+        self._supervised = jit("supervised", supervised, inputs, outputs, (0,))
+        self._zeros = jit("zeros", functools.partial(zero_sums, self._abstract_state.params), (), sums)
+        self._apply = jit("apply", functools.partial(apply_gradients, optimizer), (state, sums), (state, scalar), (0,))
+        self._init = jit("init", functools.partial(init_state, optimizer=optimizer), (params,), state, (0,))
+        self._score = jit("score", functools.partial(score_logprobs, score, compute), (params, frozen, batch), batch)
+        self._score_reference = jit(
+            "score_reference", functools.partial(score_logprobs, score, frozen_tree), (base, None, batch), batch
+        )
 
     def init(self, params: Params, *, donate: bool = False) -> TrainState:
         """The state before the first step.
@@ -298,98 +284,3 @@ def _combine(found: Sequence[Mapping[str, np.ndarray]], weights: Sequence[float]
         else:
             combined[name] = float(np.average(values, weights=np.maximum(weights, 1e-9)))
     return combined
-
-
-def _plain(params: Params, base: None) -> Params:
-    return params
-
-
-def _compute_tree(adapters: LoRA | None, params: PyTree[Array], base: Params | None) -> Params:
-    """The tree that the model runs, from what is trained and what is frozen."""
-    return params if adapters is None or base is None else attach(base, params, adapters)
-
-
-def _score(
-    score: Callable[..., Any],
-    compute: Callable[..., Params],
-    params: PyTree[Array],
-    base: Params | None,
-    batch: MicroBatch,
-) -> Float[Array, "N L"]:
-    return score(compute(params, base), batch=batch)[0]
-
-
-def _policy_objective(
-    cfg: LearnerConfig,
-    score: Callable[..., tuple[Array, Array]],
-    compute: Callable[..., Params],
-    params: PyTree[Array],
-    base: Params | None,
-    batch: MicroBatch,
-    denominator: Array,
-    kl_scale: Array,
-) -> tuple[Array, dict[str, Array]]:
-    logprobs, entropy = score(compute(params, base), batch=batch)
-    loss, metrics = policy_loss(
-        logprobs,
-        batch.old_logprobs,
-        batch.advantages,
-        batch.mask,
-        cfg.loss,
-        rollout_logprobs=batch.rollout_logprobs,
-        ref_logprobs=batch.ref_logprobs if cfg.loss.kl_coef else None,
-        denominator=denominator,
-        kl_scale=kl_scale,
-    )
-    tokens = jnp.maximum(batch.mask.sum(), 1.0)
-    # On the first update of a step nothing has changed yet: the gap is that between learner and engine.
-    difference = jax.lax.stop_gradient(logprobs - batch.rollout_logprobs)
-    gap = jnp.abs(difference) * batch.mask
-    lowest, highest = masked_percentiles(jnp.exp(difference), batch.mask > 0, (1, 99))
-    metrics |= {"mismatch_mean": gap.sum() / tokens, "mismatch_max": gap.max()}
-    metrics |= {"importance_p01": lowest, "importance_p99": highest}
-    if cfg.entropy_coef:
-        loss = loss - cfg.entropy_coef * entropy.sum() / denominator
-    return loss, dict(metrics) | {"loss": loss, "entropy": entropy.sum() / tokens}
-
-
-def _supervised_objective(
-    score: Callable[..., tuple[Array, Array]],
-    compute: Callable[..., Params],
-    params: PyTree[Array],
-    base: Params | None,
-    batch: MicroBatch,
-    denominator: Array,
-    kl_scale: Array,
-) -> tuple[Array, dict[str, Array]]:
-    logprobs, _ = score(compute(params, base), batch=batch)
-    loss = -(logprobs * batch.mask).sum() / denominator
-    return loss, {"loss": loss}
-
-
-Sums = tuple[PyTree[Array], Array]  # gradients and loss of the micro-batches so far, fp32
-
-
-def _zeros(params: PyTree[jax.ShapeDtypeStruct]) -> Sums:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params), jnp.zeros((), jnp.float32)
-
-
-def _accumulate(
-    objective: Callable[..., tuple[Array, dict[str, Array]]], sums: Sums, params: PyTree[Array], *args: Any
-) -> tuple[Sums, dict[str, Array]]:
-    grads, metrics = jax.grad(objective, has_aux=True)(params, *args)
-    return (jax.tree.map(jnp.add, sums[0], grads), sums[1] + metrics["loss"]), metrics
-
-
-def _apply(
-    optimizer: optax.GradientTransformation, state: TrainState, sums: Sums
-) -> tuple[TrainState, dict[str, Array]]:
-    grads, loss = sums
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
-    # A select and not a branch: the old state's buffers are reused either way.
-    new = jax.tree.map(functools.partial(jnp.where, finite), TrainState(params, opt_state, state.step + 1), state)
-    update_norm = jnp.where(finite, optax.tree.norm(updates), 0.0)
-    return new, {"grad_norm": norm, "update_norm": update_norm, "skipped": 1.0 - finite}

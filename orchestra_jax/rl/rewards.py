@@ -4,6 +4,7 @@ Axes: G groups (one per task), N members of a group (rollouts), K tools, F = K +
 The feature order is fixed everywhere: K tools in the order of the instance's menu, outcome, -cost, -latency.
 """
 
+import chex
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Num
@@ -38,6 +39,8 @@ def feature_matrix(
         ValueError: `tool_feature` is unknown.
     """
     cost, latency = jnp.asarray(cost_usd), jnp.asarray(latency_s)
+    chex.assert_equal_shape([solved, cost, latency])
+    chex.assert_shape(tool_counts, (*cost.shape, None))
     dtype = jnp.result_type(cost.dtype, latency.dtype, jnp.float32)
     counts = jnp.asarray(tool_counts).astype(dtype)
     match ToolFeature(tool_feature):
@@ -105,6 +108,9 @@ def preference_reward(
     Returns:
         R, within [0, sum of P].
     """
+    groups, members, features = jnp.shape(M)
+    chex.assert_shape([preference, tool_mask], (groups, features))
+    chex.assert_shape([solved, valid], (groups, members))
     exists = jnp.asarray(tool_mask).astype(bool)
     weights = jnp.where(exists, preference, 0.0)[:, None, :]
     norm = jnp.where(exists[:, None, :], normalize_features(M, valid, normalize_outcome=normalize_outcome), 0.0)
@@ -135,6 +141,8 @@ def preference_score(
         Score of each example; the benchmark's figure is the sum, and the mean is reported too.
     """
     trained, start = jnp.asarray(M_s), jnp.asarray(M_0)
+    chex.assert_equal_shape([trained, start, preference])
+    chex.assert_shape(solved, trained.shape[:1])
     gains = trained[:, : OUTCOME + 1] / jnp.maximum(1.0, start[:, : OUTCOME + 1])
     savings = jnp.abs(start[:, OUTCOME + 1 :]) / jnp.maximum(1.0, jnp.abs(trained[:, OUTCOME + 1 :]))
     score = (jnp.concatenate([gains, savings], axis=-1) * preference).sum(axis=-1)

@@ -13,7 +13,8 @@ from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
-from orchestra_jax.rl.batching import GroupArrays, MicroBatch, MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.groups import GroupArrays
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.optimizer import make_optimizer

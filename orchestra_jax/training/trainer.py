@@ -17,7 +17,7 @@ from orchestra_jax.models.lora import init_adapters
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run import RunMoney
-from orchestra_jax.rl.batching import group_arrays
+from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.optimizer import learning_rate
 from orchestra_jax.rl.setup import (
     adapters,

@@ -19,7 +19,7 @@ from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.models import decoder
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
-from orchestra_jax.rl.learner import score_rows
+from orchestra_jax.rl.scoring import score_rows
 
 SECONDS = 600.0  # nothing below takes so long unless it hangs
 

@@ -1,5 +1,6 @@
 """Random sequences, and an optimizer that records, for the tests of packing and sharding."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,9 +33,12 @@ def recording_sgd() -> optax.GradientTransformation:
     return optax.chain(record, optax.sgd(0.002, momentum=0.9))
 
 
-def assert_trees_close(found, expected, rtol: float) -> None:
+def assert_trees_close(found, expected, rtol: float = 1e-4) -> None:
     """Equal up to `rtol` of the largest element of each leaf."""
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
-        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * float(np.abs(y).max()))
-        assert np.abs(y).max() > 0
+    largest = jax.tree.map(lambda leaf: np.abs(np.asarray(leaf, np.float32)).max(), expected)
+    assert all(size > 0 for size in jax.tree.leaves(largest))
+    found, expected = (
+        jax.tree.map(lambda leaf, size: np.asarray(leaf, np.float32) / size, tree, largest)
+        for tree in (found, expected)
+    )
+    chex.assert_trees_all_close(found, expected, rtol=rtol, atol=rtol)

@@ -6,67 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra_jax.rl.batching import BatchShape, MicroShapes, TokenSequence, group_arrays, micro_batches, sequences
-from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
+from orchestra_jax.rl.batching import BatchShape, MicroShapes, TokenSequence, micro_batches, sequences
+from orchestra_jax.types import Preference
 
-
-def task(name: str, tools: str, preference: Preference) -> Task:
-    return Task(name, "Question?", ("yes",), tuple(ToolSpec(tool, "", {}) for tool in tools.split()), preference)
-
-
-def turn(prompt: list[int], sampled: list[int], calls: str = "", results: int | None = None) -> Turn:
-    made = tuple(ToolCall(name, {}) for name in calls.split())
-    answered = tuple(ToolResult("") for _ in range(len(made) if results is None else results))
-    logprobs = tuple(-0.01 * token for token in sampled)
-    return Turn(tuple(prompt), tuple(sampled), logprobs, 0, "stop", "", made, answered)
-
-
-def trajectory(asked: Task, *turns: Turn, status=Status.COMPLETED, solved=True, ledger=(), forks=()) -> Trajectory:
-    return Trajectory(asked, 0, 0, (turns, *forks), status, "", "yes", solved, tuple(ledger))
-
-
-# --- group_arrays ----------------------------------------------------------------------------------------------------
-
-
-def test_group_arrays_by_hand():
-    first = task("a", "python web", Preference("local", "", {"web": 0.2, "python": 0.4, "absent": 1.0}, 0.6))
-    second = task("b", "web small large", Preference("cost", "", {}, 0.5, compute=0.3, latency=0.2))
-    paid = [
-        Usage("orchestrator", "orchestrator", cost_usd=0.25, seconds=1.0),
-        Usage("web", cost_usd=0.5, seconds=2.0),
-        Usage("judge", "judge", cost_usd=9.0, seconds=9.0),
-        Usage("user", "user_simulator", cost_usd=9.0, seconds=9.0),
-    ]
-    members = [
-        trajectory(first, turn([1], [2], "web"), turn([3], [4], "python web"), ledger=paid),
-        trajectory(first, turn([1], [2]), status=Status.MALFORMED, solved=False),
-        trajectory(second, turn([1], [2], "large large"), turn([1], [5], "small"), ledger=paid[:1]),
-        trajectory(second, turn([1], [2], "web small", results=1), status=Status.FAILED, solved=False),
-    ]
-    arrays = group_arrays(members, 2)
-    np.testing.assert_array_equal(arrays.tool_counts, [[[1, 2, 0], [0, 0, 0]], [[0, 1, 2], [1, 0, 0]]])
-    np.testing.assert_array_equal(arrays.solved, [[True, False], [True, False]])
-    np.testing.assert_array_equal(arrays.completed, [[True, False], [True, False]])
-    np.testing.assert_array_equal(arrays.failed, [[False, False], [False, True]])
-    np.testing.assert_array_equal(arrays.cost_usd, [[0.75, 0], [0.25, 0]])
-    np.testing.assert_array_equal(arrays.latency_s, [[3, 0], [1, 0]])
-    wished = [[0.4, 0.2, 0, 0.6, 0, 0], [0, 0, 0, 0.5, 0.3, 0.2]]
-    np.testing.assert_array_equal(arrays.preference, np.float32(wished))
-    np.testing.assert_array_equal(arrays.tool_mask, [[True, True, False, True, True, True], [True] * 6])
-
-
-def test_group_arrays_pads_to_a_given_menu_size():
-    arrays = group_arrays([trajectory(task("a", "x", Preference("", "")), turn([1], [2], "x"))], 1, max_tools=3)
-    np.testing.assert_array_equal(arrays.tool_counts, [[[1, 0, 0]]])
-    np.testing.assert_array_equal(arrays.preference, [[0, 0, 0, 1, 0, 0]])
-    np.testing.assert_array_equal(arrays.tool_mask, [[True, False, False, True, True, True]])
-
-
-def test_a_wrong_group_size_is_an_error():
-    members = [trajectory(task("a", "x", Preference("", "")), turn([1], [2]))] * 3
-    with pytest.raises(ValueError, match="3 trajectories do not divide into groups of 2"):
-        group_arrays(members, 2)
-
+from .trajectories import task, trajectory, turn
 
 # --- sequences -------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@ import functools
 import itertools
 import warnings
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,8 @@ from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from orchestra_jax.rl.scoring import score_rows
+
+from .packed_rows import assert_trees_close
 
 CONFIG = Qwen3Config(
     vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
@@ -94,13 +97,6 @@ def supervised_gradient(rows, shapes):
     return state.opt_state, metrics
 
 
-def assert_close(a, b, rtol=1e-4) -> None:
-    """Equal up to `rtol` of the largest element of each leaf."""
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * float(np.abs(y).max()))
-        assert np.abs(y).max() > 0
-
-
 # --- scores ----------------------------------------------------------------------------------------------------------
 
 
@@ -135,7 +131,7 @@ def test_policy_gradient_of_micro_batches_is_that_of_the_batch(shapes):
     made, rows = learner(**KL), make_rows()
     whole, metrics = policy_gradient(made, rows, FULL)
     parts, parts_metrics = policy_gradient(made, rows, shapes)
-    assert_close(parts, whole)
+    assert_trees_close(parts, whole)
     assert len(micro_batches(rows, shapes)) == (4 if shapes is MICRO else 1)
     # Sums, extremes and token means of the parts are those of the whole; the effective sample size and percentiles are
     # no such things.
@@ -171,7 +167,7 @@ def test_percentiles_of_micro_batches_are_averaged_by_tokens():
 
 def test_sequence_means_add_up_over_micro_batches():
     made, rows = learner(loss="gspo"), make_rows()
-    assert_close(policy_gradient(made, rows, MICRO)[0], policy_gradient(made, rows, FULL)[0])
+    assert_trees_close(policy_gradient(made, rows, MICRO)[0], policy_gradient(made, rows, FULL)[0])
 
 
 @pytest.mark.parametrize("shapes", [FULL, MICRO, SHARED])
@@ -183,7 +179,7 @@ def test_supervised_gradient_is_that_of_the_mean_over_sampled_tokens(shapes):
         return -naive_scores(params, tokens, mask)[0].sum() / mask.sum()
 
     found, metrics = supervised_gradient(rows, shapes)
-    assert_close(found, jax.grad(loss)(PARAMS))
+    assert_trees_close(found, jax.grad(loss)(PARAMS))
     assert metrics["loss"] == pytest.approx(float(loss(PARAMS)), rel=1e-5)
     assert metrics["grad_norm"] == pytest.approx(float(optax.tree.norm(found)), rel=1e-5)
 
@@ -199,7 +195,7 @@ def test_what_was_not_sampled_carries_no_loss():
     made, rows = learner(**KL), make_rows()
     others = [changed(row) for row in rows]
     assert max(len(row.tokens) for row in others) <= WIDTH
-    assert_close(policy_gradient(made, others, FULL)[0], policy_gradient(made, rows, FULL)[0], rtol=1e-6)
+    assert_trees_close(policy_gradient(made, others, FULL)[0], policy_gradient(made, rows, FULL)[0], rtol=1e-6)
 
 
 # --- advantages ------------------------------------------------------------------------------------------------------
@@ -219,7 +215,7 @@ def test_rows_without_advantage_change_nothing():
     rows = make_rows(count=4)
     silent = [with_advantage(row, 0.0) for row in make_rows(seed=5, count=4)]
     some, _ = policy_gradient(plain_learner(), rows, FULL)
-    assert_close(policy_gradient(plain_learner(), rows + silent, FULL)[0], some, rtol=1e-6)
+    assert_trees_close(policy_gradient(plain_learner(), rows + silent, FULL)[0], some, rtol=1e-6)
     none, _ = policy_gradient(plain_learner(), silent, FULL)
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(none))
 
@@ -251,8 +247,7 @@ def test_no_gradient_leaves_every_bit_of_the_parameters():
     rows = [with_advantage(row, 0.0) for row in make_rows()]
     state, metrics = made.policy_step(made.init(PARAMS), micro_batches(rows, FULL))
     assert metrics["grad_norm"] == metrics["update_norm"] == 0
-    for new, old in zip(jax.tree.leaves(state.params), jax.tree.leaves(PARAMS), strict=True):
-        assert np.asarray(new).tobytes() == np.asarray(old).tobytes()
+    chex.assert_trees_all_equal(state.params, PARAMS, strict=True)
 
 
 def test_supervised_steps_lower_the_loss():
@@ -345,7 +340,7 @@ def test_adapters_have_the_gradient_of_the_adapted_policy_and_the_base_stays():
     assert as_bytes(PARAMS) == before
     assert metrics["loss"] == pytest.approx(float(loss(adapters)), rel=1e-5)
     assert jax.tree.structure(state.params) == jax.tree.structure(adapters)
-    assert_close(state.opt_state, jax.grad(loss)(adapters))
+    assert_trees_close(state.opt_state, jax.grad(loss)(adapters))
 
 
 def test_adapters_train_against_their_own_base():

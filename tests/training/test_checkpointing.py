@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from orchestra_jax.rl.learner import init_state
+from orchestra_jax.rl.objectives import init_state
 from orchestra_jax.training.checkpointing import Checkpoints
 
 

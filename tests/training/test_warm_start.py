@@ -1,6 +1,6 @@
 import itertools
 
-import jax
+import chex
 import numpy as np
 import pytest
 
@@ -64,8 +64,7 @@ def test_batches_resume_in_every_array():
     rows = [row(n) for n in range(1, 12)]
     whole = list(itertools.islice(supervised_batches(rows, 3, SHAPES, 0, 0), 6))[4:]
     resumed = list(itertools.islice(supervised_batches(rows, 3, SHAPES, 0, 4), 2))
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(whole, resumed, strict=True)
 
 
 def test_an_epoch_has_no_row_twice_and_epochs_differ():

@@ -5,6 +5,7 @@ Axes: B sequences, T tokens. A row is one sequence: its ratio and its mean are t
 
 from collections.abc import Sequence
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -160,6 +161,9 @@ def policy_loss(
         ConfigError: there is no loss of that name.
         ValueError: `rollout_logprobs` or `ref_logprobs` is missing for what `cfg` asks.
     """
+    given = [values for values in (rollout_logprobs, ref_logprobs) if values is not None]
+    chex.assert_rank(mask, 2)
+    chex.assert_equal_shape([logprobs, old_logprobs, mask, *given])
     kept = jnp.asarray(mask).astype(bool)
     advantages = jnp.asarray(advantages)
     if advantages.ndim == 1:

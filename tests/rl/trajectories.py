@@ -1,0 +1,18 @@
+"""Small trajectories made by hand."""
+
+from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn
+
+
+def task(name: str, tools: str, preference: Preference) -> Task:
+    return Task(name, "Question?", ("yes",), tuple(ToolSpec(tool, "", {}) for tool in tools.split()), preference)
+
+
+def turn(prompt: list[int], sampled: list[int], calls: str = "", results: int | None = None) -> Turn:
+    made = tuple(ToolCall(name, {}) for name in calls.split())
+    answered = tuple(ToolResult("") for _ in range(len(made) if results is None else results))
+    logprobs = tuple(-0.01 * token for token in sampled)
+    return Turn(tuple(prompt), tuple(sampled), logprobs, 0, "stop", "", made, answered)
+
+
+def trajectory(asked: Task, *turns: Turn, status=Status.COMPLETED, solved=True, ledger=(), forks=()) -> Trajectory:
+    return Trajectory(asked, 0, 0, (turns, *forks), status, "", "yes", solved, tuple(ledger))
