@@ -50,6 +50,30 @@ RENAMED = {
     "rollout.turn_deadline_s": "rollout.limits.turn_deadline_s",
     "warm_start.learning_rate": "warm_start.optimizer.learning_rate",
     "warm_start.optimizer": "warm_start.optimizer.name",
+    "tools.aliases": "tools.menu.aliases",
+    "tools.corpus": "tools.search.corpus",
+    "tools.embedder_url": "tools.search.embedder_url",
+    "tools.experts_concurrency": "tools.server.concurrency",
+    "tools.experts_context": "tools.server.context_tokens",
+    "tools.experts_key_env": "tools.server.api_key_env",
+    "tools.experts_max_tokens": "tools.server.max_tokens",
+    "tools.experts_requests_per_minute": "tools.server.requests_per_minute",
+    "tools.experts_retries": "tools.server.retries",
+    "tools.experts_timeout_s": "tools.server.timeout_s",
+    "tools.experts_url": "tools.server.url",
+    "tools.form": "tools.menu.form",
+    "tools.index": "tools.search.index",
+    "tools.sandbox_isolation": "tools.sandbox.isolation",
+    "tools.sandbox_timeout_s": "tools.sandbox.timeout_s",
+    "tools.sandbox_url": "tools.sandbox.url",
+    "tools.sandbox_workers": "tools.sandbox.workers",
+    "tools.subset": "tools.menu.subset",
+    "tools.subset_max": "tools.menu.most",
+    "tools.subset_min": "tools.menu.fewest",
+    "tools.top_k": "tools.search.top_k",
+    "tools.web": "tools.web.provider",
+    "tools.web_timeout_s": "tools.web.timeout_s",
+    "tools.web_url": "tools.web.url",
 }
 
 
@@ -148,12 +172,13 @@ def _tools(config: RunConfig) -> list[str]:
     found, tools, factors = [], config.tools, config.pricing.randomise
     if unknown := sorted(set(tools.experts) - set(Role)):
         found.append(f"tools.experts has the role {unknown[0]}: the roles are {', '.join(Role)}.")
-    if tools.subset_max is not None and tools.subset_max < tools.subset_min:
-        found.append(f"tools.subset_max={tools.subset_max} must be at least tools.subset_min={tools.subset_min}.")
-    if tools.experts_max_tokens >= tools.experts_context:
+    menu, server = tools.menu, tools.server
+    if menu.most is not None and menu.most < menu.fewest:
+        found.append(f"tools.menu.most={menu.most} must be at least tools.menu.fewest={menu.fewest}.")
+    if server.max_tokens >= server.context_tokens:
         found.append(
-            f"tools.experts_max_tokens={tools.experts_max_tokens} leaves no room for a question: make it smaller than "
-            f"tools.experts_context={tools.experts_context}."
+            f"tools.server.max_tokens={server.max_tokens} leaves no room for a question: make it smaller than "
+            f"tools.server.context_tokens={server.context_tokens}."
         )
     if factors.low > factors.high:
         found.append(f"pricing.randomise.low={factors.low} must be at most pricing.randomise.high={factors.high}.")
@@ -193,10 +218,10 @@ def missing_inputs(config: RunConfig) -> list[str]:
             f"The policy {model.preset} has no weights: set model.path=FOLDER (config.json and *.safetensors), "
             "or model.random_init=true."
         )
-    tools, live = config.tools, config.replay.mode is not ReplayMode.replay
-    if tools.experts and not tools.experts_url and not tools.experts_file and live:
+    tools, search, live = config.tools, config.tools.search, config.replay.mode is not ReplayMode.replay
+    if tools.experts and not tools.server.url and not tools.experts_file and live:
         found.append(
-            "tools.experts need a server: set tools.experts_url=http://HOST:PORT/v1 or tools.experts_file=FILE, or "
+            "tools.experts need a server: set tools.server.url=http://HOST:PORT/v1 or tools.experts_file=FILE, or "
             "tools=offline."
         )
     starts_servers = config.rollout.engine is EngineName.sglang and not config.rollout.urls
@@ -204,8 +229,8 @@ def missing_inputs(config: RunConfig) -> list[str]:
     read = [
         ("rollout.server.python", server),
         ("model.path", model.path),
-        ("tools.corpus", tools.corpus if live and tools.index is None else None),
-        ("tools.index", tools.index if live and not (tools.index or "").startswith("http") else None),
+        ("tools.search.corpus", search.corpus if live and search.index is None else None),
+        ("tools.search.index", search.index if live and not (search.index or "").startswith("http") else None),
         ("tools.experts_file", tools.experts_file),
         ("tools.descriptions", tools.descriptions),
         ("replay.path", None if live else config.replay.path),
@@ -222,10 +247,10 @@ def missing_inputs(config: RunConfig) -> list[str]:
 # What may differ between a run and its continuation: how far, where and how much is written.
 _FREE_ON_RESUME = (
     "steps", "output_dir", "evaluation", "checkpoint", "logger", "plan", "rollout.urls", "rollout.slots",
-    "rollout.threads", "rollout.server", "budget", "replay", "tools.experts_url", "tools.experts_key_env",
-    "tools.experts_timeout_s", "tools.experts_retries", "tools.experts_concurrency",
-    "tools.experts_requests_per_minute", "tools.web_url", "tools.web_timeout_s", "tools.embedder_url",
-    "tools.sandbox_url", "tools.sandbox_workers",
+    "rollout.threads", "rollout.server", "budget", "replay", "tools.server.url", "tools.server.api_key_env",
+    "tools.server.timeout_s", "tools.server.retries", "tools.server.concurrency",
+    "tools.server.requests_per_minute", "tools.web.url", "tools.web.timeout_s", "tools.search.embedder_url",
+    "tools.sandbox.url", "tools.sandbox.workers",
 )  # fmt: skip
 
 

@@ -154,6 +154,29 @@ class Role(Choice):
     generalist = "generalist"
 
 
+class MenuForm(Choice):
+    """A tool for each expert, or the three functions of the paper's released evaluation."""
+
+    separate = "separate"
+    released = "released"
+
+
+class WebProvider(Choice):
+    """Who searches the web."""
+
+    tavily = "tavily"
+    wikipedia = "wikipedia"
+
+
+class SandboxIsolation(Choice):
+    """What keeps the sandbox's programs apart from the machine; auto: the strongest that there is."""
+
+    auto = "auto"
+    bubblewrap = "bubblewrap"
+    namespaces = "namespaces"
+    none = "none"
+
+
 class ReplayMode(Choice):
     """What happens with the record of tool calls."""
 

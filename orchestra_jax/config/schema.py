@@ -22,8 +22,9 @@ from orchestra_jax.config.choices import (
     ToolFeature,
 )
 from orchestra_jax.config.errors import ConfigError
-from orchestra_jax.config.ranges import Settings, above, at_least, one_of, within
+from orchestra_jax.config.ranges import Settings, above, at_least, within
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits, ServerOptions
+from orchestra_jax.config.tools import ToolsConfig as ToolsConfig
 
 __all__ = [
     "AdvantageConfig",
@@ -99,43 +100,6 @@ class EnvConfig(Settings):
     seed: int = at_least(0, 0)  # seed of a generated world, kept apart from the run's
     tokenizer: str | None = "environment"  # for a policy that starts from random weights: see model.tokenizer
     options: dict[str, Any] = field(default_factory=dict)  # settings of an environment of your own
-
-
-@dataclass(frozen=True)
-class ToolsConfig(Settings):
-    """What can be called; docs/tools.md."""
-
-    names: list[str] = field(default_factory=list)  # plain tools: python, local_search, web_search, web_extract, answer
-    form: str = one_of("separate", "separate", "released")  # a tool for each expert, or the paper's three functions
-    experts: dict[str, list[str]] = field(default_factory=dict)  # role -> models of the price list that play it
-    experts_url: str | None = None  # OpenAI-compatible server of the experts that experts_file does not name
-    experts_key_env: str | None = None  # environment variable with that server's key; null: it wants none
-    experts_file: str | None = None  # YAML of experts with servers, context and limits of their own (docs/tools.md)
-    experts_timeout_s: float = above(300.0, 0)  # seconds for one request at experts_url
-    experts_retries: int = at_least(4, 0)  # further requests there after a failed one
-    experts_concurrency: int = at_least(32, 1)  # requests under way there at once
-    experts_requests_per_minute: float | None = above(None, 0)  # there; null: no limit
-    experts_context: int = at_least(32768, 2)  # tokens there, prompt and reply together
-    experts_max_tokens: int = at_least(4096, 1)  # tokens of a reply there
-    descriptions: str | None = None  # file of experiments/describe_tools.py: what the policy reads about each expert
-    self_hosted: list[str] = field(default_factory=list)  # experts on the user's own machines: local tools
-    simulated: dict[str, Any] = field(default_factory=dict)  # experts that cost nothing (docs/descriptions.md)
-    judge: str = "match"  # who compares answers: "match" (normalised text and numbers) or a model of the price list
-    subset: bool = False  # a random subset per instance (section 3.3)
-    subset_min: int = at_least(2, 1)  # fewest tools of one (models of each function in the released form)
-    subset_max: int | None = at_least(None, 1)  # most; null: all
-    aliases: bool = False  # experts are called expert-1, expert-2, ... anew in each instance
-    corpus: str | None = None  # file of passages for local search by keywords
-    index: str | None = None  # instead: folder of experiments/index.py, or http address of a retrieval server
-    embedder_url: str | None = None  # where the index's embedding server is now; null: where it was
-    top_k: int = at_least(3, 1)  # passages per search
-    web: str = one_of("tavily", "tavily", "wikipedia")  # web search: with the key TAVILY_API_KEY, or without one
-    web_url: str | None = None  # of its API; null: the provider's own
-    web_timeout_s: float = above(30.0, 0)  # seconds for one request
-    sandbox_timeout_s: float = above(10.0, 0)  # seconds per execution
-    sandbox_workers: int = at_least(2, 1)  # processes
-    sandbox_isolation: str = one_of("auto", "auto", "bubblewrap", "namespaces", "none")  # none: code has your rights
-    sandbox_url: str | None = None  # a sandbox server that runs the code instead
 
 
 @dataclass(frozen=True)

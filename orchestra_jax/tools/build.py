@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.base import Tool, ToolContext, unreachable
-from orchestra_jax.tools.catalogue import Catalogue, Entry, MenuRule, PriceBook
+from orchestra_jax.tools.catalogue import Catalogue, Entry, PriceBook
 from orchestra_jax.tools.entries import expert_entries, plain_entry
 from orchestra_jax.tools.experts import descriptions
 from orchestra_jax.tools.experts.client import expert_clients
@@ -108,12 +108,11 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
         descriptions=descriptions.load(tools.descriptions) if tools.descriptions else None,
         local=tools.self_hosted,
     )
-    if tools.form == "released":  # searches and sandbox work behind its functions
+    if tools.menu.form == "released":  # searches and sandbox work behind its functions
         entries = [entry for entry in entries if entry.role]
     for expert in _simulated(cfg, answers):
         entries.append(Entry(expert.spec, _absent, for_task=expert.handler))
-    rule = MenuRule(tools.form, tools.subset, tools.subset_min, tools.subset_max, tools.aliases)
-    catalogue = Catalogue(entries, book, rule)
+    catalogue = Catalogue(entries, book, tools.menu)
 
     async def close() -> None:
         try:
@@ -147,8 +146,8 @@ def tool_problems(cfg: RunConfig) -> list[str]:
         plain = [TOOLS.get(name) for name in tools.names]
     except ValueError as error:
         return [str(error)]
-    if tools.simulated and tools.form == "released":
-        found.append("Simulated experts have no part in the released form: take tools.form=separate.")
+    if tools.simulated and tools.menu.form == "released":
+        found.append("Simulated experts have no part in the released form: take tools.menu.form=separate.")
     wanted = [*sorted(_models(tools)), *filter(None, map(_price_name, plain))]
     for prices in (book.base, *book.lists):
         lacking = [name for name in wanted if name not in prices.entries]
@@ -183,11 +182,12 @@ def _models(tools: ToolsConfig) -> set[str]:
 
 
 def _experts(cfg: RunConfig) -> list[Expert]:
-    """Every model that plays a role or judges: as experts_file says, else at experts_url."""
+    """Every model that plays a role or judges: as tools.experts_file says, else at tools.server."""
     tools = cfg.tools
     listed = read_experts(tools.experts_file) if tools.experts_file else []
     known = {expert.name: expert for expert in listed}
-    url = tools.experts_url or (_NOWHERE if cfg.replay.mode == "replay" else None)
+    url = tools.server.url or (_NOWHERE if cfg.replay.mode == "replay" else None)
+    options = {key: value for key, value in asdict(tools.server).items() if key != "url"}
     experts = []
     for name in sorted(_models(tools)):
         if name in known:
@@ -195,7 +195,7 @@ def _experts(cfg: RunConfig) -> list[Expert]:
             continue
         if url is None:
             raise ValueError(
-                f"There is no server for {name!r}: set tools.experts_url=http://HOST:PORT/v1, or name it in "
+                f"There is no server for {name!r}: set tools.server.url=http://HOST:PORT/v1, or name it in "
                 "tools.experts_file."
             )
         experts.append(
@@ -203,13 +203,7 @@ def _experts(cfg: RunConfig) -> list[Expert]:
                 name=name,
                 model=name,
                 base_url=url,
-                api_key_env=tools.experts_key_env,
-                context_tokens=tools.experts_context,
-                max_tokens=tools.experts_max_tokens,
-                timeout_s=tools.experts_timeout_s,
-                retries=tools.experts_retries,
-                concurrency=tools.experts_concurrency,
-                requests_per_minute=tools.experts_requests_per_minute,
+                **options,
             )
         )
     return experts

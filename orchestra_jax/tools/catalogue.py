@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from orchestra_jax.config.choices import Role
+from orchestra_jax.config.tools import MenuRule as MenuRule
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.tools.base import Tariff, ToolExecutor, ToolHandler
 from orchestra_jax.tools.menu import sample_menu
 from orchestra_jax.types import Task, ToolResult, ToolSpec, Usage
 
-FORMS = ("separate", "released")
 ANSWER_TOOL = ToolSpec(
     name="answer",
     description="Gives the final answer and ends the task.",
@@ -74,24 +74,6 @@ class Entry:
     def key(self) -> str:
         """What the tool is, whatever a menu calls it: "python", "generalist/gpt-5"."""
         return f"{self.role}/{self.model}" if self.role else self.spec.name
-
-
-@dataclass(frozen=True)
-class MenuRule:
-    """How instances are drawn.
-
-    Attributes:
-        form: one of FORMS.
-        subset: offer a random part of the catalogue, else everything.
-        fewest, most: tools of a random part (models of each function in the released form); None: all there are.
-        aliases: call experts expert-1, expert-2, ..., in the random order of the menu, so that names tell nothing.
-    """
-
-    form: str = "separate"
-    subset: bool = False
-    fewest: int = 1
-    most: int | None = None
-    aliases: bool = False
 
 
 @dataclass(frozen=True, slots=True)

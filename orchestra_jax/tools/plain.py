@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from orchestra_jax.config.choices import WebProvider
 from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.tools import WebConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
@@ -22,19 +24,19 @@ WebTool = web.TavilySearch | web.WikipediaSearch
 
 
 class Python(Tool):
-    """Runs code in a sandbox of this machine, or on the server at `tools.sandbox_url`."""
+    """Runs code in a sandbox of this machine, or on the server at `tools.sandbox.url`."""
 
     spec = sandbox.TOOL
 
     def __init__(self, context: ToolContext) -> None:
-        tools = context.cfg.tools
-        self.settings = {"timeout_s": tools.sandbox_timeout_s}
+        cfg = context.cfg.tools.sandbox
+        self.settings = {"timeout_s": cfg.timeout_s}
         self._executor: sandbox.Executor | None = None
-        if context.live and tools.sandbox_url:
-            self._executor = RemoteSandbox(tools.sandbox_url, tools.sandbox_timeout_s + 50.0)
+        if context.live and cfg.url:
+            self._executor = RemoteSandbox(cfg.url, cfg.timeout_s + 50.0)
         elif context.live:
-            isolation = cast(Isolation, tools.sandbox_isolation)
-            self._executor = sandbox.PythonSandbox(tools.sandbox_workers, tools.sandbox_timeout_s, isolation=isolation)
+            isolation = cast(Isolation, str(cfg.isolation))
+            self._executor = sandbox.PythonSandbox(cfg.workers, cfg.timeout_s, isolation=isolation)
 
     async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         assert self._executor is not None  # what is only replayed is not run
@@ -46,28 +48,28 @@ class Python(Tool):
 
     @classmethod
     def problems(cls, cfg: RunConfig, prices: PriceList) -> list[str]:
-        return unreachable(cls.spec.name, cfg.tools.sandbox_url)
+        return unreachable(cls.spec.name, cfg.tools.sandbox.url)
 
 
 class LocalSearch(Tool):
-    """Searches the passages of `tools.corpus` or `tools.index`."""
+    """Searches the passages of `tools.search.corpus` or `tools.search.index`."""
 
     spec = local.TOOL
 
     def __init__(self, context: ToolContext) -> None:
-        tools = context.cfg.tools
-        self._top_k = tools.top_k
-        self.settings = {"top_k": tools.top_k, "source": Path(tools.index or tools.corpus or "").name}
+        cfg = context.cfg.tools.search
+        self._top_k = cfg.top_k
+        self.settings = {"top_k": cfg.top_k, "source": Path(cfg.index or cfg.corpus or "").name}
         self._index: local.Searchable | None = None
         if not context.live:
             return
-        if tools.index is not None:
-            remote = tools.index.startswith("http")
-            self._index = RemoteIndex(tools.index) if remote else open_index(tools.index, tools.embedder_url)
-        elif tools.corpus is not None:
-            self._index = local.LocalIndex.build(local.read_passages(tools.corpus))
+        if cfg.index is not None:
+            remote = cfg.index.startswith("http")
+            self._index = RemoteIndex(cfg.index) if remote else open_index(cfg.index, cfg.embedder_url)
+        elif cfg.corpus is not None:
+            self._index = local.LocalIndex.build(local.read_passages(cfg.corpus))
         else:
-            raise ValueError("local_search needs passages: set tools.corpus=FILE or tools.index=FOLDER.")
+            raise ValueError("local_search needs passages: set tools.search.corpus=FILE or tools.search.index=FOLDER.")
 
     async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult | str:
         assert self._index is not None  # what is only replayed is not run
@@ -79,7 +81,7 @@ class LocalSearch(Tool):
 
     @classmethod
     def problems(cls, cfg: RunConfig, prices: PriceList) -> list[str]:
-        return unreachable(cls.spec.name, cfg.tools.index)
+        return unreachable(cls.spec.name, cfg.tools.search.index)
 
 
 class WebSearch(Tool):
@@ -99,7 +101,7 @@ class WebSearch(Tool):
 
     @classmethod
     def problems(cls, cfg: RunConfig, prices: PriceList) -> list[str]:
-        _web(cfg, prices, None).check()
+        _web(cfg.tools.web, prices, None).check()
         return []
 
 
@@ -124,12 +126,11 @@ class Answer(Tool):
 
 
 def _web_of_run(context: ToolContext) -> WebTool:
-    return _web(context.cfg, context.prices, context.replay)
+    return _web(context.cfg.tools.web, context.prices, context.replay)
 
 
-def _web(cfg: RunConfig, prices: PriceList, replay: Replay | None) -> WebTool:
-    tools = cfg.tools
-    options: dict[str, Any] = {"replay": replay, "timeout_s": tools.web_timeout_s}
-    if tools.web_url:
-        options["url"] = tools.web_url
-    return (web.TavilySearch if tools.web == "tavily" else web.WikipediaSearch)(prices, **options)
+def _web(cfg: WebConfig, prices: PriceList, replay: Replay | None) -> WebTool:
+    options: dict[str, Any] = {"replay": replay, "timeout_s": cfg.timeout_s}
+    if cfg.url:
+        options["url"] = cfg.url
+    return (web.TavilySearch if cfg.provider is WebProvider.tavily else web.WikipediaSearch)(prices, **options)

@@ -118,7 +118,11 @@ def test_hle_on_a_small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (config.rollout.engine, config.tools.names) == ("embedded", ["python", "local_search"])
     assert config.model.tokenizer == f"{tmp_path}/qwen3-tokenizer"
     sentences = missing_inputs(config)
-    assert [sentence.partition("=")[0] for sentence in sentences] == ["tools.corpus", "model.tokenizer", "data.path"]
+    assert [sentence.partition("=")[0] for sentence in sentences] == [
+        "tools.search.corpus",
+        "model.tokenizer",
+        "data.path",
+    ]
 
 
 def test_loaded_config_is_frozen_and_typed() -> None:

@@ -39,7 +39,7 @@ from tests.tools.tool_servers import Outside, ScriptedPolicy, outside
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = (
     "+experiment=hle", "mesh=single", "model=tiny", "rollout=embedded", "tools=paper_train", "data.source=jsonl",
-    "data.eval_path=null", "data.eval_questions=2", "tools.experts_max_tokens=64", "tools.subset_max=6",
+    "data.eval_path=null", "data.eval_questions=2", "tools.server.max_tokens=64", "tools.menu.most=6",
     "pricing.orchestrator_seconds_per_token=0", "pricing.randomise.low=0.5", "pricing.randomise.high=2",
     "rollout.limits.max_length=1536", "rollout.slots=8", "rollout.limits.retries=0", "algorithm.packing=false",
     "algorithm.loss.kl_coef=0", "algorithm.row_widths=[256]", "algorithm.prefix_widths=[1024]",
@@ -80,7 +80,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> list[str
     rows = [{"question": f"How much is {n} times 6, as Norway counts?", "answer": str(6 * n)} for n in range(1, 29)]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     passages.write_text(json.dumps({"title": "Oslo", "text": "Capital of Norway."}) + "\n")
-    return [f"data.path={questions}", f"tools.corpus={passages}", f"env.tokenizer={tokenizer}"]
+    return [f"data.path={questions}", f"tools.search.corpus={passages}", f"env.tokenizer={tokenizer}"]
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def live(servers: Outside) -> list[str]:
-    return [f"tools.experts_url={servers.experts.url}", f"tools.web_url={servers.web_url}"]
+    return [f"tools.server.url={servers.experts.url}", f"tools.web.url={servers.web_url}"]
 
 
 @contextmanager
@@ -269,7 +269,7 @@ def play(cfg: RunConfig) -> list[Trajectory]:
 
 
 def test_the_released_form_ends_with_the_answer_of_a_model(tmp_path: Path, files: list[str], servers: Outside):
-    cfg = config(tmp_path, *PAPER, *files, *live(servers), "tools=released", "tools.experts_max_tokens=64")
+    cfg = config(tmp_path, *PAPER, *files, *live(servers), "tools=released", "tools.server.max_tokens=64")
     for t in play(cfg):
         assert t.valid, t.reason
         assert [spec.name for spec in t.task.tools] == ["search", "enhance_reasoning", "answer"]
@@ -304,12 +304,12 @@ def test_a_trajectorys_budget_is_told_to_its_policy(tmp_path: Path, files: list[
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["tools.experts_url=http://127.0.0.1:9/v1"], "No server answers at http://127.0.0.1:9/v1 for expert"),
-        (["tools.experts_key_env=NO_SUCH_KEY"], "set the environment variable NO_SUCH_KEY"),
+        (["tools.server.url=http://127.0.0.1:9/v1"], "No server answers at http://127.0.0.1:9/v1 for expert"),
+        (["tools.server.api_key_env=NO_SUCH_KEY"], "set the environment variable NO_SUCH_KEY"),
         (["pricing.name=paper", "pricing.randomise.lists=[]"], "has no price for deepseek-r1, gemma-3-27b"),
         (["pricing.randomise.lists=[nobody]"], "pricing.randomise.lists=nobody is no price list"),
-        (["tools.web_url=null", "unset"], "set the environment variable TAVILY_API_KEY"),
-        (["tools.index=http://127.0.0.1:9"], "No server answers at http://127.0.0.1:9 for local_search"),
+        (["tools.web.url=null", "unset"], "set the environment variable TAVILY_API_KEY"),
+        (["tools.search.index=http://127.0.0.1:9"], "No server answers at http://127.0.0.1:9 for local_search"),
         (["replay.mode=replay", "replay.path=/nowhere/calls.db"], "replay.path=/nowhere/calls.db is not there"),
         (["tools.descriptions=/nowhere/d.json"], "tools.descriptions=/nowhere/d.json is not there"),
         (["tools=offline", "tools.names=[]"], "There is nothing to call"),
@@ -339,8 +339,8 @@ def test_what_the_tools_lack_is_one_sentence_before_anything_is_made(
     [
         ("replay.mode=record", "set replay.path=FILE.db"),
         ("+tools.experts.poet=[gpt-5]", "the roles are query_writer"),
-        ("tools.subset_max=1", "must be at least tools.subset_min=4"),
-        ("tools.experts_max_tokens=40000", "leaves no room for a question"),
+        ("tools.menu.most=1", "must be at least tools.menu.fewest=4"),
+        ("tools.server.max_tokens=40000", "leaves no room for a question"),
         ("pricing.randomise.low=3", "must be at most pricing.randomise.high"),
         ("budget.run_usd=-1", "budget.run_usd=-1.0 must be at least 0"),
     ],

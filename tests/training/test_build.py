@@ -26,6 +26,7 @@ from orchestra_jax.training.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 OFFLINE = ("+experiment=hle", "mesh=single", "model=tiny", "rollout=embedded", "tools=offline")
+NO_PASSAGES = (*OFFLINE, "tools.search.corpus=null")
 
 
 def config(directory: Path, *overrides: str) -> RunConfig:
@@ -124,7 +125,10 @@ def test_config_record_survives_json(tmp_path: Path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ((*OFFLINE, "tools.corpus=null", "data.path=/nowhere/q.jsonl"), "data.path=/nowhere/q.jsonl is not there"),
+        (
+            (*OFFLINE, "tools.search.corpus=null", "data.path=/nowhere/q.jsonl"),
+            "data.path=/nowhere/q.jsonl is not there",
+        ),
         (
             ("+experiment=hle", "rollout=embedded", "tools=offline", "data.path={q}"),
             "The policy qwen3-8b has no weights",
@@ -142,7 +146,10 @@ def test_config_record_survives_json(tmp_path: Path):
         (("pricing.name=none",), "pricing.name=none is no price list"),
         (("data=gsm8k",), "env.name=quickstart and data.source=gsm8k do not fit: use env=quickstart data=quickstart"),
         (("env=qa", "tools=offline"), "env.name=qa and data.source=quickstart do not fit: use env=quickstart"),
-        ((*OFFLINE, "tools.corpus=null", "data.mixture=[]"), "There are no training questions: set data.path=FILE."),
+        (
+            (*OFFLINE, "tools.search.corpus=null", "data.mixture=[]"),
+            "There are no training questions: set data.path=FILE.",
+        ),
         (("env.name=quickstrt",), "env.name=quickstrt is no known environment: did you mean quickstart?"),
         (("data.preferences_per_question=3",), "data.preferences_per_question=3 must divide algorithm.tasks_per_step"),
         (("algorithm.loss.loss=grop",), "algorithm.loss.loss=grop is no known loss: did you mean "),
@@ -179,7 +186,7 @@ def test_what_is_missing_ends_the_run_before_anything_is_made(
 def test_the_command_line_says_one_sentence_and_leaves_no_run(tmp_path: Path, questions: Path):
     folder = tmp_path / "run"
     overrides = (
-        "env=qa", "data=jsonl", "tools=offline", "tools.corpus=null", "tools.names=[python]",
+        "env=qa", "data=jsonl", "tools=offline", "tools.search.corpus=null", "tools.names=[python]",
         f"env.tokenizer={ROOT / 'conf'}", f"data.path={tmp_path / 'nothing.jsonl'}",
     )  # fmt: skip
     done = subprocess.run(
@@ -196,7 +203,7 @@ def test_a_broken_file_of_questions_is_one_sentence(tmp_path: Path):
     path = tmp_path / "broken.jsonl"
     path.write_text('{"question": "What?"\n')
     with pytest.raises(ConfigError, match=r"broken\.jsonl"):
-        make_environment(config(tmp_path, *OFFLINE, "tools.corpus=null", f"data.path={path}", "data.eval_path=null"))
+        make_environment(config(tmp_path, *NO_PASSAGES, f"data.path={path}", "data.eval_path=null"))
 
 
 # --- real questions --------------------------------------------------------------------------------------------------

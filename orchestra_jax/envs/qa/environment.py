@@ -80,7 +80,7 @@ class QAEnvironment(Environment):
         self._sources = cfg.data.training()
         self._training, self._evaluation = _read(cfg, self._sources)
         self._tools = make_tools(cfg, [question.answer[0] for question in self._training[0][:64]])
-        terminal = cfg.tools.form == "released" or ANSWER_TOOL.name in cfg.tools.names
+        terminal = cfg.tools.menu.form == "released" or ANSWER_TOOL.name in cfg.tools.names
         self._system = SYSTEM_TERMINAL if terminal else SYSTEM
         questions = [question for source in self._training for question in source]
         # One generator poses demonstrations, gate and evaluation, in this order.

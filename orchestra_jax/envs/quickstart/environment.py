@@ -129,11 +129,11 @@ class QuickstartEnvironment(Environment):
 
 def _sandbox(cfg: RunConfig) -> PythonSandbox:
     tools = cfg.tools
-    isolation = cast(Isolation, tools.sandbox_isolation)
+    isolation = cast(Isolation, str(tools.sandbox.isolation))
     if isolation == "auto" and cfg.model.tokenizer == "environment" and not available():
         # Its words cannot spell an import, a file or an underscore: this policy writes arithmetic and nothing else.
         isolation = "none"
     try:
-        return PythonSandbox(tools.sandbox_workers, tools.sandbox_timeout_s, isolation=isolation)
+        return PythonSandbox(tools.sandbox.workers, tools.sandbox.timeout_s, isolation=isolation)
     except IsolationError as error:
-        raise ConfigError(f"{error} (tools.sandbox_isolation)") from None
+        raise ConfigError(f"{error} (tools.sandbox.isolation)") from None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orchestra_jax.config.schema import DataConfig, EnvConfig, RunConfig, ToolsConfig
+from orchestra_jax.config.tools import LocalSearchConfig, SandboxConfig
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.base import Environment, Episode, initial_messages
 from orchestra_jax.envs.qa.environment import QAEnvironment, QAEpisode
@@ -32,7 +33,9 @@ def cfg(tmp_path: Path) -> RunConfig:
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     texts = {"Oslo": "Capital of Norway.", "Rome": "Capital of Italy."}
     passages.write_text("".join(json.dumps({"title": t, "text": s}) + "\n" for t, s in texts.items()))
-    tools = ToolsConfig(names=["python", "local_search"], corpus=str(passages), sandbox_workers=1)
+    tools = ToolsConfig(
+        names=["python", "local_search"], search=LocalSearchConfig(str(passages)), sandbox=SandboxConfig(workers=1)
+    )
     return RunConfig(env=EnvConfig(name="qa"), tools=tools, data=DataConfig(path=str(questions), eval_questions=2))
 
 

@@ -1,0 +1,79 @@
+"""Settings of what can be called; docs/tools.md. Each group is passed on as it is."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestra_jax.config.choices import MenuForm, SandboxIsolation, WebProvider
+from orchestra_jax.config.ranges import Settings, above, at_least
+
+
+@dataclass(frozen=True)
+class MenuRule(Settings):
+    """How the menus of instances are drawn (section 3.3)."""
+
+    form: MenuForm = MenuForm.separate  # a tool for each expert, or the paper's three functions
+    subset: bool = False  # a random subset per instance, else everything
+    fewest: int = at_least(2, 1)  # fewest tools of one (models of each function in the released form)
+    most: int | None = at_least(None, 1)  # most; null: all
+    aliases: bool = False  # experts are called expert-1, expert-2, ... in the random order of each menu
+
+
+@dataclass(frozen=True)
+class ExpertServer(Settings):
+    """The OpenAI-compatible server of the experts that tools.experts_file does not name."""
+
+    url: str | None = None  # such as http://10.0.0.5:8000/v1
+    api_key_env: str | None = None  # environment variable with its key; null: it wants none
+    context_tokens: int = at_least(32768, 2)  # prompt and reply together
+    max_tokens: int = at_least(4096, 1)  # of a reply
+    timeout_s: float = above(300.0, 0)  # seconds for one request
+    retries: int = at_least(4, 0)  # further requests after a failed one
+    concurrency: int = at_least(32, 1)  # requests under way at once
+    requests_per_minute: float | None = above(None, 0)  # null: no limit
+
+
+@dataclass(frozen=True)
+class LocalSearchConfig(Settings):
+    """Passages that are searched on this machine."""
+
+    corpus: str | None = None  # file of passages, searched by keywords
+    index: str | None = None  # instead: folder of experiments/index.py, or http address of a retrieval server
+    embedder_url: str | None = None  # where the index's embedding server is now; null: where it was
+    top_k: int = at_least(3, 1)  # passages per search
+
+
+@dataclass(frozen=True)
+class WebConfig(Settings):
+    """Web search."""
+
+    provider: WebProvider = WebProvider.tavily  # tavily: with the key TAVILY_API_KEY; wikipedia: without one
+    url: str | None = None  # of its API; null: the provider's own
+    timeout_s: float = above(30.0, 0)  # seconds for one request
+
+
+@dataclass(frozen=True)
+class SandboxConfig(Settings):
+    """Where python runs."""
+
+    timeout_s: float = above(10.0, 0)  # seconds per execution
+    workers: int = at_least(2, 1)  # processes
+    isolation: SandboxIsolation = SandboxIsolation.auto  # none: code has your rights
+    url: str | None = None  # a sandbox server that runs the code instead
+
+
+@dataclass(frozen=True)
+class ToolsConfig(Settings):
+    """What can be called; docs/tools.md."""
+
+    names: list[str] = field(default_factory=list)  # plain tools, also module:function of your own (docs/add_a_tool.md)
+    menu: MenuRule = field(default_factory=MenuRule)
+    experts: dict[str, list[str]] = field(default_factory=dict)  # role -> models of the price list that play it
+    server: ExpertServer = field(default_factory=ExpertServer)
+    experts_file: str | None = None  # YAML of experts with servers, context and limits of their own (docs/tools.md)
+    descriptions: str | None = None  # file of experiments/describe_tools.py: what the policy reads about each expert
+    self_hosted: list[str] = field(default_factory=list)  # experts on the user's own machines: local tools
+    simulated: dict[str, Any] = field(default_factory=dict)  # experts that cost nothing (docs/descriptions.md)
+    judge: str = "match"  # who compares answers: "match" (normalised text and numbers) or a model of the price list
+    search: LocalSearchConfig = field(default_factory=LocalSearchConfig)
+    web: WebConfig = field(default_factory=WebConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
