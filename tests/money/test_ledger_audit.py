@@ -126,7 +126,7 @@ def check(budgets: dict[str, Budget], books: Books) -> None:
         assert budget.spent == books.total(name), name
 
 
-async def test_a_thousand_episodes_cost_what_the_server_billed():
+async def test_hundreds_of_episodes_cost_what_the_server_billed():
     """Refusals, slow answers, client time-outs, deadlines and cancellations: the ledger is the bill."""
 
     def chaos(number: int) -> Fault | None:
@@ -142,14 +142,12 @@ async def test_a_thousand_episodes_cost_what_the_server_billed():
             Expert("big", "big", stub.url, max_tokens=20, timeout_s=0.3, concurrency=64, retries=6),
         ]
         clients = expert_clients(experts, PRICES, backoff_s=0.005)
-        whole = Limits(usd=0.35, tokens=250_000, calls=4000)
-        budgets = tree(
-            whole, [Limits(usd=0.04), Limits(calls=300), Limits(tokens=30_000), Limits()], Limits(0.002), 1000
-        )
+        whole = Limits(usd=0.105, tokens=75_000, calls=1200)
+        budgets = tree(whole, [Limits(usd=0.012), Limits(calls=90), Limits(tokens=9000), Limits()], Limits(0.002), 300)
         books = Books(budgets)
         stub.chaos, stub.on_bill = chaos, books.add
         crowd = Crowd(clients, budgets, impatient=True)
-        await crowd.run(1000)
+        await crowd.run(300)
 
     check(budgets, books)
     assert books.broken == []
@@ -175,7 +173,7 @@ async def test_a_thousand_episodes_cost_what_the_server_billed():
         "over step2",
     ):
         assert crowd.ends[end] > 0, crowd.ends
-    assert len(stub.bodies) > len(stub.bills) > 800
+    assert len(stub.bodies) > len(stub.bills) > 240
 
 
 async def test_where_the_bill_is_unknown_the_ledger_is_never_below_it():
