@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -44,6 +45,8 @@ def token_logprobs(
     Raises:
         ValueError: temperature, chunk or vocab_block not positive.
     """
+    chex.assert_shape(head, (hidden.shape[-1], None))
+    chex.assert_shape([hidden, targets], [(None, None), hidden.shape[:1]])
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}; score greedy rollouts at temperature 1.")
     for name, size in (("chunk", chunk), ("vocab_block", vocab_block)):
