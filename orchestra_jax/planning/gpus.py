@@ -88,39 +88,40 @@ _ADA: dict[str, Any] = {"capability": (8, 9), "fpus": 128, "shared": 100 * 1024,
 # Networks: DGX H100, H200 and B200 have a 400 Gbit/s adapter per GPU, DGX A100 one of 200 Gbit/s; else 200 Gbit/s.
 GPUS: dict[str, Gpu] = {
     "h100-80gb": Gpu(
-        "NVIDIA H100 80GB HBM3", 84942979072, 3.352e12, 989.4, 450e9, 50e9,
+        "NVIDIA H100 80GB HBM3", memory=84942979072, bandwidth=3.352e12, tflops=989.4, link=450e9, network=50e9,
         cores=132, clock=1.98, source=f"NVIDIA H100 datasheet (SXM), {_XLA}", **_HOPPER,
     ),
     "h100-pcie-80gb": Gpu(
-        "NVIDIA H100 PCIe", 84942979072, 2.039e12, 756.0, 64e9, 50e9,
+        "NVIDIA H100 PCIe", memory=84942979072, bandwidth=2.039e12, tflops=756.0, link=64e9, network=50e9,
         cores=114, clock=1.755, source=f"NVIDIA H100 datasheet (PCIe, without NVLink bridge), {_XLA}", **_HOPPER,
     ),
     "h200-141gb": Gpu(
-        "NVIDIA H200 141GB HBM3e", 151397597184, 4.8e12, 989.4, 450e9, 50e9,
+        "NVIDIA H200 141GB HBM3e", memory=151397597184, bandwidth=4.8e12, tflops=989.4, link=450e9, network=50e9,
         cores=132, clock=1.98, source=f"NVIDIA H200 datasheet (SXM), {_XLA}", **_HOPPER,
     ),
     "b200-180gb": Gpu(
-        "NVIDIA B200", 191514411008, 7.672e12, 2250.0, 900e9, 50e9, capability=(10, 0), cores=148, fpus=128,
-        clock=1.965, l2=132644864, shared=228 * 1024, threads=2048, source=f"NVIDIA DGX B200 datasheet, {_XLA}",
+        "NVIDIA B200", memory=191514411008, bandwidth=7.672e12, tflops=2250.0, link=900e9, network=50e9,
+        capability=(10, 0), cores=148, fpus=128, clock=1.965, l2=132644864, shared=228 * 1024, threads=2048,
+        source=f"NVIDIA DGX B200 datasheet, {_XLA}",
     ),
     "a100-80gb": Gpu(
-        "NVIDIA A100-SXM4-80GB", 85100068864, 2.039e12, 312.0, 300e9, 25e9,
+        "NVIDIA A100-SXM4-80GB", memory=85100068864, bandwidth=2.039e12, tflops=312.0, link=300e9, network=25e9,
         cores=108, clock=1.41, source=f"NVIDIA A100 datasheet (SXM), {_XLA}", **_AMPERE,
     ),
     "a100-40gb": Gpu(
-        "NVIDIA A100-SXM4-40GB", 42331013120, 1.555e12, 312.0, 300e9, 25e9,
+        "NVIDIA A100-SXM4-40GB", memory=42331013120, bandwidth=1.555e12, tflops=312.0, link=300e9, network=25e9,
         cores=108, clock=1.41, source=f"NVIDIA A100 datasheet (SXM), {_XLA}", **_AMPERE,
     ),
     "l40s-48gb": Gpu(
-        "NVIDIA L40S", 46068 * 2**20, 0.864e12, 362.0, 32e9, 25e9,
+        "NVIDIA L40S", memory=46068 * 2**20, bandwidth=0.864e12, tflops=362.0, link=32e9, network=25e9,
         cores=142, clock=2.52, l2=96 * 2**20, source="NVIDIA L40S datasheet", **_ADA,
     ),
     "l4-24gb": Gpu(
-        "NVIDIA L4", 23034 * 2**20, 0.3e12, 121.0, 32e9, 25e9,
+        "NVIDIA L4", memory=23034 * 2**20, bandwidth=0.3e12, tflops=121.0, link=32e9, network=25e9,
         cores=58, clock=2.04, l2=48 * 2**20, source="NVIDIA L4 datasheet", **_ADA,
     ),
     "rtx-4090-24gb": Gpu(
-        "NVIDIA GeForce RTX 4090", 24564 * 2**20, 1.008e12, 165.2, 32e9, 25e9,
+        "NVIDIA GeForce RTX 4090", memory=24564 * 2**20, bandwidth=1.008e12, tflops=165.2, link=32e9, network=25e9,
         cores=128, clock=2.52, l2=72 * 2**20, source="NVIDIA Ada architecture white paper", **_ADA,
     ),
 }  # fmt: skip

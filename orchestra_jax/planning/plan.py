@@ -251,19 +251,28 @@ def make_plan(
         assert stats is not None, "both compilers know their memory"
         assert text is not None
         programs[name] = Program(
-            seconds,
-            stats.argument_size_in_bytes,
-            stats.output_size_in_bytes,
-            stats.alias_size_in_bytes,
-            stats.temp_size_in_bytes,
-            program_cost(text, gpus_per_node),
+            seconds=seconds,
+            arguments=stats.argument_size_in_bytes,
+            outputs=stats.output_size_in_bytes,
+            aliased=stats.alias_size_in_bytes,
+            temp=stats.temp_size_in_bytes,
+            cost=program_cost(text, gpus_per_node),
         )
         shardings[name] = compiled.input_shardings[0]
     state = _state_bytes(job, lowered, shardings)
     uncounted = sorted({what for program in programs.values() for what in program.cost.uncounted})
     if uncounted:
         notes = (*notes, f"FLOPs of these are not in the compiled count: {', '.join(uncounted)}.")
-    return Plan(job, gpu, int(gpu.memory * memory_fraction), compiled_for, notes, programs, state, mfu)
+    return Plan(
+        job=job,
+        gpu=gpu,
+        usable=int(gpu.memory * memory_fraction),
+        compiled_for=compiled_for,
+        notes=notes,
+        programs=programs,
+        state=state,
+        mfu=mfu,
+    )
 
 
 def _state_bytes(job: Job, lowered: Mapping[str, jax.stages.Lowered], shardings: Mapping[str, Any]) -> dict[str, int]:

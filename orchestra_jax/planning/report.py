@@ -48,19 +48,19 @@ def job_of(cfg: RunConfig) -> Job:
     """The step of a run at its largest shape: packed rows, or unpacked ones that hold the longest trajectory whole."""
     algorithm, model = cfg.algorithm, model_config(cfg)
     return Job(
-        model,
-        policy_learner(cfg, model).cfg,
-        algorithm.optimizer,
-        (cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor),
-        largest_shape(policy_shapes(cfg), cfg.plan.response),
-        algorithm.tasks_per_step * algorithm.group_size,
-        cfg.plan.tokens or cfg.rollout.limits.max_length,
-        cfg.plan.response,
-        algorithm.epochs,
-        algorithm.minibatches,
-        algorithm.reference_dtype if algorithm.loss.kl_coef > 0 else None,
-        algorithm.reference_offload,
-        adapters(cfg),
+        model=model,
+        learner=policy_learner(cfg, model).cfg,
+        optimizer=algorithm.optimizer,
+        mesh=(cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor),
+        shape=largest_shape(policy_shapes(cfg), cfg.plan.response),
+        sequences=algorithm.tasks_per_step * algorithm.group_size,
+        tokens=cfg.plan.tokens or cfg.rollout.limits.max_length,
+        response=cfg.plan.response,
+        epochs=algorithm.epochs,
+        minibatches=algorithm.minibatches,
+        reference=algorithm.reference_dtype if algorithm.loss.kl_coef > 0 else None,
+        offload=algorithm.reference_offload,
+        adapters=adapters(cfg),
     )
 
 
@@ -72,7 +72,16 @@ def largest_shape(shapes: MicroShapes | PackShapes, response: float) -> BatchSha
     width = shapes.widths[-1]
     rows = max(1, shapes.tokens // width)
     selected = select_size(int(rows * width * response), rows * width, shapes.response_fractions)
-    return BatchShape(rows, width, rows, width, 1, 0, False, selected)
+    return BatchShape(
+        rows=rows,
+        length=width,
+        sequences=rows,
+        sequence_length=width,
+        prefixes=1,
+        prefix_length=0,
+        packed=False,
+        selected=selected,
+    )
 
 
 def model_config(cfg: RunConfig) -> DecoderConfig:

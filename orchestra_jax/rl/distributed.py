@@ -28,7 +28,7 @@ def process_shards(mesh: Mesh, rules: ShardingRules) -> int:
         owners.setdefault(index[0].start, set()).add(device.process_index)
     if any(len(processes) > 1 for processes in owners.values()):
         raise ValueError("A batch shard spans two processes: keep mesh.tensor within the devices of one process.")
-    # A mesh of devices that are not there (a planner's topology) belongs to nobody.
+    # A mesh of devices that are not there (a planner's topology) belongs to no process.
     return sum(jax.process_index() in processes for processes in owners.values()) or shards
 
 

@@ -106,7 +106,7 @@ def test_large_scores_stay_finite() -> None:
     assert all(np.isfinite(x).all() for x in (out, *grads))
 
 
-def test_blocks_that_nobody_sees_are_not_computed() -> None:
+def test_blocks_that_no_query_sees_are_not_computed() -> None:
     """NaN spreads from any block that is computed, even where it is masked: 0 * NaN is NaN."""
     (q, k, v), _ = Case(32).inputs()
     out, (dq, *_) = gradients(blocks_of_8, (q, k, v.at[:, :, 16:].set(jnp.nan)), {})
