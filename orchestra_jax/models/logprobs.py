@@ -47,7 +47,6 @@ def token_logprobs(
     """
     chex.assert_shape(head, (hidden.shape[-1], None))
     chex.assert_shape([hidden, targets], [(None, None), hidden.shape[:1]])
-from orchestra_jax.rollout.chat import make_chat
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}; score greedy rollouts at temperature 1.")
     for name, size in (("chunk", chunk), ("vocab_block", vocab_block)):
