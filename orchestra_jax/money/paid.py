@@ -1,7 +1,7 @@
 """The path of one paid call: recorded answer, budget, the provider's limits, requests, the bill, the record.
 
-Money follows requests, not callers. Every HTTP request has a reservation of its own and a task of its own that nobody
-cancels: whoever waits may give up, and the request still ends, and what it cost is still settled.
+Money follows requests, not callers. Every HTTP request has its own reservation and its own task, which is not cancelled
+with the caller: a caller may give up, but the request still ends, and its cost is settled.
 """
 
 import asyncio
@@ -178,7 +178,7 @@ class PaidCalls:
     async def _request(self, reservation: Reservation, worst: Usage, send: Send) -> Ended:
         """One request to its end; settles what it cost."""
         start = time.perf_counter()
-        row: Usage | None = worst  # whatever cuts us short: the request may have been billed
+        row: Usage | None = worst  # if this task is cancelled: the request may have been billed
         try:
             outcome = await self._send_in_time(worst.name, send)
             if isinstance(outcome, Answered):

@@ -91,7 +91,7 @@ def _rows(file: Path) -> Iterator[tuple[str, str, str, str]]:
             except (ValueError, KeyError, TypeError):
                 raise ValueError(f"Line {number} of {file.name!r} is no exported call.") from None
             if name != key(kind, request):
-                raise ValueError(f"Line {number} of {file.name!r} has another key than its request; export it anew.")
+                raise ValueError(f"Line {number} of {file.name!r} has another key than its request; export it again.")
             yield name, kind, CANONICAL.encode(request), CANONICAL.encode(recorded)
 
 

@@ -20,7 +20,7 @@ def limits(budget: BudgetConfig, level: str) -> Limits:
     return Limits(*(getattr(budget, f"{level}_{unit}") for unit in ("usd", "tokens", "calls")))
 
 
-class RunMoney:
+class RunBudget:
     """The budget of the run, kept in a file of its own: a run that goes back to a checkpoint has spent it all the same.
 
     Attributes:

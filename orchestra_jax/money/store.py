@@ -83,7 +83,7 @@ class Writer(threading.Thread):
         if self._closed:
             raise RuntimeError(f"Replay file {str(self._file)!r} is closed; close it after the last call.")
         done: Future[None] = Future()
-        done.set_running_or_notify_cancel()  # from here on nobody can cancel it
+        done.set_running_or_notify_cancel()  # so that it cannot be cancelled from here on
         self._rows.put((row, done))
         return done
 

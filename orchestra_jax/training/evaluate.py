@@ -14,7 +14,7 @@ from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.models.lora import load_peft, merge
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
-from orchestra_jax.money.run import Halted, RunMoney
+from orchestra_jax.money.run import Halted, RunBudget
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training.build import make_collector, make_policy, preflight
@@ -53,7 +53,7 @@ def _evaluate(cfg: RunConfig) -> dict[str, Any]:
     if adapters is not None:
         lora, trained = load_peft(adapters, model)
         params = merge(params, trained, lora)
-    money = RunMoney(cfg.budget, folder)
+    money = RunBudget(cfg.budget, folder)
     collector = make_collector(cfg, environment, chat)
     with LoopThread() as loop:
         starting = start_engine(cfg, model, params, 0, tokenizer_size=len(chat.tokenizer), directory=folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import forecast, make_environment
-from orchestra_jax.money.run import Halted, RunMoney
+from orchestra_jax.money.run import Halted, RunBudget
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training.build import preflight
@@ -59,7 +59,7 @@ def _train(cfg: RunConfig) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     if sentence := forecast(cfg):
         print(sentence, flush=True)
-    money = RunMoney(cfg.budget, directory)
+    money = RunBudget(cfg.budget, directory)
     with LoopThread() as loop:
         try:
             trainer = Trainer(cfg, environment, chat, money, loop)

@@ -16,7 +16,7 @@ from orchestra_jax.models.base import Params
 from orchestra_jax.models.lora import init_adapters
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
-from orchestra_jax.money.run import RunMoney
+from orchestra_jax.money.run import RunBudget
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.optimizer import learning_rate
 from orchestra_jax.rl.setup import (
@@ -58,7 +58,7 @@ class Trainer:
     """
 
     def __init__(
-        self, cfg: RunConfig, environment: Environment, chat: ChatFormat, money: RunMoney, loop: LoopThread
+        self, cfg: RunConfig, environment: Environment, chat: ChatFormat, money: RunBudget, loop: LoopThread
     ) -> None:
         self.cfg, self.money, self._loop = cfg, money, loop
         self.directory, self._began = Path(cfg.output_dir), time.monotonic()

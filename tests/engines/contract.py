@@ -223,6 +223,10 @@ class EngineContract:
         two temperatures: with expected counts of 5, .001 is in truth .0015 at temperature 1 and .0022 at 2. So what
         counts there is an exact bound at 1e-9, on four times the samples. With them it finds, in 9 of 10 runs, a
         temperature that is 10 % off at 1 or 25 % at 2, top_p=0.95, top_k=100, or one greedy token among 10.
+
+        There is no bias under load: a real server gave 13,200 tokens at temperature 2 and 7,200 at 1 while 16 to 20
+        processes wanted its two cores (2026-11-22). Pearson's p was .75 and .03; in blocks of 600, as in the test that
+        had failed, the 34 values of p were uniform (.31 and .90). Tokens of the same seed agreed as often as by chance.
         """
         count = 600 if subject.seeded else 2400
         prompt = prompt_of(9, 4, subject.config.vocab_size)

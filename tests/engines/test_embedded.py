@@ -52,7 +52,7 @@ KINDS = {
     "scan_layers": {"config": SCANNED},
     "few_slots": {"lockstep": False, "slots": 3, "chunk": 1, "widths": (1024,)},
     "windows": {"shortest_window": 8},
-    "threads": {"threads": 2},
+    "threads": {"threads": 2, "slots": 16},  # two parts of the others' size: nothing more to compile
 }
 
 
@@ -96,7 +96,7 @@ async def test_schedule_slots_and_widths_do_not_change_what_is_sampled(make):
             {},
             {"lockstep": False},
             {"lockstep": False, "slots": 3, "widths": (16, 64)},
-            {"threads": 3},
+            {"threads": 3, "slots": 9, "widths": (16, 64)},
             {"shortest_window": 8},
         )
     ]

@@ -203,7 +203,7 @@ async def test_identical_calls_at_the_same_time_are_made_once(file: Path, mode: 
     replay.close()
 
 
-async def test_a_failed_call_fails_nobody_else(file: Path):
+async def test_a_failed_call_fails_no_other(file: Path):
     replay, calls = Replay(file, "replay_or_record"), 0
 
     async def first_fails() -> Recorded:
@@ -282,7 +282,7 @@ def test_bad_arguments(tmp_path: Path, file: Path):
     assert foreign.read_bytes() == before
 
 
-async def test_a_set_can_be_read_from_a_folder_nobody_may_write_to(file: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_set_can_be_read_from_a_read_only_folder(file: Path, monkeypatch: pytest.MonkeyPatch):
     await recorded(file, (REQUEST, ANSWER))
     monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, who may write anywhere
     replay = Replay(file, "replay")

@@ -22,7 +22,7 @@ from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.models.tokenizer import CONTROL, PAD, TAGS, TURN_END
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.forecast import dry_run
-from orchestra_jax.money.run import RunMoney
+from orchestra_jax.money.run import RunBudget
 from orchestra_jax.rollout import collector
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.tools.build import price_book, tool_problems
@@ -366,11 +366,11 @@ def test_a_dry_run_tells_a_steps_cost(tmp_path: Path):
 
 
 async def test_a_run_remembers_what_it_spent(tmp_path: Path):
-    money = RunMoney(BudgetConfig(run_usd=1.0), tmp_path)
+    money = RunBudget(BudgetConfig(run_usd=1.0), tmp_path)
     row = Usage("big", cost_usd=0.75, prompt_tokens=3)
     (await money.run.acquire(row)).settle(row)
     money.save()
-    again = RunMoney(BudgetConfig(run_usd=1.0, step_calls=0), tmp_path)
+    again = RunBudget(BudgetConfig(run_usd=1.0, step_calls=0), tmp_path)
     assert again.summary() == {
         "usd": 0.75, "tokens": 3, "calls": 1, "by_name": {"big": {"usd": 0.75, "tokens": 3, "calls": 1}},
     }  # fmt: skip
@@ -391,8 +391,8 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def saved_usd(folder: Path) -> float:
-    return RunMoney(BudgetConfig(), folder).run.spent.usd
+    return RunBudget(BudgetConfig(), folder).run.spent.usd
 
 
 def saved_calls(folder: Path) -> int:
-    return RunMoney(BudgetConfig(), folder).run.spent.calls
+    return RunBudget(BudgetConfig(), folder).run.spent.calls

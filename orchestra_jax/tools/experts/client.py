@@ -28,7 +28,7 @@ from orchestra_jax.money.paid import (
 )
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.tools.experts.context import Message, TokenCounter, fit
+from orchestra_jax.tools.experts.context import ChatMessage, TokenCounter, fit
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.types import Usage
 
@@ -106,7 +106,7 @@ class ExpertClient:
 
     async def chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         *,
         budget: Budget,
         role: str = "tool",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-Message = Mapping[str, str]
+ChatMessage = Mapping[str, str]
 CHARS_PER_TOKEN = 3  # an estimate: English has about 4, code and other languages less
 CUT = "\n[... cut ...]\n"
 # What chat templates add: bounds over the templates of Qwen, Llama, Mistral, Gemma and OpenAI, a default system
@@ -44,7 +44,7 @@ class TokenCounter:
             return math.ceil(len(text) / CHARS_PER_TOKEN)
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def most(self, messages: Sequence[Message]) -> int:
+    def most(self, messages: Sequence[ChatMessage]) -> int:
         """Tokens that the prompt cannot exceed, template included.
 
         Without a tokenizer every byte counts: no byte-level vocabulary has tokens below one byte.
@@ -53,7 +53,7 @@ class TokenCounter:
             self.count(message["content"]) if self.exact else len(message["content"].encode()) for message in messages
         )
 
-    def estimate(self, messages: Sequence[Message]) -> int:
+    def estimate(self, messages: Sequence[ChatMessage]) -> int:
         """Tokens that the prompt has by our own count, template included."""
         return _template(messages) + sum(self.count(message["content"]) for message in messages)
 
@@ -83,7 +83,7 @@ class TokenCounter:
         return text[:start] + CUT + text[stop:]
 
 
-def fit(messages: Sequence[Message], tokens: int, counter: TokenCounter) -> list[dict[str, str]]:
+def fit(messages: Sequence[ChatMessage], tokens: int, counter: TokenCounter) -> list[dict[str, str]]:
     """The messages cut so that the prompt counts at most `tokens`.
 
     The first system message and the last message (the question) stay. First the oldest of the others go, one by one;
@@ -114,5 +114,5 @@ def fit(messages: Sequence[Message], tokens: int, counter: TokenCounter) -> list
     return system + rest
 
 
-def _template(messages: Sequence[Message]) -> int:
+def _template(messages: Sequence[ChatMessage]) -> int:
     return _PER_PROMPT + _PER_MESSAGE * len(messages)

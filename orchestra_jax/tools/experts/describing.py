@@ -1,6 +1,6 @@
 """Writes descriptions of experts (§3.1): each one answers sampled tasks, and another model describes it from that.
 
-All calls are recorded as they are made, so a run that was stopped goes on where it was and pays for nothing twice.
+All calls are recorded as they are made, so a run that was stopped continues and pays for no call twice.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ async def describe(
     An entry is what `load` reads, "description", with its evidence: writer, models, price list, date, share of right
     answers, overall and by family, mean cost, seconds and tokens, and each task's id, answer and grade. Questions and
     reference answers are not in it. The file is written after every subject, and entries of other experts stay. A run
-    that was stopped goes on where it was, since calls are recorded as they are made.
+    that was stopped continues where it was, since calls are recorded as they are made.
 
     Args:
         job: see there.
@@ -131,7 +131,7 @@ async def describe(
             count()
         descriptions[name] = text
         new = entry(text, expert, writer.expert, job.prices.id, job.examples, answers)
-        if {**entries.get(name, {}), "date": new["date"]} != new:  # told again from the record, it keeps its date
+        if {**entries.get(name, {}), "date": new["date"]} != new:  # the same entry keeps its date
             entries[name] = new
             save(path, entries)
 

@@ -31,7 +31,7 @@ class SimulatedExpert:
     """Answers a question of family f rightly with probability `skill[f]`, always the same way for the same question.
 
     The draw is a hash of (seed, name, question): stable across calls, processes and runs, independent between
-    experts. Nobody sleeps: the seconds go to the ledger only.
+    experts. No call really waits: the seconds go to the ledger only.
 
     Attributes:
         name: the expert's tool name.
@@ -96,7 +96,7 @@ class SimulatedExpert:
         return wrong[int(self._draw(question)[1] * len(wrong))]
 
     def fails(self, question: str, attempt: int) -> bool:
-        """Whether the call number `attempt` about a question fails: drawn anew for each, so that retries succeed."""
+        """Whether the call number `attempt` about a question fails: drawn for each attempt, so that retries succeed."""
         return self._draw(f"{question}\x1f{attempt}")[0] < self.failure_rate
 
     def call(
@@ -129,7 +129,7 @@ class SimulatedTool:
 
     Calls about one question are counted here, over all episodes, and each has its own draw of failure. With a
     failure rate above 0, which of several episodes at once sees a failure depends on their order, and a run that was
-    restored counts anew; nothing else about an expert depends on either.
+    restored counts from zero; nothing else about an expert depends on either.
 
     Attributes:
         expert: who answers.

@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--isolation", default="auto", help="auto, bubblewrap, namespaces or none")
     options = parser.parse_args()
     if options.host not in ("127.0.0.1", "::1", "localhost") and not os.environ.get(KEY_VARIABLE):
-        parser.error(f"whoever reaches {options.host} could run code here: set {KEY_VARIABLE} to a secret")
+        parser.error(f"everyone who reaches {options.host} could run code here: set {KEY_VARIABLE} to a secret")
     web = require_aiohttp("web")
     isolation: Isolation = options.isolation
     sandbox = PythonSandbox(options.workers, options.timeout, options.memory, isolation=isolation)

@@ -39,10 +39,8 @@ import sys
 import time
 import types
 
-from orchestra_jax.tools.python import kernel
+from orchestra_jax.tools.python import kernel, snippet
 
-_EXCEPTION_EXIT = 97
-_EXCEPTION_LINE_MAX = 2000
 _FLOOD_BYTES = 1 << 20
 _WATCH_S = 0.05  # between two looks at the memory that all processes of a snippet use
 _WORKSPACE_FILES = 4096
@@ -55,74 +53,7 @@ _SCIPY_PARTS = frozenset(
 )
 
 
-def _show_exception(error: BaseException) -> None:
-    # traceback.format_exception_only would import and format more than the one line that is wanted.
-    sys.stdout.flush()
-    if isinstance(error, SyntaxError):
-        line = f"{type(error).__name__}: {error.msg} (line {error.lineno})"
-    else:
-        text = str(error)
-        line = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    print(line[:_EXCEPTION_LINE_MAX])
-
-
-def _compile(code: str) -> list[types.CodeType]:
-    """Code objects to run in order; the value of the last one is shown when it is not None.
-
-    The Python AST costs a fork 0.2 ms in copied pages, so first the last statement is guessed from the text. The guess
-    holds when both parts compile: then no statement spans the cut, and a tail that is no expression has no value.
-    """
-    lines = code.rstrip().split("\n")
-    cut = len(lines) - 1
-    while cut and lines[cut][:1] in " \t\r)]}#":  # a line without text too
-        cut -= 1
-    head, tail = "\n".join(lines[:cut]), "\n".join(lines[cut:])
-    if "__future__" not in code:
-        try:
-            parts = [compile(head, "<code>", "exec")] if head else []
-            try:
-                return [*parts, compile(tail, "<code>", "eval")]
-            except SyntaxError:
-                if ";" not in tail:
-                    return [*parts, compile(tail, "<code>", "exec")]
-        except SyntaxError:
-            pass  # a wrong guess, or wrong code: the whole text tells
-    tree = ast.parse(code, "<code>")
-    last = tree.body[-1] if tree.body else None
-    if not isinstance(last, ast.Expr):
-        return [compile(tree, "<code>", "exec")]
-    del tree.body[-1]
-    return [compile(tree, "<code>", "exec"), compile(ast.Expression(last.value), "<code>", "eval")]
-
-
-def _execute(code: str) -> int:
-    """Runs the snippet in this process; the exit code."""
-    module = types.ModuleType("__main__")
-    sys.modules["__main__"] = module
-    scope = module.__dict__
-    scope["__builtins__"] = builtins
-    try:
-        value = None
-        for part in _compile(code):
-            value = eval(part, scope)
-        if value is not None:
-            print(repr(value))
-        if (threading := sys.modules.get("threading")) is not None:  # not preloaded: 0.3 ms for every fork
-            for thread in threading.enumerate():
-                if thread is not threading.main_thread() and not thread.daemon:
-                    thread.join()
-    except SystemExit as stop:
-        if stop.code in (None, 0):
-            return 0
-        _show_exception(stop)
-        return _EXCEPTION_EXIT
-    except BaseException as error:
-        _show_exception(error)
-        return _EXCEPTION_EXIT
-    return 0
-
-
-class _Worker:
+class _SnippetRunner:
     """Runs one snippet after another, each in a process that is forked from this one.
 
     Args:
@@ -228,7 +159,7 @@ class _Worker:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             sys.stderr = sys.stdout  # in the order of printing
             gc.enable()
-            exit_code = _execute(code)
+            exit_code = snippet.execute(code)
             sys.stdout.flush()
         finally:
             os._exit(exit_code)
@@ -310,7 +241,7 @@ class _Worker:
                 problem = f"The code was stopped after {self.timeout_s:g} s of CPU time (time-out)."
             else:
                 problem = f"The code was killed by {signal.Signals(number).name}."
-        elif not stopped and os.WEXITSTATUS(status) not in (0, _EXCEPTION_EXIT):
+        elif not stopped and os.WEXITSTATUS(status) not in (0, snippet.EXCEPTION_EXIT):
             problem = f"The code ended with exit code {os.WEXITSTATUS(status)}."
         text = text.removesuffix("\n")
         if problem:
@@ -387,9 +318,9 @@ def main() -> None:
         os.putenv(name, "1")  # for the C libraries; os.environ stays empty
     sys.path[:] = [path for path in sys.path if path != config["source"]] + config["site"]
     sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    worker = _Worker(config, processes)
+    worker = _SnippetRunner(config, processes)
     _send(connection, {"isolation": list(isolation)})
-    _compile("x = 1\nx")  # creates what the compiler makes lazily
+    snippet.compile_parts("x = 1\nx")  # creates what the compiler makes lazily
     random.seed(0)
     worker.settle()
     with contextlib.suppress(ConnectionError):  # the sandbox gave this worker up

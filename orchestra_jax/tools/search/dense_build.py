@@ -21,7 +21,7 @@ from orchestra_jax.tools.search.embeddings import Embedder
 from orchestra_jax.tools.search.local import read_passages
 
 KINDS = ("flat", "ivf", "hnsw")
-Progress = Callable[[str, int, int], None]
+ShowProgress = Callable[[str, int, int], None]
 
 _PLAN = "plan.json"
 _SHARDS = "vectors"
@@ -40,9 +40,9 @@ async def build(
     *,
     kind: str = "flat",
     shard: int = 8192,
-    progress: Progress = _silent,
+    progress: ShowProgress = _silent,
 ) -> DenseIndex:
-    """Embeds the passages of a file and writes their index; goes on where a killed build ended.
+    """Embeds the passages of a file and writes their index; continues where a killed build ended.
 
     The vectors are computed and stored shard by shard. FAISS then needs memory for all of them once (with a factory
     string of compressed vectors, such as SQ8 or PQ, for those).
@@ -167,7 +167,7 @@ def _digest(source: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _copy_passages(source: Path, partial: Path, progress: Progress) -> None:
+def _copy_passages(source: Path, partial: Path, progress: ShowProgress) -> None:
     offsets = [0]
 
     def copy(file: BinaryIO) -> None:
@@ -184,7 +184,9 @@ def _copy_passages(source: Path, partial: Path, progress: Progress) -> None:
     progress("read", len(offsets) - 1, len(offsets) - 1)
 
 
-async def _embed(folder: Path, texts: Sequence[str], embedder: Embedder, shard: int, progress: Progress) -> list[Path]:
+async def _embed(
+    folder: Path, texts: Sequence[str], embedder: Embedder, shard: int, progress: ShowProgress
+) -> list[Path]:
     """The files of the vectors, in order; computes those that are not there."""
     os.makedirs(folder, exist_ok=True)
     starts = range(0, len(texts), shard)
@@ -200,7 +202,7 @@ async def _embed(folder: Path, texts: Sequence[str], embedder: Embedder, shard: 
     return paths
 
 
-def write_faiss(path: Path, shards: Sequence[Path], count: int, kind: str, progress: Progress = _silent) -> int:
+def write_faiss(path: Path, shards: Sequence[Path], count: int, kind: str, progress: ShowProgress = _silent) -> int:
     """Writes the FAISS index of the vectors in `shards`, `count` in all, and returns their dimension."""
     faiss = require_faiss()
     dim = np.load(shards[0], mmap_mode="r").shape[1]

@@ -192,14 +192,14 @@ class StubWeightSync:
         failures = {}
         for server in servers:
             try:
-                await server.post("/pause_generation", {"mode": "retract"}, timeout_s=5)
+                await server.post("/pause_generation", {"mode": "retract"}, timeout_s=SECONDS)
                 body = {"model_path": str(params), "weight_version": str(version)}
-                await server.post("/update_weights_from_disk", body, timeout_s=5)
+                await server.post("/update_weights_from_disk", body, timeout_s=SECONDS)
             except ServerError as error:
                 failures[server.url] = str(error)
             finally:
                 with contextlib.suppress(ServerError):
-                    await server.post("/continue_generation", {}, timeout_s=5)
+                    await server.post("/continue_generation", {}, timeout_s=SECONDS)
         if servers and len(failures) == len(servers):
             raise InfrastructureError(" ".join(failures.values()))
         return SyncReport(0.0, 0.0, 0, failures)

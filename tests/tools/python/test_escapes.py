@@ -346,7 +346,7 @@ ATTACKS = {
         "gc.unfreeze()\n"
         "changed = 0\n"
         "for thing in gc.get_objects():\n"
-        "    if type(thing).__name__ == '_Worker':\n"
+        "    if type(thing).__name__ == '_SnippetRunner':\n"
         "        thing.limits, thing.memory_mb, thing.filter, thing.max_output = [], 10 ** 6, b'', 1\n"
         "        changed += 1\n"
         "print('changed', changed)",

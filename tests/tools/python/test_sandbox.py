@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.tools.python import isolation as sandbox_isolation
-from orchestra_jax.tools.python import sandbox
+from orchestra_jax.tools.python import sandbox, snippet
 from orchestra_jax.tools.python import server as sandbox_server
 from orchestra_jax.tools.python import worker as sandbox_worker
 from orchestra_jax.tools.python.sandbox import PythonSandbox
@@ -104,7 +104,7 @@ def test_guessed_last_statement_is_the_one_of_the_ast(code: str):
     parts = [compile(tree, "<code>", "exec")]
     if last is not None:
         parts.append(compile(ast.Expression(last.value), "<code>", "eval"))
-    assert value(sandbox_worker._compile(code)) == value(parts)
+    assert value(snippet.compile_parts(code)) == value(parts)
 
 
 def test_endless_loops_and_sleepers_are_stopped():

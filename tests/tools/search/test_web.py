@@ -317,7 +317,7 @@ async def test_errors_of_mediawiki(stub, wikipedia):
     assert (result.text, result.is_error) == ("That is no query", True)
 
 
-async def test_nobody_there():
+async def test_a_server_that_is_not_there():
     tool = WikipediaSearch(PRICES, url="http://127.0.0.1:9/w/api.php", retries=1, backoff_s=0.001)
     budget = Budget()
     with pytest.raises(InfrastructureError, match=r"api\.php cannot be reached"):
