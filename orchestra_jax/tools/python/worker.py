@@ -1,8 +1,7 @@
 """The worker process of `sandbox.py`: warm once, then one fork per snippet. A script that needs only the stdlib.
 
 Protocol on the socket at fd 0, each message a 4-byte big-endian length and JSON. First out: {"isolation": [...]}, or
-{"refused": str} when the kernel does not allow it.
-Then in: {"code": str}; out: {"text": str, "error": bool, "seconds": float}. The end of the stream ends the worker.
+{"refused": str}. Then in: {"code": str}; out: {"text": str, "error": bool, "seconds": float}, until the stream ends.
 """
 
 # ruff: noqa: F401, E402  (preloaded modules cost a snippet nothing to import)
