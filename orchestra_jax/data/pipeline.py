@@ -1,4 +1,4 @@
-"""The stream of training tasks on grain: shuffled anew each epoch, resumed exactly, sliced by process."""
+"""The stream of training tasks on grain: shuffled again each epoch, resumed exactly, sliced by process."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar

@@ -9,23 +9,14 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.types import Task, Trajectory
 
 # Rolls group `index` out: (index, task, budget) -> its trajectories.
 Roll = Callable[[int, Task, Budget], Awaitable[list[Trajectory]]]
-
-
-class Batches(Protocol):
-    """An endless stream of batches whose position can be saved."""
-
-    def __next__(self) -> list[Task]: ...
-
-    def get_state(self) -> dict[str, Any]: ...
-
-    def set_state(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,9 @@ class GroupStream:
             what is then too old is thrown away and begins again.
     """
 
-    def __init__(self, roll: Roll, batches: Batches, *, per_step: int, max_staleness: int = 0, spare: int = 0) -> None:
+    def __init__(
+        self, roll: Roll, batches: TaskIterator, *, per_step: int, max_staleness: int = 0, spare: int = 0
+    ) -> None:
         self._roll, self._source = roll, batches
         self._per_step, self._staleness, self._spare = per_step, max_staleness, spare
         self._batches: dict[int, _Batch] = {}
