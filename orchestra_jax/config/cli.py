@@ -35,7 +35,8 @@ def run(main: Callable[[], None]) -> None:
     Everything else, a bug above all, keeps its stack trace. HYDRA_FULL_ERROR=1 shows the traces of user errors too.
     """
     register()
-    wants_trace = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    asked = os.environ.get("HYDRA_FULL_ERROR", "0")
+    wants_trace = asked == "1"
     # Otherwise Hydra prints errors its own way and exits, and there is nothing left to explain.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -54,6 +55,8 @@ def run(main: Callable[[], None]) -> None:
                 "conf/experiment."
             )
         )
+    finally:
+        os.environ["HYDRA_FULL_ERROR"] = asked  # a program that goes on after this keeps its own choice
 
 
 def configure(config: DictConfig) -> RunConfig:

@@ -34,7 +34,7 @@ from orchestra_jax.envs.quickstart.facts import (
     TOOL_NAMES,
     success_probability,
 )
-from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES, wordings
+from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES, draw_preference, wordings
 from orchestra_jax.envs.quickstart.questions import QuickstartQuestion
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.envs.quickstart.world import QuickstartWorld, best_tool
