@@ -229,6 +229,7 @@ def test_held_out_questions_are_never_trained_on(real: list[str], tmp_path: Path
     asyncio.run(environment.close())
 
 
+@pytest.mark.slow  # 151,669 ids: code that is compiled without optimisation, as make test does, takes minutes for them
 def test_real_questions_train_one_step(real: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     demonstrations = []
     play = Collector.play
