@@ -60,7 +60,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level tokenizer of a thousand pieces: with Qwen3's vocabulary the policy would be all head."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    texts = [path.read_text() for path in (ROOT / "orchestra_jax" / "tools").glob("*.py")]
+    texts = [path.read_text() for path in (ROOT / "orchestra_jax" / "tools").rglob("*.py")]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet))
     backend.add_special_tokens(list(CONTROL))
@@ -105,9 +105,9 @@ def scripted() -> Iterator[list[Trajectory]]:
     ScriptedPolicy.begun.clear()
     whole = collector._Run.trajectory
 
-    async def kept(self: collector._Run) -> Trajectory:
+    async def kept(self: collector._Run, parent: Budget) -> Trajectory:
         ScriptedPolicy.chat = self.collector.chat
-        found.append(trajectory := await whole(self))
+        found.append(trajectory := await whole(self, parent))
         return trajectory
 
     with pytest.MonkeyPatch.context() as patch:
