@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from orchestra_jax.config.choices import Device, EngineName, History
+from orchestra_jax.config.choices import Device, DType, EngineName, History
 from orchestra_jax.config.ranges import Settings, above, at_least
 
 
@@ -42,6 +42,7 @@ class RolloutConfig(Settings):
     urls: list[str] = field(default_factory=list)  # SGLang servers that are there; empty: the run starts its own
     server: ServerOptions = field(default_factory=ServerOptions)
     weight_folder: str | None = None  # of new weights, seen by all servers; null: shared memory of this one host
+    weight_dtype: DType | None = None  # that servers sample in and get weights in; null: bfloat16, on a CPU float32
     limits: RolloutLimits = field(
         default_factory=lambda: RolloutLimits(max_calls=3, max_length=2048, max_new_tokens=256)
     )
@@ -55,3 +56,9 @@ class RolloutConfig(Settings):
     max_staleness: int = at_least(0, 0)  # versions that a trained token may be old; above 0 rollouts run ahead
     spare_groups: int = at_least(0, 0)  # groups beyond max_staleness + 1 steps: as many slow ones are not waited for
     slow_after_s: float = above(60.0, 0)  # seconds after which a wait is reported
+
+    @property
+    def serving_dtype(self) -> DType:
+        """What servers sample in, never what they would choose: SGLang's `auto` makes float16 of float32."""
+        on_cpu = not self.urls and self.server.device is Device.cpu
+        return self.weight_dtype or (DType.float32 if on_cpu else DType.bfloat16)

@@ -77,7 +77,7 @@ async def start_engine(
         urls,
         max_length=r.limits.max_length,
         vocab_size=model.vocab_size,
-        weight_sync=DiskWeightSync(model, r.weight_folder),
+        weight_sync=DiskWeightSync(model, r.weight_folder, dtype=r.serving_dtype),
         version=version,
         concurrency=max(1, r.slots // len(urls)),
         request_timeout_s=r.limits.deadline_s,
@@ -86,13 +86,14 @@ async def start_engine(
     running = RunEngine(engine, servers, r.server.share_gpus)
     try:
         if servers:
-            checkpoint.save(directory / "server" / "model", model, params, overwrite=True)
+            checkpoint.save(directory / "server" / "model", model, params, dtype=r.serving_dtype, overwrite=True)
         for number, server in enumerate(servers):
             print(f"Starting SGLang server {number + 1} of {len(servers)} ...", flush=True)
             server.launch()
         for server in servers:
             await server.start()
-        await engine.check(model, tokenizer_size)
+        for sentence in await engine.check(model, tokenizer_size, r.serving_dtype):
+            print(sentence, flush=True)
         await engine.update_weights(params, version)
     except (InfrastructureError, OSError, ValueError, RuntimeError) as error:
         await running.close()
@@ -117,6 +118,7 @@ def _servers(cfg: RunConfig, version: int, directory: Path) -> list[SGLangProces
                 device=s.device,
                 gpus=tuple(gpus[number]),
                 version=version,
+                dtype=r.serving_dtype,
                 max_length=r.limits.max_length,
                 memory_saver=s.share_gpus,
                 flags=tuple(s.flags),

@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import random
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -179,12 +180,16 @@ class SGLangEngine:
         await asyncio.gather(*self._aborts, return_exceptions=True)
         await self._pool.close()
 
-    async def check(self, config: DecoderConfig, tokenizer_size: int) -> None:
+    async def check(self, config: DecoderConfig, tokenizer_size: int, dtype: str | None = None) -> list[str]:
         """Sees that every server has a model like the policy, a context for `max_length`, and these weights' shape.
 
         Args:
             config: the policy's.
             tokenizer_size: number of the tokenizer's ids.
+            dtype: that they are to compute in; None: any.
+
+        Returns:
+            One sentence for each way in which servers compute.
 
         Raises:
             ValueError: one sentence about what does not fit.
@@ -195,8 +200,11 @@ class SGLangEngine:
                 f"The tokenizer has {tokenizer_size} ids, but the policy's vocabulary is {config.vocab_size}; give the "
                 "tokenizer of this model."
             )
-        for server in self._pool.servers:
-            await check_server(server, config, self.max_length)
+        found = [await check_server(server, config, self.max_length, dtype) for server in self._pool.servers]
+        return [
+            f"{count} SGLang server{'s' if count > 1 else ''} sample{'s' if count == 1 else ''} in {how}."
+            for how, count in Counter(found).items()
+        ]
 
     def _check_open(self) -> None:
         if self._stopped:

@@ -23,8 +23,8 @@ _TAIL_LINES = 20
 _TAIL_BYTES = 20_000
 _CPU_FLAGS = (
     "--device=cpu", "--attention-backend=torch_native", "--sampling-backend=pytorch", "--disable-cuda-graph",
-    "--disable-overlap-schedule", "--grammar-backend=none", "--dtype=float32", "--mem-fraction-static=0.1",
-    "--max-total-tokens=16384", "--max-running-requests=32", "--sleep-on-idle",
+    "--disable-overlap-schedule", "--grammar-backend=none", "--mem-fraction-static=0.1", "--max-total-tokens=16384",
+    "--max-running-requests=32", "--sleep-on-idle",
 )  # fmt: skip
 # The platform is the small package in requirements/; the CPU engine would need kernels that PyPI's wheel lacks. More
 # than one thread per process makes a small model 20 times slower.
@@ -49,6 +49,7 @@ class ServerConfig:
         device: "cuda", or "cpu" for the pure-torch platform of requirements/.
         gpus: numbers of its GPUs, one tensor-parallel rank on each; empty: what the environment says.
         version: weight version of the checkpoint.
+        dtype: that it computes in, whatever the checkpoint says; None: bfloat16, on a CPU float32.
         max_length: longest sequence in tokens; None: the model's own.
         memory_saver: it can release its GPU memory and resume it; nothing to it on a CPU.
         flags: further flags of sglang.launch_server; they win over ours.
@@ -64,6 +65,7 @@ class ServerConfig:
     device: str = "cuda"
     gpus: tuple[int, ...] = ()
     version: int = 0
+    dtype: str | None = None
     max_length: int | None = None
     memory_saver: bool = False
     flags: tuple[str, ...] = ()
@@ -75,6 +77,10 @@ class ServerConfig:
         flags = [f"--model-path={self.model}", f"--host={self.host}", f"--port={port}"]
         # Ids go in and out, so it needs no tokenizer, and knows no end-of-text id but the model's.
         flags += [f"--weight-version={self.version}", "--skip-tokenizer-init"]
+        dtype = self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
+        flags.append(f"--dtype={dtype}")
+        if dtype != "float32":
+            flags.append("--enable-fp32-lm-head")  # logits as the learner's: bf16 factors, fp32 sums
         if self.max_length is not None:
             flags.append(f"--context-length={self.max_length + CONTEXT_SPARE}")
         if len(self.gpus) > 1:

@@ -1,7 +1,9 @@
-"""Whether a running server fits the policy: its model, the model's shape, and the length of its context."""
+"""Whether a running server fits the policy: its model, the model's shape, its numerics, the length of its context."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from orchestra_jax.engines.sglang.protocol import CONTEXT_SPARE
 from orchestra_jax.http_json import JsonClient
@@ -9,10 +11,14 @@ from orchestra_jax.models.base import DecoderConfig
 
 _INFO_S = 30.0
 _SHAPE = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_layers"}
+_DTYPES = {"half": "float16", "float": "float32"}  # SGLang's short names
 
 
-async def check_server(server: JsonClient, config: DecoderConfig, max_length: int) -> None:
-    """Compares what the server says of itself with the policy's config and the longest sequence.
+async def check_server(server: JsonClient, config: DecoderConfig, max_length: int, dtype: str | None = None) -> str:
+    """Compares what the server says of itself with the policy's config, the longest sequence and the serving dtype.
+
+    Returns:
+        What it computes in, such as "bfloat16, its LM head in float32".
 
     Raises:
         ValueError: one sentence about what does not fit.
@@ -27,14 +33,13 @@ async def check_server(server: JsonClient, config: DecoderConfig, max_length: in
         )
     # SGLang tells neither sizes nor vocabulary; its model's folder does, where we can read it.
     file = Path(str(info.get("model_path"))) / "config.json"
-    if file.is_file():
-        found = json.loads(file.read_text())
-        for key, ours in _SHAPE.items():
-            if found.get(key) != getattr(config, ours):
-                raise ValueError(
-                    f"{server.url} serves a model with {key}={found.get(key)} ({file.parent}), but the policy has "
-                    f"{getattr(config, ours)}; start it with the policy's model."
-                )
+    model = json.loads(file.read_text()) if file.is_file() else {}
+    for key, ours in _SHAPE.items() if model else ():
+        if model.get(key) != getattr(config, ours):
+            raise ValueError(
+                f"{server.url} serves a model with {key}={model.get(key)} ({file.parent}), but the policy has "
+                f"{getattr(config, ours)}; start it with the policy's model."
+            )
     room = details.get("max_req_input_len")
     if isinstance(room, int) and room < max_length:
         raise ValueError(
@@ -42,3 +47,20 @@ async def check_server(server: JsonClient, config: DecoderConfig, max_length: in
             f"with --context-length {max_length + CONTEXT_SPARE} or more and enough memory, or lower "
             "rollout.limits.max_length."
         )
+    found = _computes_in(details, model)
+    if dtype is not None and found not in (None, dtype):
+        raise ValueError(
+            f"{server.url} samples in {found}, but its weights are to be {dtype} (rollout.weight_dtype): start it with "
+            f"--dtype {dtype}."
+        )
+    head = ", its LM head in float32" if details.get("enable_fp32_lm_head") and found != "float32" else ""
+    return (found or "a dtype that is not told") + head
+
+
+def _computes_in(details: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
+    """The server's dtype; None where it does not say, or says `auto` of a model whose folder is not here."""
+    said = details.get("dtype")
+    if said == "auto" and model:
+        stored = model.get("dtype") or model.get("torch_dtype") or "float32"
+        return "float16" if stored == "float32" else str(stored)  # what SGLang makes of it
+    return None if said in (None, "auto") else _DTYPES.get(said, str(said))

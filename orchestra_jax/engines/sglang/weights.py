@@ -37,7 +37,7 @@ class SyncReport:
     Attributes:
         seconds: from the call until the last server went on.
         paused_seconds: the longest that a server did not generate in it.
-        bytes: of the parameters; each server that took them got so many.
+        bytes: of the weights in the servers' dtype; each server that took them got so many.
         failures: one sentence by URL of each server whose weights are not the new ones.
     """
 
@@ -72,11 +72,20 @@ class DiskWeightSync:
         config: of the parameters.
         folder: where the folders lie; every server sees it under this path. None: a temporary folder in shared memory,
             if all servers are on this host.
+        dtype: that the servers compute in; the weights are cast to it where they lie, before they travel. None: they
+            keep their own.
         timeout_s: for a server to read the folder.
     """
 
-    def __init__(self, config: DecoderConfig, folder: str | Path | None = None, *, timeout_s: float = 600.0) -> None:
-        self.config, self.timeout_s = config, timeout_s
+    def __init__(
+        self,
+        config: DecoderConfig,
+        folder: str | Path | None = None,
+        *,
+        dtype: str | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self.config, self.dtype, self.timeout_s = config, dtype, timeout_s
         self._folder = None if folder is None else Path(folder).absolute()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._lock = asyncio.Lock()
@@ -84,7 +93,7 @@ class DiskWeightSync:
     async def sync(self, servers: Sequence[JsonClient], params: Params, version: int) -> SyncReport:
         start = time.perf_counter()
         async with self._lock:
-            size = sum(tensor.nbytes for tensor in safetensors.host_tensors(self.config, params))
+            size = sum(tensor.nbytes for tensor in safetensors.host_tensors(self.config, params, self.dtype))
             folder = self._parent(servers) / f"weights-{version:08}"
             await asyncio.to_thread(self._save, folder, params, size)
             paused_at = time.perf_counter()
@@ -121,7 +130,7 @@ class DiskWeightSync:
                     f"{str(folder.parent)!r} has {free / 1e9:.1f} GB free, but the weights need {size / 1e9:.1f} GB; "
                     "free some space there, or set rollout.weight_folder to another path."
                 )
-        safetensors.save(folder, self.config, params, overwrite=True)
+        safetensors.save(folder, self.config, params, dtype=self.dtype, overwrite=True)
 
     async def _load(self, servers: Sequence[JsonClient], folder: Path, version: int) -> dict[str, str]:
         """Has the servers read the folder, and each go on as soon as it reports the version; what failed, by URL."""

@@ -91,16 +91,18 @@ def save(
     params: Params,
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
+    dtype: str | None = None,
     max_shard_bytes: int = 2_000_000_000,
     overwrite: bool = False,
 ) -> None:
-    """Writes a checkpoint that transformers and SGLang load, in the parameters' own dtype; a tied head is left out.
+    """Writes a checkpoint that transformers and SGLang load, a tied head is left out.
 
     Everything is written to `.NAME.partial` beside the folder, which is then renamed: under its own name the folder is
     complete or absent. A process that is killed leaves the partial folder to the next save. One writer per folder.
     With several processes all must call this: parameters are gathered tensor by tensor, and process 0 writes.
 
     Args:
+        dtype: of the files; None: each parameter's own.
         tokenizer: saved into the folder; its end-of-turn and padding ids go to config.json.
         max_shard_bytes: largest file, unless one tensor alone is larger.
         overwrite: replace an existing folder, whatever it holds.
@@ -110,12 +112,12 @@ def save(
         ValueError: the parameters' structure, shapes or dtype are not the config's or not storable.
     """
     folder = Path(folder).absolute()
-    tensors = host_tensors(config, params)
+    tensors = host_tensors(config, params, dtype)
     writer = jax.process_index() == 0
     with whole_folder(folder, overwrite=overwrite, writer=writer) as partial:
         _write_tensors(partial, tensors, max_shard_bytes, writer)
         if writer:
-            param_dtype = str(jnp.result_type(*(tensor.param.dtype for tensor in tensors)))
+            param_dtype = str(jnp.result_type(*(tensor.dtype for tensor in tensors)))
             hf = config.replace(param_dtype=param_dtype).to_hf()
             if tokenizer is not None:
                 ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -262,12 +264,14 @@ class HostTensor:
         param: the parameter, on its devices or in host memory.
         layer: which one of a stacked parameter.
         transpose: whether the tensor is [out, in] where the parameter is [in, out].
+        dtype: of the tensor: float32, bfloat16 or float16.
     """
 
     name: str
     param: Any
     layer: int | None
     transpose: bool
+    dtype: str
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -276,34 +280,33 @@ class HostTensor:
         return shape[::-1] if self.transpose else shape
 
     @property
-    def dtype(self) -> str:
-        """Name of the dtype: float32, bfloat16 or float16."""
-        return str(self.param.dtype)
-
-    @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.param.dtype).itemsize
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
     def to_host(self) -> np.ndarray:
         """Contiguous, in the file's layout; a collective where the parameter spans several processes."""
         if not isinstance(self.param, jax.Array):
             part = self.param if self.layer is None else self.param[self.layer]
-            return np.ascontiguousarray(part.T if self.transpose else part)
-        part = _cut(self.param, self.layer, self.transpose)
+            return np.ascontiguousarray(part.T if self.transpose else part, jnp.dtype(self.dtype))
+        part = _cut(self.param, self.layer, transpose=self.transpose, dtype=self.dtype)
         if not part.is_fully_addressable and not part.is_fully_replicated:
             part = multihost_utils.process_allgather(part, tiled=True)
         return np.ascontiguousarray(part)
 
 
-@functools.partial(jax.jit, static_argnames="transpose")
-def _cut(param: Array, layer: int | None, transpose: bool) -> Array:
-    """A copy on the device: converting the parameter itself would cache its host copy for the parameter's life."""
+@functools.partial(jax.jit, static_argnames=("transpose", "dtype"))
+def _cut(param: Array, layer: int | None, *, transpose: bool, dtype: str) -> Array:
+    """A copy on the devices, cast there: converting the parameter itself would cache its host copy for its life."""
     part = param if layer is None else jax.lax.dynamic_index_in_dim(param, layer, keepdims=False)
+    part = part.astype(dtype)
     return part.T if transpose else jnp.copy(part)
 
 
-def host_tensors(config: DecoderConfig, params: Params) -> list[HostTensor]:
-    """Every tensor of a checkpoint, none of them gathered yet.
+def host_tensors(config: DecoderConfig, params: Params, dtype: str | None = None) -> list[HostTensor]:
+    """Every tensor of a checkpoint, none of them cast or gathered yet.
+
+    Args:
+        dtype: of the tensors; None: each parameter's own.
 
     Raises:
         ValueError: the parameters' structure, shapes or dtype are not the config's or not storable.
@@ -327,8 +330,9 @@ def host_tensors(config: DecoderConfig, params: Params) -> list[HostTensor]:
             )
         if str(param.dtype) not in _DTYPES.values():
             raise ValueError(f"Parameter {where!r} is {param.dtype}; cast it to one of {', '.join(_DTYPES.values())}.")
+        own = dtype or str(param.dtype)
         for layer, name in enumerate(source.names):
-            tensors.append(HostTensor(name, param, layer if source.stacked else None, source.transpose))
+            tensors.append(HostTensor(name, param, layer if source.stacked else None, source.transpose, own))
 
     jax.tree_util.tree_map_with_path(add, wanted, abstract_params(config), found)
     return tensors

@@ -35,6 +35,8 @@ class StubServer:
         paused, released: as it was told; `tags`: those of every release and resume, in the order of `calls`.
         sick: paths that are answered with a status, at once.
         eos: id that ends every generation unless it ignores such ids, or None.
+        info, details: what /model_info and /server_info say beside the ordinary.
+        updates: body of every weight update.
     """
 
     def __init__(self) -> None:
@@ -56,6 +58,9 @@ class StubServer:
         self.tags: list[set[str]] = []
         self.sick: dict[str, int] = {}
         self.eos: int | None = None
+        self.info: dict[str, Any] = {}
+        self.details: dict[str, Any] = {}
+        self.updates: list[dict[str, Any]] = []
 
     @property
     def url(self) -> str:
@@ -93,10 +98,10 @@ class StubServer:
         return web.Response(status=200 if self.healthy else 503)
 
     async def _model_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"weight_version": self.version, "architectures": ["Qwen3ForCausalLM"]})
+        return web.json_response({"weight_version": self.version, "architectures": ["Qwen3ForCausalLM"]} | self.info)
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"max_req_input_len": 100})
+        return web.json_response({"max_req_input_len": 100} | self.details)
 
     async def _abort(self, request: web.Request) -> web.Response:
         self.aborted.append((await request.json())["rid"])
@@ -136,7 +141,8 @@ class StubServer:
         assert "weights" not in self.released, "written into memory that is not there"
         if self.refuse_weights:
             return web.json_response({"success": False, "message": "no such folder"}, status=400)
-        self.version = (await request.json())["weight_version"]
+        self.updates.append(await request.json())
+        self.version = self.updates[-1]["weight_version"]
         return web.json_response({"success": True})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:

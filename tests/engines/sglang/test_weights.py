@@ -170,6 +170,25 @@ async def test_sharded_parameters_are_gathered(servers, sync):
     expect_weights(servers[0], params_of(5), 5)
 
 
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
+async def test_fp32_masters_travel_in_the_serving_dtype(servers, tmp_path, scan):
+    config = CONFIG.replace(scan_layers=scan)
+    shardings = param_shardings(make_mesh(fsdp=8), ShardingRules(), decoder.abstract_params(config))
+    masters = jax.tree.map(jax.device_put, params_of(6, config), dict(shardings))
+    report = await update(DiskWeightSync(config, tmp_path, dtype="bfloat16"), servers, masters, 6)
+    halves = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params_of(6, config))
+    for server in servers:
+        expect_weights(server, halves, 6, config)
+    assert report.bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(masters)) // 2
+    (folder,) = tmp_path.iterdir()
+    assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    # What leaves a device is the cast tensor, and not a master that the host casts.
+    tensor = safetensors.host_tensors(config, masters, "bfloat16")[0]
+    assert safetensors._cut(tensor.param, tensor.layer, transpose=False, dtype=tensor.dtype).dtype == "bfloat16"
+    assert tensor.to_host().nbytes == tensor.nbytes
+
+
 @pytest.mark.parametrize("stage", STAGES)
 async def test_a_server_that_fails_once_is_tried_again(servers, sync, stage):
     servers[1].faults[stage] = 1
