@@ -124,12 +124,15 @@ class ToolResult:
         usage: ledger rows of the call.
         is_error: the text is the tool's own error, which is an observation like any other.
         final: of a terminal tool: the answer with which the episode ends.
+        refused: the call was not carried out (an unknown tool, bad arguments, no budget, an expert that wrote nothing
+            to run): it counts as no call of the tool. What was paid until then is in `usage`.
     """
 
     text: str
     usage: tuple[Usage, ...] = ()
     is_error: bool = False
     final: str | None = None
+    refused: bool = False
 
 
 class InfrastructureError(Exception):
@@ -205,6 +208,17 @@ class Trajectory:
         return sum(row.seconds for row in self.ledger if row.role in TRAJECTORY_ROLES)
 
     @property
+    def calls(self) -> list[ToolCall]:
+        """Every executed call, in order: neither refused ones nor those that came too late to be executed."""
+        answered = [pair for turn in self.turns for pair in zip(turn.calls, turn.results, strict=False)]
+        return [call for call, result in answered if not result.refused]
+
+    @property
     def tool_names(self) -> list[str]:
         """Name of every executed call, in order."""
-        return [call.name for turn in self.turns for call, _ in zip(turn.calls, turn.results, strict=False)]
+        return [call.name for call in self.calls]
+
+    @property
+    def refused(self) -> int:
+        """Number of calls that were refused; see `ToolResult`."""
+        return sum(result.refused for turn in self.turns for result in turn.results)

@@ -19,7 +19,8 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     Returns:
         accuracy: share solved. valid_rate: share that ended with an answer in the right format.
         cost: dollars a question. cost_per_correct: dollars spent on all questions per solved one (inf if none).
-        latency: seconds a question. calls: executed tool calls a question. failed: infrastructure failures, a count.
+        latency: seconds a question. calls: executed tool calls a question. refused: calls a question that were not
+            executed. failed: infrastructure failures, a count.
     """
     counted = [t for t in trajectories if t.status is not Status.FAILED]
     failed = len(trajectories) - len(counted)
@@ -32,7 +33,8 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "cost": cost / len(counted),
         "cost_per_correct": cost / solved if solved else float("inf"),
         "latency": float(np.mean([t.latency_s for t in counted])),
-        "calls": float(np.mean([len(t.tool_names) for t in counted])),
+        "calls": float(np.mean([len(t.calls) for t in counted])),
+        "refused": float(np.mean([t.refused for t in counted])),
         "failed": float(failed),
     }
 
@@ -46,9 +48,7 @@ def tool_shares(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float
     for trajectory in trajectories:
         keys = trajectory.task.extra.get("instance", {}).get("tools", {})
         called = [
-            keys.get(str(call.arguments.get("model")), keys.get(call.name, call.name))
-            for turn in trajectory.turns
-            for call, _ in zip(turn.calls, turn.results, strict=False)
+            keys.get(str(call.arguments.get("model")), keys.get(call.name, call.name)) for call in trajectory.calls
         ]
         for family in (trajectory.task.family, "all"):
             counts.setdefault(family, Counter()).update(called)

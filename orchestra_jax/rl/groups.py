@@ -14,7 +14,7 @@ class GroupArrays:
     """What the reward needs of G groups of N members; K is the largest menu, F = K + 3.
 
     Attributes:
-        tool_counts: calls of each tool of the instance's menu, menu order.
+        tool_counts: executed calls of each tool of the instance's menu, menu order.
         solved, completed, failed: r_outcome; the trajectory gave an answer; infrastructure failure.
         cost_usd, latency_s: sums over the trajectory's ledger.
         preference: P in the feature order of `rewards.feature_matrix`.

@@ -108,6 +108,8 @@ class FunctionTool(Tool):
         except OSError as error:
             raise InfrastructureError(f"{self.spec.name} failed: {error or type(error).__name__}.") from error
         result = ToolResult(answer) if isinstance(answer, str) else answer
+        if result.refused:
+            return result
         own = Usage(self.spec.name, seconds=time.perf_counter() - start)
         return replace(result, usage=result.usage or (own,))
 
@@ -191,8 +193,8 @@ class ToolExecutor:
 
     Charging: where the menu shows a price per call, that price is charged and the menu's latency (measured seconds
     where it shows none). Otherwise the tool's own rows are charged by the instance's price list, or kept as they are
-    without one, and a tool without rows is charged zero dollars and the menu's latency. A call that was refused
-    (unknown tool, bad arguments) was not executed and costs nothing.
+    without one, and a tool without rows is charged zero dollars and the menu's latency. A call that was refused (see
+    `ToolResult`) costs what its rows say: nothing, as a rule.
 
     Args:
         tools: the menu of this instance.
@@ -225,14 +227,17 @@ class ToolExecutor:
         spec = self._specs.get(call.name)
         if spec is None:
             known = ", ".join(self._specs) or "none"
-            return ToolResult(f"Unknown tool {call.name!r}; the available tools are: {known}.", is_error=True)
+            said = f"Unknown tool {call.name!r}; the available tools are: {known}."
+            return ToolResult(said, is_error=True, refused=True)
         problem = schema.validate_arguments(spec, call.arguments)
         if problem is not None:
-            return ToolResult(problem, is_error=True)
+            return ToolResult(problem, is_error=True, refused=True)
         start = time.perf_counter()
         answer = await self._handlers[call.name](call.arguments, self._budget)
         elapsed = time.perf_counter() - start
         result = ToolResult(answer) if isinstance(answer, str) else answer
+        if result.refused and not result.usage:
+            return result
         return replace(result, usage=charge(spec, result.usage, elapsed, self._tariff))
 
 

@@ -269,7 +269,7 @@ def _accounted(entry: Entry, tariff: Tariff) -> ToolHandler:
     async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         answer = await entry.handler(arguments, budget)
         result = ToolResult(answer) if isinstance(answer, str) else answer
-        return replace(result, usage=result.usage or (nothing,))
+        return result if result.usage or result.refused else replace(result, usage=(nothing,))
 
     return call
 

@@ -87,7 +87,7 @@ def within_budget(handler: ToolHandler) -> ToolHandler:
         except BudgetExceeded as error:
             if error.scope != "trajectory":
                 raise
-            return ToolResult(OUT_OF_BUDGET, is_error=True)
+            return ToolResult(OUT_OF_BUDGET, is_error=True, refused=True)
 
     return call
 
@@ -104,7 +104,8 @@ def recorded(kind: str, handler: ToolHandler, replay: Replay, settings: Mapping[
         async def run() -> Recorded:
             answer = await handler(arguments, budget)
             result = ToolResult(answer) if isinstance(answer, str) else answer
-            value = result.text if result.final is None else {"text": result.text, "final": result.final}
+            more = {name: value for name in ("final", "refused") if (value := getattr(result, name))}
+            value = {"text": result.text, **more} if more else result.text
             return Recorded(value, result.usage, result.is_error)
 
         found = await replay.call(kind, {"arguments": dict(arguments), **settings}, run)

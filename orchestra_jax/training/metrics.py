@@ -40,6 +40,7 @@ _SUMMARY = {
     "cost_per_correct": "cost_per_correct",
     "latency": "latency_s",
     "calls": "calls",
+    "refused": "calls/refused",
     "failed": "failed",
 }
 

@@ -44,6 +44,7 @@ def test_summarize_by_hand():
         "cost_per_correct": 0.5,  # wrong answers cost too: one dollar for two right ones
         "latency": 2.0,
         "calls": 1.0,
+        "refused": 0.0,
         "failed": 1.0,
     }
     assert all(type(number) is float for number in found.values())

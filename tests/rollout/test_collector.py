@@ -171,7 +171,7 @@ async def test_a_tools_error_text_is_an_observation_and_counts(words):
     collector, _, chat = make(words)
     (trajectory,), _ = await roll(collector, says(call("echo", "error"), call("nothing"), ANSWER))
     assert trajectory.solved
-    assert trajectory.tool_names == ["echo", "nothing"]
+    assert (trajectory.tool_names, trajectory.refused) == (["echo"], 1)
     assert [turn.results[0].is_error for turn in trajectory.turns[:2]] == [True, True]
     assert trajectory.turns[1].prompt_ids == chat.observation_ids(["x is an error"])
 

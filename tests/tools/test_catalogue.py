@@ -264,7 +264,7 @@ async def test_a_trajectorys_budget_is_an_observation_and_the_runs_is_not():
 
     run = Budget(Limits(usd=5.0))
     budget = Budget(Limits(usd=0.5), name="trajectory", parent=run)
-    assert await within_budget(paid)({}, budget) == ToolResult(OUT_OF_BUDGET, is_error=True)
+    assert await within_budget(paid)({}, budget) == ToolResult(OUT_OF_BUDGET, is_error=True, refused=True)
     budget = Budget(name="trajectory", parent=Budget(Limits(usd=0.5)))
     with pytest.raises(BudgetExceeded):
         await within_budget(paid)({}, budget)
@@ -281,6 +281,7 @@ async def test_a_search_that_the_budget_refuses_does_not_hide_what_the_query_cos
         result = await entry.handler({"question": "?"}, Budget())
         assert isinstance(result, ToolResult)
         assert OUT_OF_BUDGET in result.text
+        assert result.refused
         assert [row.name for row in result.usage] == ["big"]
 
 

@@ -5,7 +5,7 @@ A tool role is a ToolSpec and an async handler of validated arguments; any clien
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestra_jax.money.budgets import Budget
@@ -81,12 +81,12 @@ def query_writer(
             query = text if "\n" not in text else ""
         query = query.strip().strip('"')[:_QUERY_CHARS]
         if not query:
-            return ToolResult(NO_QUERY, rows, is_error=True)
+            return ToolResult(NO_QUERY, rows, is_error=True, refused=True)
         if search is None:
             return ToolResult(query, rows)
         found = await search({"query": query}, budget)
         result = ToolResult(found) if isinstance(found, str) else found
-        return ToolResult(f"Query: {query}\n{result.text}", rows + result.usage, result.is_error)
+        return replace(result, text=f"Query: {query}\n{result.text}", usage=rows + result.usage)
 
     return spec, handle
 
@@ -108,13 +108,13 @@ def code_writer(
         text, rows, _ = await _ask(client, budget, CODE_SYSTEM, arguments, "Task", "task")
         code = python_block(text)
         if code is None:
-            return ToolResult(NO_CODE, rows, is_error=True)
+            return ToolResult(NO_CODE, rows, is_error=True, refused=True)
         shown = f"```python\n{code}\n```"
         if run is None:
             return ToolResult(shown, rows)
         ran = await run({"code": code}, budget)
         result = ToolResult(ran) if isinstance(ran, str) else ran
-        return ToolResult(f"{shown}\nOutput:\n{result.text}", rows + result.usage, result.is_error)
+        return replace(result, text=f"{shown}\nOutput:\n{result.text}", usage=rows + result.usage)
 
     return spec, handle
 

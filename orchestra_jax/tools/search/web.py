@@ -305,7 +305,7 @@ class WikipediaSearch(_WebTool):
         if title.startswith(("http://", "https://")):
             parts = urlsplit(title)
             if parts.hostname != urlsplit(self._site).hostname or not parts.path.startswith("/wiki/"):
-                return ToolResult(f"Only pages of {self._site} can be read, not {title}.", is_error=True)
+                return ToolResult(f"Only pages of {self._site} can be read, not {title}.", is_error=True, refused=True)
             title = unquote(parts.path.removeprefix("/wiki/"))
         title = title.replace("_", " ")
         fields = {

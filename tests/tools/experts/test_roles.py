@@ -94,7 +94,7 @@ async def test_a_query_writer_without_a_query(stub, client, reply):
     says(stub, reply)
     _, handle = query_writer(client, found)
     result = await handle({"question": "How far?"}, Budget())
-    assert (result.text, result.is_error, len(result.usage)) == (NO_QUERY, True, 1)
+    assert (result.text, result.is_error, result.refused, len(result.usage)) == (NO_QUERY, True, True, 1)
 
 
 async def test_the_code_writer_runs_its_code(stub, client):
@@ -120,10 +120,10 @@ async def test_the_code_writers_errors_are_observations(stub, client):
     says(stub, "```\n1/0\n```", "I cannot write code.")
     _, handle = code_writer(client, broken)
     result = await handle({"task": "Divide."}, Budget())
-    assert result.is_error
+    assert (result.is_error, result.refused) == (True, False)
     assert result.text.endswith("Output:\nZeroDivisionError")
     result = await handle({"task": "Divide."}, Budget())
-    assert (result.text, result.is_error, len(result.usage)) == (NO_CODE, True, 1)
+    assert (result.text, result.is_error, result.refused, len(result.usage)) == (NO_CODE, True, True, 1)
 
 
 @pytest.mark.parametrize(
