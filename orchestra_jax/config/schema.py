@@ -73,11 +73,14 @@ class ModelConfig(Settings):
 
 @dataclass(frozen=True)
 class MeshConfig(Settings):
-    """Devices along each axis of the mesh; -1 for one axis takes all that are left."""
+    """Devices of all processes along each axis of the mesh; -1 for one axis takes all that are left."""
 
     data: int = at_least(1, -1)  # devices, batch split
     fsdp: int = at_least(1, -1)  # devices, batch and parameters split
     tensor: int = at_least(1, -1)  # devices, heads and MLP split
+    coordinator: str | None = None  # HOST:PORT where the first of several processes listens; null: srun or mpirun says
+    processes: int | None = at_least(None, 1)  # processes of the run; null: srun or mpirun says, else one
+    process: int | None = at_least(None, 0)  # index of this one
 
 
 @dataclass(frozen=True)

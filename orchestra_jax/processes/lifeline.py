@@ -1,0 +1,101 @@
+"""Ends every process of a run when one of them is gone, with one sentence and within a minute.
+
+JAX's own heartbeats end a process with a stack trace of its runtime, and a collective that waits for a process on a
+lost machine waits for minutes. So the first process keeps a connection to each of the others: one that breaks without
+a farewell, or is silent for too long, means that its process is gone.
+"""
+
+import contextlib
+import os
+import re
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+GONE = 4  # exit status of a process that ends because another one is gone
+_BEAT_S = 2.0
+_SILENT_S = 45.0
+_MEET_S = 60.0
+_BEAT, _BYE = b".", b"x"
+_GONE = re.compile(rb"(\d+);")  # what the first process says to the others about one that is gone
+
+
+class Lifeline:
+    """Watches the other processes in a thread of its own until it is closed.
+
+    Args:
+        index, count: this process among all.
+        host: the first process's address.
+        share_port: tells the first process's port (its argument; None elsewhere) to all of them.
+        end: called with the sentence when a process is gone.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        count: int,
+        host: str,
+        share_port: Callable[[int | None], int],
+        end: Callable[[str], None] | None = None,
+    ) -> None:
+        self._index, self._count, self._end = index, count, end or _exit
+        self._peers: dict[int, socket.socket] = {}
+        self._closing = False
+        if index == 0:
+            with socket.create_server(("", 0), backlog=count) as server:
+                server.settimeout(_MEET_S)
+                share_port(server.getsockname()[1])
+                for _ in range(count - 1):
+                    peer, _ = server.accept()
+                    self._peers[int.from_bytes(peer.recv(4, socket.MSG_WAITALL), "big")] = peer
+        else:
+            first = socket.create_connection((host, share_port(None)), timeout=_MEET_S)
+            first.sendall(index.to_bytes(4, "big"))
+            self._peers[0] = first
+        self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Says farewell: from now on the others may end, and this process too."""
+        self._closing = True
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):
+                peer.sendall(_BYE)
+
+    def _watch(self) -> None:
+        heard = dict.fromkeys(self._peers, time.monotonic())
+        while self._peers and not self._closing:
+            ready, _, _ = select.select(list(self._peers.values()), [], [], _BEAT_S)
+            for index, peer in list(self._peers.items()):
+                now, said = time.monotonic(), b""
+                with contextlib.suppress(OSError):
+                    if peer in ready:
+                        said = peer.recv(4096)
+                        heard[index] = now
+                    peer.sendall(_BEAT)
+                if gone := _GONE.search(said):
+                    self._lost(int(gone[1]))
+                elif _BYE in said:
+                    del self._peers[index]
+                elif (peer in ready and not said) or now - heard[index] > _SILENT_S:
+                    self._lost(index)
+            time.sleep(0.1)  # beats of many others are heard in one go
+
+    def _lost(self, index: int) -> None:
+        if not self._closing:
+            for peer in self._peers.values():
+                with contextlib.suppress(OSError):
+                    peer.sendall(b"%d;" % index)
+            self._end(
+                f"Process {index} of {self._count} is gone, so process {self._index} ends too; the same command "
+                "continues from the last checkpoint."
+            )
+
+
+def _exit(sentence: str) -> None:
+    """Ends at once: the main thread may wait in a collective that nothing interrupts."""
+    print(sentence, file=sys.stderr, flush=True)
+    os._exit(GONE)

@@ -1,0 +1,150 @@
+"""How the processes of a run find each other: told by mesh.*, or by the launcher (Slurm's srun, Open MPI's mpirun)."""
+
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import jax
+
+from orchestra_jax.config.schema import ConfigError, MeshConfig
+from orchestra_jax.processes.group import Processes
+from orchestra_jax.processes.lifeline import Lifeline
+
+_ENDS_S = 5.0  # the lifeline says within so many seconds whether an error comes from a process that is gone
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process among those that a launcher started.
+
+    Attributes:
+        coordinator: HOST:PORT where the first process listens.
+        index, count: this process among all.
+        device: number of its only device, where several processes share a node's; None: all that it sees.
+    """
+
+    coordinator: str
+    index: int
+    count: int
+    device: int | None = None
+
+
+def ranks(mesh: MeshConfig, environment: Mapping[str, str]) -> Ranks | None:
+    """What the configuration or else the launcher says; None for a single process.
+
+    Raises:
+        ConfigError: several processes, but nothing tells where the first one listens.
+    """
+
+    def number(name: str, otherwise: int) -> int:
+        return int(environment.get(name) or otherwise)
+
+    if mesh.processes is not None or mesh.process is not None:
+        if mesh.coordinator is None or mesh.processes is None or mesh.process is None:
+            raise ConfigError(
+                "Set mesh.coordinator=HOST:PORT, mesh.processes=COUNT and mesh.process=INDEX together, or none of them."
+            )
+        if mesh.process >= mesh.processes:
+            raise ConfigError(f"mesh.process={mesh.process} must be below mesh.processes={mesh.processes}.")
+        return Ranks(mesh.coordinator, mesh.process, mesh.processes) if mesh.processes > 1 else None
+    # SLURM_NTASKS is there in a batch script too, which is one process; srun sets the number of the step.
+    if (count := number("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        job = number("SLURM_JOB_ID", 0)
+        coordinator = f"{_first_host(environment.get('SLURM_STEP_NODELIST', ''))}:{61440 + job % 4096}"
+        index, local = number("SLURM_PROCID", 0), number("SLURM_LOCALID", 0)
+        shared = number("SLURM_STEP_NUM_NODES", count) < count
+    elif (count := number("OMPI_COMM_WORLD_SIZE", 1)) > 1:
+        index, local = number("OMPI_COMM_WORLD_RANK", 0), number("OMPI_COMM_WORLD_LOCAL_RANK", 0)
+        here = number("OMPI_COMM_WORLD_LOCAL_SIZE", 1)
+        shared = here > 1
+        # All of them are children of one mpirun where they are on one machine.
+        coordinator = f"127.0.0.1:{61440 + os.getppid() % 4096}" if here == count else ""
+    else:
+        return None
+    coordinator = mesh.coordinator or environment.get("JAX_COORDINATOR_ADDRESS") or coordinator
+    if not coordinator or coordinator.startswith(":"):
+        raise ConfigError(
+            f"The launcher started {count} processes, but does not tell where the first one is: set "
+            "mesh.coordinator=HOST:PORT."
+        )
+    return Ranks(coordinator, index, count, local if shared else None)
+
+
+@contextmanager
+def joined(mesh: MeshConfig) -> Iterator[Processes]:
+    """Joins the other processes of the run, before anything else starts JAX, and leaves them at the end.
+
+    Of several processes only the first prints. When one of them is gone or fails alone, all end.
+
+    Raises:
+        ConfigError: see `ranks`; or the others were not there in time.
+    """
+    found = ranks(mesh, os.environ)
+    if found is None:
+        yield Processes()
+        return
+    processes, lifeline = _join(found)
+    stdout = sys.stdout
+    try:
+        if not processes.first:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for as long as the run prints
+        yield processes
+    except BaseException as error:
+        if not processes.agreed:
+            _fail_alone(error)
+        raise
+    finally:
+        sys.stdout = stdout
+        lifeline.close()
+        jax.distributed.shutdown()
+
+
+def _join(found: Ranks) -> tuple[Processes, Lifeline]:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(
+            found.coordinator,
+            found.count,
+            found.index,
+            # Without a word JAX takes one device for each process of a launcher, also where a process has a whole node.
+            local_device_ids=[] if found.device is None else [found.device],
+            cluster_detection_method="deactivate",
+        )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"Process {found.index} of {found.count} did not meet the others at {found.coordinator}: {error}"
+        ) from error
+    processes = Processes(found.index, found.count)
+    host = found.coordinator.rpartition(":")[0].strip("[]")
+
+    def share_port(port: int | None) -> int:
+        first = processes.gather(port)[0]
+        assert first is not None
+        return first
+
+    return processes, Lifeline(found.index, found.count, host, share_port)
+
+
+def _fail_alone(error: BaseException) -> None:
+    """Ends this process with the trace of its error, if it has not told its reason yet; the others see that it is gone.
+
+    Leaving in the ordinary way would wait for them, and they wait for this one.
+    """
+    threading.Event().wait(_ENDS_S)  # where the error is that another process is gone, the lifeline ends this one
+    status = error.code if isinstance(error, SystemExit) else None
+    if status is None:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(status if isinstance(status, int) else 1)
+
+
+def _first_host(nodes: str) -> str:
+    """The first host of Slurm's list: node001 of "node[001-004,7],other"."""
+    head = re.match(r"([^,\[]*)(?:\[([^,\-\]]*))?", nodes)
+    assert head is not None  # it matches anything
+    return head[1] + (head[2] or "")

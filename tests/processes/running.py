@@ -1,0 +1,46 @@
+"""Starts the processes of a test and waits for them."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def start(command: Sequence[str], devices: int = 1, environment: Mapping[str, str] | None = None) -> subprocess.Popen:
+    """A process with so many virtual devices, in a process group of its own."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    changed = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), **(environment or {})}
+    return subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env=os.environ | changed, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def wait(started: Sequence[subprocess.Popen], timeout_s: float = 600.0) -> list[subprocess.CompletedProcess[str]]:
+    """What they returned; none is left running."""
+    deadline, ended = time.monotonic() + timeout_s, []
+    try:
+        for process in started:
+            out, err = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
+            ended.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    finally:
+        for process in started:
+            process.kill()
+    return ended
+
+
+def lines(text: str) -> list[str]:
+    """Lines of stdout or stderr that our own code wrote."""
+    strange = ("[transformers]", "[Gloo]", "E0", "W0", "I0", "E1", "W1", "I1")
+    return [line for line in text.splitlines() if not line.startswith(strange)]

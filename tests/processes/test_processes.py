@@ -1,0 +1,144 @@
+import queue
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config.schema import ConfigError, MeshConfig
+from orchestra_jax.processes import Processes
+from orchestra_jax.processes.lifeline import GONE, Lifeline
+from orchestra_jax.processes.start import Ranks, ranks
+
+from .running import free_port, lines, start, wait
+
+WORKER = str(Path(__file__).with_name("worker.py"))
+SLURM = {
+    "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "5000",
+    "SLURM_STEP_NODELIST": "node[007-008]", "SLURM_STEP_NUM_NODES": "2",
+}  # fmt: skip
+MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+
+
+def run_workers(mode: str, count: int = 2) -> list:
+    port = free_port()
+    return wait([start([WORKER, mode, str(process), str(count), str(port)]) for process in range(count)])
+
+
+# --- one process -----------------------------------------------------------------------------------------------------
+
+
+def test_one_process_agrees_with_itself():
+    processes = Processes()
+    value = object()
+    assert processes.first
+    assert processes.gather(value)[0] is value
+    assert processes.mine("abc") == ["a", "b", "c"]
+    with pytest.raises(KeyError), processes.together():
+        raise KeyError
+    assert not processes.agreed
+
+
+# --- who the processes are -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mesh", "environment", "expected"),
+    [
+        ({}, {}, None),
+        ({}, {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None),  # a batch script, not a step
+        ({}, SLURM, Ranks("node007:62344", 1, 2)),
+        ({}, SLURM | {"SLURM_STEP_NODELIST": "gpu-3,gpu-9"}, Ranks("gpu-3:62344", 1, 2)),
+        ({}, SLURM | {"SLURM_STEP_NUM_NODES": "1", "SLURM_LOCALID": "1"}, Ranks("node007:62344", 1, 2, device=1)),
+        ({"coordinator": "a:1"}, SLURM, Ranks("a:1", 1, 2)),
+        ({"coordinator": "a:1"}, MPI, Ranks("a:1", 1, 2)),
+        ({}, MPI | {"JAX_COORDINATOR_ADDRESS": "b:2"}, Ranks("b:2", 1, 2)),
+        ({"coordinator": "a:1", "processes": 3, "process": 2}, SLURM, Ranks("a:1", 2, 3)),
+        ({"coordinator": "a:1", "processes": 1, "process": 0}, {}, None),
+    ],
+)
+def test_the_configuration_or_else_the_launcher_says_who_takes_part(mesh, environment, expected):
+    assert ranks(MeshConfig(**mesh), environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("mesh", "environment", "sentence"),
+    [
+        ({"processes": 2}, {}, "Set mesh.coordinator=HOST:PORT, mesh.processes=COUNT and mesh.process=INDEX together"),
+        ({"coordinator": "a:1", "processes": 2, "process": 2}, {}, "mesh.process=2 must be below mesh.processes=2"),
+        ({}, MPI, "The launcher started 2 processes, but does not tell where the first one is"),
+    ],
+)
+def test_processes_that_cannot_meet_are_refused(mesh, environment, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        ranks(MeshConfig(**mesh), environment)
+
+
+# --- the lifeline ----------------------------------------------------------------------------------------------------
+
+
+def lifelines(count: int) -> tuple[list[Lifeline], "queue.Queue[str]"]:
+    port: queue.Queue[int] = queue.Queue()
+    said: queue.Queue[str] = queue.Queue()
+
+    def share_port(own: int | None) -> int:
+        for _ in range(count - 1 if own else 0):
+            port.put(own)
+        return own or port.get()
+
+    with ThreadPoolExecutor(count) as pool:
+        made = [pool.submit(Lifeline, n, count, "127.0.0.1", share_port, said.put) for n in range(count)]
+        return [future.result() for future in made], said
+
+
+def test_a_connection_that_breaks_ends_all_others_and_names_the_lost_one():
+    (first, second, third), said = lifelines(3)
+    third._closing = True  # the thread of a killed process says nothing more
+    for peer in third._peers.values():
+        peer.close()
+    sentences = {said.get(timeout=10), said.get(timeout=10)}
+    for sentence, index in zip(sorted(sentences), (0, 1), strict=True):
+        assert sentence.startswith(f"Process 2 of 3 is gone, so process {index} ends too")
+    first.close()
+    second.close()
+
+
+def test_a_farewell_ends_nobody():
+    (first, second), said = lifelines(2)
+    second.close()
+    for peer in second._peers.values():
+        peer.close()
+    time.sleep(0.5)
+    assert said.empty()
+    first.close()
+
+
+# --- two processes ---------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_agree():
+    first, second = run_workers("agree")
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert lines(first.stdout) == ["process 0 of 2"]
+    assert lines(second.stdout) == []  # one of them prints
+    for ended in (first, second):
+        assert lines(ended.stderr) == ["raised too dear step True"]
+
+
+@pytest.mark.parametrize(("mode", "lost", "left"), [("vanish", 1, 0), ("first_vanishes", 0, 1)])
+def test_a_killed_process_ends_the_other_with_one_sentence(mode, lost, left):
+    began = time.monotonic()
+    ended = run_workers(mode)
+    assert time.monotonic() - began < 60
+    assert ended[lost].returncode == -9
+    assert ended[left].returncode == GONE
+    assert lines(ended[left].stderr) == [
+        f"Process {lost} of 2 is gone, so process {left} ends too; the same command continues from the last checkpoint."
+    ]
+
+
+def test_a_bug_in_one_process_shows_its_trace_and_ends_all():
+    first, second = run_workers("fail")
+    assert (first.returncode, second.returncode) == (GONE, 1)
+    assert "ZeroDivisionError: a bug" in second.stderr
+    assert "Process 1 of 2 is gone" in first.stderr

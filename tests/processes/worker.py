@@ -1,0 +1,66 @@
+"""One process of the tests of this folder.
+
+PYTHONPATH=<root> python worker.py MODE PROCESS COUNT PORT
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+
+from orchestra_jax.config.schema import MeshConfig
+from orchestra_jax.money.budgets import BudgetExceeded
+from orchestra_jax.processes import Processes, joined
+
+
+def agree(processes: Processes) -> None:
+    """Gathers values of several sizes, deals out and merges work, and raises in one process."""
+    p = processes.index
+    assert processes.gather({"p": p, "text": "x" * 5000 * p}) == [
+        {"p": n, "text": "x" * 5000 * n} for n in range(processes.count)
+    ]
+    items = list(range(7))
+
+    async def tenfold() -> list[int]:
+        return [10 * item for item in processes.mine(items)]
+
+    assert asyncio.run(processes.merged(tenfold())) == [10 * item for item in items]
+    try:
+        with processes.together():
+            if p == 1:
+                raise BudgetExceeded("too dear", "step")
+    except BudgetExceeded as error:
+        print(f"raised {error} {error.scope} {processes.agreed}", file=sys.stderr)
+    with processes.together():
+        pass
+
+
+def vanish(processes: Processes) -> None:
+    """The last process is killed while the others wait for it in a collective."""
+    if processes.index == processes.count - 1:
+        time.sleep(1)
+        print(f"killed at {time.time()}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    processes.gather(0)
+
+
+def first_vanishes(processes: Processes) -> None:
+    """The first process is killed while the others work alone."""
+    if processes.first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def fail(processes: Processes) -> None:
+    """A bug in one process, outside of what is agreed on."""
+    if processes.index == 1:
+        raise ZeroDivisionError("a bug")
+    processes.gather(0)
+
+
+if __name__ == "__main__":
+    mode, process, count, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    with joined(MeshConfig(coordinator=f"127.0.0.1:{port}", processes=count, process=process)) as found:
+        print(f"process {found.index} of {found.count}", flush=True)
+        {"agree": agree, "vanish": vanish, "first_vanishes": first_vanishes, "fail": fail}[mode](found)
