@@ -19,6 +19,10 @@ class Status(StrEnum):
 TRAJECTORY_ROLES = ("orchestrator", "tool")
 
 
+# Traits of tools that users have preferences about; a tool by a maker has the trait MADE_BY + "Meta" besides.
+OPEN_WEIGHTS, CODE, SEARCH, FREE, PAID, MADE_BY = "open weights", "code", "search", "free", "paid", "made by "
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
     """One tool as the policy sees it, with the price and latency this instance's menu shows.
@@ -30,6 +34,7 @@ class ToolSpec:
         price_usd: dollars per call shown in the menu, or None where the price is per token.
         latency_s: typical seconds per call shown in the menu, or None when unknown.
         local: whether the tool runs on the user's own machine.
+        traits: what a user may prefer it for, see `data.preferences`; never shown, as the description says it in words.
     """
 
     name: str
@@ -38,6 +43,7 @@ class ToolSpec:
     price_usd: float | None = None
     latency_s: float | None = None
     local: bool = False
+    traits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

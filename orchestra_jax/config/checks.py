@@ -175,10 +175,10 @@ def _tools(config: RunConfig) -> list[str]:
     menu, server = tools.menu, tools.server
     if menu.most is not None and menu.most < menu.fewest:
         found.append(f"tools.menu.most={menu.most} must be at least tools.menu.fewest={menu.fewest}.")
-    if server.max_tokens >= server.context_tokens:
+    if (server.max_tokens or 1) >= (server.context_tokens or 32768):
         found.append(
             f"tools.server.max_tokens={server.max_tokens} leaves no room for a question: make it smaller than "
-            f"tools.server.context_tokens={server.context_tokens}."
+            f"tools.server.context_tokens={server.context_tokens or 32768}."
         )
     if factors.low > factors.high:
         found.append(f"pricing.randomise.low={factors.low} must be at most pricing.randomise.high={factors.high}.")

@@ -110,7 +110,7 @@ class RandomPricesConfig(Settings):
     """The price schedule of each instance (section 3.3); rewards count by it, budgets by what is really paid."""
 
     lists: list[str] = field(default_factory=list)  # one of these files of conf/pricing; empty: pricing.name
-    low: float = above(1.0, 0)  # and every price times a factor of its own from low to high
+    low: float = above(1.0, 0)  # and every price times a factor of its own from low to high, log-uniform
     high: float = above(1.0, 0)  # see low
 
 
@@ -120,8 +120,9 @@ class PricingConfig(Settings):
 
     name: str = "quickstart"  # conf/pricing/<name>.yaml: what is really paid
     randomise: RandomPricesConfig = field(default_factory=RandomPricesConfig)
-    orchestrator_input: float = at_least(0.2, 0)  # $ per million prompt tokens of the policy
-    orchestrator_output: float = at_least(0.2, 0)  # $ per million sampled tokens
+    orchestrator: str = "orchestrator"  # the policy's entry in the price lists, where the two keys below are null
+    orchestrator_input: float | None = at_least(0.2, 0)  # $ per million prompt tokens of the policy in any list
+    orchestrator_output: float | None = at_least(0.2, 0)  # $ per million sampled tokens
     orchestrator_seconds_per_token: float | None = at_least(None, 0)  # simulated seconds; null: the measured clock
 
 

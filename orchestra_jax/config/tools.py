@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestra_jax.config.choices import MenuForm, SandboxIsolation, WebProvider
-from orchestra_jax.config.ranges import Settings, above, at_least
+from orchestra_jax.config.ranges import Settings, above, at_least, within
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class MenuRule(Settings):
     subset: bool = False  # a random subset per instance, else everything
     fewest: int = at_least(2, 1)  # fewest tools of one (models of each function in the released form)
     most: int | None = at_least(None, 1)  # most; null: all
+    self_hosted: float = within(0.0, 0, 1)  # chance of each model with open weights to run on the user's own machines
     aliases: bool = False  # experts are called expert-1, expert-2, ... in the random order of each menu
 
 
@@ -24,8 +25,8 @@ class ExpertServer(Settings):
 
     url: str | None = None  # such as http://10.0.0.5:8000/v1
     api_key_env: str | None = None  # environment variable with its key; null: it wants none
-    context_tokens: int = at_least(32768, 2)  # prompt and reply together
-    max_tokens: int = at_least(4096, 1)  # of a reply
+    context_tokens: int | None = at_least(None, 2)  # prompt and reply; null: the model's (conf/models.yaml), or 32,768
+    max_tokens: int | None = at_least(None, 1)  # of a reply, reasoning included; null: the model's, or 4,096
     timeout_s: float = above(300.0, 0)  # seconds for one request
     retries: int = at_least(4, 0)  # further requests after a failed one
     concurrency: int = at_least(32, 1)  # requests under way at once
@@ -70,8 +71,8 @@ class ToolsConfig(Settings):
     experts: dict[str, list[str]] = field(default_factory=dict)  # role -> models of the price list that play it
     server: ExpertServer = field(default_factory=ExpertServer)
     experts_file: str | None = None  # YAML of experts with servers, context and limits of their own (docs/tools.md)
-    descriptions: str | None = None  # file of experiments/describe_tools.py: what the policy reads about each expert
-    self_hosted: list[str] = field(default_factory=list)  # experts on the user's own machines: local tools
+    descriptions: str | None = None  # file of experiments/describe_tools.py, read before what conf/models.yaml says
+    self_hosted: list[str] = field(default_factory=list)  # experts on the user's own machines in every menu
     simulated: dict[str, Any] = field(default_factory=dict)  # experts that cost nothing (docs/descriptions.md)
     judge: str = "match"  # who compares answers: "match" (normalised text and numbers) or a model of the price list
     search: LocalSearchConfig = field(default_factory=LocalSearchConfig)

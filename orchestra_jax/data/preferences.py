@@ -1,11 +1,16 @@
-"""Handwritten preference pairs (instruction, P) for any menu, with separate wordings for training and evaluation."""
+"""Handwritten preference pairs (instruction, P) for any menu, with separate wordings for training and evaluation.
 
-from collections.abc import Iterable, Mapping, Sequence
+A preference for tools weighs every tool of one kind: those on the user's own machines, without a charge, with open
+weights, by one maker, that search, or that compute with code.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
-from orchestra_jax.types import Preference, ToolSpec
+from orchestra_jax.types import CODE, FREE, MADE_BY, OPEN_WEIGHTS, PAID, SEARCH, Preference, ToolSpec
 
 WORDINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -52,22 +57,62 @@ WORDINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
             ),
             "eval": ("I do not want to pay for tools.", "Stick to what comes free of charge."),
         },
+        "open": {
+            "train": (
+                "Prefer models whose weights are open.",
+                "Our policy is to work with open models, so avoid closed ones where you can.",
+                "Please let openly available models do the work.",
+            ),
+            "eval": ("I would rather rely on open models.", "Closed models should stay out of this if possible."),
+        },
+        "maker": {
+            "train": (
+                "Prefer the models made by {maker}.",
+                "We have a contract with {maker}: use their models where you can.",
+                "I trust models made by {maker} more than others.",
+            ),
+            "eval": ("Let the models made by {maker} do it.", "If you can, choose something made by {maker}."),
+        },
+        "search": {
+            "train": (
+                "Please look things up rather than rely on memory.",
+                "I want an answer that rests on sources: use search.",
+                "Prefer searching to guessing.",
+            ),
+            "eval": ("Back this up with what a search finds.", "Do not trust recollection, search instead."),
+        },
+        "code": {
+            "train": (
+                "Please work this out with code where that is possible.",
+                "Prefer running a program to reasoning in the head.",
+                "Use code to compute and to check.",
+            ),
+            "eval": ("Let a program do the calculating.", "I trust results that code has produced."),
+        },
     }
 )
 
 
 def applicable(tools: Iterable[ToolSpec]) -> tuple[str, ...]:
-    """The preferences that this menu can follow: "local" and "free" need a tool to prefer and one to avoid."""
+    """The preferences that this menu can follow: those for tools need a tool to prefer and one to avoid."""
     menu = tuple(tools)
     names = ["accuracy", "low_cost", "fast"]
-    for name, preferred in (("local", [spec.local for spec in menu]), ("free", [_is_free(spec) for spec in menu])):
-        if any(preferred) and not all(preferred):
-            names.append(name)
-    return tuple(names)
+    names += [name for name, prefers in _PREFERS.items() if 0 < sum(map(prefers, menu)) < len(menu)]
+    return (*names, "maker") if makers(menu) else tuple(names)
 
 
-def make_preference(name: str, tools: Sequence[ToolSpec], instruction: str) -> Preference:
+def makers(tools: Iterable[ToolSpec]) -> list[str]:
+    """Who made some of the menu's models, but not all of its tools."""
+    menu = tuple(tools)
+    found = Counter(trait for spec in menu for trait in spec.traits if trait.startswith(MADE_BY))
+    return sorted(trait.removeprefix(MADE_BY) for trait, count in found.items() if count < len(menu))
+
+
+def make_preference(name: str, tools: Sequence[ToolSpec], instruction: str, maker: str = "") -> Preference:
     """The vector of one kind of preference for a menu; the outcome weighs 1 in each.
+
+    Args:
+        maker: of the kind "maker": whose models are preferred; the instruction names them as {maker}.
 
     Raises:
         ValueError: an unknown name.
@@ -79,10 +124,12 @@ def make_preference(name: str, tools: Sequence[ToolSpec], instruction: str) -> P
             return Preference(name, instruction, compute=1.0)
         case "fast":
             return Preference(name, instruction, latency=1.0)
-        case "local":
-            return Preference(name, instruction, {spec.name: 1.0 for spec in tools if spec.local})
-        case "free":
-            return Preference(name, instruction, {spec.name: 1.0 for spec in tools if _is_free(spec)}, compute=1.0)
+        case "maker":
+            weights = {spec.name: 1.0 for spec in tools if MADE_BY + maker in spec.traits}
+            return Preference(name, instruction.format(maker=maker), weights)
+        case _ if name in _PREFERS:
+            weights = {spec.name: 1.0 for spec in tools if _PREFERS[name](spec)}
+            return Preference(name, instruction, weights, compute=float(name == "free"))
         case _:
             raise ValueError(f"Unknown preference {name!r}; known are {', '.join(WORDINGS)}.")
 
@@ -98,9 +145,27 @@ def sample_preference(tools: Sequence[ToolSpec], rng: np.random.Generator, split
     names = applicable(tools)
     name = names[int(rng.integers(len(names)))]
     wordings = WORDINGS[name][split]
-    return make_preference(name, tools, wordings[int(rng.integers(len(wordings)))])
+    wording = wordings[int(rng.integers(len(wordings)))]
+    offered = makers(tools) if name == "maker" else [""]
+    return make_preference(name, tools, wording, offered[int(rng.integers(len(offered)))])
 
 
 def _is_free(spec: ToolSpec) -> bool:
-    """A tool without a price per call is priced per token, unless it runs on the user's own machine."""
-    return spec.local if spec.price_usd is None else spec.price_usd == 0
+    """As the menu states it. Without a word on it, a tool of the user's own machine is free, and another is not."""
+    if spec.price_usd is not None:
+        return spec.price_usd == 0
+    return FREE in spec.traits or (spec.local and PAID not in spec.traits)
+
+
+def _is_local(spec: ToolSpec) -> bool:
+    return spec.local
+
+
+def _with(trait: str) -> Callable[[ToolSpec], bool]:
+    return lambda spec: trait in spec.traits
+
+
+# Which tools a kind of preference is for.
+_PREFERS: Mapping[str, Callable[[ToolSpec], bool]] = {
+    "local": _is_local, "free": _is_free, "open": _with(OPEN_WEIGHTS), "search": _with(SEARCH), "code": _with(CODE),
+}  # fmt: skip

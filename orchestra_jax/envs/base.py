@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec, Usage
 
@@ -37,6 +38,7 @@ class Episode(Protocol):
     Attributes:
         messages: initial chat messages, an optional system message and the user's with the preference appended.
         tools: the menu of this instance, in the order shown.
+        prices: where it has it: the price list of this instance; else the run's is in force for the policy's tokens.
     """
 
     @property
@@ -70,6 +72,11 @@ class ToolEpisode(ABC):
     def __init__(self, task: Task, executor: ToolExecutor, messages: list[Message] | None = None) -> None:
         self.task, self.tools, self._executor = task, task.tools, executor
         self.messages = initial_messages(task) if messages is None else messages
+
+    @property
+    def prices(self) -> PriceList | None:
+        """The list in force for the policy's own tokens too; None: that of the run."""
+        return self._executor.prices
 
     async def step(self, call: ToolCall) -> ToolResult:
         return await self._executor.step(call)

@@ -30,7 +30,7 @@ class OrchestratorPrice:
     """What the policy's own tokens cost.
 
     Attributes:
-        prices: price list with an entry for `model`.
+        prices: price list with an entry for `model`, in force where an episode has none of its own.
         model: name of the entry.
         seconds_per_token: simulated seconds per sampled token, or None to measure the wall clock.
     """
@@ -183,6 +183,7 @@ class _Run:
         ids: the current sequence up to the next sample; `new` is its part that was not sampled or shown before.
         sequences: finished turns; a fork starts a new list.
         turn: number of the turn, from 1.
+        prices: the list in force: the instance's, or else the run's.
         given_up: what it waited for when the trajectory's deadline came.
     """
 
@@ -197,6 +198,7 @@ class _Run:
         self.solved = False
         self.turn = 0
         self.given_up: list[str] = []
+        self.prices = collector.price.prices
 
     async def trajectory(self, parent: Budget) -> Trajectory:
         """Plays to the end, whatever it is.
@@ -211,6 +213,9 @@ class _Run:
         budget = Budget(self.collector.allowance, name="trajectory", parent=parent)
         try:
             episode = self.collector.environment.reset(self.task, budget)
+            own: PriceList | None = getattr(episode, "prices", None)
+            if own is not None and self.collector.price.model in own.entries:
+                self.prices = own
             deadline_s = self.collector.limits.deadline_s
             status, reason, answer = await within(self._turns_until_end(episode), deadline_s, "the trajectory")
         except InfrastructureError as error:
@@ -323,9 +328,9 @@ class _Run:
             "cached_tokens": len(self.ids) - len(self.new),
             "completion_tokens": len(generation.token_ids),
         }
-        cost = price.prices.cost(price.model, **usage)
+        cost = self.prices.cost(price.model, **usage)
         self.ledger.append(
-            Usage(price.model, "orchestrator", cost_usd=cost, seconds=seconds, price_list=price.prices.id, **usage)
+            Usage(price.model, "orchestrator", cost_usd=cost, seconds=seconds, price_list=self.prices.id, **usage)
         )
         return generation
 

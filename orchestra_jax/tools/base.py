@@ -222,6 +222,11 @@ class ToolExecutor:
         if missing:
             raise ValueError(f"No handler for tool {missing[0]!r}; this environment offers {sorted(handlers)}.")
 
+    @property
+    def prices(self) -> PriceList | None:
+        """The instance's price list, where it has one of its own."""
+        return None if self._tariff is None else self._tariff.shown
+
     async def step(self, call: ToolCall) -> ToolResult:
         """Executes one call; see `Episode.step`."""
         spec = self._specs.get(call.name)

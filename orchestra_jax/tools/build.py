@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from orchestra_jax.tools.base import Tool, ToolContext, unreachable
 from orchestra_jax.tools.catalogue import Catalogue, Entry, PriceBook
 from orchestra_jax.tools.entries import expert_entries, plain_entry
 from orchestra_jax.tools.experts import descriptions
+from orchestra_jax.tools.experts.cards import api_fields
 from orchestra_jax.tools.experts.client import expert_clients
 from orchestra_jax.tools.experts.expert import Expert, read_experts
 from orchestra_jax.tools.experts.roles import Judge
@@ -47,13 +48,14 @@ class RunTools:
 
 
 def price_book(cfg: RunConfig) -> PriceBook:
-    """The run's prices; the policy's own tokens are at the configured price in all lists.
+    """The run's prices, the policy's own tokens as "orchestrator": at a configured price, or as each list has them.
+
+    What a list that is drawn does not sell, pricing.name sells.
 
     Raises:
-        ConfigError: a list is not there or broken.
+        ConfigError: a list is not there or broken, or has no price for the policy.
     """
     pricing = cfg.pricing
-    own = {"orchestrator": Price(input=pricing.orchestrator_input, output=pricing.orchestrator_output)}
 
     def load(key: str, name: str) -> PriceList:
         file = PRICES / f"{name}.yaml"
@@ -64,10 +66,30 @@ def price_book(cfg: RunConfig) -> PriceBook:
             prices = PriceList.load(file)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        return PriceList(prices.id, prices.date, prices.source, {**prices.entries, **own}, prices.latencies)
+        return prices
 
-    lists = [load("pricing.randomise.lists", name) for name in pricing.randomise.lists]
-    return PriceBook(load("pricing.name", pricing.name), lists, pricing.randomise.low, pricing.randomise.high)
+    def with_policy(prices: PriceList) -> PriceList:
+        listed = prices.entries.get(pricing.orchestrator)
+        given = pricing.orchestrator_input, pricing.orchestrator_output
+        if None in given and listed is None:
+            raise ConfigError(
+                f"Price list {prices.id!r} has no price for the policy, {pricing.orchestrator}: set "
+                "pricing.orchestrator=NAME, or pricing.orchestrator_input and pricing.orchestrator_output."
+            )
+        price = listed or Price()
+        price = replace(
+            price,
+            input=price.input if given[0] is None else given[0],
+            output=price.output if given[1] is None else given[1],
+            cached_input=price.cached_input if given[0] is None else None,
+        )
+        return replace(prices, entries={**prices.entries, "orchestrator": price})
+
+    base = load("pricing.name", pricing.name)
+    drawn = [load("pricing.randomise.lists", name) for name in pricing.randomise.lists]
+    drawn = [prices.over(base) if base.entries.keys() - prices.entries.keys() else prices for prices in drawn]
+    lists = [with_policy(prices) for prices in drawn]
+    return PriceBook(with_policy(base), lists, pricing.randomise.low, pricing.randomise.high)
 
 
 def make_tools(cfg: RunConfig, answers: Sequence[str] = ()) -> RunTools:
@@ -187,7 +209,7 @@ def _experts(cfg: RunConfig) -> list[Expert]:
     listed = read_experts(tools.experts_file) if tools.experts_file else []
     known = {expert.name: expert for expert in listed}
     url = tools.server.url or (_NOWHERE if cfg.replay.mode == "replay" else None)
-    options = {key: value for key, value in asdict(tools.server).items() if key != "url"}
+    options = {key: value for key, value in asdict(tools.server).items() if key != "url" and value is not None}
     experts = []
     for name in sorted(_models(tools)):
         if name in known:
@@ -198,14 +220,7 @@ def _experts(cfg: RunConfig) -> list[Expert]:
                 f"There is no server for {name!r}: set tools.server.url=http://HOST:PORT/v1, or name it in "
                 "tools.experts_file."
             )
-        experts.append(
-            Expert(
-                name=name,
-                model=name,
-                base_url=url,
-                **options,
-            )
-        )
+        experts.append(Expert(name=name, model=name, base_url=url, **{**api_fields(name), **options}))
     return experts
 
 

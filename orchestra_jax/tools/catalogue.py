@@ -20,7 +20,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.tools.base import Tariff, ToolExecutor, ToolHandler
 from orchestra_jax.tools.menu import sample_menu
-from orchestra_jax.types import Task, ToolResult, ToolSpec, Usage
+from orchestra_jax.types import CODE, FREE, OPEN_WEIGHTS, PAID, SEARCH, Task, ToolResult, ToolSpec, Usage
 
 ANSWER_TOOL = ToolSpec(
     name="answer",
@@ -43,6 +43,9 @@ _FUNCTIONS = {
     "enhance_reasoning": "Lets a model think the problem through in code, which is run; code and output are kept.",
     "answer": "Lets a model give the final answer from the question and all that was kept, and ends the task.",
 }
+
+_NO_PRICE = "Price: free."
+_FUNCTION_TRAITS = {"search": (SEARCH,), "enhance_reasoning": (CODE,)}
 
 
 @dataclass(frozen=True)
@@ -198,8 +201,16 @@ class Catalogue:
             f"expert-{next(numbers)}" if entry.role and self.rule.aliases else entry.spec.name: entry
             for entry in chosen
         }
-        tools = tuple(_priced(entry, name, prices) for name, entry in names.items())
+        hosted = self._hosted(rng, chosen)
+        tools = tuple(_priced(entry, name, prices, entry.model in hosted) for name, entry in names.items())
         return tools, {name: entry.key for name, entry in names.items()}
+
+    def _hosted(self, rng: np.random.Generator, chosen: Sequence[Entry]) -> set[str]:
+        """Models that run on the user's own machines in this instance, whatever their roles."""
+        if not self.rule.self_hosted:
+            return set()
+        able = sorted({entry.model for entry in chosen if OPEN_WEIGHTS in entry.spec.traits})
+        return {model for model in able if rng.random() < self.rule.self_hosted}
 
     def _functions(self, rng: np.random.Generator, prices: PriceList) -> tuple[tuple[ToolSpec, ...], dict[str, str]]:
         """The released form: three functions, whose models are named by number in random order."""
@@ -216,7 +227,7 @@ class Catalogue:
             lines = [f"{name}: {_words(entry, prices)}" for name, entry in choices.items()]
             model = {"type": "string", "enum": list(choices), "description": "\n".join(("The model.", *lines))}
             parameters = {"type": "object", "properties": {"model": model}, "required": ["model"]}
-            tools.append(ToolSpec(function, description, parameters))
+            tools.append(ToolSpec(function, description, parameters, traits=_FUNCTION_TRAITS.get(function, ())))
             names |= {name: entry.key for name, entry in choices.items()}
         return tuple(tools), names
 
@@ -274,16 +285,19 @@ def _accounted(entry: Entry, tariff: Tariff) -> ToolHandler:
     return call
 
 
-def _priced(entry: Entry, name: str, prices: PriceList) -> ToolSpec:
+def _priced(entry: Entry, name: str, prices: PriceList, hosted: bool) -> ToolSpec:
     """The tool as the menu shows it. Prices are words of the description, since calls are charged by their rows.
 
     What no list names is charged by its spec, whose price the chat format puts into words.
     """
-    latency = _latency(entry, prices)
-    words = f" {_price(entry, prices)}" + (" Runs locally." if entry.spec.local else "")
+    spec, latency = replace(entry.spec, name=name, local=entry.spec.local or hosted), _latency(entry, prices)
+    if not entry.billed:
+        return spec
+    price = _price(entry, prices)
+    words = f"{spec.description} {price}" + (" Runs locally." if spec.local else "")
     if latency is not None:
         words += f" Latency: about {latency:.3g} s."
-    return replace(entry.spec, name=name, description=f"{entry.spec.description}{words if entry.billed else ''}")
+    return replace(spec, description=words, traits=(*spec.traits, FREE if price == _NO_PRICE else PAID))
 
 
 def _words(entry: Entry, prices: PriceList) -> str:
@@ -294,7 +308,7 @@ def _words(entry: Entry, prices: PriceList) -> str:
 def _price(entry: Entry, prices: PriceList) -> str:
     words = [price_words(prices.entries[name]) for name in entry.billed]
     stated = [text for text in words if text]
-    return f"Price: {', and '.join(stated)}." if stated else "Price: free."
+    return f"Price: {', and '.join(stated)}." if stated else _NO_PRICE
 
 
 def _latency(entry: Entry, prices: PriceList) -> float | None:

@@ -5,16 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from orchestra_jax.config.choices import Role
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.base import Tool, ToolHandler
 from orchestra_jax.tools.catalogue import ROLES, Entry
 from orchestra_jax.tools.experts import roles as expert_roles
+from orchestra_jax.tools.experts.cards import model_cards
 from orchestra_jax.tools.experts.client import ExpertClient
-from orchestra_jax.types import ToolResult, ToolSpec
+from orchestra_jax.types import CODE, SEARCH, ToolResult, ToolSpec
 
 OUT_OF_BUDGET = "This task's budget does not allow the call, so it was not made. Go on with what is known."
+_TRAITS: dict[str, tuple[str, ...]] = {Role.query_writer: (SEARCH,), Role.code_writer: (CODE,)}
 _NO_NAME = re.compile(r"[^\w-]", re.ASCII)
 
 
@@ -34,7 +37,7 @@ def expert_entries(
         clients: by model.
         search: the search that query writers use, with its name in price lists.
         run: what runs the code of code writers, likewise.
-        descriptions: what the policy reads about a model, beside what its role is.
+        descriptions: what the policy reads about a model beside what its role is; its card's text by default.
         local: models on the user's own machines.
 
     Raises:
@@ -58,9 +61,11 @@ def expert_entries(
                     spec, handler = expert_roles.maths_model(client, name=name)
                 case _:
                     spec, handler = expert_roles.generalist(client, name=name)
-            about = (descriptions or {}).get(model)
-            described = f"{spec.description} {about}" if about else spec.description
-            spec = ToolSpec(spec.name, described, spec.parameters, local=model in local)
+            card = model_cards().get(model)
+            about = (descriptions or {}).get(model) or (card.about if card else "")
+            described = " ".join(filter(None, (spec.description, about, card.origin if card else "")))
+            traits = (*(card.traits if card else ()), *_TRAITS.get(role, ()))
+            spec = ToolSpec(spec.name, described, spec.parameters, local=model in local, traits=traits)
             entries.append(Entry(spec, within_budget(handler), role, model, tuple(billed)))
     return entries
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from orchestra_jax.data.preferences import WORDINGS, applicable, make_preference, sample_preference
-from orchestra_jax.types import ToolSpec
+from orchestra_jax.data.preferences import WORDINGS, applicable, make_preference, makers, sample_preference
+from orchestra_jax.types import CODE, FREE, MADE_BY, OPEN_WEIGHTS, PAID, SEARCH, ToolSpec
 
 SCHEMA = {"type": "object"}
 MENU = (
@@ -13,6 +13,13 @@ MENU = (
     ToolSpec("free_web", "d", SCHEMA, price_usd=0.0),
     ToolSpec("web", "d", SCHEMA, price_usd=0.01),
     ToolSpec("model", "d", SCHEMA),  # priced per token
+)
+KINDS = (
+    ToolSpec("python", "d", SCHEMA, local=True, traits=(CODE, PAID)),
+    ToolSpec("local_search", "d", SCHEMA, local=True, traits=(SEARCH, FREE)),
+    ToolSpec("expert-1", "d", SCHEMA, local=True, traits=(f"{MADE_BY}Meta", OPEN_WEIGHTS, PAID)),
+    ToolSpec("expert-2", "d", SCHEMA, traits=(f"{MADE_BY}Meta", OPEN_WEIGHTS, CODE, PAID)),
+    ToolSpec("expert-3", "d", SCHEMA, traits=(f"{MADE_BY}OpenAI", SEARCH, PAID)),
 )
 
 
@@ -28,6 +35,7 @@ def test_vectors():
         "fast": ([], 1.0, 0.0, 1.0),
         "local": (["notes", "python"], 1.0, 0.0, 0.0),
         "free": (["free_web", "notes", "python"], 1.0, 1.0, 0.0),
+        **{name: ([], 1.0, 0.0, 0.0) for name in ("open", "maker", "search", "code")},
     }
     with pytest.raises(ValueError, match="Unknown preference 'x'"):
         make_preference("x", MENU, "words")
@@ -38,6 +46,32 @@ def test_local_and_free_need_a_choice():
     for menu in (MENU[:2], MENU[3:], ()):
         assert applicable(menu) == ("accuracy", "low_cost", "fast")
     assert applicable((MENU[2], MENU[3])) == ("accuracy", "low_cost", "fast", "free")
+
+
+def test_preferences_among_models():
+    assert applicable(KINDS) == (
+        "accuracy", "low_cost", "fast", "local", "free", "open", "search", "code", "maker",
+    )  # fmt: skip
+    assert makers(KINDS) == ["Meta", "OpenAI"]
+    assert makers(KINDS[2:4]) == []
+    preferred = {name: set(make_preference(name, KINDS, "words", "Meta").tools) for name in applicable(KINDS)[3:]}
+    assert preferred == {
+        "local": {"python", "local_search", "expert-1"},
+        "free": {"local_search"},
+        "open": {"expert-1", "expert-2"},
+        "search": {"local_search", "expert-3"},
+        "code": {"python", "expert-2"},
+        "maker": {"expert-1", "expert-2"},
+    }
+    assert applicable(KINDS[:1]) == ("accuracy", "low_cost", "fast")
+
+
+def test_a_preference_for_a_maker_names_it():
+    drawn = [sample_preference(KINDS, np.random.default_rng(seed)) for seed in range(200)]
+    by_maker = [preference for preference in drawn if preference.name == "maker"]
+    assert {tuple(preference.tools) for preference in by_maker} == {("expert-1", "expert-2"), ("expert-3",)}
+    for preference in by_maker:
+        assert ("Meta" if "expert-1" in preference.tools else "OpenAI") in preference.instruction
 
 
 def test_splits_share_no_wording():
@@ -51,7 +85,10 @@ def test_splits_share_no_wording():
 def test_sampling_reaches_every_wording_of_its_split_only(split: str):
     rng = np.random.default_rng(0)
     drawn = {sample_preference(MENU, rng, split).instruction for _ in range(500)}
-    assert drawn == {text for kind in WORDINGS.values() for text in kind[split]}
+    followed = applicable(MENU)
+    assert drawn == {text for name in followed for text in WORDINGS[name][split]}
+    drawn = {sample_preference(KINDS, rng, split).instruction for _ in range(1500)}
+    assert drawn == {text.format(maker=who) for k in WORDINGS.values() for text in k[split] for who in makers(KINDS)}
     first, second = (sample_preference(MENU, np.random.default_rng(1), split) for _ in range(2))
     assert first == second
 

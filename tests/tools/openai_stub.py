@@ -40,8 +40,21 @@ class Bill:
         )
 
 
+def _unsupported(body: Mapping[str, Any]) -> web.StreamResponse | None:
+    """What OpenAI's reasoning models answer to fields that they do not take."""
+    if not body["model"].startswith(("gpt-5", "o3")):
+        return None
+    if "max_tokens" in body:
+        return failure(400, "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+                       "'max_completion_tokens' instead.", "unsupported_parameter")  # fmt: skip
+    if body.get("temperature", 1) != 1:
+        return failure(400, f"Unsupported value: 'temperature' does not support {body['temperature']} with this model. "
+                       "Only the default (1) value is supported.", "unsupported_value")  # fmt: skip
+    return None
+
+
 class StubOpenAI:
-    """Speaks /v1/chat/completions. Tokens are words, and a few per message.
+    """Speaks /v1/chat/completions. Tokens are words, and a few per message. Strict about gpt-5 as OpenAI is.
 
     Attributes:
         bills: of every request that was billed; `bodies`, `keys` and `times` of every request, in order.
@@ -102,6 +115,8 @@ class StubOpenAI:
         self.keys.append(request.headers.get("Authorization", "").removeprefix("Bearer "))
         if self.accepted and self.keys[-1] not in self.accepted:
             return failure(401, f"Incorrect API key provided: {self.keys[-1]}.", "invalid_api_key")
+        if refused := _unsupported(body):
+            return refused
         fault = self.faults.popleft() if self.faults else self.chaos(number)
         if isinstance(fault, Before):
             return await fault.act(request)

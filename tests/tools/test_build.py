@@ -28,6 +28,8 @@ from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.tools.build import price_book, tool_problems
 from orchestra_jax.tools.catalogue import ROLES
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
+from orchestra_jax.tools.experts import descriptions
+from orchestra_jax.tools.experts.cards import model_cards
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
@@ -80,7 +82,12 @@ def files(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> list[str
     rows = [{"question": f"How much is {n} times 6, as Norway counts?", "answer": str(6 * n)} for n in range(1, 29)]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     passages.write_text(json.dumps({"title": "Oslo", "text": "Capital of Norway."}) + "\n")
-    return [f"data.path={questions}", f"tools.search.corpus={passages}", f"env.tokenizer={tokenizer}"]
+    short = folder / "descriptions.json"  # the cards' texts would double every prompt
+    descriptions.save(short, {model: {"description": "A model."} for model in model_cards()})
+    return [
+        f"data.path={questions}", f"tools.search.corpus={passages}", f"env.tokenizer={tokenizer}",
+        f"tools.descriptions={short}",
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +276,10 @@ def play(cfg: RunConfig) -> list[Trajectory]:
 
 
 def test_the_released_form_ends_with_the_answer_of_a_model(tmp_path: Path, files: list[str], servers: Outside):
-    cfg = config(tmp_path, *PAPER, *files, *live(servers), "tools=released", "tools.server.max_tokens=64")
+    cfg = config(
+        tmp_path, *PAPER, *files, *live(servers), "tools=released", "tools.server.max_tokens=64",
+        "rollout.limits.max_length=2048",
+    )  # fmt: skip
     for t in play(cfg):
         assert t.valid, t.reason
         assert [spec.name for spec in t.task.tools] == ["search", "enhance_reasoning", "answer"]

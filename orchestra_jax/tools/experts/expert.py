@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 
+from orchestra_jax.tools.experts.cards import api_fields
+
 
 @dataclass(frozen=True)
 class Expert:
@@ -75,6 +77,8 @@ class Expert:
 def read_experts(path: str | Path) -> list[Expert]:
     """Experts of a YAML file: {defaults: {field: value}, experts: {name: {field: value}}} with the fields of `Expert`.
 
+    What the file leaves out is as conf/models.yaml has it for a model of this name.
+
     Raises:
         FileNotFoundError: no such file.
         ValueError: an unknown or missing field, or one that makes no sense.
@@ -88,7 +92,7 @@ def read_experts(path: str | Path) -> list[Expert]:
     experts = []
     for name, fields in config["experts"].items():
         try:
-            given = {"model": name, **(config.get("defaults") or {}), **(fields or {})}
+            given = {"model": name, **api_fields(name), **(config.get("defaults") or {}), **(fields or {})}
             experts.append(Expert(name=name, **given))
         except TypeError as error:  # a field that Expert has not, or lacks
             problem = str(error).partition("__init__() ")[2]

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any, Protocol
 
 from orchestra_jax.tools.python.isolation import START_S, Isolation, Launch, choose
-from orchestra_jax.types import InfrastructureError, ToolResult, ToolSpec, Usage
+from orchestra_jax.types import CODE, InfrastructureError, ToolResult, ToolSpec, Usage
 
 TOOL = ToolSpec(
     name="python",
@@ -18,6 +18,7 @@ TOOL = ToolSpec(
         "required": ["code"],
     },
     local=True,
+    traits=(CODE,),
 )
 _GRACE_S = 30.0  # beyond the time-out, which the worker itself enforces
 

@@ -14,7 +14,7 @@ import numpy as np
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolHandler
 from orchestra_jax.tools.search.words import content_words
-from orchestra_jax.types import ToolResult, ToolSpec, Usage
+from orchestra_jax.types import SEARCH, ToolResult, ToolSpec, Usage
 
 if TYPE_CHECKING:
     import bm25s
@@ -28,6 +28,7 @@ TOOL = ToolSpec(
         "required": ["query"],
     },
     local=True,
+    traits=(SEARCH,),
 )
 NO_RESULTS = "no results"
 _PARAMETERS = "params.index.json"  # of bm25s: marks a folder as a saved index

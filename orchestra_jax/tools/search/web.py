@@ -19,7 +19,7 @@ from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Answered, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.types import ToolResult, ToolSpec, Usage
+from orchestra_jax.types import SEARCH, ToolResult, ToolSpec, Usage
 
 SEARCH_TOOL = ToolSpec(
     name="web_search",
@@ -29,6 +29,7 @@ SEARCH_TOOL = ToolSpec(
         "properties": {"query": {"type": "string", "minLength": 1, "description": "Keywords or a short question."}},
         "required": ["query"],
     },
+    traits=(SEARCH,),
 )
 EXTRACT_TOOL = ToolSpec(
     name="web_extract",

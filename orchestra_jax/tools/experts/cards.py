@@ -1,0 +1,54 @@
+"""What is known of the models that come with us: conf/models.yaml."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from orchestra_jax.types import MADE_BY, OPEN_WEIGHTS
+
+CARDS = Path(__file__).resolve().parents[3] / "conf" / "models.yaml"
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """Facts of one model.
+
+    Attributes:
+        maker: who trained it.
+        open_weights: whether anybody can run it.
+        about: strengths and weaknesses for a menu, without name and price.
+        api: what its endpoint takes, as fields of `expert.Expert`.
+    """
+
+    maker: str
+    open_weights: bool
+    about: str
+    api: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def traits(self) -> tuple[str, ...]:
+        """What a user may prefer it for."""
+        return (MADE_BY + self.maker, OPEN_WEIGHTS) if self.open_weights else (MADE_BY + self.maker,)
+
+    @property
+    def origin(self) -> str:
+        """Maker and weights in words."""
+        return f"Made by {self.maker}, {'open' if self.open_weights else 'closed'} weights."
+
+
+@cache
+def model_cards() -> Mapping[str, ModelCard]:
+    """The cards by the models' names in price lists."""
+    config = OmegaConf.to_container(OmegaConf.load(CARDS))
+    assert isinstance(config, dict)
+    return {str(name): ModelCard(**card) for name, card in config["models"].items()}
+
+
+def api_fields(model: str) -> Mapping[str, Any]:
+    """What a model's endpoint takes, as fields of `expert.Expert`; nothing of one without a card."""
+    card = model_cards().get(model)
+    return card.api if card else {}
