@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from orchestra_jax.config.choices import Aggregation
 from orchestra_jax.models.base import DecoderConfig, Params
@@ -135,6 +135,18 @@ class Learner:
         if not donate:
             placed = jax.tree.map(jnp.copy, placed)
         return cast(TrainState, self._init(placed))
+
+    def abstract_state(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state: what a checkpoint is restored into, without a state beside it."""
+        one = SingleDeviceSharding(jax.local_devices()[0])
+        return cast(
+            TrainState,
+            jax.tree.map(
+                lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                self._abstract_state,
+                jax.tree.map(lambda leaf: one, self._abstract_state) if self.mesh is None else self._shardings()[0],
+            ),
+        )
 
     def place_params(self, params: Params) -> Params:
         """A whole policy (a reference, a LoRA base) on the mesh in its own dtype; no copy where it already is there."""

@@ -4,10 +4,12 @@ import dataclasses
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import jax
+from jax.sharding import Mesh
+from jaxtyping import PRNGKeyArray
 
 from orchestra_jax.config.checks import missing_inputs
 from orchestra_jax.config.choices import EngineName
@@ -17,8 +19,9 @@ from orchestra_jax.envs import registry as environments
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
-from orchestra_jax.models.decoder import init_params
-from orchestra_jax.models.families import preset_config, run_settings
+from orchestra_jax.models.decoder import abstract_params, init_params
+from orchestra_jax.models.families import preset_config, read_config, run_settings
+from orchestra_jax.models.sharding import ShardingRules, param_shardings
 from orchestra_jax.money import run as spending
 from orchestra_jax.rl.losses import LOSSES
 from orchestra_jax.rl.setup import device_mesh
@@ -73,19 +76,40 @@ def load_prices(cfg: RunConfig) -> OrchestratorPrice:
     return OrchestratorPrice(price_book(cfg).base, "orchestrator", cfg.pricing.orchestrator_seconds_per_token)
 
 
-def make_policy(cfg: RunConfig, chat: ChatFormat) -> tuple[DecoderConfig, Params]:
-    """Architecture and starting weights: a checkpoint's, or random ones with a vocabulary of the tokenizer's size.
+def policy_config(cfg: RunConfig, chat: ChatFormat) -> DecoderConfig:
+    """The policy's architecture: a checkpoint's, or a preset with a vocabulary of the tokenizer's size.
+
+    Raises:
+        ConfigError: the checkpoint's config.json cannot be read.
+    """
+    if cfg.model.path is None:
+        return preset_config(cfg.model, vocab_size=len(chat.tokenizer))
+    try:
+        return read_config(cfg.model.path, **run_settings(cfg.model))
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def make_policy(cfg: RunConfig, chat: ChatFormat, mesh: Mesh | None = None) -> tuple[DecoderConfig, Params]:
+    """Architecture and starting weights, a checkpoint's or random ones; on a mesh no device ever holds all of them.
 
     Raises:
         ConfigError: the checkpoint cannot be read.
     """
     if cfg.model.path is None:
-        config = preset_config(cfg.model, vocab_size=len(chat.tokenizer))
-        return config, init_params(config, jax.random.key(cfg.seed))
+        config = policy_config(cfg, chat)
+        return config, _random_params(config, jax.random.key(cfg.seed), mesh)
     try:
-        return checkpoint.load(cfg.model.path, **run_settings(cfg.model))
+        return checkpoint.load(cfg.model.path, mesh, **run_settings(cfg.model))
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error
+
+
+def _random_params(config: DecoderConfig, key: PRNGKeyArray, mesh: Mesh | None) -> Params:
+    if mesh is None:
+        return init_params(config, key)
+    shardings = param_shardings(mesh, ShardingRules(), abstract_params(config), axes=config.axes)
+    return cast(Params, jax.jit(init_params, static_argnums=0, out_shardings=shardings)(config, key))
 
 
 def make_collector(cfg: RunConfig, environment: Environment, chat: ChatFormat) -> Collector:

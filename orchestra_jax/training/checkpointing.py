@@ -78,7 +78,8 @@ class Checkpoints:
         """The newest checkpoint's arrays.
 
         Args:
-            like: a tree of arrays or shape structs with the structure, shapes, dtypes and shardings to restore.
+            like: a tree of arrays or shape structs with the structure, shapes, dtypes and shardings to restore; what
+                has no sharding comes back as numpy arrays.
         """
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         step = self._manager.latest_step()
@@ -126,7 +127,7 @@ class Checkpoints:
 
         Args:
             meta: of `run_meta`.
-            trained, reference: arrays like the saved ones; no reference is restored where it is None.
+            trained, reference: arrays or shape structs like the saved ones; no reference is restored where it is None.
         """
         like: dict[str, Any] = {"state": trained}
         if reference is not None:

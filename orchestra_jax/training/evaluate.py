@@ -11,15 +11,17 @@ from orchestra_jax.engines.start import start_engine
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.evaluation.report import benchmark_rows, figures_table, plain
 from orchestra_jax.evaluation.runner import Evaluator
-from orchestra_jax.models.lora import load_peft, merge
+from orchestra_jax.models.lora import load_peft
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run import Halted, RunBudget
+from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training.build import make_collector, make_policy, preflight
 from orchestra_jax.training.run import POLICY_FOLDER, exit_status
 from orchestra_jax.training.summary import write_summary
+from orchestra_jax.training.weights import engine_params
 
 FOLDER = "evaluation"  # of the run's folder
 
@@ -49,10 +51,13 @@ def _evaluate(cfg: RunConfig) -> dict[str, Any]:
     chat, environment = make_chat(cfg), make_environment(cfg)
     folder = Path(cfg.output_dir) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    model, params = make_policy(cfg, chat)
-    if adapters is not None:
+    mesh = device_mesh(cfg.mesh)
+    model, params = make_policy(cfg, chat, mesh)
+    if adapters is None:
+        params = engine_params(cfg, params, None, None, mesh)
+    else:
         lora, trained = load_peft(adapters, model)
-        params = merge(params, trained, lora)
+        params = engine_params(cfg, trained, params, lora, mesh)
     money = RunBudget(cfg.budget, folder)
     collector = make_collector(cfg, environment, chat)
     with LoopThread() as loop:

@@ -3,8 +3,9 @@
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 
@@ -30,7 +31,7 @@ from orchestra_jax.rl.setup import (
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.source import RolloutSource
-from orchestra_jax.training.build import make_collector, make_policy
+from orchestra_jax.training.build import make_collector, make_policy, policy_config
 from orchestra_jax.training.checkpointing import Checkpoints, RunState
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
@@ -38,7 +39,7 @@ from orchestra_jax.training.loggers.transcripts import write_transcripts
 from orchestra_jax.training.metrics import evaluation_metrics, rollout_metrics, spending_metrics, update_metrics
 from orchestra_jax.training.stopping import CleanInterrupt, halted, interrupted
 from orchestra_jax.training.update import update
-from orchestra_jax.training.weights import engine_params, keeps_reference, starting_reference
+from orchestra_jax.training.weights import abstract_reference, engine_params, keeps_reference, starting_reference
 
 T = TypeVar("T")
 
@@ -62,9 +63,14 @@ class Trainer:
     ) -> None:
         self.cfg, self.money, self._loop = cfg, money, loop
         self.directory, self._began = Path(cfg.output_dir), time.monotonic()
-        self.model, params = make_policy(cfg, chat)
-        self.collector = make_collector(cfg, environment, chat)
         self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg)
+        self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep)
+        meta, params = self.checkpoints.run_meta(cfg), None
+        if meta is None or self.lora is not None:
+            self.model, params = make_policy(cfg, chat, self.mesh)
+        else:
+            self.model = policy_config(cfg, chat)  # the weights are the checkpoint's
+        self.collector = make_collector(cfg, environment, chat)
         self.policy = policy_learner(cfg, self.model, self.mesh)
         # Only a policy with random weights has a warm start to go through, or to resume.
         warms = cfg.warm_start.steps and cfg.model.path is None
@@ -72,10 +78,10 @@ class Trainer:
         self.schedule = learning_rate(cfg.algorithm.optimizer, policy_updates(cfg))
         self.base: Any = None  # what LoRA freezes
         if self.lora is not None:
-            self.base = self.policy.place_params(params)
+            self.base = self.policy.place_params(cast(Params, params))
             params = init_adapters(jax.random.key(cfg.seed), self.model, self.lora)
-        self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep)
-        self.state, position = self._restore_or_init(params)
+        self.state, position = self._restore_or_init(meta, params)
+        del params  # used up
         starting = start_engine(
             cfg,
             self.model,
@@ -182,9 +188,12 @@ class Trainer:
     def begin_policy_phase(self) -> None:
         """Ends the warm start: the policy optimizer, the reference of the KL, and the figures before training."""
         state = self.state
+        if self.warm is not None:
+            # Takes over the parameters, and the warm start's moments go before its own come.
+            state.trained = replace(state.trained, opt_state=None)
+            state.trained = self.policy.init(state.trained.params, donate=True)
         self.sync_engine()
         state.phase, state.step = "policy", 0
-        state.trained = self.policy.init(state.trained.params)  # copies: the engine holds the others
         if keeps_reference(self.cfg):
             state.reference = starting_reference(self.cfg, state.trained.params)
         state.notes["before"] = self.evaluate("before")
@@ -225,16 +234,23 @@ class Trainer:
         if (state.step and self.warm) if state.phase == "warm_start" else "before" in state.notes:
             self.save()
 
-    def _restore_or_init(self, params: Params) -> tuple[RunState, dict[str, Any] | None]:
-        """The newest checkpoint's state and position in the tasks, or a fresh state on `params` and None."""
-        meta = self.checkpoints.run_meta(self.cfg)
+    def _restore_or_init(self, meta: Any, params: Params | None) -> tuple[RunState, dict[str, Any] | None]:
+        """The state and position in the tasks of the newest checkpoint, or a fresh state on `params` and None.
+
+        A checkpoint's arrays go straight to where they belong: nothing of their size is made beside them.
+
+        Args:
+            meta: of the newest checkpoint, or None.
+            params: used up; of the policy or the adapters.
+        """
+        first = self.warm or self.policy
         if meta is None:
-            return RunState((self.warm or self.policy).init(params)), None
+            return RunState(first.init(cast(Params, params), donate=True)), None
         if meta["phase"] == "warm_start":
-            return self.checkpoints.restore_run(meta, (self.warm or self.policy).init(params), None), None
-        trained = self.policy.init(params)
-        reference = starting_reference(self.cfg, trained.params) if keeps_reference(self.cfg) else None
-        return self.checkpoints.restore_run(meta, trained, reference), meta["data"]
+            return self.checkpoints.restore_run(meta, first.abstract_state(), None), None
+        like = self.policy.abstract_state()
+        reference = abstract_reference(self.cfg, like.params) if keeps_reference(self.cfg) else None
+        return self.checkpoints.restore_run(meta, like, reference), meta["data"]
 
     def _engine_params(self) -> Params:
         return engine_params(self.cfg, self.state.trained.params, self.base, self.lora, self.mesh)

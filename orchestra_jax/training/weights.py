@@ -22,8 +22,24 @@ def keeps_reference(cfg: RunConfig) -> bool:
 def starting_reference(cfg: RunConfig, params: Params) -> Any:
     """A frozen copy of the policy for the KL, sharded like it, or in host memory as numpy arrays."""
     dtype = jnp.dtype(cfg.algorithm.reference_dtype)
-    copy = jax.tree.map(lambda leaf: jnp.array(leaf, dtype, copy=True), params)
-    return jax.device_get(copy) if cfg.algorithm.reference_offload else copy
+
+    def frozen(leaf: Any) -> Any:
+        copy = jnp.array(leaf, dtype, copy=True)
+        return jax.device_get(copy) if cfg.algorithm.reference_offload else copy  # one after the other
+
+    return jax.tree.map(frozen, params)
+
+
+def abstract_reference(cfg: RunConfig, params: Any) -> Any:
+    """What `starting_reference` of `params` looks like, for a checkpoint to be restored into; takes no memory.
+
+    Args:
+        params: shapes, dtypes and shardings of the policy.
+    """
+    dtype = jnp.dtype(cfg.algorithm.reference_dtype)
+    if cfg.algorithm.reference_offload:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding), params)
 
 
 def engine_params(cfg: RunConfig, trained: Any, base: Params | None, lora: LoRA | None, mesh: Mesh | None) -> Params:
