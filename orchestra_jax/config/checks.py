@@ -246,8 +246,9 @@ def missing_inputs(config: RunConfig) -> list[str]:
 
 # What may differ between a run and its continuation: how far, where and how much is written.
 _FREE_ON_RESUME = (
-    "steps", "output_dir", "mesh", "evaluation", "checkpoint", "logger", "plan", "rollout.urls", "rollout.slots",
-    "rollout.threads", "rollout.server", "budget", "replay", "tools.server.url", "tools.server.api_key_env",
+    "steps", "output_dir", "compilation_cache", "mesh", "evaluation", "checkpoint", "logger", "plan", "rollout.urls",
+    "rollout.slots", "rollout.threads", "rollout.server", "budget", "replay", "tools.server.url",
+    "tools.server.api_key_env",
     "tools.server.timeout_s", "tools.server.retries", "tools.server.concurrency",
     "tools.server.requests_per_minute", "tools.web.url", "tools.web.timeout_s", "tools.search.embedder_url",
     "tools.sandbox.url", "tools.sandbox.workers",

@@ -256,6 +256,7 @@ class RunConfig(Settings):
     seed: int = at_least(0, 0)  # of everything random in the run
     steps: int = at_least(250, 0)  # training steps
     output_dir: str = "outputs/${name}"  # folder
+    compilation_cache: str | None = "~/.cache/orchestra_jax"  # folder of compiled programs for later starts; null: none
     model: ModelConfig = field(default_factory=ModelConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)

@@ -158,6 +158,10 @@ class Environment(ABC):
             budget: of the trajectory: pays for the calls. What is not the policy's to pay is charged to its parent.
         """
 
+    def largest_menu(self) -> int | None:
+        """Most tools that a task can offer, so that rewards are compiled once; None: the most that was seen so far."""
+        return None
+
     def demonstrations(self) -> Demonstrations | None:
         """What the warm start learns from; None: there is none, and a policy needs weights to start from."""
         return None

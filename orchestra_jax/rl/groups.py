@@ -35,7 +35,7 @@ def group_arrays(trajectories: Sequence[Trajectory], group_size: int, max_tools:
     """Arrays of trajectories that are ordered by group, then member (as `Collector.collect` returns them).
 
     Args:
-        max_tools: K; the largest menu among the trajectories when None.
+        max_tools: least K; else, and where a menu is larger, K is that of the largest menu among the trajectories.
 
     Raises:
         ValueError: the number of trajectories is no multiple of `group_size`.
@@ -43,7 +43,7 @@ def group_arrays(trajectories: Sequence[Trajectory], group_size: int, max_tools:
     if len(trajectories) % group_size:
         raise ValueError(f"{len(trajectories)} trajectories do not divide into groups of {group_size}.")
     groups = [trajectories[i : i + group_size] for i in range(0, len(trajectories), group_size)]
-    tools = max_tools or max(len(t.task.tools) for t in trajectories)
+    tools = max(max_tools or 0, *(len(t.task.tools) for t in trajectories))
     counts = np.zeros((len(groups), group_size, tools), np.float32)
     preference = np.zeros((len(groups), tools + 3), np.float32)
     tool_mask = np.zeros((len(groups), tools + 3), bool)

@@ -161,6 +161,14 @@ class Catalogue:
             if missing := sorted(set(_FUNCTIONS) - offered):
                 raise ValueError(f"The released form has no model for {missing[0]!r}; name one under tools.experts.")
 
+    @property
+    def largest(self) -> int:
+        """Tools of the largest menu."""
+        if self.rule.form == "released":
+            return len(_FUNCTIONS)
+        sizes = self._sizes(len(self.entries))
+        return sizes[1] if sizes else len(self.entries)
+
     def instance(self, seed: int) -> Instance:
         """The instance of a seed, always the same."""
         rng = np.random.default_rng(seed)

@@ -4,6 +4,7 @@ import dataclasses
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -69,6 +70,15 @@ def _unreachable(urls: Sequence[str]) -> list[str]:
                 "the run start its own with rollout.urls=[] rollout.server.python=PATH."
             ]
     return []
+
+
+def keep_compiled(cfg: RunConfig) -> None:
+    """Has every program of this process compiled once for all later starts; JAX_COMPILATION_CACHE_DIR wins."""
+    if cfg.compilation_cache is None or jax.config.values["jax_compilation_cache_dir"] is not None:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(Path(cfg.compilation_cache).expanduser().absolute()))
+    # By default what compiles in less than a second is compiled again.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def load_prices(cfg: RunConfig) -> OrchestratorPrice:

@@ -18,7 +18,7 @@ from orchestra_jax.money.run import Halted, RunBudget
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
-from orchestra_jax.training.build import make_collector, make_policy, preflight
+from orchestra_jax.training.build import keep_compiled, make_collector, make_policy, preflight
 from orchestra_jax.training.run import POLICY_FOLDER, exit_status
 from orchestra_jax.training.summary import write_summary
 from orchestra_jax.training.weights import engine_params
@@ -47,6 +47,7 @@ def evaluate(cfg: RunConfig) -> None:
 
 def _evaluate(cfg: RunConfig) -> dict[str, Any]:
     cfg, adapters = _policy_of(cfg)
+    keep_compiled(cfg)
     preflight(cfg)
     chat, environment = make_chat(cfg), make_environment(cfg)
     folder = Path(cfg.output_dir) / FOLDER

@@ -11,7 +11,7 @@ from orchestra_jax.envs.registry import forecast, make_environment
 from orchestra_jax.money.run import Halted, RunBudget
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
-from orchestra_jax.training.build import preflight
+from orchestra_jax.training.build import keep_compiled, preflight
 from orchestra_jax.training.loggers.base import RunLog, chosen
 from orchestra_jax.training.stopping import Interrupted
 from orchestra_jax.training.summary import report, summary
@@ -52,6 +52,7 @@ def run(cfg: RunConfig) -> None:
 
 
 def _train(cfg: RunConfig) -> None:
+    keep_compiled(cfg)
     preflight(cfg)
     chosen(cfg)
     chat, environment = make_chat(cfg), make_environment(cfg)

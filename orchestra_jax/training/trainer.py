@@ -71,6 +71,7 @@ class Trainer:
         else:
             self.model = policy_config(cfg, chat)  # the weights are the checkpoint's
         self.collector = make_collector(cfg, environment, chat)
+        self._menu = environment.largest_menu()  # K of the rewards' arrays
         self.policy = policy_learner(cfg, self.model, self.mesh)
         # Only a policy with random weights has a warm start to go through, or to resume.
         warms = cfg.warm_start.steps and cfg.model.path is None
@@ -158,7 +159,8 @@ class Trainer:
         trajectories, ages = self.rollouts.take(state.step, state.version, budget)
         rolled = time.monotonic()
         self.wait(self.serving.free_gpus())
-        arrays = group_arrays(trajectories, cfg.algorithm.group_size)
+        arrays = group_arrays(trajectories, cfg.algorithm.group_size, self._menu)
+        self._menu = arrays.tool_counts.shape[-1]
         rewards, advantages, kept = score_groups(cfg, arrays)
         rate = float(self.schedule(int(state.trained.step)))
         state.trained, updates = update(

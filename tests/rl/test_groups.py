@@ -45,3 +45,9 @@ def test_a_wrong_group_size_is_an_error():
     members = [trajectory(task("a", "x", Preference("", "")), turn([1], [2]))] * 3
     with pytest.raises(ValueError, match="3 trajectories do not divide into groups of 2"):
         group_arrays(members, 2)
+
+
+def test_a_menu_larger_than_promised_still_fits():
+    asked = task("a", "x y z", Preference("", ""))
+    arrays = group_arrays([trajectory(asked, turn([1], [2], "z"))], 1, max_tools=2)
+    np.testing.assert_array_equal(arrays.tool_counts, [[[0, 0, 1]]])

@@ -97,6 +97,21 @@ def test_a_seed_is_an_instance_and_other_seeds_are_others():
         assert list(instance.record["tools"]) == [spec.name for spec in instance.tools]
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        MenuRule(),
+        MenuRule(aliases=True),
+        MenuRule(subset=True),
+        MenuRule(subset=True, fewest=1, most=2),
+        MenuRule("released", subset=True),
+    ],
+)
+def test_the_largest_menu_is_known_before_it_is_drawn(rule: MenuRule):
+    offer = catalogue(rule)
+    assert max(len(offer.instance(seed).tools) for seed in range(60)) == offer.largest
+
+
 def test_aliases_tell_nothing():
     for seed in range(30):
         for spec in catalogue(MenuRule(aliases=True)).instance(seed).tools:

@@ -119,6 +119,9 @@ class QAEnvironment(Environment):
         self._held_out += [self._pose(question, self._rng, "eval") for question in more]
         return self._held_out[:count]
 
+    def largest_menu(self) -> int:
+        return self._tools.catalogue.largest
+
     def demonstrations(self) -> Demonstrations:
         return Demonstrations(
             tasks=self._demonstrated,

@@ -11,7 +11,7 @@ from orchestra_jax.envs.quickstart.baselines import BASELINES
 from orchestra_jax.envs.quickstart.facts import CATALOGUE, EXPERTS, SKILLS
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
-from orchestra_jax.envs.quickstart.world import PairedTasks, QuickstartWorld
+from orchestra_jax.envs.quickstart.world import TOOL_NAMES, PairedTasks, QuickstartWorld
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolExecutor, ToolHandler
 from orchestra_jax.tools.experts.simulated import SimulatedExpert
@@ -82,6 +82,9 @@ class QuickstartEnvironment(Environment):
 
     def held_out(self, count: int) -> Sequence[Task]:
         return [self.world.task("eval", index) for index in range(count)]
+
+    def largest_menu(self) -> int:
+        return len(TOOL_NAMES)
 
     def demonstrations(self) -> Demonstrations:
         count = self._cfg.warm_start.demonstrations
