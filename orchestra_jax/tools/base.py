@@ -22,6 +22,11 @@ ToolFunction = Callable[..., Awaitable[ToolResult | str]]
 T = TypeVar("T")
 
 
+def as_result(answer: ToolResult | str) -> ToolResult:
+    """What a handler gave, where a text alone will do."""
+    return ToolResult(answer) if isinstance(answer, str) else answer
+
+
 @dataclass
 class ToolContext:
     """What a run's tools are made from.
@@ -107,7 +112,7 @@ class FunctionTool(Tool):
             answer = ToolResult(str(error) or type(error).__name__, is_error=True)
         except OSError as error:
             raise InfrastructureError(f"{self.spec.name} failed: {error or type(error).__name__}.") from error
-        result = ToolResult(answer) if isinstance(answer, str) else answer
+        result = as_result(answer)
         own = Usage(self.spec.name, seconds=time.perf_counter() - start)
         return replace(result, usage=result.usage or (own,))
 
@@ -230,9 +235,8 @@ class ToolExecutor:
         if problem is not None:
             return ToolResult(problem, is_error=True)
         start = time.perf_counter()
-        answer = await self._handlers[call.name](call.arguments, self._budget)
+        result = as_result(await self._handlers[call.name](call.arguments, self._budget))
         elapsed = time.perf_counter() - start
-        result = ToolResult(answer) if isinstance(answer, str) else answer
         return replace(result, usage=charge(spec, result.usage, elapsed, self._tariff))
 
 

@@ -1,21 +1,20 @@
 """The entries of a catalogue: experts by role, plain tools, and what stands around every handler of a run."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from orchestra_jax.config.choices import Role
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
-from orchestra_jax.tools.base import Tool, ToolHandler
-from orchestra_jax.tools.catalogue import ROLES, Entry
-from orchestra_jax.tools.experts import roles as expert_roles
+from orchestra_jax.tools.base import Tool, ToolHandler, as_result
+from orchestra_jax.tools.catalogue import Entry
 from orchestra_jax.tools.experts.client import ExpertClient
-from orchestra_jax.types import ToolResult, ToolSpec
+from orchestra_jax.tools.experts.roles import ROLES, expert_tool
+from orchestra_jax.types import ToolResult
 
 OUT_OF_BUDGET = "This task's budget does not allow the call, so it was not made. Go on with what is known."
-_NO_NAME = re.compile(r"[^\w-]", re.ASCII)
 
 
 def expert_entries(
@@ -30,7 +29,7 @@ def expert_entries(
     """An entry for every model in every role that it plays.
 
     Args:
-        roles: models by role, see `catalogue.ROLES`.
+        roles: models by role of ROLES.
         clients: by model.
         search: the search that query writers use, with its name in price lists.
         run: what runs the code of code writers, likewise.
@@ -41,27 +40,23 @@ def expert_entries(
         ValueError: an unknown role.
     """
     entries = []
+    follow = {Role.query_writer: search, Role.code_writer: run}
     for role, models in roles.items():
         if role not in ROLES:
             raise ValueError(f"Experts have the roles {', '.join(ROLES)}, not {role!r}.")
+        behind = follow.get(Role(role))
         for model in models:
-            client, name = clients[model], _NO_NAME.sub("-", f"{role}-{model}")
-            billed = [model]
-            match role:
-                case "query_writer":
-                    spec, handler = expert_roles.query_writer(client, search and within_budget(search[1]), name=name)
-                    billed += [search[0]] if search else []
-                case "code_writer":
-                    spec, handler = expert_roles.code_writer(client, run[1] if run else None, name=name)
-                    billed += [run[0]] if run else []
-                case "math":
-                    spec, handler = expert_roles.maths_model(client, name=name)
-                case _:
-                    spec, handler = expert_roles.generalist(client, name=name)
             about = (descriptions or {}).get(model)
-            described = f"{spec.description} {about}" if about else spec.description
-            spec = ToolSpec(spec.name, described, spec.parameters, local=model in local)
-            entries.append(Entry(spec, within_budget(handler), role, model, tuple(billed)))
+            spec, handler = expert_tool(
+                role,
+                clients[model],
+                within_budget(behind[1]) if behind else None,
+                name=f"{role}-{model}",
+                description=f"{ROLES[role].description} {about}" if about else None,
+                local=model in local,
+            )
+            billed = (model, behind[0]) if behind else (model,)
+            entries.append(Entry(spec, within_budget(handler), role=role, model=model, billed=billed))
     return entries
 
 
@@ -102,8 +97,7 @@ def recorded(kind: str, handler: ToolHandler, replay: Replay, settings: Mapping[
 
     async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         async def run() -> Recorded:
-            answer = await handler(arguments, budget)
-            result = ToolResult(answer) if isinstance(answer, str) else answer
+            result = as_result(await handler(arguments, budget))
             value = result.text if result.final is None else {"text": result.text, "final": result.final}
             return Recorded(value, result.usage, result.is_error)
 

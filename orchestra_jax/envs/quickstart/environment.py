@@ -1,8 +1,9 @@
 """The quickstart environment: a generated world with a real sandbox, real searches and simulated experts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
+from orchestra_jax.config.choices import SandboxIsolation
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.data.pipeline import Flattened, TaskIterator, task_iterator
 from orchestra_jax.envs.base import Demonstrations, Environment, Message, OwnChat, Script, ToolEpisode
@@ -15,7 +16,7 @@ from orchestra_jax.envs.quickstart.world import PairedTasks, QuickstartWorld
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolExecutor, ToolHandler
 from orchestra_jax.tools.experts.simulated import SimulatedExpert
-from orchestra_jax.tools.python.isolation import Isolation, IsolationError, available
+from orchestra_jax.tools.python.isolation import IsolationError, available
 from orchestra_jax.tools.python.sandbox import PythonSandbox
 from orchestra_jax.tools.search.local import LocalIndex, Passage
 from orchestra_jax.types import Task, ToolResult
@@ -129,10 +130,10 @@ class QuickstartEnvironment(Environment):
 
 def _sandbox(cfg: RunConfig) -> PythonSandbox:
     tools = cfg.tools
-    isolation = cast(Isolation, str(tools.sandbox.isolation))
-    if isolation == "auto" and cfg.model.tokenizer == "environment" and not available():
+    isolation = tools.sandbox.isolation
+    if isolation is SandboxIsolation.auto and cfg.model.tokenizer == "environment" and not available():
         # Its words cannot spell an import, a file or an underscore: this policy writes arithmetic and nothing else.
-        isolation = "none"
+        isolation = SandboxIsolation.none
     try:
         return PythonSandbox(tools.sandbox.workers, tools.sandbox.timeout_s, isolation=isolation)
     except IsolationError as error:

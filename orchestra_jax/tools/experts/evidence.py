@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any
 
+from orchestra_jax.config.choices import Role
 from orchestra_jax.tools.experts.context import CUT
 from orchestra_jax.tools.experts.descriptions import Example
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.tools.experts.roles import GENERALIST_SYSTEM
+from orchestra_jax.tools.experts.roles import ROLES, messages
 
 SHOWN_CHARS = 2000  # of a question or a reply
 _SHOWN = 10  # right and wrong replies each that the writer reads
@@ -52,7 +53,7 @@ class Answer:
 
 def question(example: Example) -> list[dict[str, str]]:
     # What an expert that is a tool is asked with, so that the evidence holds for the tool.
-    return _messages(GENERALIST_SYSTEM, f"Question: {example.question}")
+    return messages(ROLES[Role.generalist].system, f"Question: {example.question}")
 
 
 def request(examples: Sequence[Example], answers: Sequence[Answer], problem: str = "") -> list[dict[str, str]]:
@@ -73,7 +74,7 @@ def request(examples: Sequence[Example], answers: Sequence[Answer], problem: str
     parts.append("\nDescribe the model.")
     if problem:
         parts.append(f"An earlier description was refused: {problem} Write one without that.")
-    return _messages(WRITER_SYSTEM, "\n".join(parts))
+    return messages(WRITER_SYSTEM, "\n".join(parts))
 
 
 def entry(
@@ -118,7 +119,3 @@ def _share(answers: Sequence[Answer]) -> str:
 def _short(text: str) -> str:
     half = SHOWN_CHARS // 2
     return text if len(text) <= SHOWN_CHARS else text[:half] + CUT + text[-half:]
-
-
-def _messages(system: str, user: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]

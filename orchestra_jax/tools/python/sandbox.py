@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from typing import Any, Protocol
 
-from orchestra_jax.tools.python.isolation import START_S, Isolation, Launch, choose
+from orchestra_jax.tools.python.isolation import START_S, Launch, choose
 from orchestra_jax.types import InfrastructureError, ToolResult, ToolSpec, Usage
 
 TOOL = ToolSpec(
@@ -81,7 +81,7 @@ class PythonSandbox:
         *,
         disk_mb: int = 64,
         processes: int = 32,
-        isolation: Isolation = "auto",
+        isolation: str = "auto",
     ) -> None:
         if workers < 1 or timeout_s <= 0 or memory_mb < 64 or max_output < 100 or file_mb < 1:
             raise ValueError(

@@ -12,7 +12,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.http_json import JsonClient, require_aiohttp
-from orchestra_jax.tools.python.isolation import Isolation
 from orchestra_jax.tools.python.sandbox import TOOL, PythonSandbox
 from orchestra_jax.types import InfrastructureError, ToolResult, Usage
 
@@ -109,8 +108,7 @@ def main() -> None:
     if options.host not in ("127.0.0.1", "::1", "localhost") and not os.environ.get(KEY_VARIABLE):
         parser.error(f"everyone who reaches {options.host} could run code here: set {KEY_VARIABLE} to a secret")
     web = require_aiohttp("web")
-    isolation: Isolation = options.isolation
-    sandbox = PythonSandbox(options.workers, options.timeout, options.memory, isolation=isolation)
+    sandbox = PythonSandbox(options.workers, options.timeout, options.memory, isolation=options.isolation)
     web.run_app(application(sandbox), host=options.host, port=options.port)
 
 

@@ -4,10 +4,11 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class LocalIndex:
         passages: the collection, in the order it was given.
     """
 
-    def __init__(self, passages: Sequence[Passage], scorer: "bm25s.BM25") -> None:
+    def __init__(self, passages: Iterable[Passage], scorer: "bm25s.BM25") -> None:
         self.passages = tuple(passages)
         self._scorer = scorer
 
@@ -112,14 +113,12 @@ class LocalIndex:
         with (partial / "passages.jsonl").open("w", encoding="utf-8") as file:
             for passage in self.passages:
                 file.write(json.dumps({"title": passage.title, "text": passage.text}) + "\n")
+        old = path.with_name(f"{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
         if path.is_dir():
-            old = path.with_name(f"{path.name}.old")
-            shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
-            partial.rename(path)
-            shutil.rmtree(old)
-        else:
-            partial.rename(path)
+        partial.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
 
     @classmethod
     def load(cls, directory: str | Path) -> "LocalIndex":
@@ -131,18 +130,30 @@ class LocalIndex:
         path = Path(directory)
         if not (path / _PARAMETERS).is_file():
             raise FileNotFoundError(f"No local index in {str(path)!r}; write one with LocalIndex.save.")
-        return cls(tuple(read_passages(path / "passages.jsonl")), _bm25().load(str(path), show_progress=False))
+        return cls(read_passages(path / "passages.jsonl"), _bm25().load(str(path), show_progress=False))
 
 
-class Searchable(Protocol):
-    """What an environment needs of an index: `LocalIndex`, `DenseIndex` and `RemoteIndex` all have it."""
+class BatchIndex(ABC):
+    """An index that is awaited, because it leaves this process or computes for long; else like `LocalIndex`."""
 
-    def answer(self, query: str, k: int = ..., max_chars: int = ...) -> str | Awaitable[str]:
-        """The observation of a search; awaitable where it leaves this process or computes for long."""
-        ...
+    @abstractmethod
+    async def search_batch(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
+        """`search` for several queries at once, which takes less time than one by one."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Closes connections."""
+
+    async def search(self, query: str, k: int = 3) -> list[Hit]:
+        """The at most `k` best passages, best first; raises as `search_batch` does."""
+        return (await self.search_batch([query], k))[0]
+
+    async def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
+        """The observation of a search, as `LocalIndex.answer` gives it."""
+        return render(await self.search(query, k), max_chars)
 
 
-def search_handler(index: Searchable, k: int = 3) -> ToolHandler:
+def search_handler(index: LocalIndex | BatchIndex, k: int = 3) -> ToolHandler:
     """The handler of `TOOL` on any index; its ledger row carries the seconds that the search took."""
 
     async def search(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:

@@ -253,7 +253,7 @@ def test_without_isolation_it_says_so_and_still_works():
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces", "none"])
-def test_numerical_libraries_work_within_the_limits(isolation: sandbox_isolation.Isolation):
+def test_numerical_libraries_work_within_the_limits(isolation: str):
     """OpenBLAS must not start a thread for every core: they count as processes, and reserve memory."""
     if isolation != "none" and (problem := sandbox_isolation.why_not(isolation)):
         pytest.skip(problem)
