@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 from urllib.parse import urlsplit
 
 from orchestra_jax.config.schema import RunConfig
@@ -29,13 +29,7 @@ def as_result(answer: ToolResult | str) -> ToolResult:
 
 @dataclass
 class ToolContext:
-    """What a run's tools are made from.
-
-    Attributes:
-        cfg: of the run.
-        prices: what is really paid.
-        replay: the record of calls.
-    """
+    """What a run's tools are made from: its settings, what is really paid, and the record of calls."""
 
     cfg: RunConfig
     prices: PriceList
@@ -51,15 +45,11 @@ class ToolContext:
         """What `make` makes of this context: once, for all tools that ask for it."""
         if make not in self._shared:
             self._shared[make] = make(self)
-        found: T = self._shared[make]
-        return found
+        return cast(T, self._shared[make])
 
 
 class Tool:
     """A plain tool of a run. Subclass it for a tool that opens something; else decorate a function with `tool`.
-
-    Args:
-        context: of the run.
 
     Attributes:
         spec: what the policy sees. `price_usd` is the tool's own price per call, where the price list has no entry of
@@ -156,14 +146,8 @@ def tool(
         if not inspect.iscoroutinefunction(function):
             raise TypeError(f"The tool {function.__name__!r} must be an async function: write `async def`.")
         description, parameters, budget = schema.signature(function, filled=Budget)
-        spec = ToolSpec(
-            name=name or function.__name__,
-            description=description,
-            parameters=parameters,
-            price_usd=price_usd,
-            latency_s=latency_s,
-            local=local,
-        )
+        figures: dict[str, Any] = {"price_usd": price_usd, "latency_s": latency_s, "local": local}
+        spec = ToolSpec(name=name or function.__name__, description=description, parameters=parameters, **figures)
         schema.check_spec(spec)
         return FunctionTool(function, spec, budget)
 
@@ -203,7 +187,6 @@ class ToolExecutor:
         tools: the menu of this instance.
         handlers: by tool name; may hold more than the menu.
         budget: of the trajectory: pays for the calls.
-        tariff: price lists of the instance.
 
     Raises:
         ValueError: a tool of the menu has no handler, or two tools share a name.
@@ -241,13 +224,9 @@ class ToolExecutor:
 
 
 def charge(spec: ToolSpec, rows: tuple[Usage, ...], elapsed: float, tariff: Tariff | None = None) -> tuple[Usage, ...]:
-    """Ledger rows of one executed call under the rule in `ToolExecutor`.
+    """Ledger rows of one executed call under the rule in `ToolExecutor`, from the rows that the tool itself reported.
 
-    Args:
-        spec: the called tool with the menu's price and latency.
-        rows: what the tool itself reported.
-        elapsed: measured wall-clock seconds, used where neither menu nor tool gives seconds.
-        tariff: price lists of the instance.
+    The measured seconds `elapsed` are used where neither menu nor tool gives seconds.
     """
     if spec.price_usd is None and rows:
         return rows if tariff is None else tuple(tariff.charge(row) for row in rows)

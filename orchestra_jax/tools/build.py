@@ -28,7 +28,6 @@ from orchestra_jax.types import InfrastructureError, ToolResult
 
 PRICES = Path(__file__).resolve().parents[2] / "conf" / "pricing"
 _NOWHERE = "http://replayed.invalid/v1"  # of experts that are only replayed
-Close = Callable[[], Awaitable[object]]
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,7 @@ def price_book(cfg: RunConfig) -> PriceBook:
 def make_tools(cfg: RunConfig, answers: Sequence[str] = ()) -> RunTools:
     """Opens what the tools need. With replay.mode=replay that is the record alone.
 
-    Args:
-        cfg: of the run.
-        answers: to some questions of the run: what simulated experts say where they are wrong and know nothing nearer.
+    `answers` to some questions of the run are what simulated experts say where they are wrong and know nothing nearer.
 
     Raises:
         ConfigError: one sentence for what cannot be used.
@@ -90,7 +87,7 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
     tools, book = cfg.tools, price_book(cfg)
     replay = Replay(cfg.replay.path, cfg.replay.mode)
     clients = expert_clients(_experts(cfg), book.base, replay=replay)
-    closes: list[Close] = [client.close for client in clients.values()]
+    closes: list[Callable[[], Awaitable[object]]] = [client.close for client in clients.values()]
     context = ToolContext(cfg, book.base, replay)
     entries = []
     for name in tools.names:
@@ -150,8 +147,7 @@ def tool_problems(cfg: RunConfig) -> list[str]:
         found.append("Simulated experts have no part in the released form: take tools.menu.form=separate.")
     wanted = [*sorted(_models(tools)), *filter(None, map(_price_name, plain))]
     for prices in (book.base, *book.lists):
-        lacking = [name for name in wanted if name not in prices.entries]
-        if lacking:
+        if lacking := [name for name in wanted if name not in prices.entries]:
             found.append(
                 f"Price list {prices.id!r} has no price for {', '.join(lacking)}: take another pricing.name or "
                 "pricing.randomise.lists, or leave the tools out."
@@ -184,8 +180,7 @@ def _models(tools: ToolsConfig) -> set[str]:
 def _experts(cfg: RunConfig) -> list[Expert]:
     """Every model that plays a role or judges: as tools.experts_file says, else at tools.server."""
     tools = cfg.tools
-    listed = read_experts(tools.experts_file) if tools.experts_file else []
-    known = {expert.name: expert for expert in listed}
+    known = {expert.name: expert for expert in (read_experts(tools.experts_file) if tools.experts_file else ())}
     url = tools.server.url or (_NOWHERE if cfg.replay.mode == "replay" else None)
     options = {key: value for key, value in asdict(tools.server).items() if key != "url"}
     experts = []
@@ -198,14 +193,7 @@ def _experts(cfg: RunConfig) -> list[Expert]:
                 f"There is no server for {name!r}: set tools.server.url=http://HOST:PORT/v1, or name it in "
                 "tools.experts_file."
             )
-        experts.append(
-            Expert(
-                name=name,
-                model=name,
-                base_url=url,
-                **options,
-            )
-        )
+        experts.append(Expert(name=name, model=name, base_url=url, **options))
     return experts
 
 

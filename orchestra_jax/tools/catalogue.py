@@ -169,12 +169,9 @@ class Catalogue:
         return Instance(tools, {"seed": seed, "prices": asdict(draw), "tools": names})
 
     def executor(self, record: Mapping[str, Any], task: Task, budget: Budget) -> ToolExecutor:
-        """Executes the calls of an episode; made for each of them, as the released form keeps notes.
+        """Executes the calls of an episode of `task`, which has the tools of the instance of `record`.
 
-        Args:
-            record: of the instance.
-            task: of the episode, with the tools of the instance; the released form's models are asked its question.
-            budget: of the trajectory.
+        One is made for each episode, as the released form keeps notes.
         """
         tariff = Tariff(self.book.prices(PriceDraw(**record["prices"])), self.book.base)
         entries = {name: self.entries[key].within(task) for name, key in record["tools"].items()}

@@ -90,9 +90,7 @@ def within_budget(handler: ToolHandler) -> ToolHandler:
 def recorded(kind: str, handler: ToolHandler, replay: Replay, settings: Mapping[str, Any]) -> ToolHandler:
     """A tool of this machine with a place in the record: replayed, its seconds and so its cost are the recorded ones.
 
-    Args:
-        kind: of the calls, for the record.
-        settings: what the answer depends on beside the arguments.
+    `settings` are what the answer depends on beside the arguments.
     """
 
     async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:

@@ -27,7 +27,7 @@ class Python(Tool):
     def __init__(self, context: ToolContext) -> None:
         cfg = context.cfg.tools.sandbox
         self.settings = {"timeout_s": cfg.timeout_s}
-        self._executor: sandbox.Executor | None = None
+        self._executor: sandbox.PythonSandbox | RemoteSandbox | None = None
         if context.live and cfg.url:
             self._executor = RemoteSandbox(cfg.url, cfg.timeout_s + 50.0)
         elif context.live:

@@ -1,11 +1,17 @@
-"""One SGLang server: what is known of it, and the release of its GPU memory."""
+"""One SGLang server: what is known of it, the release of its GPU memory, and whether it fits the policy."""
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from orchestra_jax.engines.sglang.protocol import CONTEXT_SPARE
 from orchestra_jax.http_json import JsonClient, ServerError
+from orchestra_jax.models.base import DecoderConfig
 
+_INFO_S = 30.0
+_SHAPE = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_layers"}
 _MEMORY_S = 120.0  # for a server to give its memory back or to take it again
 # Memory by SGLang's tags, in the order in which a server takes it again: room for the weights before their update; the
 # cache, the largest part, after it, when nothing of the update lies beside it any more.
@@ -38,7 +44,7 @@ class SGLangClient(JsonClient):
         self.looked = asyncio.Event()
         self.watch: asyncio.Task[None] | None = None
 
-    async def post(self, path: str, body: Mapping[str, Any] | bytes, *, timeout_s: float | None = None) -> Any:
+    async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float | None = None) -> Any:
         if path == "/pause_generation":
             # From here on its weights may be mixed, until the update says that they are not.
             self.settled.clear()
@@ -79,3 +85,35 @@ class SGLangClient(JsonClient):
                 f"{self.url} did not take its GPU memory back after the update ({error}); look at its log, and give it "
                 "less by --mem-fraction-static in rollout.server.flags if the memory did not suffice."
             ) from error
+
+    async def check(self, config: DecoderConfig, max_length: int) -> None:
+        """Compares what the server says of itself with the policy's config and the longest sequence.
+
+        Raises:
+            ValueError: one sentence about what does not fit.
+            ServerError: it does not answer.
+        """
+        info = await self.get("/model_info", timeout_s=_INFO_S)
+        details = await self.get("/server_info", timeout_s=_INFO_S)
+        if info.get("architectures") not in (None, [config.architecture]):
+            raise ValueError(
+                f"{self.url} serves {info['architectures']}, but the policy is a {config.architecture}; start it "
+                "with the policy's model."
+            )
+        # SGLang tells neither sizes nor vocabulary; its model's folder does, where we can read it.
+        file = Path(str(info.get("model_path"))) / "config.json"
+        if file.is_file():
+            found = json.loads(file.read_text())
+            for key, ours in _SHAPE.items():
+                if found.get(key) != getattr(config, ours):
+                    raise ValueError(
+                        f"{self.url} serves a model with {key}={found.get(key)} ({file.parent}), but the policy has "
+                        f"{getattr(config, ours)}; start it with the policy's model."
+                    )
+        room = details.get("max_req_input_len")
+        if isinstance(room, int) and room < max_length:
+            raise ValueError(
+                f"{self.url} takes sequences of {room} tokens, but rollout.limits.max_length is {max_length}; start it "
+                f"with --context-length {max_length + CONTEXT_SPARE} or more and enough memory, or lower "
+                "rollout.limits.max_length."
+            )

@@ -240,17 +240,11 @@ class UserSimulator:
         Args:
             conversation: {"role": "user" | "assistant", "content"} so far; may be empty, then the user opens.
                 Messages of other roles (the agent's own system message, tools) are not the user's to see.
-            sample: another number is another sample in the record.
-
-        Raises:
-            InfrastructureError, BudgetExceeded: see `ExpertClient.chat`.
+            budget, sample, and what is raised: see `ExpertClient.chat`.
         """
         swapped = {"assistant": "user", "user": "assistant"}
-        seen = [
-            {"role": swapped[message["role"]], "content": message["content"]}
-            for message in conversation
-            if message["role"] in swapped
-        ]
+        told = [message for message in conversation if message["role"] in swapped]
+        seen = [{"role": swapped[message["role"]], "content": message["content"]} for message in told]
         if not seen or seen[0]["role"] != "user":  # templates want the user's side first
             seen.insert(0, {"role": "user", "content": "Hello, how can I help you?"})
         system = {"role": "system", "content": self._system}

@@ -23,14 +23,11 @@ _MAX_REQUEST_BYTES = 8 << 20
 
 
 class RemoteSandbox:
-    """An `Executor` that sends each snippet to a sandbox server.
+    """Sends each snippet to a sandbox server, in place of `PythonSandbox`.
 
     Args:
         url: of the server, like http://10.0.0.5:8765.
         timeout_s: seconds until an answer, the wait for one of the server's workers included.
-
-    Raises:
-        ImportError: aiohttp is not installed.
     """
 
     def __init__(self, url: str, timeout_s: float = 60.0) -> None:

@@ -76,11 +76,7 @@ class EndpointEmbedder:
         self._client = JsonClient(url, headers=headers, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s)
 
     async def embed(self, texts: Sequence[str], kind: Literal["passage", "query"] = "passage") -> Vectors:
-        """One float32 row of length 1 per text.
-
-        Raises:
-            InfrastructureError: the server failed.
-        """
+        """One float32 row of length 1 per text; raises InfrastructureError: the server failed."""
         # A server refuses an empty text.
         prompts = [(self._prefix if kind == "query" else "") + (text[: self._max_chars] or " ") for text in texts]
         limit = asyncio.Semaphore(self._concurrency)

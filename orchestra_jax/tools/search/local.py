@@ -63,11 +63,7 @@ class LocalIndex:
 
     @classmethod
     def build(cls, passages: Iterable[Passage]) -> "LocalIndex":
-        """Indexes titles and texts; about 0.1 ms per passage.
-
-        Raises:
-            ValueError: there is no word to index.
-        """
+        """Indexes titles and texts; about 0.1 ms per passage; raises ValueError: there is no word to index."""
         collection = tuple(passages)
         words = [content_words(f"{passage.title} {passage.text}") for passage in collection]
         if not any(words):
@@ -122,11 +118,7 @@ class LocalIndex:
 
     @classmethod
     def load(cls, directory: str | Path) -> "LocalIndex":
-        """Reads what `save` wrote.
-
-        Raises:
-            FileNotFoundError: there is no saved index.
-        """
+        """Reads what `save` wrote; raises FileNotFoundError: there is no saved index."""
         path = Path(directory)
         if not (path / _PARAMETERS).is_file():
             raise FileNotFoundError(f"No local index in {str(path)!r}; write one with LocalIndex.save.")

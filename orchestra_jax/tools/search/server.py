@@ -62,11 +62,7 @@ class RetrievalServer:
         self._runner: Any = None
 
     async def start(self) -> None:
-        """Begins to listen.
-
-        Raises:
-            OSError: the address is taken.
-        """
+        """Begins to listen; raises OSError: the address is taken."""
         web = require_aiohttp("web")
         app = web.Application(client_max_size=_MAX_BODY)
         app.router.add_post("/retrieve", self._retrieve)

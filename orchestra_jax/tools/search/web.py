@@ -17,7 +17,7 @@ from orchestra_jax import __version__
 from orchestra_jax.http_json import JsonClient, ServerError, require_aiohttp, retry_after
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
-from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Answered, Lost, Outcome, PaidCalls, Refused, read_key
+from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.search.local import NO_RESULTS
@@ -146,7 +146,7 @@ class WebSearch(ABC):
         row = self._prices.charge(Usage(name, seconds=time.perf_counter() - start))
         said = client.shown(_reason(response.content)).rstrip(".")
         if response.status == 400:  # the arguments are the policy's, and so is the error
-            return Answered({"error": said}, replace(row, cost_usd=0.0), is_error=True)
+            return Recorded({"error": said}, (replace(row, cost_usd=0.0),), is_error=True)
         if response.status != 200:
             return self._refused(response.status, said, response.headers)
         try:
@@ -156,7 +156,7 @@ class WebSearch(ABC):
             value = read(answer)
         except (ValueError, LookupError, TypeError, AttributeError):
             return Lost(f"The answer of {self.provider} cannot be read.")
-        return Answered(value, row if value is not None else replace(row, cost_usd=0.0))
+        return Recorded(value, (row if value is not None else replace(row, cost_usd=0.0),))
 
     def _refused(self, status: int, said: str, headers: Mapping[str, str]) -> Refused:
         retry = status in _RETRIED or status >= 500
@@ -169,7 +169,7 @@ class WebSearch(ABC):
         code, said = str(error["code"]), str(error.get("info", "")).rstrip(".")
         if code in _WIKI_RETRIED:
             return Refused(f"{self.provider} answered with {code}: {said}.", True, retry_after(headers))
-        return Answered({"error": said}, replace(row, cost_usd=0.0), is_error=True)
+        return Recorded({"error": said}, (replace(row, cost_usd=0.0),), is_error=True)
 
     def _results(self, found: Recorded) -> ToolResult:
         """The observation of a search: numbered results, each with title, address and text."""

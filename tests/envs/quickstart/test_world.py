@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.quickstart.baselines import BASELINES
@@ -43,7 +44,7 @@ from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits
+from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.tools.search.local import NO_RESULTS
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
