@@ -214,7 +214,7 @@ async def test_closing_a_session_cancels_its_generation(make):
 
 async def test_the_engine_sleeps_while_a_request_waits_for_a_slot(make, monkeypatch):
     engine = make(lockstep=False)
-    held = [engine.open_session() for _ in range(engine.slots)]
+    held = [engine.open_session() for _ in range(SETTINGS.slots)]
     async with asyncio.timeout(SECONDS):
         await asyncio.gather(*(engine.generate((1, 2), SamplingParams(1), session=session) for session in held))
         steps, step = [], engine._step
