@@ -21,13 +21,10 @@ async def run(options: argparse.Namespace) -> bool:
     """Tells what it will cost and does it; whether every expert got its description."""
     experts = read_experts(options.experts)
     job = describing.DescriptionJob(
-        experts=experts,
-        subjects=options.only or [expert.name for expert in experts],
-        writers=options.writer,
-        examples=sample(load_tasks(options.tasks), options.count, options.seed),
-        prices=PriceList.load(options.prices),
+        experts=experts, subjects=options.only or [expert.name for expert in experts], writers=options.writer,
+        examples=sample(load_tasks(options.tasks), options.count, options.seed), prices=PriceList.load(options.prices),
         calls=options.file.with_suffix(".calls.db"),
-    )
+    )  # fmt: skip
     for row in await describing.forecast(job):
         print(f"{row.name:24} {row.calls:6.0f} calls  ${row.usd:9.4f} expected  ${row.worst_usd:9.4f} at most")
     if options.dry_run:
