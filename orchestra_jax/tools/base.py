@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar, cast, overload
 from urllib.parse import urlsplit
 
+from orchestra_jax.config.registry import Registry
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
@@ -256,3 +257,20 @@ def unreachable(name: str, url: str | None) -> list[str]:
     except OSError as error:
         return [f"No server answers at {url} for {name} ({error}): start it, or correct its address in tools.*."]
     return []
+
+
+# A name stands for a tool, such as a decorated function, or for what makes one, such as a subclass of `Tool`.
+MakeTool = Callable[[ToolContext], Tool]
+
+TOOLS: Registry[Tool | MakeTool] = Registry(
+    "tool",
+    "tools.names",
+    group="orchestra_jax.tools",
+    builtin={
+        "python": "orchestra_jax.tools.plain:Python",
+        "local_search": "orchestra_jax.tools.plain:LocalSearch",
+        "web_search": "orchestra_jax.tools.plain:WebSearch",
+        "web_extract": "orchestra_jax.tools.plain:WebExtract",
+        "answer": "orchestra_jax.tools.plain:Answer",
+    },
+)

@@ -13,7 +13,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.tools.base import Tool, ToolContext, unreachable
+from orchestra_jax.tools.base import TOOLS, MakeTool, Tool, ToolContext, unreachable
 from orchestra_jax.tools.catalogue import Catalogue, Entry, PriceBook
 from orchestra_jax.tools.entries import expert_entries, plain_entry
 from orchestra_jax.tools.experts import descriptions
@@ -22,7 +22,6 @@ from orchestra_jax.tools.experts.expert import Expert, read_experts
 from orchestra_jax.tools.experts.roles import Judge
 from orchestra_jax.tools.experts.simulated import SimulatedTool, experts_from_config
 from orchestra_jax.tools.python.isolation import IsolationError
-from orchestra_jax.tools.registry import TOOLS, MakeTool
 from orchestra_jax.tools.schema import check_spec
 from orchestra_jax.types import InfrastructureError, ToolResult
 

@@ -1,7 +1,9 @@
 """BM25 search over passages on this machine (library bm25s, numpy only)."""
 
+import functools
 import json
 import logging
+import re
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -14,7 +16,6 @@ import numpy as np
 
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolHandler
-from orchestra_jax.tools.search.words import content_words
 from orchestra_jax.types import ToolResult, ToolSpec, Usage
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ TOOL = ToolSpec(
     local=True,
 )
 NO_RESULTS = "no results"
+_WORDS = re.compile(r"\w+")
 _PARAMETERS = "params.index.json"  # of bm25s: marks a folder as a saved index
 
 
@@ -65,7 +67,7 @@ class LocalIndex:
     def build(cls, passages: Iterable[Passage]) -> "LocalIndex":
         """Indexes titles and texts; about 0.1 ms per passage; raises ValueError: there is no word to index."""
         collection = tuple(passages)
-        words = [content_words(f"{passage.title} {passage.text}") for passage in collection]
+        words = [_content_words(f"{passage.title} {passage.text}") for passage in collection]
         if not any(words):
             raise ValueError("A local index needs at least one passage with a word in it.")
         scorer = _bm25()(method="lucene")
@@ -80,7 +82,7 @@ class LocalIndex:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}.")
-        words = content_words(query)
+        words = _content_words(query)
         if not words:
             return []
         # retrieve() takes four times as long for one query: it is made for batches.
@@ -190,8 +192,22 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
             raise ValueError(f"{source.name!r} is not valid JSON: {error}.") from None
 
 
+def _content_words(text: str) -> list[str]:
+    """The words of `text` in lower case, in their order, without the English stop words of bm25s."""
+    stopwords = _stopwords()
+    return [word for word in _WORDS.findall(text.lower()) if word not in stopwords]
+
+
+@functools.cache
+def _stopwords() -> frozenset[str]:
+    # Importing bm25s starts JAX, which has to wait until a run has said which devices it wants: below too.
+    from bm25s.stopwords import STOPWORDS_EN
+
+    return frozenset(STOPWORDS_EN)
+
+
 def _bm25() -> "type[bm25s.BM25]":
-    """The class that scores. Importing bm25s starts JAX, which waits until a run has said which devices it wants."""
+    """The class that scores."""
     import bm25s
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG and reports every index
