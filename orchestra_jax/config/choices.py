@@ -2,8 +2,7 @@
 
 from enum import StrEnum
 
-from orchestra_jax.config.errors import ConfigError
-from orchestra_jax.config.ranges import unknown_choice
+from orchestra_jax.config.ranges import ConfigError, unknown_choice
 
 
 class Choice(StrEnum):

@@ -8,7 +8,7 @@ in `config.checks.problems`.
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig, LossConfig, OptimizerConfig
+from orchestra_jax.config.algorithm import AlgorithmConfig, OptimizerConfig
 from orchestra_jax.config.choices import (
     AttentionBackend,
     Compiler,
@@ -21,23 +21,10 @@ from orchestra_jax.config.choices import (
     Schedule,
     ToolFeature,
 )
-from orchestra_jax.config.errors import ConfigError
+from orchestra_jax.config.ranges import ConfigError as ConfigError
 from orchestra_jax.config.ranges import Settings, above, at_least, within
-from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits, ServerOptions
-from orchestra_jax.config.tools import ToolsConfig as ToolsConfig
-
-__all__ = [
-    "AdvantageConfig",
-    "AlgorithmConfig",
-    "ConfigError",
-    "LossConfig",
-    "OptimizerConfig",
-    "RewardConfig",
-    "RolloutConfig",
-    "RolloutLimits",
-    "RunConfig",
-    "ServerOptions",
-]  # fmt: skip
+from orchestra_jax.config.rollout import RolloutConfig
+from orchestra_jax.config.tools import ToolsConfig
 
 
 @dataclass(frozen=True)

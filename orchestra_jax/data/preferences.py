@@ -1,59 +1,56 @@
 """Handwritten preference pairs (instruction, P) for any menu, with separate wordings for training and evaluation."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 
 from orchestra_jax.types import Preference, ToolSpec
 
-WORDINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "accuracy": {
-            "train": (
-                "Only the right answer matters; spend whatever it takes.",
-                "I care about correctness alone, not about money or time.",
-                "Be as accurate as you can, cost and speed are no concern.",
-            ),
-            "eval": ("The answer has to be right, everything else is secondary.", "Get it right at any price."),
-        },
-        "low_cost": {
-            "train": (
-                "Please keep the cost as low as possible.",
-                "My budget is small: use the cheapest way that works.",
-                "Spend as little money as you can on this.",
-            ),
-            "eval": ("I want this done for the least money.", "Avoid expensive calls, I have to pay for each of them."),
-        },
-        "fast": {
-            "train": (
-                "I need the answer quickly.",
-                "Please be as fast as possible, I am waiting.",
-                "Time is short: avoid slow tools.",
-            ),
-            "eval": ("Hurry, every second counts.", "Prefer whatever responds soonest."),
-        },
-        "local": {
-            "train": (
-                "My data is confidential: prefer tools that run on my own machine.",
-                "Use local tools where you can and avoid sending anything to outside services.",
-                "Please stay on this machine as far as possible.",
-            ),
-            "eval": (
-                "Keep everything in house, nothing should leave my computer.",
-                "I prefer tools that I host myself.",
-            ),
-        },
-        "free": {
-            "train": (
-                "Please use free tools only, avoid the paid ones.",
-                "Do not call anything that costs money if it can be avoided.",
-                "Prefer tools without a charge.",
-            ),
-            "eval": ("I do not want to pay for tools.", "Stick to what comes free of charge."),
-        },
-    }
-)
+WORDINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "accuracy": {
+        "train": (
+            "Only the right answer matters; spend whatever it takes.",
+            "I care about correctness alone, not about money or time.",
+            "Be as accurate as you can, cost and speed are no concern.",
+        ),
+        "eval": ("The answer has to be right, everything else is secondary.", "Get it right at any price."),
+    },
+    "low_cost": {
+        "train": (
+            "Please keep the cost as low as possible.",
+            "My budget is small: use the cheapest way that works.",
+            "Spend as little money as you can on this.",
+        ),
+        "eval": ("I want this done for the least money.", "Avoid expensive calls, I have to pay for each of them."),
+    },
+    "fast": {
+        "train": (
+            "I need the answer quickly.",
+            "Please be as fast as possible, I am waiting.",
+            "Time is short: avoid slow tools.",
+        ),
+        "eval": ("Hurry, every second counts.", "Prefer whatever responds soonest."),
+    },
+    "local": {
+        "train": (
+            "My data is confidential: prefer tools that run on my own machine.",
+            "Use local tools where you can and avoid sending anything to outside services.",
+            "Please stay on this machine as far as possible.",
+        ),
+        "eval": (
+            "Keep everything in house, nothing should leave my computer.",
+            "I prefer tools that I host myself.",
+        ),
+    },
+    "free": {
+        "train": (
+            "Please use free tools only, avoid the paid ones.",
+            "Do not call anything that costs money if it can be avoided.",
+            "Prefer tools without a charge.",
+        ),
+        "eval": ("I do not want to pay for tools.", "Stick to what comes free of charge."),
+    },
+}
 
 
 def applicable(tools: Iterable[ToolSpec]) -> tuple[str, ...]:

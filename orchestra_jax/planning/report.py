@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.envs.registry import forecast
+from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.families import preset_config, read_config, run_settings
@@ -39,7 +39,7 @@ def run(cfg: RunConfig) -> bool:
     )
     console = Console(width=118)
     show(plan, console)
-    if sentence := forecast(cfg):
+    if sentence := environment_class(cfg).forecast(cfg):
         console.print(sentence, markup=False, highlight=False)
     return plan.fits
 

@@ -15,9 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestra_jax.config.errors import ConfigError
-from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.envs import registry as environments
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.models import tokenizer as tokenizers
 from orchestra_jax.rollout.parsing import CLOSE, END_THINK, OPEN, THINK
 from orchestra_jax.tools.schema import to_openai
@@ -227,7 +226,7 @@ def make_chat(cfg: RunConfig) -> ChatFormat:
         ConfigError: the tokenizer cannot be read, or the environment has none.
     """
     if cfg.model.tokenizer == "environment":
-        own = environments.own_chat(cfg)
+        own = environment_class(cfg).chat(cfg)
         if own is None:
             raise ConfigError(
                 f"The environment {cfg.env.name} has no tokenizer of its own: set model.tokenizer=FOLDER."

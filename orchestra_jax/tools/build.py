@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.checks import missing_inputs
-from orchestra_jax.config.schema import ConfigError, RunConfig, ToolsConfig
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.tools import ToolsConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList

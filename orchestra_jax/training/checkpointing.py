@@ -1,7 +1,7 @@
 """Checkpoints of everything a run needs to continue: arrays through Orbax, the rest as JSON beside them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import orbax.checkpoint as ocp
 from orchestra_jax.config.checks import resume_conflicts
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.rl.learner import TrainState
-from orchestra_jax.training.build import config_record
 
 
 @dataclass
@@ -35,6 +34,9 @@ class RunState:
     version: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+
+
+_JSON = ("phase", "step", "version", "notes", "seconds")  # of a RunState; the rest are arrays
 
 
 class Checkpoints:
@@ -96,16 +98,8 @@ class Checkpoints:
         if state.reference is not None:
             arrays["reference"] = state.reference
         offset = cfg.warm_start.steps + 1 if state.phase == "policy" else 0
-        meta = {
-            "phase": state.phase,
-            "step": state.step,
-            "version": state.version,
-            "data": position,
-            "notes": state.notes,
-            "seconds": seconds,
-            "config": config_record(cfg),
-        }
-        self.save(offset + state.step, arrays, meta)
+        meta = {name: getattr(state, name) for name in _JSON} | {"seconds": seconds}
+        self.save(offset + state.step, arrays, meta | {"data": position, "config": asdict(cfg)})
 
     def run_meta(self, cfg: RunConfig) -> dict[str, Any] | None:
         """The newest checkpoint's meta, or None when there is none.
@@ -135,7 +129,7 @@ class Checkpoints:
         return RunState(
             trained=arrays["state"],
             reference=arrays.get("reference"),
-            **{name: meta[name] for name in ("phase", "step", "version", "notes", "seconds")},
+            **{name: meta[name] for name in _JSON},
         )
 
     def close(self) -> None:

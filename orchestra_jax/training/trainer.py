@@ -16,7 +16,7 @@ from orchestra_jax.models.base import Params
 from orchestra_jax.models.lora import init_adapters
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
-from orchestra_jax.money.run import RunBudget
+from orchestra_jax.money.run import Halted, RunBudget
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.optimizer import learning_rate
 from orchestra_jax.rl.setup import (
@@ -36,9 +36,9 @@ from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.loggers.transcripts import write_transcripts
 from orchestra_jax.training.metrics import evaluation_metrics, rollout_metrics, spending_metrics, update_metrics
-from orchestra_jax.training.stopping import CleanInterrupt, halted, interrupted
+from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
-from orchestra_jax.training.weights import engine_params, keeps_reference, starting_reference
+from orchestra_jax.training.weights import engine_params, starting_reference
 
 T = TypeVar("T")
 
@@ -104,8 +104,14 @@ class Trainer:
             try:
                 yield
             except (BudgetExceeded, ReplayMiss) as error:
-                self._save_finished()
-                raise halted(error, self.money.run, self.state.phase, self.state.step) from None
+                state = self.state
+                if (state.step and self.warm) if state.phase == "warm_start" else "before" in state.notes:
+                    self.save()  # the last finished step; what was spent since is in the run's budget
+                raised = f" with a higher budget.{error.scope}_*" if isinstance(error, BudgetExceeded) else ""
+                raise Halted(
+                    f"{error} Stopped after step {state.step} of {state.phase} with ${self.money.run.spent.usd:.6g} "
+                    f"spent; the same command{raised} continues from there."
+                ) from None
             finally:
                 self.money.save()
                 self.checkpoints.close()
@@ -185,8 +191,7 @@ class Trainer:
         self.sync_engine()
         state.phase, state.step = "policy", 0
         state.trained = self.policy.init(state.trained.params)  # copies: the engine holds the others
-        if keeps_reference(self.cfg):
-            state.reference = starting_reference(self.cfg, state.trained.params)
+        state.reference = starting_reference(self.cfg, state.trained.params)
         state.notes["before"] = self.evaluate("before")
         self.save()
 
@@ -217,13 +222,9 @@ class Trainer:
         """
         if self.interrupt.asked:
             self.save()
-            raise interrupted(self.state.phase, self.state.step)
-
-    def _save_finished(self) -> None:
-        """Saves the last finished step where there is one; what was spent since is in the run's budget."""
-        state = self.state
-        if (state.step and self.warm) if state.phase == "warm_start" else "before" in state.notes:
-            self.save()
+            raise Interrupted(
+                f"Stopped after step {self.state.step} of {self.state.phase}; the same command continues from there."
+            )
 
     def _restore_or_init(self, params: Params) -> tuple[RunState, dict[str, Any] | None]:
         """The newest checkpoint's state and position in the tasks, or a fresh state on `params` and None."""
@@ -233,7 +234,7 @@ class Trainer:
         if meta["phase"] == "warm_start":
             return self.checkpoints.restore_run(meta, (self.warm or self.policy).init(params), None), None
         trained = self.policy.init(params)
-        reference = starting_reference(self.cfg, trained.params) if keeps_reference(self.cfg) else None
+        reference = starting_reference(self.cfg, trained.params)
         return self.checkpoints.restore_run(meta, trained, reference), meta["data"]
 
     def _engine_params(self) -> Params:

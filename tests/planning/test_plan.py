@@ -10,15 +10,8 @@ import jax
 import pytest
 from rich.console import Console
 
-from orchestra_jax.config.schema import (
-    ConfigError,
-    LoraConfig,
-    MeshConfig,
-    ModelConfig,
-    PlanConfig,
-    RolloutLimits,
-    RunConfig,
-)
+from orchestra_jax.config.rollout import RolloutLimits
+from orchestra_jax.config.schema import ConfigError, LoraConfig, MeshConfig, ModelConfig, PlanConfig, RunConfig
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.qwen3 import Qwen3Config

@@ -3,16 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from orchestra_jax.config.choices import SandboxIsolation
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.data.pipeline import Flattened, TaskIterator, task_iterator
+from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Demonstrations, Environment, Message, OwnChat, Script, ToolEpisode
 from orchestra_jax.envs.quickstart import demonstrations
 from orchestra_jax.envs.quickstart.baselines import BASELINES
 from orchestra_jax.envs.quickstart.facts import CATALOGUE, EXPERTS, SKILLS
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
-from orchestra_jax.envs.quickstart.world import PairedTasks, QuickstartWorld
+from orchestra_jax.envs.quickstart.world import TRAINING_SHARES, QuickstartWorld
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolExecutor, ToolHandler
 from orchestra_jax.tools.experts.simulated import SimulatedExpert
@@ -78,8 +80,12 @@ class QuickstartEnvironment(Environment):
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
         count = self._cfg.data.preferences_per_question
-        questions = PairedTasks(self.world, TRAINING_TASKS, count)
-        return Flattened(task_iterator(questions, seed=self._cfg.seed, batch_size=batch_size // count))
+
+        def posed(index: int, rng: np.random.Generator) -> list[Task]:
+            return self.world.paired_tasks("train", index, count, TRAINING_SHARES)
+
+        questions = range(TRAINING_TASKS)
+        return task_iterator(questions, seed=self._cfg.seed, batch_size=batch_size // count, build=posed)
 
     def held_out(self, count: int) -> Sequence[Task]:
         return [self.world.task("eval", index) for index in range(count)]

@@ -72,7 +72,6 @@ INSTRUMENTS = (
     "banjo bassoon cello clarinet drum flute guitar harp horn lute oboe organ piano trumpet tuba violin".split()
 )
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-NUMBER_WORDS = ("one", "two", "three", "four", "five", "six")
 
 # attribute -> (values, question, sentence in the corpus, keyword of a good query)
 ATTRIBUTES: Mapping[str, tuple[list[str], str, str]] = {

@@ -177,19 +177,6 @@ class QuickstartWorld:
         return Task(task_id, question.text, (question.answer,), menu, preference, question.family, extra)
 
 
-class PairedTasks:
-    """The training split as questions, each under several preferences (`paired_tasks`): item i is a list of tasks."""
-
-    def __init__(self, world: QuickstartWorld, length: int, count: int) -> None:
-        self._world, self._length, self._count = world, length, count
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> list[Task]:
-        return self._world.paired_tasks("train", index, self._count, TRAINING_SHARES)
-
-
 def best_tool(task: Task, tools: Sequence[ToolSpec] = ()) -> str:
     """The tool with the highest expected preference utility, knowing the family, every skill, price and latency.
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestra_jax.config.schema import DataConfig, EnvConfig, RunConfig, ToolsConfig
-from orchestra_jax.config.tools import LocalSearchConfig, SandboxConfig
+from orchestra_jax.config.schema import DataConfig, EnvConfig, RunConfig
+from orchestra_jax.config.tools import LocalSearchConfig, SandboxConfig, ToolsConfig
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.base import Environment, Episode, initial_messages
 from orchestra_jax.envs.qa.environment import QAEnvironment, QAEpisode

@@ -38,7 +38,7 @@ from orchestra_jax.envs.quickstart.facts import (
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES, draw_preference, wordings
 from orchestra_jax.envs.quickstart.questions import QuickstartQuestion
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
-from orchestra_jax.envs.quickstart.world import QuickstartWorld, best_tool
+from orchestra_jax.envs.quickstart.world import TRAINING_SHARES, QuickstartWorld, best_tool
 from orchestra_jax.evaluation.metrics import preference_utility
 from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
@@ -80,6 +80,12 @@ def collector(environment: QuickstartEnvironment, chat: ChatFormat) -> Collector
 @pytest.fixture(scope="module")
 def tasks(world: QuickstartWorld) -> dict[str, list[Task]]:
     return {split: [world.task(split, index) for index in range(SAMPLE)] for split in SPLITS}
+
+
+def test_policy_steps_draw_families_by_the_shares_of_training(environment: QuickstartEnvironment) -> None:
+    for task in next(environment.train_tasks(16)):
+        index = int(task.id.removeprefix("train-"))
+        assert [task] == environment.world.paired_tasks("train", index, 1, TRAINING_SHARES)
 
 
 def full_menus(world: QuickstartWorld, count: int, split: str = "eval") -> list[Task]:
