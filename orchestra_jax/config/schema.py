@@ -52,11 +52,6 @@ class ModelConfig(Settings):
     attention: AttentionBackend = AttentionBackend.xla  # backend
     lora: LoraConfig = field(default_factory=LoraConfig)
 
-    @property
-    def numerics(self) -> dict[str, Any]:
-        """What a model's config takes of these settings, whatever its size."""
-        return {name: getattr(self, name) for name in ("dtype", "param_dtype", "scan_layers", "remat", "attention")}
-
 
 @dataclass(frozen=True)
 class MeshConfig(Settings):

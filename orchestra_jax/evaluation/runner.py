@@ -18,14 +18,7 @@ _SEED = 7  # evaluations sample alike, before and after
 
 
 class Evaluator:
-    """Measures the policy that the engine holds, on fixed tasks.
-
-    Args:
-        cfg: benchmarks, temperatures and sizes; `reward.tool_feature` is that of the preference utility too.
-        environment: makes the tasks, and has the baselines.
-        collector: runs the episodes.
-        engine: the policy.
-        budget: of the run: pays for the evaluations.
+    """Measures the policy that the engine holds, on fixed tasks of the environment; `budget`, of the run, pays for it.
 
     Attributes:
         benchmarks: tasks by benchmark; where a benchmark has parts, by part.

@@ -22,21 +22,13 @@ def run(cfg: RunConfig) -> bool:
     Raises:
         ConfigError: the GPU, the mesh or the model is not known.
     """
-    options = cfg.plan
     try:
-        gpu = find_gpu(options.gpu)
+        gpu = find_gpu(cfg.plan.gpu)
     except ValueError as error:
         raise ConfigError(f"plan.gpu: {error}") from error
     # Before anything below starts JAX.
     reserve_cpu_devices(max(1, cfg.mesh.data * cfg.mesh.fsdp * cfg.mesh.tensor))
-    plan = make_plan(
-        job_of(cfg),
-        gpu,
-        mfu=options.mfu,
-        gpus_per_node=options.gpus_per_node,
-        memory_fraction=options.memory_fraction,
-        compiler=options.compiler,
-    )
+    plan = make_plan(job_of(cfg), gpu, cfg.plan)
     console = Console(width=118)
     show(plan, console)
     if sentence := environment_class(cfg).forecast(cfg):

@@ -44,10 +44,6 @@ class Checkpoints:
 
     A save is visible only once it is complete, so a process that is killed while saving leaves the previous
     checkpoint in force.
-
-    Args:
-        directory: made if missing.
-        keep: how many are kept.
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
@@ -88,12 +84,7 @@ class Checkpoints:
         return restored["arrays"]
 
     def save_run(self, cfg: RunConfig, state: RunState, position: Mapping[str, Any], seconds: float) -> None:
-        """Saves a run: parameters, optimizer and reference as arrays, the rest as JSON.
-
-        Args:
-            position: in the stream of tasks.
-            seconds: of the whole run.
-        """
+        """Saves a run whose stream of tasks is at `position`, after `seconds` in all."""
         arrays: dict[str, Any] = {"state": state.trained}
         if state.reference is not None:
             arrays["reference"] = state.reference
@@ -116,12 +107,7 @@ class Checkpoints:
         return meta
 
     def restore_run(self, meta: Mapping[str, Any], trained: TrainState, reference: Any) -> RunState:
-        """The newest checkpoint's run.
-
-        Args:
-            meta: of `run_meta`.
-            trained, reference: arrays like the saved ones; no reference is restored where it is None.
-        """
+        """The newest checkpoint's run, from `run_meta` and arrays like the saved ones; None: no reference was saved."""
         like: dict[str, Any] = {"state": trained}
         if reference is not None:
             like["reference"] = reference

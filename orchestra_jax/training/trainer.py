@@ -44,14 +44,7 @@ T = TypeVar("T")
 
 
 class Trainer:
-    """Owns the parts and the state of one run.
-
-    Args:
-        cfg: the run.
-        environment: tasks and episodes.
-        chat: tokenizer and chat format.
-        money: budgets of the run.
-        loop: the event loop that the environment's processes belong to.
+    """Owns the parts and the state of one run. The environment's processes belong to `loop`.
 
     Raises:
         ConfigError: the folder holds another run.

@@ -1,6 +1,7 @@
 """The quickstart environment: a generated world with a real sandbox, real searches and simulated experts."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,9 +111,11 @@ class QuickstartEnvironment(Environment):
         return BASELINES
 
     def reset(self, task: Task, budget: Budget) -> QuickstartEpisode:
-        handlers: dict[str, ToolHandler] = {"python": self._python}
-        handlers.update({name: self._search_handler(name) for name in self._indices})
-        handlers.update({name: self._expert_handler(name, task) for name in EXPERTS})
+        handlers: dict[str, ToolHandler] = {
+            "python": self._python,
+            **{name: partial(self._search, name) for name in self._indices},
+            **{name: partial(self._ask, name, task) for name in EXPERTS},
+        }
         return QuickstartEpisode(task, ToolExecutor(task.tools, handlers, budget))
 
     async def close(self) -> None:
@@ -121,17 +124,11 @@ class QuickstartEnvironment(Environment):
     async def _python(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         return await self._sandbox.run(arguments["code"])
 
-    def _search_handler(self, name: str) -> ToolHandler:
-        async def search(arguments: Mapping[str, Any], budget: Budget) -> str:
-            return self._indices[name].answer(arguments["query"], 1)
+    async def _search(self, name: str, arguments: Mapping[str, Any], budget: Budget) -> str:
+        return self._indices[name].answer(arguments["query"], 1)
 
-        return search
-
-    def _expert_handler(self, name: str, task: Task) -> ToolHandler:
-        async def ask(arguments: Mapping[str, Any], budget: Budget) -> str:
-            return self._experts[name].answer(task.question, task.answer[0], task.family, task.extra["distractors"])
-
-        return ask
+    async def _ask(self, name: str, task: Task, arguments: Mapping[str, Any], budget: Budget) -> str:
+        return self._experts[name].answer(task.question, task.answer[0], task.family, task.extra["distractors"])
 
 
 def _sandbox(cfg: RunConfig) -> PythonSandbox:

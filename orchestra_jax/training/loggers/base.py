@@ -44,12 +44,7 @@ def chosen(cfg: RunConfig) -> list[LoggerFactory]:
 
 
 class RunLog(ExitStack):
-    """All loggers of a run as one; a context manager that closes them.
-
-    Args:
-        cfg: of the run.
-        first_step: the first step that will be logged.
-    """
+    """All loggers of a run as one; a context manager that closes them. It is made as a `Logger` is."""
 
     def __init__(self, cfg: RunConfig, first_step: int) -> None:
         super().__init__()

@@ -58,5 +58,4 @@ class JsonlLogger:
         self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()

@@ -53,12 +53,7 @@ class ProgressBar:
         self._task = self._bar.add_task("", total=total, completed=start, phase=phase, eta="-:--:--", shown="")
 
     def update(self, done: int, metrics: Mapping[str, Any] | None = None) -> None:
-        """Reports that `done` steps of `total` are finished.
-
-        Args:
-            done: steps finished, those before `start` included.
-            metrics: figures to show beside the bar, e.g. reward, accuracy, cost; None keeps the last ones.
-        """
+        """Reports that `done` steps are finished, those before `start` included; without metrics the last ones stay."""
         if metrics is not None:
             self._shown = "  ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())
         eta = "-:--:--"

@@ -44,9 +44,7 @@ class WandbLogger:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the figures of a step."""
         self._run.log({"step": step, **metrics})
 
     def close(self) -> None:
-        """Waits until everything is sent."""
         self._run.finish()

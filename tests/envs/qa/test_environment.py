@@ -122,7 +122,7 @@ async def test_infrastructure_failures_pass_through():
 
 
 async def test_score():
-    episode = QAEpisode(make_task(), ToolExecutor((), {}, Budget()), Budget())
+    episode = QAEpisode(make_task(), ToolExecutor((), {}, Budget()), Budget(), "")
     assert await episode.score("It is\n\\boxed{42.0}")
     assert await episode.score("Forty-two.")
     assert not await episode.score("43")
