@@ -144,8 +144,8 @@ def save_peft(
 ) -> None:
     """Writes the adapters as PEFT does, in their own dtype.
 
-    Under its own name the folder is complete or absent: it is written as `.NAME.partial` beside it, then renamed.
-    With several processes all must call this; process 0 writes.
+    Under its own name the folder is complete or absent, see `whole_folder`. With several processes all must call this;
+    process 0 writes.
 
     Args:
         base_name: the base's folder or Hub name, for PEFT's `base_model_name_or_path`.

@@ -95,7 +95,13 @@ class _Instruction:
 
     @functools.cached_property
     def size(self) -> float:
-        return _type_bytes(self.type)
+        """Bytes."""
+        total = 0.0
+        for dtype, dims in _shapes(self.type):
+            digits = re.match(r"[a-z]+(\d+)", dtype)
+            bits = _BITS.get(dtype, int(digits[1]) if digits else 0)
+            total += math.prod(dims) * bits / 8
+        return total
 
 
 @dataclass
@@ -186,16 +192,14 @@ def _computations(text: str) -> dict[str, list[_Instruction]]:
         elif line.startswith("}"):
             current = None
         elif match := re.match(r"\s+(ROOT )?%?([\w.\-]+) = (.*)", line):
-            current.append(_instruction(match[2], match[3], bool(match[1])))
+            root, name, body = match.groups()
+            end = _closing(body, 0) if body.startswith("(") else body.index(" ")
+            opened = body.index("(", end)
+            closed = _closing(body, opened)
+            operands = tuple(re.findall(r"%([\w.\-]+)", body[opened:closed]))
+            opcode, rest = body[end:opened].strip(), body[closed:]
+            current.append(_Instruction(name, body[:end], opcode, operands, rest, bool(root)))
     return found
-
-
-def _instruction(name: str, text: str, root: bool) -> _Instruction:
-    end = _closing(text, 0) if text.startswith("(") else text.index(" ")
-    opened = text.index("(", end)
-    closed = _closing(text, opened)
-    operands = tuple(re.findall(r"%([\w.\-]+)", text[opened:closed]))
-    return _Instruction(name, text[:end], text[end:opened].strip(), operands, text[closed:], root)
 
 
 def _closing(text: str, opened: int) -> int:
@@ -212,15 +216,6 @@ def _shapes(type_: str) -> list[tuple[str, tuple[int, ...]]]:
     return [
         (dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", type_)
     ]
-
-
-def _type_bytes(type_: str) -> float:
-    total = 0.0
-    for dtype, dims in _shapes(type_):
-        digits = re.match(r"[a-z]+(\d+)", dtype)
-        bits = _BITS.get(dtype, int(digits[1]) if digits else 0)
-        total += math.prod(dims) * bits / 8
-    return total
 
 
 def _called(i: _Instruction, *keys: str) -> Iterator[str]:
