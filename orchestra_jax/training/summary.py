@@ -29,7 +29,7 @@ def summary(trainer: Trainer) -> dict[str, Any]:
         "seconds": trainer.seconds(),
         "copy_accuracy": notes.get("copy_accuracy"),
         "preference_swap": by_phase(PREFERENCE_SWAP),
-        "baselines": trainer.wait(trainer.evaluator.baselines()),
+        "baselines": trainer.loop.run(trainer.evaluator.baselines()),
         **by_phase(HELD_OUT),
         **({"benchmarks": {name: by_phase(name) for name in others}} if others else {}),
         "spent": trainer.money.summary(),

@@ -1,10 +1,10 @@
 """The loop of a run: rollouts, rewards and advantages, the update, the new weights to the engine; all of it resumes."""
 
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
@@ -40,8 +40,6 @@ from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
 from orchestra_jax.training.weights import engine_params, starting_reference
 
-T = TypeVar("T")
-
 
 class Trainer:
     """Owns the parts and the state of one run. The environment's processes belong to `loop`.
@@ -53,7 +51,7 @@ class Trainer:
     def __init__(
         self, cfg: RunConfig, environment: Environment, chat: ChatFormat, money: RunBudget, loop: LoopThread
     ) -> None:
-        self.cfg, self.money, self._loop = cfg, money, loop
+        self.cfg, self.money, self.loop = cfg, money, loop
         self.directory, self._began = Path(cfg.output_dir), time.monotonic()
         self.model, params = make_policy(cfg, chat)
         self.collector = make_collector(cfg, environment, chat)
@@ -77,7 +75,7 @@ class Trainer:
             tokenizer_size=len(chat.tokenizer),
             directory=self.directory,
         )
-        self.serving = self.wait(starting)
+        self.serving = self.loop.run(starting)
         self.engine = self.serving.engine
         tasks = environment.train_tasks(cfg.algorithm.tasks_per_step)
         self.rollouts = RolloutSource(cfg, self.collector, self.engine, tasks, loop)
@@ -109,11 +107,7 @@ class Trainer:
                 self.money.save()
                 self.checkpoints.close()
                 self.rollouts.stop()
-                self.wait(self.serving.close())
-
-    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What a coroutine of the event loop returns."""
-        return self._loop.run(coroutine)
+                self.loop.run(self.serving.close())
 
     # --- policy optimisation ---
 
@@ -150,7 +144,7 @@ class Trainer:
         budget = self.money.step()
         trajectories, ages = self.rollouts.take(state.step, state.version, budget)
         rolled = time.monotonic()
-        self.wait(self.serving.free_gpus())
+        self.loop.run(self.serving.free_gpus())
         arrays = group_arrays(trajectories, cfg.algorithm.group_size)
         rewards, advantages, kept = score_groups(cfg, arrays)
         rate = float(self.schedule(int(state.trained.step)))
@@ -191,13 +185,13 @@ class Trainer:
     def sync_engine(self) -> None:
         """Hands the engine the current weights under a new version."""
         self.state.version += 1
-        self.wait(self.engine.update_weights(self._engine_params(), self.state.version))
+        self.loop.run(self.engine.update_weights(self._engine_params(), self.state.version))
 
     def evaluate(self, when: str) -> dict[str, Any]:
         """Figures of the current weights, by benchmark; nothing with evaluation.questions=0."""
         if self.evaluator.benchmarks:
             print(f"Evaluating on {' and '.join(self.evaluator.benchmarks)} ({when}) ...", flush=True)
-        return self.wait(self.evaluator.evaluate())
+        return self.loop.run(self.evaluator.evaluate())
 
     # --- state ---
 

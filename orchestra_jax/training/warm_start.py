@@ -37,14 +37,14 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
         played = trainer.collector.play(
             demonstrations.script, demonstrations.tasks, demonstrations.think, budget=trainer.money.run
         )
-        rows = demonstration_rows(trainer.wait(played))
+        rows = demonstration_rows(trainer.loop.run(played))
         size, shards = settings.batch_size, learner.shards
         fractions = tuple(cfg.algorithm.response_fractions)
         shapes = demonstration_shapes(rows, size, cfg.algorithm.micro_tokens, fractions, shards)
         batches = supervised_batches(rows, size, shapes, cfg.seed, state.step, shards)
         copied = state.notes.get("copy_accuracy", 0.0)
         while state.step < settings.steps and copied < settings.min_copy_accuracy:
-            trainer.wait(trainer.serving.free_gpus())
+            trainer.loop.run(trainer.serving.free_gpus())
             batch = next(batches)
             with jax.transfer_guard("disallow"):
                 state.trained, metrics = learner.supervised_step(state.trained, batch)
@@ -54,7 +54,7 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
                 # On tasks that no demonstration was made of.
                 seed, budget = (cfg.seed, 1, state.step), trainer.money.run
                 sampling = trainer.collector.collect(trainer.engine, demonstrations.gate, budget=budget, seed=seed)
-                sampled = trainer.wait(sampling)
+                sampled = trainer.loop.run(sampling)
                 copied = copy_accuracy(sampled, demonstrations.reference_call, demonstrations.answer_from)
                 state.notes["copy_accuracy"] = copied
                 trainer.save()
