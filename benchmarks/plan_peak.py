@@ -38,6 +38,7 @@ def measure(case: str, tokens: int, layers: int, micro_batches: int) -> dict[str
     """Predicted and measured peak of one case, in bytes; to be called in a process of its own."""
     import jax
 
+    from orchestra_jax.config.schema import PlanConfig
     from orchestra_jax.models.decoder import init_params, num_params
     from orchestra_jax.models.qwen3 import Qwen3Config
     from orchestra_jax.models.sharding import make_mesh
@@ -52,7 +53,7 @@ def measure(case: str, tokens: int, layers: int, micro_batches: int) -> dict[str
     cfg, optimizer = LearnerConfig(LossConfig("sequence"), chunk=256), OptimizerConfig(1e-6)
     shape = PackShapes(tokens, sequences=4).batch_shape()
     job = Job(config, cfg, optimizer, (1, 1, 1), shape, sequences=micro_batches, tokens=tokens)
-    plan = make_plan(job, find_gpu("h100"), compiler="cpu")
+    plan = make_plan(job, find_gpu("h100"), PlanConfig(compiler="cpu"))
 
     learner = Learner(config, cfg, make_optimizer(optimizer), mesh=make_mesh(devices=jax.devices()[:1]))
 

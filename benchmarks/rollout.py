@@ -44,6 +44,7 @@ from peer import ROOT
 from rich.console import Console
 from rich.table import Table
 
+from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess
@@ -58,8 +59,9 @@ from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.tokenizer import build_word_tokenizer
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
+from orchestra_jax.rollout.actors import render_call
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, render_call
+from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.rollout.watchdog import describe
 from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolSpec, Trajectory

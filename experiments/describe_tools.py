@@ -13,17 +13,18 @@ from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import MissingPrice, PriceList
 from orchestra_jax.tools.experts import describing
-from orchestra_jax.tools.experts.descriptions import Example, sample
+from orchestra_jax.tools.experts.descriptions import sample
 from orchestra_jax.tools.experts.expert import read_experts
 
 
 async def run(options: argparse.Namespace) -> bool:
     """Tells what it will cost and does it; whether every expert got its description."""
-    questions = [Example(q.id, q.question, q.answer, q.family) for q in load_tasks(options.tasks)]
-    tasks, calls = sample(questions, options.count, options.seed), options.file.with_suffix(".calls.db")
-    experts, prices = read_experts(options.experts), PriceList.load(options.prices)
-    names = options.only or [expert.name for expert in experts]
-    job = describing.DescriptionJob(experts, names, options.writer, tasks, prices, calls)
+    experts = read_experts(options.experts)
+    job = describing.DescriptionJob(
+        experts=experts, subjects=options.only or [expert.name for expert in experts], writers=options.writer,
+        examples=sample(load_tasks(options.tasks), options.count, options.seed), prices=PriceList.load(options.prices),
+        calls=options.file.with_suffix(".calls.db"),
+    )  # fmt: skip
     for row in await describing.forecast(job):
         print(f"{row.name:24} {row.calls:6.0f} calls  ${row.usd:9.4f} expected  ${row.worst_usd:9.4f} at most")
     if options.dry_run:

@@ -104,11 +104,7 @@ class JsonClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """The answer to GET; {} where it is empty.
-
-        Raises:
-            ServerError: no JSON object in time.
-        """
+        """The answer to GET; {} where it is empty; raises ServerError: no JSON object in time."""
         found = await self._json("GET", path, None, timeout_s)
         if found is None:
             return {}
@@ -116,13 +112,13 @@ class JsonClient:
             raise ServerError(f"{self._name(path)} answered a {type(found).__name__}, not an object.", "protocol")
         return found
 
-    async def post(self, path: str, body: Mapping[str, Any] | bytes, *, timeout_s: float | None = None) -> Any:
-        """The answer to POST; None where it is empty. A body of bytes is JSON already, for what is large.
+    async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float | None = None) -> Any:
+        """The answer to POST; None where it is empty.
 
         Raises:
             ServerError: no JSON in time, after the last retry.
         """
-        data = body if isinstance(body, bytes) else json.dumps(dict(body)).encode()
+        data = json.dumps(dict(body)).encode()
         if not self._retries:
             return await self._json("POST", path, data, timeout_s)
         from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
@@ -165,24 +161,21 @@ class JsonClient:
         except TimeoutError:
             failure = ServerError(f"{name} gave no whole answer in {seconds:g} s.", "timeout")
         except (aiohttp.ClientError, OSError) as error:
-            text, sent = (
-                self.shown(str(error) or type(error).__name__),
-                not isinstance(error, aiohttp.ClientConnectorError),
-            )
+            text = self.shown(str(error) or type(error).__name__)
             # A status line that is no HTTP at all is an answer too.
             answered |= isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientResponseError)
             if answered:
                 failure = ServerError(f"{name} gave an answer that is cut off or no HTTP ({text}).", "protocol")
             else:
                 said = f"{name} cannot be reached or closed the connection ({text})."
+                sent = not isinstance(error, aiohttp.ClientConnectorError)
                 failure = ServerError(said, "transport", sent=sent)
         raise failure  # out here, where aiohttp's error, which holds the headers, is not chained to it
 
     async def close(self) -> None:
         """Closes the connections; a later request opens new ones."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        if self._session is not None:
+            await self._session.close()
 
     def shown(self, text: str) -> str:
         """The start of a server's text, without the headers' values: some servers repeat a bad key."""
@@ -243,11 +236,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def require_aiohttp(part: str = "") -> Any:
-    """The module aiohttp, or its submodule `part`.
-
-    Raises:
-        ImportError: it is not installed; says how to.
-    """
+    """The module aiohttp, or its submodule `part`; raises ImportError: it is not installed; says how to."""
     try:
         return importlib.import_module(f"aiohttp.{part}" if part else "aiohttp")
     except ImportError:

@@ -22,13 +22,15 @@ Sample = Callable[[int, bool, int], list[list[int]]]
 
 
 def _ours(folder: Path, prompts: list[list[int]], new: int) -> Sample:
+    from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
     from orchestra_jax.engines.base import SamplingParams
     from orchestra_jax.engines.embedded import EmbeddedEngine
     from orchestra_jax.models.checkpoint import safetensors
 
     config, params = safetensors.load(folder)
     longest = max(map(len, prompts))
-    engine = EmbeddedEngine(config, params, slots=len(prompts), max_length=longest + new)
+    limits = RolloutLimits(max_length=longest + new)
+    engine = EmbeddedEngine(config, params, RolloutConfig(slots=len(prompts), limits=limits))
 
     def sample(count: int, greedy: bool, seed: int) -> list[list[int]]:
         def params_of(row: int) -> SamplingParams:

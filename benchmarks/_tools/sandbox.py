@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from orchestra_jax.tools.python.isolation import Isolation, why_not
+from orchestra_jax.tools.python.isolation import why_not
 from orchestra_jax.tools.python.sandbox import PythonSandbox
 
 JUPYTER = Path(__file__).resolve().parents[2] / ".venv-jupyter/bin/python"
@@ -39,7 +39,7 @@ Figures = tuple[float, float]  # median milliseconds of one, executions per seco
 
 
 @asynccontextmanager
-async def sandbox(isolation: Isolation) -> AsyncIterator[Run]:
+async def sandbox(isolation: str) -> AsyncIterator[Run]:
     """Our sandbox, its workers started."""
     python = PythonSandbox(workers=PARALLEL, isolation=isolation)
 
@@ -102,7 +102,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
     """Two rows per contestant, {what, median, best, unit, note}; one whose note says why it could not take part."""
     contests: dict[str, Callable[[], Figures]] = {}
     absent: dict[str, str] = {}
-    isolations: tuple[Isolation, ...] = ("bubblewrap", "namespaces", "none")
+    isolations: tuple[str, ...] = ("bubblewrap", "namespaces", "none")
     for isolation in isolations:
         if isolation != "none" and (problem := why_not(isolation)):
             absent[f"sandbox, {isolation}"] = problem

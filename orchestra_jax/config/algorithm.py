@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from orchestra_jax.config.choices import KL, Aggregation, DType, Importance, InvalidMode, OptimizerName, Schedule
-from orchestra_jax.config.errors import ConfigError
-from orchestra_jax.config.ranges import Settings, above, at_least, within
+from orchestra_jax.config.ranges import ConfigError, Settings, above, at_least, within
 
 
 @dataclass(frozen=True)

@@ -11,69 +11,48 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from orchestra_jax.config.choices import EngineName, ReplayMode, Role
 from orchestra_jax.config.ranges import range_problem
-from orchestra_jax.config.schema import ConfigError, RolloutConfig, RunConfig
+from orchestra_jax.config.rollout import RolloutConfig
+from orchestra_jax.config.schema import ConfigError, RunConfig
 
+# Settings of earlier versions that lie in a group of their own now, under the same name.
+_GROUPED = {
+    "algorithm.loss": (
+        "aggregation", "clip_high", "clip_low", "dual_clip", "importance", "importance_cap", "kl", "kl_coef", "loss",
+    ),
+    "algorithm.advantage": ("invalid", "min_std", "normalize_std"),
+    "algorithm.optimizer": (
+        "learning_rate", "max_grad_norm", "moment_dtype", "schedule", "warmup_steps", "weight_decay",
+    ),
+    "rollout.limits": (
+        "deadline_s", "max_length", "max_new_tokens", "max_turns", "retries", "tool_deadline_s", "turn_deadline_s",
+    ),
+    "tools.menu": ("aliases", "form", "subset"),
+    "tools.search": ("corpus", "embedder_url", "index", "top_k"),
+    "warm_start.optimizer": ("learning_rate",),
+}  # fmt: skip
 # Keys of earlier versions, and where their values go now.
 RENAMED = {
-    "algorithm.aggregation": "algorithm.loss.aggregation",
-    "algorithm.clip_high": "algorithm.loss.clip_high",
-    "algorithm.clip_low": "algorithm.loss.clip_low",
-    "algorithm.dual_clip": "algorithm.loss.dual_clip",
-    "algorithm.importance": "algorithm.loss.importance",
-    "algorithm.importance_cap": "algorithm.loss.importance_cap",
-    "algorithm.kl": "algorithm.loss.kl",
-    "algorithm.kl_coef": "algorithm.loss.kl_coef",
-    "algorithm.loss": "algorithm.loss.loss",
+    **{f"{group.partition('.')[0]}.{name}": f"{group}.{name}" for group, names in _GROUPED.items() for name in names},
+    **{f"tools.sandbox_{name}": f"tools.sandbox.{name}" for name in ("isolation", "timeout_s", "url", "workers")},
+    **{f"tools.web_{name}": f"tools.web.{name}" for name in ("timeout_s", "url")},
+    **{
+        f"tools.experts_{name}": f"tools.server.{name}"
+        for name in ("concurrency", "max_tokens", "requests_per_minute", "retries", "timeout_s", "url")
+    },
     "algorithm.advantage_clip": "algorithm.advantage.clip",
-    "algorithm.invalid": "algorithm.advantage.invalid",
-    "algorithm.min_std": "algorithm.advantage.min_std",
-    "algorithm.normalize_std": "algorithm.advantage.normalize_std",
     "algorithm.adam_b1": "algorithm.optimizer.b1",
     "algorithm.adam_b2": "algorithm.optimizer.b2",
-    "algorithm.learning_rate": "algorithm.optimizer.learning_rate",
-    "algorithm.max_grad_norm": "algorithm.optimizer.max_grad_norm",
-    "algorithm.moment_dtype": "algorithm.optimizer.moment_dtype",
     "algorithm.optimizer": "algorithm.optimizer.name",
-    "algorithm.schedule": "algorithm.optimizer.schedule",
-    "algorithm.warmup_steps": "algorithm.optimizer.warmup_steps",
-    "algorithm.weight_decay": "algorithm.optimizer.weight_decay",
     "data.wishes": "data.preferences_per_question",
     "env.max_calls": "rollout.limits.max_calls",
     "logger.tensorboard": "logger.names",
-    "rollout.deadline_s": "rollout.limits.deadline_s",
-    "rollout.max_length": "rollout.limits.max_length",
-    "rollout.max_new_tokens": "rollout.limits.max_new_tokens",
-    "rollout.max_turns": "rollout.limits.max_turns",
-    "rollout.retries": "rollout.limits.retries",
-    "rollout.tool_deadline_s": "rollout.limits.tool_deadline_s",
     "rollout.weight_update": "rollout.weight_folder",
-    "rollout.turn_deadline_s": "rollout.limits.turn_deadline_s",
-    "warm_start.learning_rate": "warm_start.optimizer.learning_rate",
     "warm_start.optimizer": "warm_start.optimizer.name",
-    "tools.aliases": "tools.menu.aliases",
-    "tools.corpus": "tools.search.corpus",
-    "tools.embedder_url": "tools.search.embedder_url",
-    "tools.experts_concurrency": "tools.server.concurrency",
     "tools.experts_context": "tools.server.context_tokens",
     "tools.experts_key_env": "tools.server.api_key_env",
-    "tools.experts_max_tokens": "tools.server.max_tokens",
-    "tools.experts_requests_per_minute": "tools.server.requests_per_minute",
-    "tools.experts_retries": "tools.server.retries",
-    "tools.experts_timeout_s": "tools.server.timeout_s",
-    "tools.experts_url": "tools.server.url",
-    "tools.form": "tools.menu.form",
-    "tools.index": "tools.search.index",
-    "tools.sandbox_isolation": "tools.sandbox.isolation",
-    "tools.sandbox_timeout_s": "tools.sandbox.timeout_s",
-    "tools.sandbox_url": "tools.sandbox.url",
-    "tools.sandbox_workers": "tools.sandbox.workers",
-    "tools.subset": "tools.menu.subset",
     "tools.subset_max": "tools.menu.most",
     "tools.subset_min": "tools.menu.fewest",
-    "tools.top_k": "tools.search.top_k",
     "tools.web": "tools.web.provider",
-    "tools.web_timeout_s": "tools.web.timeout_s",
-    "tools.web_url": "tools.web.url",
 }
 
 
@@ -97,16 +76,9 @@ def load(config: DictConfig, output_dir: str | None = None) -> RunConfig:
     run = OmegaConf.to_object(config)
     if not isinstance(run, RunConfig):
         raise ConfigError("This is no run's config: its defaults list must begin with `run_config`.")
-    validate(run)
-    return run
-
-
-def validate(config: RunConfig) -> None:
-    """Raises:
-    ConfigError: with all of `problems(config)`, a line each.
-    """
-    if found := problems(config):
+    if found := problems(run):
         raise ConfigError("\n".join(found))
+    return run
 
 
 def problems(config: RunConfig) -> list[str]:

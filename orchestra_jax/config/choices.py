@@ -2,8 +2,7 @@
 
 from enum import StrEnum
 
-from orchestra_jax.config.errors import ConfigError
-from orchestra_jax.config.ranges import unknown_choice
+from orchestra_jax.config.ranges import ConfigError, unknown_choice
 
 
 class Choice(StrEnum):
@@ -22,8 +21,6 @@ class Choice(StrEnum):
 
 
 class DType(Choice):
-    """Of arrays."""
-
     float32 = "float32"
     bfloat16 = "bfloat16"
 
@@ -37,8 +34,6 @@ class Remat(Choice):
 
 
 class AttentionBackend(Choice):
-    """Who computes attention."""
-
     xla = "xla"
     cudnn = "cudnn"
 
@@ -79,16 +74,12 @@ class KL(Choice):
 
 
 class Aggregation(Choice):
-    """How the losses of tokens become one number."""
-
     token = "token"
     sequence = "sequence"
     constant = "constant"
 
 
 class Importance(Choice):
-    """Correction for rollout log-probs that differ from the learner's."""
-
     none = "none"
     tis = "tis"
     icepop = "icepop"
@@ -117,15 +108,11 @@ class EngineName(Choice):
 
 
 class Device(Choice):
-    """What a server of the run computes on."""
-
     cuda = "cuda"
     cpu = "cpu"
 
 
 class History(Choice):
-    """Whether earlier turns keep their reasoning."""
-
     keep = "keep"
     strip_thinking = "strip_thinking"
 
@@ -155,15 +142,11 @@ class Role(Choice):
 
 
 class MenuForm(Choice):
-    """A tool for each expert, or the three functions of the paper's released evaluation."""
-
     separate = "separate"
     released = "released"
 
 
 class WebProvider(Choice):
-    """Who searches the web."""
-
     tavily = "tavily"
     wikipedia = "wikipedia"
 
@@ -178,8 +161,6 @@ class SandboxIsolation(Choice):
 
 
 class ReplayMode(Choice):
-    """What happens with the record of tool calls."""
-
     off = "off"
     record = "record"
     replay = "replay"
@@ -187,8 +168,6 @@ class ReplayMode(Choice):
 
 
 class Compiler(Choice):
-    """What the planner compiles for; auto: cuda where jax[cuda12] is installed."""
-
     auto = "auto"
     cuda = "cuda"
     cpu = "cpu"

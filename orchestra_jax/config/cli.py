@@ -5,8 +5,9 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from difflib import get_close_matches
+from typing import NoReturn
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -44,16 +45,14 @@ def run(main: Callable[[], None]) -> None:
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         if wants_trace:
             raise
-        sys.exit(_end(explain_error(error)))
+        _end(explain_error(error))
     except OSError as error:
         if wants_trace or error.errno != errno.ENAMETOOLONG:
             raise
-        sys.exit(
-            _end(
-                "A job of this sweep would get a folder with a longer name than the file system allows: number the "
-                "folders with hydra.sweep.subdir='${hydra.job.num}', or put what all jobs share into a file of "
-                "conf/experiment."
-            )
+        _end(
+            "A job of this sweep would get a folder with a longer name than the file system allows: number the "
+            "folders with hydra.sweep.subdir='${hydra.job.num}', or put what all jobs share into a file of "
+            "conf/experiment."
         )
     finally:
         os.environ["HYDRA_FULL_ERROR"] = asked  # a program that goes on after this keeps its own choice
@@ -69,7 +68,7 @@ def configure(config: DictConfig) -> RunConfig:
         run = load(config, HydraConfig.get().runtime.output_dir)
     except (ConfigError, OmegaConfBaseException) as error:
         # Raised further, Hydra would put a line of its own above the sentence.
-        sys.exit(_end(explain_error(error)))
+        _end(explain_error(error))
     if run.rollout.server.share_gpus:
         # JAX keeps what it once took of a GPU, unless this says otherwise before it starts (engines/gpus.py).
         os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
@@ -80,7 +79,9 @@ def explain_error(error: BaseException) -> str:
     """What a user did wrong, in one sentence (one per problem for a `ConfigError`)."""
     if isinstance(error, ConfigError):
         return str(error)
-    chain = list(_causes(error))
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
     for cause in chain:
         if isinstance(cause, ConfigAttributeError | ConfigKeyError):
             key = str(cause.full_key)
@@ -95,7 +96,9 @@ def explain_error(error: BaseException) -> str:
     ):
         return f"In '{found[1]}': {unknown_key(found[2])}"
     if found := re.match(r"Could not override '([^'@]+)'\.\s+No match in the defaults list", str(error)):
-        return _unlisted_group(found[1])
+        if f"{found[1]}.name" in keys():
+            return f"'{found[1]}' is no choice of a config group: write {found[1]}.name=NAME."
+        return f"'{found[1]}' has no default to replace: write +{found[1]}=NAME."
     return _one_line(" ".join(str(cause) for cause in chain))
 
 
@@ -124,19 +127,6 @@ def _unknown_choice(path: str, options: list[str]) -> str:
     return f"Unknown choice '{group}={choice}'{hint}{group} has: {', '.join(options)}."
 
 
-def _unlisted_group(group: str) -> str:
-    if f"{group}.name" in keys():
-        return f"'{group}' is no choice of a config group: write {group}.name=NAME."
-    return f"'{group}' has no default to replace: write +{group}=NAME."
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__
-
-
 def _one_line(message: str) -> str:
     """Hydra's and OmegaConf's text without the lines that are of use to programmers only."""
     lines = [line.strip() for line in message.splitlines()]
@@ -145,9 +135,9 @@ def _one_line(message: str) -> str:
     )
 
 
-def _end(message: str) -> int:
+def _end(message: str) -> NoReturn:
     print(message, file=sys.stderr)
-    return USAGE_ERROR
+    sys.exit(USAGE_ERROR)
 
 
 def _unlock(node: DictConfig) -> None:

@@ -1,4 +1,4 @@
-"""Rules of single fields: what values a setting may have, and the sentence for one that it may not."""
+"""Rules of single fields: what values a setting may have, and the error for one that it may not."""
 
 from collections.abc import Mapping
 from dataclasses import field, fields
@@ -7,12 +7,9 @@ from enum import StrEnum
 from types import UnionType
 from typing import Any, get_args
 
-from orchestra_jax.config.errors import ConfigError
 
-
-def one_of(default: str | None, *choices: str) -> Any:
-    """A field whose value is one of `choices`."""
-    return field(default=default, metadata={"choices": choices})
+class ConfigError(ValueError):
+    """The run cannot start as configured; the message says what to change."""
 
 
 def within(default: float, low: float, high: float) -> Any:
@@ -67,8 +64,6 @@ def range_problem(key: str, value: Any, rule: Mapping[str, Any]) -> str | None:
     """The sentence for a value that breaks the rule of its field, else None; None as value is always allowed."""
     if value is None:
         return None
-    if "choices" in rule and value not in rule["choices"]:
-        return unknown_choice(key, value, list(rule["choices"]))
     low, high, bound = rule.get("low"), rule.get("high"), rule.get("above")
     if high is not None and not low <= value <= high:
         return f"{key}={value} must be within [{low}, {high}]: change it."

@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from collections.abc import Callable
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,7 +15,7 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """One list of names for one concept.
 
-    A name is found in this order: registered here; an entry point of an installed package; `module:attribute`, where
+    A name is found in this order: a built-in one; an entry point of an installed package; `module:attribute`, where
     the module is installed or lies in the working directory.
 
     Attributes:
@@ -30,25 +29,11 @@ class Registry(Generic[T]):
 
     def __init__(self, concept: str, key: str, *, group: str | None = None, builtin: dict[str, "T | str"]) -> None:
         self.concept, self.key, self.group = concept, key, group
-        self._found: dict[str, T | str] = dict(builtin)
-
-    def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that registers an object under a name.
-
-        Raises:
-            ValueError: the name is taken by something else.
-        """
-
-        def add(found: T) -> T:
-            if self._found.setdefault(name, found) is not found:
-                raise ValueError(f"There is already another {self.concept} named {name!r}: choose another name.")
-            return found
-
-        return add
+        self._builtin = builtin
 
     def names(self) -> tuple[str, ...]:
         """All names that can be chosen, sorted; imports nothing."""
-        return tuple(sorted({*self._found, *self._installed()}))
+        return tuple(sorted({*self._builtin, *self._installed()}))
 
     def problem(self, name: str) -> str | None:
         """One sentence with the fix where nothing has this name, else None; a `module:attribute` is not looked for."""
@@ -69,7 +54,7 @@ class Registry(Generic[T]):
         """
         if problem := self.problem(name):
             raise ConfigError(problem)
-        found: Any = self._found.get(name)
+        found: Any = self._builtin.get(name)
         if found is None and ":" not in name:
             try:
                 found = self._installed()[name].load()

@@ -8,7 +8,7 @@ in `config.checks.problems`.
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig, LossConfig, OptimizerConfig
+from orchestra_jax.config.algorithm import AlgorithmConfig, OptimizerConfig
 from orchestra_jax.config.choices import (
     AttentionBackend,
     Compiler,
@@ -21,23 +21,10 @@ from orchestra_jax.config.choices import (
     Schedule,
     ToolFeature,
 )
-from orchestra_jax.config.errors import ConfigError
+from orchestra_jax.config.ranges import ConfigError as ConfigError
 from orchestra_jax.config.ranges import Settings, above, at_least, within
-from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits, ServerOptions
-from orchestra_jax.config.tools import ToolsConfig as ToolsConfig
-
-__all__ = [
-    "AdvantageConfig",
-    "AlgorithmConfig",
-    "ConfigError",
-    "LossConfig",
-    "OptimizerConfig",
-    "RewardConfig",
-    "RolloutConfig",
-    "RolloutLimits",
-    "RunConfig",
-    "ServerOptions",
-]  # fmt: skip
+from orchestra_jax.config.rollout import RolloutConfig
+from orchestra_jax.config.tools import ToolsConfig
 
 
 @dataclass(frozen=True)
@@ -64,11 +51,6 @@ class ModelConfig(Settings):
     remat: Remat = Remat.none  # what the backward pass recomputes
     attention: AttentionBackend = AttentionBackend.xla  # backend
     lora: LoraConfig = field(default_factory=LoraConfig)
-
-    @property
-    def numerics(self) -> dict[str, Any]:
-        """What a model's config takes of these settings, whatever its size."""
-        return {name: getattr(self, name) for name in ("dtype", "param_dtype", "scan_layers", "remat", "attention")}
 
 
 @dataclass(frozen=True)

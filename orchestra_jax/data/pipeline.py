@@ -1,24 +1,11 @@
 """The stream of training tasks on grain: shuffled again each epoch, resumed exactly, sliced by process."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
 from orchestra_jax.types import Task
-
-T_co = TypeVar("T_co", covariant=True)
-
-
-class RandomAccess(Protocol[T_co]):
-    """Anything with a length and items by index."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> T_co: ...
-
-
-TaskSource = RandomAccess[Task]
 
 
 class TaskIterator(Protocol):
@@ -33,33 +20,13 @@ class TaskIterator(Protocol):
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
-class Flattened:
-    """Batches of lists of tasks as batches of tasks; the state is the inner iterator's."""
-
-    def __init__(self, batches: Any) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> "Flattened":
-        return self
-
-    def __next__(self) -> list[Task]:
-        return [task for tasks in next(self._batches) for task in tasks]
-
-    def get_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._batches.get_state()
-        return state
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._batches.set_state(state)
-
-
 def task_iterator(
-    *sources: RandomAccess[Any],
+    *sources: Sequence[Any],
     seed: int,
     batch_size: int,
     process_index: int = 0,
     process_count: int = 1,
-    build: Callable[[Any, np.random.Generator], Task] | None = None,
+    build: Callable[[Any, np.random.Generator], Task | list[Task]] | None = None,
     weights: Sequence[float] | None = None,
 ) -> TaskIterator:
     """Batches of tasks for ever, across epochs without a remainder.
@@ -72,8 +39,8 @@ def task_iterator(
         seed: of the order and of the generators.
         batch_size: tasks per batch of this process.
         process_index, process_count: this process's slice.
-        build: makes a task of an item with a generator of its own for each position of the stream, so that the same
-            question gets another menu and preference in another epoch.
+        build: makes a task of an item, or a list of tasks, with a generator of its own for each position of the
+            stream, so that the same question gets another menu and preference in another epoch.
         weights: share of each source in the stream, up to a factor; None: equal shares.
 
     Raises:
@@ -99,7 +66,11 @@ def task_iterator(
     dataset = shuffled[0] if len(shuffled) == 1 else grain.MapDataset.mix(shuffled, weights).seed(seed)
     if build is not None:
         dataset = dataset.random_map(build)
-    dataset = dataset[process_index::process_count].batch(batch_size, batch_fn=list)
+    dataset = dataset[process_index::process_count].batch(batch_size, batch_fn=_flat)
     # Tasks are in memory: reading ahead in threads would cost more than it hides.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     return iter(dataset.to_iter_dataset(options))
+
+
+def _flat(items: Sequence[Task | list[Task]]) -> list[Task]:
+    return [task for item in items for task in (item if isinstance(item, list) else [item])]

@@ -6,91 +6,88 @@ weights, by one maker, that search, or that compute with code.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 
 from orchestra_jax.types import CODE, FREE, MADE_BY, OPEN_WEIGHTS, PAID, SEARCH, Preference, ToolSpec
 
-WORDINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "accuracy": {
-            "train": (
-                "Only the right answer matters; spend whatever it takes.",
-                "I care about correctness alone, not about money or time.",
-                "Be as accurate as you can, cost and speed are no concern.",
-            ),
-            "eval": ("The answer has to be right, everything else is secondary.", "Get it right at any price."),
-        },
-        "low_cost": {
-            "train": (
-                "Please keep the cost as low as possible.",
-                "My budget is small: use the cheapest way that works.",
-                "Spend as little money as you can on this.",
-            ),
-            "eval": ("I want this done for the least money.", "Avoid expensive calls, I have to pay for each of them."),
-        },
-        "fast": {
-            "train": (
-                "I need the answer quickly.",
-                "Please be as fast as possible, I am waiting.",
-                "Time is short: avoid slow tools.",
-            ),
-            "eval": ("Hurry, every second counts.", "Prefer whatever responds soonest."),
-        },
-        "local": {
-            "train": (
-                "My data is confidential: prefer tools that run on my own machine.",
-                "Use local tools where you can and avoid sending anything to outside services.",
-                "Please stay on this machine as far as possible.",
-            ),
-            "eval": (
-                "Keep everything in house, nothing should leave my computer.",
-                "I prefer tools that I host myself.",
-            ),
-        },
-        "free": {
-            "train": (
-                "Please use free tools only, avoid the paid ones.",
-                "Do not call anything that costs money if it can be avoided.",
-                "Prefer tools without a charge.",
-            ),
-            "eval": ("I do not want to pay for tools.", "Stick to what comes free of charge."),
-        },
-        "open": {
-            "train": (
-                "Prefer models whose weights are open.",
-                "Our policy is to work with open models, so avoid closed ones where you can.",
-                "Please let openly available models do the work.",
-            ),
-            "eval": ("I would rather rely on open models.", "Closed models should stay out of this if possible."),
-        },
-        "maker": {
-            "train": (
-                "Prefer the models made by {maker}.",
-                "We have a contract with {maker}: use their models where you can.",
-                "I trust models made by {maker} more than others.",
-            ),
-            "eval": ("Let the models made by {maker} do it.", "If you can, choose something made by {maker}."),
-        },
-        "search": {
-            "train": (
-                "Please look things up rather than rely on memory.",
-                "I want an answer that rests on sources: use search.",
-                "Prefer searching to guessing.",
-            ),
-            "eval": ("Back this up with what a search finds.", "Do not trust recollection, search instead."),
-        },
-        "code": {
-            "train": (
-                "Please work this out with code where that is possible.",
-                "Prefer running a program to reasoning in the head.",
-                "Use code to compute and to check.",
-            ),
-            "eval": ("Let a program do the calculating.", "I trust results that code has produced."),
-        },
-    }
-)
+WORDINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "accuracy": {
+        "train": (
+            "Only the right answer matters; spend whatever it takes.",
+            "I care about correctness alone, not about money or time.",
+            "Be as accurate as you can, cost and speed are no concern.",
+        ),
+        "eval": ("The answer has to be right, everything else is secondary.", "Get it right at any price."),
+    },
+    "low_cost": {
+        "train": (
+            "Please keep the cost as low as possible.",
+            "My budget is small: use the cheapest way that works.",
+            "Spend as little money as you can on this.",
+        ),
+        "eval": ("I want this done for the least money.", "Avoid expensive calls, I have to pay for each of them."),
+    },
+    "fast": {
+        "train": (
+            "I need the answer quickly.",
+            "Please be as fast as possible, I am waiting.",
+            "Time is short: avoid slow tools.",
+        ),
+        "eval": ("Hurry, every second counts.", "Prefer whatever responds soonest."),
+    },
+    "local": {
+        "train": (
+            "My data is confidential: prefer tools that run on my own machine.",
+            "Use local tools where you can and avoid sending anything to outside services.",
+            "Please stay on this machine as far as possible.",
+        ),
+        "eval": (
+            "Keep everything in house, nothing should leave my computer.",
+            "I prefer tools that I host myself.",
+        ),
+    },
+    "free": {
+        "train": (
+            "Please use free tools only, avoid the paid ones.",
+            "Do not call anything that costs money if it can be avoided.",
+            "Prefer tools without a charge.",
+        ),
+        "eval": ("I do not want to pay for tools.", "Stick to what comes free of charge."),
+    },
+    "open": {
+        "train": (
+            "Prefer models whose weights are open.",
+            "Our policy is to work with open models, so avoid closed ones where you can.",
+            "Please let openly available models do the work.",
+        ),
+        "eval": ("I would rather rely on open models.", "Closed models should stay out of this if possible."),
+    },
+    "maker": {
+        "train": (
+            "Prefer the models made by {maker}.",
+            "We have a contract with {maker}: use their models where you can.",
+            "I trust models made by {maker} more than others.",
+        ),
+        "eval": ("Let the models made by {maker} do it.", "If you can, choose something made by {maker}."),
+    },
+    "search": {
+        "train": (
+            "Please look things up rather than rely on memory.",
+            "I want an answer that rests on sources: use search.",
+            "Prefer searching to guessing.",
+        ),
+        "eval": ("Back this up with what a search finds.", "Do not trust recollection, search instead."),
+    },
+    "code": {
+        "train": (
+            "Please work this out with code where that is possible.",
+            "Prefer running a program to reasoning in the head.",
+            "Use code to compute and to check.",
+        ),
+        "eval": ("Let a program do the calculating.", "I trust results that code has produced."),
+    },
+}
 
 
 def applicable(tools: Iterable[ToolSpec]) -> tuple[str, ...]:

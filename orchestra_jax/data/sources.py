@@ -1,7 +1,7 @@
 """Questions with reference answers from the files that public benchmarks come in."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,12 @@ class Question:
         return Task(self.id, self.question, self.answer, tuple(tools), preference, self.family, self.extra)
 
 
-def load_tasks(path: str | Path, format: str = "auto", *, limit: int | None = None) -> list[Question]:  # noqa: A002
+def load_tasks(path: str | Path, format: str = "auto") -> list[Question]:  # noqa: A002
     """Reads a file, or every file of a folder in the order of their names.
 
     Args:
         path: a .jsonl, .json (a list of rows) or .parquet file, or a folder of them.
         format: one of FORMATS, or "auto": known by the keys of each file's first row.
-        limit: at most so many questions.
 
     HLE rows with an image are left out (the paper's text-only subset), and so are GeneralThought rows without a
     reference answer and further rows of the same question_id.
@@ -53,31 +52,19 @@ def load_tasks(path: str | Path, format: str = "auto", *, limit: int | None = No
     questions: dict[str, Question] = {}
     for file in _files(Path(path)):
         kind = format
-        for place, row in _rows(file):
+        for number, place, row in _rows(file):
             if not isinstance(row, Mapping):
                 raise ValueError(f"{place}: a row must be an object with named fields, not {type(row).__name__}.")
             kind = _detect(row) if kind == "auto" else kind
-            question = _read(kind, row, place, file.stem)
+            question = _read(kind, row, place, number, file.stem)
             if question is None or (kind == "general_thought" and question.id in questions):
                 continue
             if question.id in questions:
                 raise ValueError(f"{place}: the id {question.id!r} occurs twice; ids must be unique.")
             questions[question.id] = question
-            if limit is not None and len(questions) >= limit:
-                return list(questions.values())
     if not questions:
         raise ValueError(f"{str(path)!r} holds no usable question of format {format!r}.")
     return list(questions.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    file: Path
-    unit: str  # "line" or "row"
-    number: int
-
-    def __str__(self) -> str:
-        return f"{str(self.file)!r}, {self.unit} {self.number}"
 
 
 def _files(path: Path) -> list[Path]:
@@ -91,33 +78,32 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _rows(file: Path) -> Iterator[tuple[_Place, Any]]:
+def _rows(file: Path) -> Iterator[tuple[int, str, Any]]:
+    """Number, place in words and content of every row."""
+    if file.suffix == ".jsonl":
+        with file.open(encoding="utf-8") as stream:
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    place = f"{str(file)!r}, line {number}"
+                    yield number, place, _parse(line, place)
+        return
+    rows: Iterable[Any]
     if file.suffix == ".parquet":
         try:
             import pyarrow.parquet as parquet
         except ImportError:
             raise ImportError(f"Reading {file.name!r} needs pyarrow: pip install 'orchestra-jax[data]'.") from None
-        number = 0
-        for batch in parquet.ParquetFile(file).iter_batches(batch_size=1024):
-            for row in batch.to_pylist():
-                number += 1
-                yield _Place(file, "row", number), row
-        return
-    with file.open(encoding="utf-8") as stream:
-        if file.suffix == ".json":
-            rows = _parse(stream.read(), _Place(file, "row", 1))
-            if not isinstance(rows, list):
-                raise ValueError(f"{str(file)!r} must be a JSON list of rows.")
-            for number, row in enumerate(rows, 1):
-                yield _Place(file, "row", number), row
-            return
-        for number, line in enumerate(stream, 1):
-            if line.strip():
-                place = _Place(file, "line", number)
-                yield place, _parse(line, place)
+        batches = parquet.ParquetFile(file).iter_batches(batch_size=1024)
+        rows = (row for batch in batches for row in batch.to_pylist())
+    else:
+        rows = _parse(file.read_text(encoding="utf-8"), f"{str(file)!r}, row 1")
+        if not isinstance(rows, list):
+            raise ValueError(f"{str(file)!r} must be a JSON list of rows.")
+    for number, row in enumerate(rows, 1):
+        yield number, f"{str(file)!r}, row {number}", row
 
 
-def _parse(text: str, place: _Place) -> Any:
+def _parse(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -137,7 +123,7 @@ def _detect(row: Row) -> str:
     return "jsonl"  # nq, hotpot and the released FRAMES file are rows of question and answer too
 
 
-def _read(kind: str, row: Row, place: _Place, stem: str) -> Question | None:
+def _read(kind: str, row: Row, place: str, number: int, stem: str) -> Question | None:
     """One row as a question; None where the format leaves it out."""
 
     def get(key: str) -> Any:
@@ -145,7 +131,7 @@ def _read(kind: str, row: Row, place: _Place, stem: str) -> Question | None:
             raise ValueError(f"{place}: no {key!r}, which every row of format {kind!r} needs.")
         return row[key]
 
-    fallback = f"{stem}-{place.number}"
+    fallback = f"{stem}-{number}"
     match kind:
         case "gsm8k":
             if "####" not in str(get("answer")):
@@ -154,7 +140,7 @@ def _read(kind: str, row: Row, place: _Place, stem: str) -> Question | None:
             return Question(fallback, get("question"), (final,), "gsm8k")
         case "frames" if "Prompt" in row:
             extra = {key: row[key] for key in ("wiki_links", "reasoning_types") if row.get(key)}
-            return Question(f"frames-{place.number}", get("Prompt"), _answers(get("Answer")), "frames", extra)
+            return Question(f"frames-{number}", get("Prompt"), _answers(get("Answer")), "frames", extra)
         case "frames":
             return Question(str(get("id")), get("question"), _answers(get("answer")), "frames")
         case "hle":

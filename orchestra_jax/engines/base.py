@@ -44,8 +44,35 @@ class Generation:
     version_spans: tuple[tuple[int, int], ...] = ()
 
 
+def generation(
+    ids: Sequence[int], logprobs: Sequence[float], reason: str, spans: Sequence[tuple[int, int]], cached: int
+) -> Generation:
+    """A generation whose tokens were sampled under the versions of `spans`."""
+    return Generation(
+        token_ids=tuple(ids),
+        logprobs=tuple(logprobs),
+        finish_reason=reason,
+        weight_version=spans[0][0],
+        cached_tokens=cached,
+        version_spans=tuple(spans) if len(spans) > 1 else (),
+    )
+
+
+def check_request(prompt: Sequence[int], params: SamplingParams, max_length: int) -> None:
+    """Raises ValueError where nothing can be sampled; one sentence."""
+    if not prompt:
+        raise ValueError("The prompt is empty; give at least one token.")
+    if len(prompt) + 1 > max_length:
+        raise ValueError(
+            f"A prompt of {len(prompt)} tokens leaves no room to sample in rollout.limits.max_length={max_length}: "
+            "raise rollout.limits.max_length."
+        )
+    if params.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {params.max_new_tokens}.")
+
+
 class Engine(Protocol):
-    """What the collector needs of a sampler. Implementations: `embedded.EmbeddedEngine`."""
+    """What the collector needs of a sampler; `embedded.EmbeddedEngine` and `sglang.engine.SGLangEngine` have it."""
 
     def open_session(self) -> int:
         """Announces a trajectory: its generations share a growing prefix whose keys and values are kept."""

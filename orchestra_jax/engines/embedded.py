@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestra_jax.engines.base import Generation, SamplingParams
+from orchestra_jax.config.rollout import RolloutConfig
+from orchestra_jax.engines.base import Generation, SamplingParams, check_request, generation
 from orchestra_jax.engines.slot_cache import MAX_STOP_IDS, Row, SlotCache
 from orchestra_jax.models.base import DecoderConfig
 
@@ -33,17 +34,6 @@ class _Request:
     def ids(self) -> tuple[int, ...]:
         return (*self.prompt, *self.sampled)
 
-    def result(self, reason: str) -> Generation:
-        spans = tuple(self.spans) if len(self.spans) > 1 else ()
-        return Generation(
-            token_ids=tuple(self.sampled),
-            logprobs=tuple(self.logprobs),
-            finish_reason=reason,
-            weight_version=self.spans[0][0],
-            cached_tokens=self.cached,
-            version_spans=spans,
-        )
-
 
 class EmbeddedEngine:
     """Samples from a policy of any model family in this process.
@@ -51,14 +41,10 @@ class EmbeddedEngine:
     Args:
         config: the policy's architecture.
         params: its parameters.
+        settings: `slots` sequences are held at once and more wait their turn, none longer than `limits.max_length`, in
+            as many parts as `threads`. With `lockstep` sampling does not depend on how long tools take, which makes
+            whole runs reproducible bit for bit; without it sequences decode as they come.
         version: weight version of `params`.
-        slots: sequences held at once; more wait their turn.
-        max_length: longest sequence in tokens, prompt included.
-        chunk: tokens decoded between two admissions.
-        widths: compiled widths of a prefill or an extension; a longer one is done in several passes.
-        lockstep: run only when every open session waits here. Sampling then does not depend on how long tools take,
-            which makes whole runs reproducible bit for bit; without it sequences decode as they come.
-        threads: parts of the slots that run side by side; 1 where a GPU does the work.
 
     Raises:
         ValueError: from `generate`, for a prompt that is empty or leaves no room in `max_length`, no new tokens, more
@@ -66,24 +52,14 @@ class EmbeddedEngine:
         RuntimeError: from `generate`, once the engine is closed, or in another event loop than before.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        params: Any,
-        *,
-        version: int = 0,
-        slots: int = 256,
-        max_length: int = 192,
-        chunk: int = 8,
-        widths: Sequence[int] = (16, 64, 256, 1024),
-        lockstep: bool = True,
-        threads: int = 1,
-    ) -> None:
+    def __init__(self, config: DecoderConfig, params: Any, settings: RolloutConfig, *, version: int = 0) -> None:
         self.config, self.params, self.version = config, params, version
-        self.slots, self.max_length, self.chunk, self.lockstep = slots, max_length, chunk, lockstep
+        self.max_length, self.lockstep = settings.limits.max_length, settings.lockstep
+        slots, threads = settings.slots, settings.threads
         share = -(-slots // threads)
         self._caches = [
-            SlotCache(config, min(share, slots - first), max_length, chunk, widths) for first in range(0, slots, share)
+            SlotCache(config, min(share, slots - first), self.max_length, settings.chunk, settings.widths)
+            for first in range(0, slots, share)
         ]
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="engine") if threads > 1 else None
         self._place: dict[int, tuple[SlotCache, int]] = {}  # cache and slot of a session
@@ -117,15 +93,7 @@ class EmbeddedEngine:
         if self._closed:
             raise RuntimeError("The engine is closed; make a new one.")
         prompt = tuple(prompt_ids)
-        if len(prompt) + 1 > self.max_length:
-            raise ValueError(
-                f"A prompt of {len(prompt)} tokens leaves no room to sample in rollout.limits.max_length="
-                f"{self.max_length}: raise rollout.limits.max_length."
-            )
-        if not prompt:
-            raise ValueError("The prompt is empty; give at least one token.")
-        if params.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {params.max_new_tokens}.")
+        check_request(prompt, params, self.max_length)
         if len(params.stop_ids) > MAX_STOP_IDS:
             raise ValueError(f"At most {MAX_STOP_IDS} stop ids are supported, got {len(params.stop_ids)}.")
         own = session is None
@@ -272,4 +240,6 @@ class EmbeddedEngine:
         if stopped or ended:
             del self._running[request.session]
             if not request.future.done():  # else its caller was cancelled a moment ago
-                request.future.set_result(request.result("stop" if stopped else "length"))
+                reason = "stop" if stopped else "length"
+                found = generation(request.sampled, request.logprobs, reason, request.spans, request.cached)
+                request.future.set_result(found)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from orchestra_jax.config.schema import RolloutConfig
+from orchestra_jax.config.rollout import RolloutConfig
 
 _ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

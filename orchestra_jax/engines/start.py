@@ -49,28 +49,14 @@ async def start_engine(
 ) -> RunEngine:
     """The engine, ready and holding `params` as `version`.
 
-    Args:
-        tokenizer_size: ids that the tokenizer has.
-        directory: of the run; servers that it starts have their first weights and their logs there.
+    The tokenizer has `tokenizer_size` ids. Servers of the run have their first weights and their logs in `directory`.
 
     Raises:
         ConfigError: a server does not start, does not answer, or has another model.
     """
     r = cfg.rollout
     if r.engine is EngineName.embedded:
-        return RunEngine(
-            EmbeddedEngine(
-                model,
-                params,
-                version=version,
-                slots=r.slots,
-                max_length=r.limits.max_length,
-                chunk=r.chunk,
-                widths=r.widths,
-                lockstep=r.lockstep,
-                threads=r.threads,
-            )
-        )
+        return RunEngine(EmbeddedEngine(model, params, r, version=version))
     servers = [] if r.urls else _servers(cfg, version, directory)
     urls = r.urls or [server.url for server in servers]
     engine = SGLangEngine(
@@ -87,19 +73,18 @@ async def start_engine(
     try:
         if servers:
             checkpoint.save(directory / "server" / "model", model, params, dtype=r.serving_dtype, overwrite=True)
-        for number, server in enumerate(servers):
-            print(f"Starting SGLang server {number + 1} of {len(servers)} ...", flush=True)
+        for number, server in enumerate(servers, 1):
+            print(f"Starting SGLang server {number} of {len(servers)} ...", flush=True)
             server.launch()
         for server in servers:
             await server.start()
         for sentence in await engine.check(model, tokenizer_size, r.serving_dtype):
             print(sentence, flush=True)
         await engine.update_weights(params, version)
-    except (InfrastructureError, OSError, ValueError, RuntimeError) as error:
+    except BaseException as error:
         await running.close()
-        raise ConfigError(str(error)) from error
-    except BaseException:
-        await running.close()
+        if isinstance(error, InfrastructureError | OSError | ValueError | RuntimeError):
+            raise ConfigError(str(error)) from error
         raise
     return running
 

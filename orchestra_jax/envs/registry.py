@@ -1,11 +1,10 @@
 """The environments by name, and what is asked of one before it is made."""
 
 from collections.abc import Callable
-from typing import Any
 
 from orchestra_jax.config.registry import Registry
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.envs.base import Environment, OwnChat
+from orchestra_jax.envs.base import Environment
 
 # A subclass of `Environment`, or a function that makes one; only a class has checks, a chat and a forecast.
 ENVIRONMENTS: Registry[Callable[[RunConfig], Environment]] = Registry(
@@ -28,24 +27,11 @@ def make_environment(cfg: RunConfig) -> Environment:
     return ENVIRONMENTS.get(cfg.env.name)(cfg)
 
 
-def problems(cfg: RunConfig) -> list[str]:
-    """See `Environment.problems`."""
-    found: list[str] = _asked(cfg, "problems")
-    return found
+def environment_class(cfg: RunConfig) -> type[Environment]:
+    """Who is asked for `problems`, `chat` and `forecast`; `Environment` itself where a function makes the run's.
 
-
-def own_chat(cfg: RunConfig) -> OwnChat | None:
-    """See `Environment.chat`."""
-    found: OwnChat | None = _asked(cfg, "chat")
-    return found
-
-
-def forecast(cfg: RunConfig) -> str | None:
-    """See `Environment.forecast`."""
-    found: str | None = _asked(cfg, "forecast")
-    return found
-
-
-def _asked(cfg: RunConfig, question: str) -> Any:
+    Raises:
+        ConfigError: there is no environment of this name.
+    """
     made_by = ENVIRONMENTS.get(cfg.env.name)
-    return getattr(made_by, question, getattr(Environment, question))(cfg)
+    return made_by if isinstance(made_by, type) and issubclass(made_by, Environment) else Environment

@@ -32,15 +32,3 @@ def held_out(environment: Environment, cfg: RunConfig) -> Sequence[Task]:
 def preference_swap(environment: Environment, cfg: RunConfig) -> Mapping[str, Sequence[Task]]:
     """The same evaluation.swap_questions held-out questions under each kind of preference."""
     return environment.paired_preferences(cfg.evaluation.swap_questions)
-
-
-def make_benchmarks(environment: Environment, cfg: RunConfig) -> dict[str, Tasks]:
-    """The tasks of every benchmark in evaluation.benchmarks that has any; none at all with evaluation.questions=0.
-
-    Raises:
-        ConfigError: there is no benchmark of this name.
-    """
-    if not cfg.evaluation.questions:
-        return {}
-    made = {name: BENCHMARKS.get(name)(environment, cfg) for name in cfg.evaluation.benchmarks}
-    return {name: tasks for name, tasks in made.items() if len(tasks)}

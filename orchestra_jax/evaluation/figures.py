@@ -362,6 +362,5 @@ def _label(picture: Figure, axes: Axes, points: Sequence[_Point], arrow: tuple[_
 
 def _overlap(a: Bbox, b: Bbox) -> float:
     """Common area in square pixels."""
-    width = min(a.x1, b.x1) - max(a.x0, b.x0)
-    height = min(a.y1, b.y1) - max(a.y0, b.y0)
-    return max(width, 0.0) * max(height, 0.0)
+    common = Bbox.intersection(a, b)
+    return common.width * common.height if common else 0.0

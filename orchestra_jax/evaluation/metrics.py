@@ -58,12 +58,6 @@ def tool_shares(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float
     }
 
 
-def share_of(trajectories: Sequence[Trajectory], tool: str, among: Sequence[str]) -> float:
-    """Calls of `tool` as a share of the calls of all tools in `among`; 0 without such a call."""
-    calls = [name for t in trajectories for name in t.tool_names if name in among]
-    return calls.count(tool) / len(calls) if calls else 0.0
-
-
 def preference_utility(
     runs: Sequence[Sequence[Trajectory]], baselines: Sequence[Sequence[Trajectory]], tool_feature: ToolFeature
 ) -> Float[np.ndarray, "R Q"]:
@@ -101,8 +95,10 @@ def preference_utility(
 
 
 def by_part(parts: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, float]]:
-    """Figures of each part of a benchmark, with the share of local among all searches."""
-    return {
-        part: summarize(runs) | {"local_share": share_of(runs, "local_search", ("local_search", "web_search"))}
-        for part, runs in parts.items()
-    }
+    """Figures of each part of a benchmark, with the share of local among all searches (0 without a search)."""
+    found = {}
+    for part, runs in parts.items():
+        searches = [name for t in runs for name in t.tool_names if name in ("local_search", "web_search")]
+        share = searches.count("local_search") / len(searches) if searches else 0.0
+        found[part] = summarize(runs) | {"local_share": share}
+    return found

@@ -46,6 +46,13 @@ _SWAP_COLUMNS: Mapping[str, tuple[str, float, int]] = {
     "local share %": ("local_share", 100, 0),
 }
 
+# label: figure, and the two kinds of preference it is compared under
+_RATIOS = (
+    ('cost under "cost" ÷ under "accuracy"', "cost", "cost", "accuracy"),
+    ('latency under "fast" ÷ under "cost"', "latency", "fast", "cost"),
+    ('local share of searches, "local" vs "accuracy"', "local_share", "local", "accuracy"),
+)
+
 
 def value(figures: Mapping[str, Any] | None, name: str) -> float | None:
     """A figure as a float (infinities included); None where it is missing or not a number."""
@@ -200,27 +207,16 @@ def _ratio_table(swap: Mapping[str, Mapping[str, Figures]]) -> Table:
     for phase in ("before", "after"):
         table.add_column(phase, justify="right", no_wrap=True)
 
-    def quotient(figure: str, kind: str, other: str) -> list[str]:
+    for label, figure, kind, other in _RATIOS:
         cells = []
         for phase in ("before", "after"):
-            kinds = swap.get(phase, {})
-            top, bottom = value(kinds.get(kind), figure), value(kinds.get(other), figure)
-            cells.append(f"{top / bottom:.2f}" if top is not None and bottom else NOTHING)
-        return cells
-
-    def shares() -> list[str]:
-        cells = []
-        for phase in ("before", "after"):
-            kinds = swap.get(phase, {})
-            pair = [value(kinds.get(kind), "local_share") for kind in ("local", "accuracy")]
-            cells.append(NOTHING if None in pair else " vs ".join(f"{_shown(share, 100, 0)} %" for share in pair))
-        return cells
-
-    for label, cells in {
-        'cost under "cost" ÷ under "accuracy"': quotient("cost", "cost", "accuracy"),
-        'latency under "fast" ÷ under "cost"': quotient("latency", "fast", "cost"),
-        'local share of searches, "local" vs "accuracy"': shares(),
-    }.items():
+            first, second = (value(swap.get(phase, {}).get(name), figure) for name in (kind, other))
+            if first is None or second is None or (figure != "local_share" and not second):
+                cells.append(NOTHING)
+            elif figure == "local_share":
+                cells.append(f"{_shown(first, 100, 0)} % vs {_shown(second, 100, 0)} %")
+            else:
+                cells.append(f"{first / second:.2f}")
         if cells != [NOTHING, NOTHING]:
             table.add_row(label, *cells)
     return table

@@ -8,7 +8,7 @@ import numpy as np
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import Environment
-from orchestra_jax.evaluation.benchmarks import HELD_OUT, make_benchmarks
+from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT
 from orchestra_jax.evaluation.metrics import by_part, preference_utility, summarize, tool_shares
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector
@@ -18,17 +18,11 @@ _SEED = 7  # evaluations sample alike, before and after
 
 
 class Evaluator:
-    """Measures the policy that the engine holds, on fixed tasks.
-
-    Args:
-        cfg: benchmarks, temperatures and sizes; `reward.tool_feature` is that of the preference utility too.
-        environment: makes the tasks, and has the baselines.
-        collector: runs the episodes.
-        engine: the policy.
-        budget: of the run: pays for the evaluations.
+    """Measures the policy that the engine holds, on fixed tasks of the environment; `budget`, of the run, pays for it.
 
     Attributes:
-        benchmarks: tasks by benchmark; where a benchmark has parts, by part.
+        benchmarks: tasks by benchmark, where there are any; by part, where it has parts. None with
+            evaluation.questions=0.
 
     Raises:
         ConfigError: there is no benchmark of a name in evaluation.benchmarks.
@@ -38,7 +32,9 @@ class Evaluator:
         self, cfg: RunConfig, environment: Environment, collector: Collector, engine: Engine, budget: Budget
     ) -> None:
         self.cfg, self.collector, self.engine, self._budget = cfg, collector, engine, budget
-        self.benchmarks = make_benchmarks(environment, cfg)
+        names = cfg.evaluation.benchmarks if cfg.evaluation.questions else []
+        made = {name: BENCHMARKS.get(name)(environment, cfg) for name in names}
+        self.benchmarks = {name: tasks for name, tasks in made.items() if len(tasks)}
         self.scripts = environment.baselines()
         self._baseline_runs: dict[str, list[Trajectory]] | None = None
 

@@ -65,4 +65,6 @@ def run_settings(model: ModelConfig) -> dict[str, Any]:
     Raises:
         ConfigError: an unknown family.
     """
-    return {"family": FAMILIES.get(model.family) if model.family else None, **model.numerics}
+    numerics = ("dtype", "param_dtype", "scan_layers", "remat", "attention")
+    family = FAMILIES.get(model.family) if model.family else None
+    return {"family": family, **{name: getattr(model, name) for name in numerics}}

@@ -7,7 +7,7 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 _Outputs = tuple[Float[Array, " T"], Float[Array, " T"]]
 _Residuals = tuple[Array, Array, Array, Array, Array]
@@ -120,20 +120,6 @@ def _score_by_blocks(
     return chosen - partition, jnp.log(total) - moment / total, partition
 
 
-def _grad_logits(
-    logits: Float[Array, "C b"],
-    hit: Bool[Array, "C b"],
-    partition: Float[Array, " C"],
-    entropy: Float[Array, " C"],
-    d_logprobs: Float[Array, " C"],
-    d_entropy: Float[Array, " C"],
-) -> Float[Array, "C b"]:
-    """d logp_y / d z_j = [j = y] - p_j and d H / d z_j = -p_j (log p_j + H)."""
-    logp = logits - partition[:, None]
-    reached = jnp.where(hit, d_logprobs[:, None], 0.0)
-    return reached - jnp.exp(logp) * (d_logprobs[:, None] + d_entropy[:, None] * (logp + entropy[:, None]))
-
-
 def _split(x: Float[Array, "T ..."], chunks: int) -> Float[Array, "n C ..."]:
     """Chunk i is x[i::n], zero-padded: a T split over devices stays split within every chunk."""
     length = -(-x.shape[0] // chunks)
@@ -170,11 +156,14 @@ def _backward(
     hidden, head, targets, partition, entropy = residuals
 
     def step(d_head: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
-        tokens, ids, *rest = chunk
+        tokens, *columns = chunk
+        ids, partition, entropy, d_logprobs, d_entropy = (x[:, None] for x in columns)
 
         def of_block(d_tokens: Array, first: Array | int, part: Float[Array, "D b"]) -> tuple[Array, Array]:
-            hit = jnp.arange(part.shape[1]) == (ids - first)[:, None]
-            d_logits = _grad_logits(_logits(tokens, part, temperature), hit, *rest)
+            # d logp_y / d z_j = [j = y] - p_j and d H / d z_j = -p_j (log p_j + H).
+            logp = _logits(tokens, part, temperature) - partition
+            reached = jnp.where(jnp.arange(part.shape[1]) == ids - first, d_logprobs, 0.0)
+            d_logits = reached - jnp.exp(logp) * (d_logprobs + d_entropy * (logp + entropy))
             d_logits = (d_logits if temperature == 1.0 else d_logits / temperature).astype(tokens.dtype)
             part = part.astype(tokens.dtype)
             d_tokens += jnp.einsum("cv,dv->cd", d_logits, part, preferred_element_type=jnp.float32)

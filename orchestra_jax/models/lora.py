@@ -27,6 +27,7 @@ from orchestra_jax.config.choices import LoraTarget
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.checkpoint.folders import whole_folder
 from orchestra_jax.models.checkpoint.hf_names import Source, sources
+from orchestra_jax.models.checkpoint.safetensors import HostTensor
 from orchestra_jax.models.decoder import abstract_params
 
 Adapters = Mapping[str, Any]
@@ -144,8 +145,8 @@ def save_peft(
 ) -> None:
     """Writes the adapters as PEFT does, in their own dtype.
 
-    Under its own name the folder is complete or absent: it is written as `.NAME.partial` beside it, then renamed.
-    With several processes all must call this; process 0 writes.
+    Under its own name the folder is complete or absent, see `whole_folder`. With several processes all must call this;
+    process 0 writes.
 
     Args:
         base_name: the base's folder or Hub name, for PEFT's `base_model_name_or_path`.
@@ -160,9 +161,9 @@ def save_peft(
     tensors: dict[str, np.ndarray] = {}
 
     def collect(source: Source, leaf: Any) -> None:
-        array = _to_host(leaf)
-        for name, part in zip(source.names, array if source.stacked else [array], strict=True):
-            tensors[name] = np.ascontiguousarray(part.T)
+        for layer, name in enumerate(source.names):
+            tensor = HostTensor(name, leaf, layer if source.stacked else None, source.transpose, str(leaf.dtype))
+            tensors[name] = tensor.to_host()
 
     jax.tree.map(collect, _adapter_sources(config, lora), dict(adapters))
     if jax.process_index() == 0:
@@ -274,13 +275,6 @@ def _adapter_sources(config: DecoderConfig, lora: LoRA) -> dict[str, Any]:
 
     base = sources(config)
     return {name: {target: pair(base[name][target]["kernel"]) for target in lora.targets} for name in _layers(base)}
-
-
-def _to_host(leaf: Any) -> np.ndarray:
-    """A whole adapter as numpy; a collective where it spans several processes."""
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated:
-        leaf = multihost_utils.process_allgather(leaf, tiled=True)
-    return np.asarray(leaf)
 
 
 def _read_config(path: Path) -> LoRA:

@@ -112,7 +112,9 @@ def param_shardings(
                 f"No sharding rule for {jax.tree_util.keystr(path)} of shape {leaf.shape}; add its logical axes to "
                 "its model family's `axes`."
             )
-        return NamedSharding(mesh, _divisible(mesh, rules.spec(names), leaf.shape))
+        split = zip(rules.spec(names), leaf.shape, strict=True)
+        kept = (axis if size % _size(mesh, axis) == 0 else None for axis, size in split)
+        return NamedSharding(mesh, PartitionSpec(*kept))
 
     return jax.tree_util.tree_map_with_path(sharding, abstract)
 
@@ -159,8 +161,3 @@ def activation_constraint(mesh: Mesh, rules: ShardingRules) -> Callable[[Array, 
 def _size(mesh: Mesh, axis: Axis) -> int:
     names = () if axis is None else (axis,) if isinstance(axis, str) else axis
     return math.prod(mesh.shape[name] for name in names)
-
-
-def _divisible(mesh: Mesh, spec: PartitionSpec, shape: tuple[int, ...]) -> PartitionSpec:
-    kept = (axis if size % _size(mesh, axis) == 0 else None for axis, size in zip(spec, shape, strict=True))
-    return PartitionSpec(*kept)

@@ -10,6 +10,7 @@ is not paid for and reserves nothing.
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -97,16 +98,14 @@ class Budget:
     """
 
     def __init__(self, limits: Limits | None = None, *, name: str = "run", parent: "Budget | None" = None) -> None:
-        self.limits = limits or Limits()
-        self.name = name
-        self.parent = parent
+        self.limits, self.name, self.parent = limits or Limits(), name, parent
         self._chain: tuple[Budget, ...] = (self, *(parent._chain if parent else ()))
         # One lock for the whole tree: a call is reserved at all levels or at none.
         self._lock: threading.Lock = parent._lock if parent else threading.Lock()
         self._spent, self._reserved = _Amount(), _Amount()
         self._spent_by: dict[str, _Amount] = {}
         self._reserved_by: dict[str, _Amount] = {}
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: deque[Reservation] = deque()  # calls that only calls in flight at this level are in the way of
 
     @property
     def spent(self) -> Spending:
@@ -129,7 +128,8 @@ class Budget:
         """Sets the worst case of a call aside, here and in all parents, or nowhere.
 
         Waits as long as only calls in flight are in the way: many calls at once rarely cost their worst case. A caller
-        that waits must hold no reservation, or two of them could wait for each other.
+        that waits must hold no reservation, or two of them could wait for each other. Those that wait for the same
+        level go on in their order.
 
         Args:
             worst: the most that the call can cost; `name`, tokens and `cost_usd` count.
@@ -137,18 +137,19 @@ class Budget:
         Raises:
             BudgetExceeded: it does not fit beside what is spent.
         """
-        amount = _Amount.of(worst)
-        while True:
-            with self._lock:
-                never = self._refusal(worst.name, amount, in_flight=False)
-                if never is not None:
-                    raise never[1]
-                refusal = self._refusal(worst.name, amount)
-                if refusal is None:
-                    return self._set_aside(worst.name, amount)
-                freed = asyncio.get_running_loop().create_future()
-                refusal[0]._waiting.append(freed)
-            await freed
+        call = Reservation(self, worst.name, _Amount.of(worst))
+        with self._lock:
+            blocked = self._try(call)
+            if blocked is None:
+                return call
+            call._granted = asyncio.get_running_loop().create_future()
+            blocked._waiting.append(call)
+        try:
+            await call._granted
+        except asyncio.CancelledError:
+            call.release()  # it may have been granted meanwhile
+            raise
+        return call
 
     def get_state(self) -> dict[str, Any]:
         """What was spent at this level, for a checkpoint's JSON.
@@ -180,65 +181,83 @@ class Budget:
                 return what, amount, limit
         return None
 
-    def _refusal(self, name: str, amount: _Amount, in_flight: bool = True) -> tuple["Budget", BudgetExceeded] | None:
-        """The outermost level at which a call does not fit, and the error; beside the calls in flight, or without."""
-        for level in reversed(self._chain):
-            over = level._over(level._spent + amount + (level._reserved if in_flight else _Amount()))
-            if over is not None:
+    def _try(self, call: "Reservation") -> "Budget | None":
+        """Sets a call aside at all levels; else returns the outermost level at which calls in flight are in its way.
+
+        Raises:
+            BudgetExceeded: it does not fit beside what is spent.
+        """
+        for reserved in (False, True):
+            for level in reversed(self._chain):
+                over = level._over(level._spent + call._amount + (level._reserved if reserved else _Amount()))
+                if over is None:
+                    continue
+                if reserved:
+                    return level
                 what, would_be, limit = over
                 unit = {"usd": "dollars"}.get(what, what)
-                error = BudgetExceeded(
-                    f"With the next call of {name!r} the {level.name} could come to {would_be:.6g} {unit}, but its "
-                    f"budget is {limit:.6g}; raise it to go on.",
+                raise BudgetExceeded(
+                    f"With the next call of {call._name!r} the {level.name} could come to {would_be:.6g} {unit}, but "
+                    f"its budget is {limit:.6g}; raise it to go on.",
                     level.name,
                 )
-                return level, error
+        for level in self._chain:
+            level._reserved += call._amount
+            level._reserved_by[call._name] = level._reserved_by.get(call._name, _Amount()) + call._amount
+        call._open = True
         return None
 
-    def _set_aside(self, name: str, amount: _Amount) -> "Reservation":
+    def _free(self, call: "Reservation") -> None:
+        call._open = False
         for level in self._chain:
-            level._reserved += amount
-            level._reserved_by[name] = level._reserved_by.get(name, _Amount()) + amount
-        return Reservation(self, name, amount)
+            level._reserved -= call._amount
+            level._reserved_by[call._name] -= call._amount
+            if not level._reserved_by[call._name].calls:
+                del level._reserved_by[call._name]
+        for level in self._chain:
+            level._admit()
 
-    def _free(self, name: str, amount: _Amount) -> None:
-        for level in self._chain:
-            level._reserved -= amount
-            level._reserved_by[name] -= amount
-            if not level._reserved_by[name].calls:
-                del level._reserved_by[name]
-            for freed in level._waiting:
-                if not freed.done():
-                    freed.set_result(None)
-            level._waiting.clear()
+    def _admit(self) -> None:
+        """Lets those that wait at this level go on, until calls in flight are in the way of one."""
+        while self._waiting:
+            call = self._waiting[0]
+            if not call._granted.done():
+                try:
+                    blocked = call._budget._try(call)
+                except BudgetExceeded as error:
+                    call._granted.set_exception(error)
+                else:
+                    if blocked is self:
+                        return
+                    if blocked is None:
+                        call._granted.set_result(None)
+                    else:
+                        blocked._waiting.append(call)
+            self._waiting.popleft()
 
 
 class Reservation:
     """A worst case that is set aside until the call ends."""
 
+    _granted: "asyncio.Future[None]"  # of one that has to wait
+
     def __init__(self, budget: Budget, name: str, amount: _Amount) -> None:
         self._budget, self._name, self._amount = budget, name, amount
-        self._open = True
+        self._open = False
 
     def settle(self, row: Usage) -> None:
-        """Replaces the worst case by what was billed.
-
-        Raises:
-            RuntimeError: it was settled or released before.
-        """
+        """Replaces the worst case by what was billed; raises RuntimeError: it was settled or released before."""
         if not self._open:
             raise RuntimeError(f"This reservation of {self._name!r} is settled or released; acquire one per call.")
-        self._open = False
         billed = _Amount.of(row)
         with self._budget._lock:
             for level in self._budget._chain:
                 level._spent += billed
                 level._spent_by[row.name] = level._spent_by.get(row.name, _Amount()) + billed
-            self._budget._free(self._name, self._amount)
+            self._budget._free(self)
 
     def release(self) -> None:
         """Gives the worst case back, as nothing was billed; does nothing after `settle`."""
         if self._open:
-            self._open = False
             with self._budget._lock:
-                self._budget._free(self._name, self._amount)
+                self._budget._free(self)

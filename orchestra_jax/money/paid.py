@@ -33,15 +33,6 @@ class MissingKey(ValueError):  # noqa: N818  named like the fact it states
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """The provider answered: `value` is JSON, `usage` the row to pay, `is_error` the tool's own error."""
-
-    value: Any
-    usage: Usage
-    is_error: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Refused:
     """Nothing was billed: the request never got there, or the provider said no.
 
@@ -63,7 +54,8 @@ class Lost:
     reason: str
 
 
-Outcome = Answered | Refused | Lost
+# How one request ended; an answer has one row, what it cost.
+Outcome = Recorded | Refused | Lost
 Send = Callable[[], Awaitable[Outcome]]
 Ended = tuple[Outcome, Usage | None]  # and the row that was settled, None where nothing was billed
 
@@ -152,8 +144,8 @@ class PaidCalls:
                 )
             outcome, row = task.result()
             charged += [row] if row is not None else []
-            if isinstance(outcome, Answered):
-                return Recorded(outcome.value, tuple(charged), outcome.is_error)
+            if isinstance(outcome, Recorded):
+                return replace(outcome, usage=tuple(charged))
             wait_s = outcome.wait_s if isinstance(outcome, Refused) else None
             if wait_s is not None and wait_s > _LONGEST_RETRY_AFTER_S:
                 raise InfrastructureError(f"{outcome.reason} It asks to wait {wait_s:.0f} s, which is too long.")
@@ -179,12 +171,15 @@ class PaidCalls:
         """One request to its end; settles what it cost."""
         start = time.perf_counter()
         row: Usage | None = worst  # if this task is cancelled: the request may have been billed
+        limit = self._timeout_s + GRACE_S
         try:
-            outcome = await self._send_in_time(worst.name, send)
-            if isinstance(outcome, Answered):
-                row = outcome.usage
+            outcome = await asyncio.wait_for(send(), limit)
+            if isinstance(outcome, Recorded):
+                (row,) = outcome.usage
             elif isinstance(outcome, Refused):
                 row = None
+        except TimeoutError:
+            outcome = Lost(f"{worst.name} did not answer within {limit:g} s.")
         finally:
             self._limiter.release()
             if row is worst:
@@ -200,21 +195,14 @@ class PaidCalls:
                     )  # fmt: skip
         return outcome, row
 
-    async def _send_in_time(self, name: str, send: Send) -> Outcome:
-        limit = self._timeout_s + GRACE_S
-        try:
-            return await asyncio.wait_for(send(), limit)
-        except TimeoutError:
-            return Lost(f"{name} did not answer within {limit:g} s.")
-
     async def _record_late(
         self, kind: str, request: Mapping[str, Any], task: asyncio.Task[Ended], charged: tuple[Usage, ...]
     ) -> None:
         """An answer that came after its caller had left was paid all the same: the next one finds it."""
         outcome, row = await task
-        if self._replay is None or not isinstance(outcome, Answered) or row is None:
+        if self._replay is None or not isinstance(outcome, Recorded) or row is None:
             return
-        recorded = Recorded(outcome.value, (*charged, row), outcome.is_error)
+        recorded = replace(outcome, usage=(*charged, row))
 
         async def late() -> Recorded:
             return recorded
@@ -237,11 +225,7 @@ class PaidCalls:
 
 
 def read_key(variable: str, who: str) -> str:
-    """The key of a provider, from the environment and nowhere else.
-
-    Raises:
-        MissingKey: it is not set.
-    """
+    """The key of a provider, from the environment and nowhere else; raises MissingKey: it is not set."""
     key = os.environ.get(variable, "").strip()
     if not key:
         raise MissingKey(

@@ -4,7 +4,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,8 @@ class PriceList:
                 if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                     raise ValueError(f"Price {key}={json.dumps(value)} of {name!r} must be a number of dollars >= 0.")
             entries[name] = Price(**prices)
-        latencies = config.get("latencies", {})
         texts = {key: str(config[key]) for key in ("id", "date", "source")}
-        return cls(**texts, entries=entries, latencies=latencies)
+        return cls(**texts, entries=entries, latencies=config.get("latencies", {}))
 
     @classmethod
     def load(cls, path: str | Path) -> "PriceList":
@@ -110,15 +109,9 @@ class PriceList:
         seconds: float = 0.0,
         calls: int = 1,
     ) -> float:
-        """Dollars of `calls` calls of `name` that together took these tokens and seconds.
+        """Dollars of `calls` calls of the model or tool `name` that together took these tokens and seconds.
 
-        Args:
-            name: model or tool.
-            prompt_tokens: all input tokens, the cached ones included.
-            cached_tokens: the part of `prompt_tokens` that came from the provider's cache.
-            completion_tokens: output tokens.
-            seconds: seconds billed.
-            calls: number of calls.
+        `prompt_tokens` are all input tokens; `cached_tokens` are the part of them that came from the provider's cache.
 
         Raises:
             MissingPrice: no entry for `name`.
@@ -160,13 +153,7 @@ class PriceList:
         for name, price in self.entries.items():
             uniform = np.random.default_rng([seed, zlib.crc32(name.encode())]).random()
             factor = math.exp(math.log(low) + uniform * (math.log(high) - math.log(low)))
-            entries[name] = Price(
-                input=price.input * factor,
-                cached_input=None if price.cached_input is None else price.cached_input * factor,
-                output=price.output * factor,
-                call=price.call * factor,
-                second=price.second * factor,
-            )
+            entries[name] = Price(**{key: dollars and dollars * factor for key, dollars in asdict(price).items()})
         return replace(self, id=f"{self.id}*{low:g}..{high:g}@{seed}", entries=entries)
 
     def charge(self, row: Usage) -> Usage:

@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.money.store import CANONICAL, Recorded, Writer, connect, decode, encode, key, open_to_read
-
-MODES = ("off", "record", "replay", "replay_or_record")
 
 
 class ReplayMiss(Exception):  # noqa: N818  named like the fact it states
@@ -38,8 +37,8 @@ class Replay:
             ValueError: an unknown mode, no path, or a file that is none of ours.
             FileNotFoundError: nothing to replay.
         """
-        if mode not in MODES:
-            raise ValueError(f"The replay mode is one of {', '.join(MODES)}, not {mode!r}.")
+        if mode not in ReplayMode.__members__:
+            raise ValueError(f"The replay mode is one of {', '.join(ReplayMode)}, not {mode!r}.")
         if mode != "off" and path is None:
             raise ValueError(f"Replay mode {mode!r} needs the path of a file.")
         self.mode = mode
@@ -47,13 +46,13 @@ class Replay:
         self._flights: dict[str, asyncio.Task[Recorded]] = {}  # calls under way by key
         self._reader: sqlite3.Connection | None = None
         self._writer: Writer | None = None
-        if path is not None and mode != "off":
-            file = Path(path)
-            if mode == "replay":
-                self._reader = open_to_read(file)
-            else:
-                self._writer = Writer(file, overwrite=mode == "record")
-                self._reader = connect(file)
+        if path is None or mode == "off":
+            return
+        if mode == "replay":
+            self._reader = open_to_read(Path(path))
+        else:
+            self._writer = Writer(Path(path), overwrite=mode == "record")
+            self._reader = connect(Path(path))
 
     async def call(
         self, kind: str, request: Mapping[str, Any], run: Callable[[], Coroutine[Any, Any, Recorded]]
@@ -77,9 +76,11 @@ class Replay:
             return await run()
         name = key(kind, request)
         if self.mode != "record":
-            found = self.lookup(name)
-            if found is not None:
-                return found
+            # Some ten microseconds, so it runs here.
+            query = "SELECT recorded FROM calls WHERE key = ?"
+            if self._reader is not None and (row := self._reader.execute(query, (name,)).fetchone()):
+                self.replayed += 1
+                return decode(row[0])
             if self.mode == "replay":
                 short = CANONICAL.encode(request)
                 short = short if len(short) <= 200 else f"{short[:200]}..."
@@ -93,16 +94,6 @@ class Replay:
         self._flights[name] = task
         task.add_done_callback(lambda done: self._landed(name, done))
         return await asyncio.shield(task)
-
-    def lookup(self, name: str) -> Recorded | None:
-        """The recorded answer of a key, None without one; some ten microseconds, so it runs where it is called."""
-        if self._reader is None:
-            return None
-        row = self._reader.execute("SELECT recorded FROM calls WHERE key = ?", (name,)).fetchone()
-        if row is None:
-            return None
-        self.replayed += 1
-        return decode(row[0])
 
     def close(self) -> None:
         """Writes what is waiting and closes the file; more than once is harmless."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,5 @@ class RunBudget:
 
     def summary(self) -> dict[str, Any]:
         """Dollars, tokens and calls, in all and by model or tool, dearest first."""
-        spent = self.run.spent
         names = sorted(self.run.by_name().items(), key=lambda item: -item[1].usd)
-        by_name = {name: {"usd": s.usd, "tokens": s.tokens, "calls": s.calls} for name, s in names}
-        return {"usd": spent.usd, "tokens": spent.tokens, "calls": spent.calls, "by_name": by_name}
+        return {**asdict(self.run.spent), "by_name": {name: asdict(spent) for name, spent in names}}

@@ -132,7 +132,7 @@ def connect(file: Path, options: str = "") -> sqlite3.Connection:
 
 
 def open_to_read(file: Path) -> sqlite3.Connection:
-    """Raises FileNotFoundError or ValueError as `Replay` says."""
+    """Opens the file to read; raises FileNotFoundError or ValueError as `Replay` says."""
     if not file.is_file():
         raise FileNotFoundError(f"No replay file at {str(file)!r}; record one with mode record or replay_or_record.")
     # WAL needs a file beside the database even to read, which a read-only folder does not allow.

@@ -76,10 +76,11 @@ def program_cost(text: str, devices_per_node: int = 8) -> ProgramCost:
     Raises:
         ValueError: the text has no entry computation.
     """
-    total = _Counter(_computations(text), devices_per_node).entry()
-    collectives = tuple(
-        Collective(*key, count, total.payload[key], total.wire[key]) for key, count in sorted(total.runs.items())
-    )
+    computations = _computations(text)
+    if "ENTRY" not in computations:
+        raise ValueError("This is no compiled program: it has no ENTRY computation.")
+    total = _Counter(computations, devices_per_node).run("ENTRY")
+    collectives = tuple(Collective(*key, *total.collectives[key].tolist()) for key in sorted(total.collectives))
     return ProgramCost(total.flops, total.bytes, collectives, tuple(sorted(total.uncounted)))
 
 
@@ -94,27 +95,28 @@ class _Instruction:
 
     @functools.cached_property
     def size(self) -> float:
-        return _type_bytes(self.type)
-
-
-_Group = tuple[str, int, int]  # kind, devices, devices per node
+        """Bytes."""
+        total = 0.0
+        for dtype, dims in _shapes(self.type):
+            digits = re.match(r"[a-z]+(\d+)", dtype)
+            bits = _BITS.get(dtype, int(digits[1]) if digits else 0)
+            total += math.prod(dims) * bits / 8
+        return total
 
 
 @dataclass
 class _Tally:
     flops: float = 0.0
     bytes: float = 0.0
-    runs: dict[_Group, float] = field(default_factory=dict)
-    payload: dict[_Group, float] = field(default_factory=dict)
-    wire: dict[_Group, float] = field(default_factory=dict)
+    # Runs, bytes and bytes sent, by kind, devices and devices per node.
+    collectives: dict[tuple[str, int, int], np.ndarray] = field(default_factory=dict)
     uncounted: set[str] = field(default_factory=set)
 
     def add(self, other: "_Tally", times: float = 1.0) -> None:
         self.flops += times * other.flops
         self.bytes += times * other.bytes
-        for mine, theirs in ((self.runs, other.runs), (self.payload, other.payload), (self.wire, other.wire)):
-            for key, value in theirs.items():
-                mine[key] = mine.get(key, 0.0) + times * value
+        for key, sums in other.collectives.items():
+            self.collectives[key] = self.collectives.get(key, 0.0) + times * sums
         self.uncounted |= other.uncounted
 
 
@@ -122,11 +124,6 @@ class _Counter:
     def __init__(self, computations: Mapping[str, Sequence[_Instruction]], devices_per_node: int) -> None:
         self.computations, self.devices_per_node = computations, devices_per_node
         self.done: dict[str, _Tally] = {}
-
-    def entry(self) -> _Tally:
-        if "ENTRY" not in self.computations:
-            raise ValueError("This is no compiled program: it has no ENTRY computation.")
-        return self.run("ENTRY")
 
     def run(self, name: str) -> _Tally:
         """One run of a computation."""
@@ -149,8 +146,7 @@ class _Counter:
             given = payload / (size if kind == "reduce-scatter" else 1)
             share = 1.0 if kind in ("collective-permute", "collective-broadcast") else (size - 1) / size
             wire = payload * share * (2 if kind == "all-reduce" else 1)
-            key = (kind, size, per_node)
-            total.add(_Tally(0.0, taken + given, {key: 1.0}, {key: payload}, {key: wire}))
+            total.add(_Tally(0.0, taken + given, {(kind, size, per_node): np.array([1.0, payload, wire])}))
         elif i.opcode == "while":
             trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', i.rest)
             if trips is None:
@@ -196,16 +192,14 @@ def _computations(text: str) -> dict[str, list[_Instruction]]:
         elif line.startswith("}"):
             current = None
         elif match := re.match(r"\s+(ROOT )?%?([\w.\-]+) = (.*)", line):
-            current.append(_instruction(match[2], match[3], bool(match[1])))
+            root, name, body = match.groups()
+            end = _closing(body, 0) if body.startswith("(") else body.index(" ")
+            opened = body.index("(", end)
+            closed = _closing(body, opened)
+            operands = tuple(re.findall(r"%([\w.\-]+)", body[opened:closed]))
+            opcode, rest = body[end:opened].strip(), body[closed:]
+            current.append(_Instruction(name, body[:end], opcode, operands, rest, bool(root)))
     return found
-
-
-def _instruction(name: str, text: str, root: bool) -> _Instruction:
-    end = _closing(text, 0) if text.startswith("(") else text.index(" ")
-    opened = text.index("(", end)
-    closed = _closing(text, opened)
-    operands = tuple(re.findall(r"%([\w.\-]+)", text[opened:closed]))
-    return _Instruction(name, text[:end], text[end:opened].strip(), operands, text[closed:], root)
 
 
 def _closing(text: str, opened: int) -> int:
@@ -222,15 +216,6 @@ def _shapes(type_: str) -> list[tuple[str, tuple[int, ...]]]:
     return [
         (dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", type_)
     ]
-
-
-def _type_bytes(type_: str) -> float:
-    total = 0.0
-    for dtype, dims in _shapes(type_):
-        digits = re.match(r"[a-z]+(\d+)", dtype)
-        bits = _BITS.get(dtype, int(digits[1]) if digits else 0)
-        total += math.prod(dims) * bits / 8
-    return total
 
 
 def _called(i: _Instruction, *keys: str) -> Iterator[str]:

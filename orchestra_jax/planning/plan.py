@@ -17,7 +17,8 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.config.choices import Compiler
+from orchestra_jax.config.schema import ConfigError, PlanConfig
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.lora import LoRA
@@ -174,13 +175,12 @@ class Plan:
     @property
     def collectives(self) -> list[Collective]:
         """Of one device in a whole training step."""
-        total: dict[tuple[str, int, int], list[float]] = {}
+        total: dict[tuple[str, int, int], np.ndarray] = {}
         for name, times in (("gradients", self.job.micro_batches), ("update", self.updates)):
             for c in self.programs[name].cost.collectives:
-                sums = total.setdefault((c.kind, c.devices, c.per_node), [0.0, 0.0, 0.0])
-                for k, value in enumerate((c.count, c.bytes, c.wire_bytes)):
-                    sums[k] += times * value
-        return [Collective(*key, *sums) for key, sums in sorted(total.items())]
+                key, sums = (c.kind, c.devices, c.per_node), np.array([c.count, c.bytes, c.wire_bytes])
+                total[key] = total.get(key, 0.0) + times * sums
+        return [Collective(*key, *total[key].tolist()) for key in sorted(total)]
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -204,32 +204,21 @@ class Plan:
         return min(self.gpu.link, c.per_node * self.gpu.network)
 
 
-def make_plan(
-    job: Job,
-    gpu: Gpu,
-    *,
-    mfu: float = 0.4,
-    gpus_per_node: int = 8,
-    memory_fraction: float = 0.92,
-    compiler: str = "auto",
-) -> Plan:
+def make_plan(job: Job, gpu: Gpu, options: PlanConfig) -> Plan:
     """Compiles the step of `job` for `gpu` and counts.
 
     Args:
-        mfu: assumed share of the GPU's dense peak.
-        gpus_per_node: devices that share a node.
-        memory_fraction: share of the device's memory that JAX may take; the rest is CUDA's, NCCL's and the libraries'.
-        compiler: "cuda", "cpu" or "auto": cuda where the plugin is installed.
+        options: its mfu, gpus_per_node, memory_fraction (the rest is CUDA's, NCCL's and the libraries') and compiler.
 
     Raises:
-        ConfigError: the mesh has no fixed size or does not fill its nodes, there is no such compiler, or JAX already
+        ConfigError: the mesh has no fixed size or does not fill its nodes, the compiler does not start, or JAX already
             runs with fewer CPU devices than the mesh has.
     """
     if min(job.mesh) < 1:
         raise ConfigError(
             f"mesh {job.mesh} takes all devices that are left, and a plan has none: name a number, e.g. mesh.fsdp=16."
         )
-    devices, compiled_for, notes = _devices(job.devices, gpu, gpus_per_node, compiler)
+    devices, compiled_for, notes = _devices(job.devices, gpu, options)
     if job.model.attention == "cudnn":
         job = dataclasses.replace(job, model=job.model.replace(attention="xla"))
         notes = (
@@ -256,7 +245,7 @@ def make_plan(
             outputs=stats.output_size_in_bytes,
             aliased=stats.alias_size_in_bytes,
             temp=stats.temp_size_in_bytes,
-            cost=program_cost(text, gpus_per_node),
+            cost=program_cost(text, options.gpus_per_node),
         )
         shardings[name] = compiled.input_shardings[0]
     state = _state_bytes(job, lowered, shardings)
@@ -266,12 +255,12 @@ def make_plan(
     return Plan(
         job=job,
         gpu=gpu,
-        usable=int(gpu.memory * memory_fraction),
+        usable=int(gpu.memory * options.memory_fraction),
         compiled_for=compiled_for,
         notes=notes,
         programs=programs,
         state=state,
-        mfu=mfu,
+        mfu=options.mfu,
     )
 
 
@@ -301,29 +290,28 @@ def _bytes(tree: Any, shardings: Any) -> int:
     )
 
 
-def _devices(count: int, gpu: Gpu, per_node: int, compiler: str) -> tuple[Sequence[Any], str, tuple[str, ...]]:
+def _devices(count: int, gpu: Gpu, options: PlanConfig) -> tuple[Sequence[Any], str, tuple[str, ...]]:
     """Devices to compile for, "cuda" or "cpu", and notes."""
-    if compiler not in ("auto", "cuda", "cpu"):
-        raise ConfigError(f"Unknown compiler {compiler!r}: use auto, cuda or cpu.")
+    per_node, compiler = options.gpus_per_node, options.compiler
     nodes, alone = max(1, math.ceil(count / per_node)), min(count, per_node)
     if nodes * alone != count:
         raise ConfigError(
             f"{count} devices do not fill nodes of {per_node}: change mesh.* or the number of GPUs of a node."
         )
     has_plugin = any(_installed(f"jax_plugins.xla_cuda{version}") for version in (12, 13))
-    if compiler == "cuda" or (compiler == "auto" and has_plugin):
+    if compiler is Compiler.cuda or (compiler is Compiler.auto and has_plugin):
         try:
             topology = topologies.get_topology_desc(
                 platform="cuda", topology=f"1x{nodes}x{alone}", target_config=gpu.target_config()
             )
         except Exception as error:
-            if compiler == "cuda":
+            if compiler is Compiler.cuda:
                 raise ConfigError(f"The GPU compiler does not start (install jax[cuda12]): {error}") from error
             reason = f"the GPU compiler does not start: {error}"
         else:
             return topology.devices, "cuda", ("Compiled by XLA for the GPU itself, without autotuning.",)
     else:
-        reason = "asked for" if compiler == "cpu" else "jax[cuda12] is not installed"
+        reason = "asked for" if compiler is Compiler.cpu else "jax[cuda12] is not installed"
     return _cpu_devices(count), "cpu", (_CPU_NOTE.format(reason=reason, gpu=gpu.label),)
 
 

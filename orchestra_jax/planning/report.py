@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.envs.registry import forecast
+from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.families import preset_config, read_config, run_settings
@@ -22,24 +22,16 @@ def run(cfg: RunConfig) -> bool:
     Raises:
         ConfigError: the GPU, the mesh or the model is not known.
     """
-    options = cfg.plan
     try:
-        gpu = find_gpu(options.gpu)
+        gpu = find_gpu(cfg.plan.gpu)
     except ValueError as error:
         raise ConfigError(f"plan.gpu: {error}") from error
     # Before anything below starts JAX.
     reserve_cpu_devices(max(1, cfg.mesh.data * cfg.mesh.fsdp * cfg.mesh.tensor))
-    plan = make_plan(
-        job_of(cfg),
-        gpu,
-        mfu=options.mfu,
-        gpus_per_node=options.gpus_per_node,
-        memory_fraction=options.memory_fraction,
-        compiler=options.compiler,
-    )
+    plan = make_plan(job_of(cfg), gpu, cfg.plan)
     console = Console(width=118)
     show(plan, console)
-    if sentence := forecast(cfg):
+    if sentence := environment_class(cfg).forecast(cfg):
         console.print(sentence, markup=False, highlight=False)
     return plan.fits
 

@@ -8,7 +8,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from orchestra_jax.config.schema import AdvantageConfig, AlgorithmConfig, MeshConfig, RewardConfig, RunConfig
+from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
+from orchestra_jax.config.schema import MeshConfig, RewardConfig, RunConfig
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.sharding import make_mesh

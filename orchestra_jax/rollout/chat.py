@@ -15,26 +15,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestra_jax.config.errors import ConfigError
-from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.envs import registry as environments
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.models import tokenizer as tokenizers
-from orchestra_jax.rollout.parsing import (
-    CLOSE,
-    END_THINK,
-    OPEN,
-    THINK,
-    ParseError,
-    final_answer,
-    parse_tool_calls,
-)
+from orchestra_jax.rollout.parsing import CLOSE, END_THINK, OPEN, THINK
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import ToolSpec
 
 if TYPE_CHECKING:  # importing transformers takes two seconds
     from transformers import PreTrainedTokenizerFast
-
-__all__ = ["ChatFormat", "ParseError", "common_prefix_extends", "final_answer", "make_chat", "parse_tool_calls"]
 
 _PROTOCOL = frozenset((OPEN, CLOSE, THINK, END_THINK, "<tool_response>", "</tool_response>"))
 _USER, _ASSISTANT, _FIRST, _SECOND = (f"sentinel{letter}" for letter in "abcd")
@@ -177,8 +166,7 @@ class ChatFormat:
     def _tool(self, spec: ToolSpec) -> dict[str, Any]:
         tool = to_openai(spec, show_price=not self._compact_menu)
         if self._compact_menu:
-            menu = {"price_usd": spec.price_usd, "latency_s": spec.latency_s, "local": spec.local}
-            tool = {**tool, "function": {**tool["function"], **menu}}
+            tool["function"] |= {"price_usd": spec.price_usd, "latency_s": spec.latency_s, "local": spec.local}
         safe: dict[str, Any] = self._safe_tree(tool)
         return safe
 
@@ -238,7 +226,7 @@ def make_chat(cfg: RunConfig) -> ChatFormat:
         ConfigError: the tokenizer cannot be read, or the environment has none.
     """
     if cfg.model.tokenizer == "environment":
-        own = environments.own_chat(cfg)
+        own = environment_class(cfg).chat(cfg)
         if own is None:
             raise ConfigError(
                 f"The environment {cfg.env.name} has no tokenizer of its own: set model.tokenizer=FOLDER."

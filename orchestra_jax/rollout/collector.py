@@ -15,12 +15,11 @@ from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.envs.base import Environment, Episode, Message, Score, Script
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.rollout.actors import Actor, EngineActor, MakeActor, ScriptActor, render_call
-from orchestra_jax.rollout.chat import ChatFormat, ParseError, final_answer, parse_tool_calls
+from orchestra_jax.rollout.actors import Actor, EngineActor, MakeActor, ScriptActor
+from orchestra_jax.rollout.chat import ChatFormat
+from orchestra_jax.rollout.parsing import ParseError, final_answer, parse_tool_calls
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog, within
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Turn, Usage
-
-__all__ = ["Collector", "OrchestratorPrice", "RolloutLimits", "render_call"]
 
 T = TypeVar("T")
 
@@ -49,8 +48,7 @@ class Collector:
         limits: bounds of one trajectory.
         price: what the policy's own tokens cost.
         allowance: what one trajectory may spend outside; each attempt at one starts with all of it.
-        on_slow: told what has waited for more than `slow_after_s` seconds, longest first, and told again after as many
-            seconds if something still does; `watchdog.describe` makes one line of it.
+        on_slow, slow_after_s: see `Watchdog`; `watchdog.describe` makes one line of what is slow.
     """
 
     def __init__(
@@ -68,10 +66,6 @@ class Collector:
         self.allowance = allowance
         self.watchdog = Watchdog(on_slow, slow_after_s)
 
-    def waiting(self) -> list[Waiting]:
-        """What the trajectories under way wait for at this moment, longest first."""
-        return self.watchdog.waiting()
-
     async def collect(
         self,
         engine: Engine,
@@ -81,59 +75,35 @@ class Collector:
         group_size: int = 1,
         temperature: float = 1.0,
         seed: Sequence[int] = (0,),
+        first: int = 0,
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
         """Rolls every task out `group_size` times with the policy behind `engine`.
 
+        Several calls may run at once. Cancelling one ends its trajectories and closes their sessions.
+
         Args:
             budget: parent of the trajectories' budgets: the run's, or a step's.
             temperature: sampling temperature; 0 is greedy.
-            seed: reproducible: the same seed, tasks and weights give the same trajectories.
+            seed: reproducible: the same seed, groups, tasks and weights give the same trajectories.
+            first: number of the first task's group; groups of one seed need different ones.
             on_done: called as each trajectory ends, for progress bars.
 
         Returns:
             Trajectories ordered by task, then member.
         """
-        make_actor = self._engine_actors(engine, temperature, seed)
-        return await self._collect(make_actor, list(enumerate(tasks)), group_size, budget, on_done)
+        params = SamplingParams(self.limits.max_new_tokens, temperature, self.chat.stop_ids)
 
-    async def collect_group(
-        self,
-        engine: Engine,
-        task: Task,
-        *,
-        budget: Budget,
-        group: int,
-        group_size: int,
-        temperature: float = 1.0,
-        seed: Sequence[int] = (0,),
-    ) -> list[Trajectory]:
-        """One group alone, the unit of a stream: what `collect` gives as group `group` under the same seed.
+        def actor(group: int, member: int, attempt: int) -> Actor:
+            return EngineActor(engine, params, (*seed, group, member, attempt), self.limits.max_length)
 
-        Several may run at once. Cancelling one ends its trajectories and closes their sessions.
-
-        Args:
-            group: number of the group; groups of one seed need different ones.
-
-        Returns:
-            Trajectories ordered by member.
-        """
-        make_actor = self._engine_actors(engine, temperature, seed)
-        return await self._collect(make_actor, [(group, task)], group_size, budget)
+        return await self._collect(actor, list(enumerate(tasks, first)), group_size, budget, on_done)
 
     async def play(
         self, script: Script, tasks: Sequence[Task], think: Callable[[Task], str] | None = None, *, budget: Budget
     ) -> list[Trajectory]:
         """Plays every task once with a script instead of a policy."""
         return await self._collect(lambda *_: ScriptActor(self.chat, script, think), list(enumerate(tasks)), 1, budget)
-
-    def _engine_actors(self, engine: Engine, temperature: float, seed: Sequence[int]) -> MakeActor:
-        params = SamplingParams(self.limits.max_new_tokens, temperature, self.chat.stop_ids)
-
-        def actor(group: int, member: int, attempt: int) -> Actor:
-            return EngineActor(engine, params, (*seed, group, member, attempt), self.limits.max_length)
-
-        return actor
 
     async def _collect(
         self,
@@ -201,10 +171,7 @@ class _Run:
         self.prices = collector.price.prices
 
     async def trajectory(self, parent: Budget) -> Trajectory:
-        """Plays to the end, whatever it is.
-
-        Args:
-            parent: the step's or the run's budget, of which this attempt gets a part of its own.
+        """Plays to the end, whatever it is; this attempt gets a part of its own of the budget `parent`.
 
         Raises:
             BudgetExceeded, ReplayMiss: the run cannot go on. Everything else that is raised is a bug.

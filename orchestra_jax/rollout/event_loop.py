@@ -16,21 +16,18 @@ class LoopThread:
     """
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._thread = threading.Thread(target=self._serve, name="rollouts", daemon=True)
-        self._ready = threading.Event()
-        self._stop: asyncio.Event
-        self._loop: asyncio.AbstractEventLoop
 
     def __enter__(self) -> "LoopThread":
+        self._loop = self._runner.get_loop()
         self._thread.start()
-        self._ready.wait()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -43,11 +40,5 @@ class LoopThread:
             raise
 
     def _serve(self) -> None:
-        with self._runner as runner:
-            self._loop = runner.get_loop()
-            runner.run(self._wait())
-
-    async def _wait(self) -> None:
-        self._stop = asyncio.Event()
-        self._ready.set()
-        await self._stop.wait()
+        with self._runner:
+            self._loop.run_forever()

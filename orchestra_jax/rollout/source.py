@@ -43,12 +43,9 @@ class RolloutSource:
             )
 
     def take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, float]]:
-        """The trajectories of a step, ordered by group and member, and the metrics of their age.
+        """The trajectories of step `step`, ordered by group and member, and the metrics of their age.
 
-        Args:
-            step: training steps done.
-            version: of the learner's weights.
-            budget: of the step: pays for the trajectories that begin in it.
+        `version` is that of the learner's weights; `budget`, of the step, pays for the trajectories that begin in it.
 
         Raises:
             BudgetExceeded, ReplayMiss: the position in the tasks is that before the step.
@@ -71,9 +68,9 @@ class RolloutSource:
                 self._tasks.set_state(position)  # the run that goes on repeats this step
                 raise
         else:
-            taken = self._runner.run(self._stream.take(version, budget))
-            trajectories = [replace(t, group=g) for g, group in enumerate(taken.groups) for t in group]
-            metrics["groups/restarted"] = float(taken.restarted)
+            groups, restarted = self._runner.run(self._stream.take(version, budget))
+            trajectories = [replace(t, group=g) for g, group in enumerate(groups) for t in group]
+            metrics["groups/restarted"] = float(restarted)
         return trajectories, metrics | _staleness(trajectories, version)
 
     def stop(self) -> None:
@@ -90,11 +87,11 @@ class RolloutSource:
 
     async def _roll(self, index: int, task: Task, budget: Budget) -> list[Trajectory]:
         step, group = divmod(index, self._cfg.algorithm.tasks_per_step)
-        return await self._collector.collect_group(
+        return await self._collector.collect(
             self._engine,
-            task,
+            [task],
             budget=budget,
-            group=group,
+            first=group,
             group_size=self._cfg.algorithm.group_size,
             temperature=self._cfg.rollout.temperature,
             seed=(self._cfg.seed, 2, step),

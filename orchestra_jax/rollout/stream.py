@@ -19,19 +19,6 @@ from orchestra_jax.types import Task, Trajectory
 Roll = Callable[[int, Task, Budget], Awaitable[list[Trajectory]]]
 
 
-@dataclass(frozen=True)
-class Taken:
-    """One step's groups.
-
-    Attributes:
-        groups: trajectories by group, in the order of the tasks.
-        restarted: groups that had to begin again, because their tokens would have been too old.
-    """
-
-    groups: list[list[Trajectory]]
-    restarted: int
-
-
 @dataclass
 class _Group:
     index: int
@@ -71,17 +58,15 @@ class GroupStream:
         self._running: dict[int, _Group] = {}
         self._again: set[int] = set()  # begun again: the next step waits for them
 
-    async def take(self, version: int, budget: Budget) -> Taken:
+    async def take(self, version: int, budget: Budget) -> tuple[list[list[Trajectory]], int]:
         """The next `per_step` groups for the update of the learner's weights `version`.
 
-        Groups that ended with an error of the program start again with the next call.
+        Groups that ended with an error of the program start again with the next call. `budget`, of the step, pays for
+        the groups that begin now, also for what they cost later.
 
-        Args:
-            version: of the learner's weights.
-            budget: of the step: pays for the groups that begin now, also for what they cost later.
-
-        Raises:
-            Exception: such an error.
+        Returns:
+            Trajectories by group, in the order of the tasks, and how many groups had to begin again, because their
+            tokens would have been too old.
         """
         for group in self._in_order():
             if version - group.version > self._staleness:
@@ -98,14 +83,13 @@ class GroupStream:
         chosen = sorted([*first, *oldest][: self._per_step])
         for index in chosen:
             if self._running[index].job.exception() is not None:
-                failed = self._running.pop(index)
-                failed.job.result()
+                self._running.pop(index).job.result()
         found = [self._running.pop(index).job.result() for index in chosen]
         for index in chosen:
             self._use(index)
         if not self._staleness:
             await self.stop()
-        return Taken(found, restarted)
+        return found, restarted
 
     async def stop(self) -> None:
         """Ends what is under way; its tasks come first when the stream goes on."""

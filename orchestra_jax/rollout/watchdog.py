@@ -95,11 +95,7 @@ class Watchdog:
 
 
 async def within(awaitable: Awaitable[T], seconds: float | None, what: str) -> T:
-    """What the awaitable gives.
-
-    Args:
-        seconds: deadline; None: only what stands around it.
-        what: named in the error.
+    """What the awaitable gives within so many seconds; None: only what stands around it is a deadline.
 
     Raises:
         InfrastructureError: it took longer, or raised TimeoutError itself: too late is no answer, not a wrong one.

@@ -6,9 +6,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 from urllib.parse import urlsplit
 
+from orchestra_jax.config.registry import Registry
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
@@ -22,15 +23,14 @@ ToolFunction = Callable[..., Awaitable[ToolResult | str]]
 T = TypeVar("T")
 
 
+def as_result(answer: ToolResult | str) -> ToolResult:
+    """What a handler gave, where a text alone will do."""
+    return ToolResult(answer) if isinstance(answer, str) else answer
+
+
 @dataclass
 class ToolContext:
-    """What a run's tools are made from.
-
-    Attributes:
-        cfg: of the run.
-        prices: what is really paid.
-        replay: the record of calls.
-    """
+    """What a run's tools are made from: its settings, what is really paid, and the record of calls."""
 
     cfg: RunConfig
     prices: PriceList
@@ -46,15 +46,11 @@ class ToolContext:
         """What `make` makes of this context: once, for all tools that ask for it."""
         if make not in self._shared:
             self._shared[make] = make(self)
-        found: T = self._shared[make]
-        return found
+        return cast(T, self._shared[make])
 
 
 class Tool:
     """A plain tool of a run. Subclass it for a tool that opens something; else decorate a function with `tool`.
-
-    Args:
-        context: of the run.
 
     Attributes:
         spec: what the policy sees. `price_usd` is the tool's own price per call, where the price list has no entry of
@@ -107,7 +103,7 @@ class FunctionTool(Tool):
             answer = ToolResult(str(error) or type(error).__name__, is_error=True)
         except OSError as error:
             raise InfrastructureError(f"{self.spec.name} failed: {error or type(error).__name__}.") from error
-        result = ToolResult(answer) if isinstance(answer, str) else answer
+        result = as_result(answer)
         if result.refused:
             return result
         own = Usage(self.spec.name, seconds=time.perf_counter() - start)
@@ -153,14 +149,8 @@ def tool(
         if not inspect.iscoroutinefunction(function):
             raise TypeError(f"The tool {function.__name__!r} must be an async function: write `async def`.")
         description, parameters, budget = schema.signature(function, filled=Budget)
-        spec = ToolSpec(
-            name=name or function.__name__,
-            description=description,
-            parameters=parameters,
-            price_usd=price_usd,
-            latency_s=latency_s,
-            local=local,
-        )
+        figures: dict[str, Any] = {"price_usd": price_usd, "latency_s": latency_s, "local": local}
+        spec = ToolSpec(name=name or function.__name__, description=description, parameters=parameters, **figures)
         schema.check_spec(spec)
         return FunctionTool(function, spec, budget)
 
@@ -200,7 +190,6 @@ class ToolExecutor:
         tools: the menu of this instance.
         handlers: by tool name; may hold more than the menu.
         budget: of the trajectory: pays for the calls.
-        tariff: price lists of the instance.
 
     Raises:
         ValueError: a tool of the menu has no handler, or two tools share a name.
@@ -238,22 +227,17 @@ class ToolExecutor:
         if problem is not None:
             return ToolResult(problem, is_error=True, refused=True)
         start = time.perf_counter()
-        answer = await self._handlers[call.name](call.arguments, self._budget)
+        result = as_result(await self._handlers[call.name](call.arguments, self._budget))
         elapsed = time.perf_counter() - start
-        result = ToolResult(answer) if isinstance(answer, str) else answer
         if result.refused and not result.usage:
             return result
         return replace(result, usage=charge(spec, result.usage, elapsed, self._tariff))
 
 
 def charge(spec: ToolSpec, rows: tuple[Usage, ...], elapsed: float, tariff: Tariff | None = None) -> tuple[Usage, ...]:
-    """Ledger rows of one executed call under the rule in `ToolExecutor`.
+    """Ledger rows of one executed call under the rule in `ToolExecutor`, from the rows that the tool itself reported.
 
-    Args:
-        spec: the called tool with the menu's price and latency.
-        rows: what the tool itself reported.
-        elapsed: measured wall-clock seconds, used where neither menu nor tool gives seconds.
-        tariff: price lists of the instance.
+    The measured seconds `elapsed` are used where neither menu nor tool gives seconds.
     """
     if spec.price_usd is None and rows:
         return rows if tariff is None else tuple(tariff.charge(row) for row in rows)
@@ -283,3 +267,20 @@ def unreachable(name: str, url: str | None) -> list[str]:
     except OSError as error:
         return [f"No server answers at {url} for {name} ({error}): start it, or correct its address in tools.*."]
     return []
+
+
+# A name stands for a tool, such as a decorated function, or for what makes one, such as a subclass of `Tool`.
+MakeTool = Callable[[ToolContext], Tool]
+
+TOOLS: Registry[Tool | MakeTool] = Registry(
+    "tool",
+    "tools.names",
+    group="orchestra_jax.tools",
+    builtin={
+        "python": "orchestra_jax.tools.plain:Python",
+        "local_search": "orchestra_jax.tools.plain:LocalSearch",
+        "web_search": "orchestra_jax.tools.plain:WebSearch",
+        "web_extract": "orchestra_jax.tools.plain:WebExtract",
+        "answer": "orchestra_jax.tools.plain:Answer",
+    },
+)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.checks import missing_inputs
-from orchestra_jax.config.schema import ConfigError, RunConfig, ToolsConfig
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.tools import ToolsConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.tools.base import Tool, ToolContext, unreachable
+from orchestra_jax.tools.base import TOOLS, MakeTool, Tool, ToolContext, unreachable
 from orchestra_jax.tools.catalogue import Catalogue, Entry, PriceBook
 from orchestra_jax.tools.entries import expert_entries, plain_entry
 from orchestra_jax.tools.experts import descriptions
@@ -23,13 +24,11 @@ from orchestra_jax.tools.experts.expert import Expert, read_experts
 from orchestra_jax.tools.experts.roles import Judge
 from orchestra_jax.tools.experts.simulated import SimulatedTool, experts_from_config
 from orchestra_jax.tools.python.isolation import IsolationError
-from orchestra_jax.tools.registry import TOOLS, MakeTool
 from orchestra_jax.tools.schema import check_spec
 from orchestra_jax.types import InfrastructureError, ToolResult
 
 PRICES = Path(__file__).resolve().parents[2] / "conf" / "pricing"
 _NOWHERE = "http://replayed.invalid/v1"  # of experts that are only replayed
-Close = Callable[[], Awaitable[object]]
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,7 @@ def price_book(cfg: RunConfig) -> PriceBook:
 def make_tools(cfg: RunConfig, answers: Sequence[str] = ()) -> RunTools:
     """Opens what the tools need. With replay.mode=replay that is the record alone.
 
-    Args:
-        cfg: of the run.
-        answers: to some questions of the run: what simulated experts say where they are wrong and know nothing nearer.
+    `answers` to some questions of the run are what simulated experts say where they are wrong and know nothing nearer.
 
     Raises:
         ConfigError: one sentence for what cannot be used.
@@ -112,7 +109,7 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
     tools, book = cfg.tools, price_book(cfg)
     replay = Replay(cfg.replay.path, cfg.replay.mode)
     clients = expert_clients(_experts(cfg), book.base, replay=replay)
-    closes: list[Close] = [client.close for client in clients.values()]
+    closes: list[Callable[[], Awaitable[object]]] = [client.close for client in clients.values()]
     context = ToolContext(cfg, book.base, replay)
     entries = []
     for name in tools.names:
@@ -172,8 +169,7 @@ def tool_problems(cfg: RunConfig) -> list[str]:
         found.append("Simulated experts have no part in the released form: take tools.menu.form=separate.")
     wanted = [*sorted(_models(tools)), *filter(None, map(_price_name, plain))]
     for prices in (book.base, *book.lists):
-        lacking = [name for name in wanted if name not in prices.entries]
-        if lacking:
+        if lacking := [name for name in wanted if name not in prices.entries]:
             found.append(
                 f"Price list {prices.id!r} has no price for {', '.join(lacking)}: take another pricing.name or "
                 "pricing.randomise.lists, or leave the tools out."
@@ -206,8 +202,7 @@ def _models(tools: ToolsConfig) -> set[str]:
 def _experts(cfg: RunConfig) -> list[Expert]:
     """Every model that plays a role or judges: as tools.experts_file says, else at tools.server."""
     tools = cfg.tools
-    listed = read_experts(tools.experts_file) if tools.experts_file else []
-    known = {expert.name: expert for expert in listed}
+    known = {expert.name: expert for expert in (read_experts(tools.experts_file) if tools.experts_file else ())}
     url = tools.server.url or (_NOWHERE if cfg.replay.mode == "replay" else None)
     options = {key: value for key, value in asdict(tools.server).items() if key != "url" and value is not None}
     experts = []

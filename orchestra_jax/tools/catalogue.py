@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_jax.config.choices import Role
-from orchestra_jax.config.tools import MenuRule as MenuRule
+from orchestra_jax.config.tools import MenuRule
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
-from orchestra_jax.tools.base import Tariff, ToolExecutor, ToolHandler
-from orchestra_jax.tools.menu import sample_menu
+from orchestra_jax.tools.base import Tariff, ToolExecutor, ToolHandler, as_result
+from orchestra_jax.tools.experts.roles import ROLES
 from orchestra_jax.types import CODE, FREE, OPEN_WEIGHTS, PAID, SEARCH, Task, ToolResult, ToolSpec, Usage
 
 ANSWER_TOOL = ToolSpec(
@@ -31,17 +30,20 @@ ANSWER_TOOL = ToolSpec(
         "required": ["answer"],
     },
 )
-# Role -> (function of the released form, prefix of its choices there, use whose latency the price list gives).
-ROLES: dict[str, tuple[str, str, str]] = {
-    Role.query_writer: ("search", "search", "search"),
-    Role.code_writer: ("enhance_reasoning", "reasoner", "reason"),
-    Role.math: ("answer", "answer-math", "answer"),
-    Role.generalist: ("answer", "answer", "answer"),
-}
+# Of the released form: use of a role -> (function, what the policy reads about it).
 _FUNCTIONS = {
-    "search": "Lets a model look for information that is missing: it writes a query, and the results are kept.",
-    "enhance_reasoning": "Lets a model think the problem through in code, which is run; code and output are kept.",
-    "answer": "Lets a model give the final answer from the question and all that was kept, and ends the task.",
+    "search": (
+        "search",
+        "Lets a model look for information that is missing: it writes a query, and the results are kept.",
+    ),
+    "reason": (
+        "enhance_reasoning",
+        "Lets a model think the problem through in code, which is run; code and output are kept.",
+    ),
+    "answer": (
+        "answer",
+        "Lets a model give the final answer from the question and all that was kept, and ends the task.",
+    ),
 }
 
 _NO_PRICE = "Price: free."
@@ -157,8 +159,8 @@ class Catalogue:
             for each in (book.base, *book.lists):
                 each.cost(name)
         if rule.form == "released":
-            offered = {ROLES[entry.role][0] for entry in entries if entry.role}
-            if missing := sorted(set(_FUNCTIONS) - offered):
+            offered = {ROLES[entry.role].use for entry in entries if entry.role}
+            if missing := sorted(function for use, (function, _) in _FUNCTIONS.items() if use not in offered):
                 raise ValueError(f"The released form has no model for {missing[0]!r}; name one under tools.experts.")
 
     @property
@@ -166,44 +168,39 @@ class Catalogue:
         """Tools of the largest menu."""
         if self.rule.form == "released":
             return len(_FUNCTIONS)
-        sizes = self._sizes(len(self.entries))
-        return sizes[1] if sizes else len(self.entries)
+        return self._sizes(len(self.entries))[1]
 
     def instance(self, seed: int) -> Instance:
         """The instance of a seed, always the same."""
         rng = np.random.default_rng(seed)
         draw = self.book.draw(rng)
-        prices = self.book.prices(draw)
-        released = self.rule.form == "released"
-        tools, names = self._functions(rng, prices) if released else self._menu(rng, prices)
+        make = self._functions if self.rule.form == "released" else self._menu
+        tools, names = make(rng, self.book.prices(draw))
         return Instance(tools, {"seed": seed, "prices": asdict(draw), "tools": names})
 
     def executor(self, record: Mapping[str, Any], task: Task, budget: Budget) -> ToolExecutor:
-        """Executes the calls of an episode; made for each of them, as the released form keeps notes.
+        """Executes the calls of an episode of `task`, which has the tools of the instance of `record`.
 
-        Args:
-            record: of the instance.
-            task: of the episode, with the tools of the instance; the released form's models are asked its question.
-            budget: of the trajectory.
+        One is made for each episode, as the released form keeps notes.
         """
         tariff = Tariff(self.book.prices(PriceDraw(**record["prices"])), self.book.base)
         entries = {name: self.entries[key].within(task) for name, key in record["tools"].items()}
         handlers = {name: _accounted(entry, tariff) for name, entry in entries.items()}
         if self.rule.form == "released":
-            handlers = _Notes(task.question, entries, handlers).by_function()
+            call = _released(task.question, entries, handlers)
+            handlers = {function: call for function, _ in _FUNCTIONS.values()}
         return ToolExecutor(task.tools, handlers, budget, tariff)
 
     def _menu(self, rng: np.random.Generator, prices: PriceList) -> tuple[tuple[ToolSpec, ...], dict[str, str]]:
         """The separate form: the chosen tools, in random order where names or subset are random."""
         chosen = list(self.entries.values())
         if self.rule.subset or self.rule.aliases:
-            menu = sample_menu(
-                [replace(entry.spec, name=entry.key) for entry in chosen],
-                rng,
-                must_include=[entry.key for entry in chosen if entry.key == ANSWER_TOOL.name],
-                size_range=self._sizes(len(chosen)),
-            )
-            chosen = [self.entries[spec.name] for spec in menu]
+            size = self._size(rng, len(chosen))
+            required = [entry for entry in chosen if entry.key == ANSWER_TOOL.name]
+            optional = [entry for entry in chosen if entry.key != ANSWER_TOOL.name]
+            drawn = rng.choice(len(optional), size=size - len(required), replace=False)
+            menu = required + [optional[index] for index in drawn]
+            chosen = [menu[index] for index in rng.permutation(len(menu))]  # no position tells which tool it is
         numbers = itertools.count(1)
         names = {
             f"expert-{next(numbers)}" if entry.role and self.rule.aliases else entry.spec.name: entry
@@ -223,51 +220,49 @@ class Catalogue:
     def _functions(self, rng: np.random.Generator, prices: PriceList) -> tuple[tuple[ToolSpec, ...], dict[str, str]]:
         """The released form: three functions, whose models are named by number in random order."""
         tools, names = list[ToolSpec](), dict[str, str]()
-        for function, description in _FUNCTIONS.items():
-            offered = [entry for entry in self.entries.values() if entry.role and ROLES[entry.role][0] == function]
-            fewest, most = self._sizes(len(offered)) or (len(offered), len(offered))
-            size = int(rng.integers(fewest, most + 1))
+        for use, (function, description) in _FUNCTIONS.items():
+            offered = [entry for entry in self.entries.values() if entry.role and ROLES[entry.role].use == use]
+            size = self._size(rng, len(offered))
             choices: dict[str, Entry] = {}
             for index in rng.permutation(len(offered))[:size]:
-                entry, prefix = offered[index], ROLES[offered[index].role][1]
-                number = 1 + sum(ROLES[other.role][1] == prefix for other in choices.values())
+                entry, prefix = offered[index], ROLES[offered[index].role].prefix
+                number = 1 + sum(ROLES[other.role].prefix == prefix for other in choices.values())
                 choices[f"{prefix}-{number}"] = entry
             lines = [f"{name}: {_words(entry, prices)}" for name, entry in choices.items()]
             model = {"type": "string", "enum": list(choices), "description": "\n".join(("The model.", *lines))}
             parameters = {"type": "object", "properties": {"model": model}, "required": ["model"]}
-            tools.append(ToolSpec(function, description, parameters, traits=_FUNCTION_TRAITS.get(function, ())))
+            traits = _FUNCTION_TRAITS.get(function, ())
+            tools.append(ToolSpec(name=function, description=description, parameters=parameters, traits=traits))
             names |= {name: entry.key for name, entry in choices.items()}
         return tuple(tools), names
 
-    def _sizes(self, count: int) -> tuple[int, int] | None:
-        if not self.rule.subset:
-            return None
-        most = min(self.rule.most or count, count)
-        return min(self.rule.fewest, most), most
+    def _size(self, rng: np.random.Generator, count: int) -> int:
+        """How many of `count` tools or models are offered."""
+        fewest, most = self._sizes(count)
+        return int(rng.integers(fewest, most + 1))
+
+    def _sizes(self, count: int) -> tuple[int, int]:
+        """Fewest and most that are offered of `count`."""
+        most = min(self.rule.most or count, count) if self.rule.subset else count
+        return min(self.rule.fewest, most) if self.rule.subset else count, most
 
 
-class _Notes:
-    """One episode in the released form: what its functions found, for those that are called later."""
+def _released(question: str, choices: Mapping[str, Entry], handlers: Mapping[str, ToolHandler]) -> ToolHandler:
+    """The functions of one episode in the released form; what they find is told to those that are called later."""
+    notes = list[str]()
 
-    def __init__(self, question: str, choices: Mapping[str, Entry], handlers: Mapping[str, ToolHandler]) -> None:
-        self._question, self._choices, self._handlers = question, choices, handlers
-        self._notes: list[str] = []
-
-    def by_function(self) -> dict[str, ToolHandler]:
-        return dict.fromkeys(_FUNCTIONS, self._call)
-
-    async def _call(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        entry = self._choices[arguments["model"]]  # the schema lists the choices
-        asked = entry.spec.parameters["required"][0]
-        given = {asked: self._question} | ({"context": "\n\n".join(self._notes)} if self._notes else {})
-        answer = await self._handlers[arguments["model"]](given, budget)
-        result = ToolResult(answer) if isinstance(answer, str) else answer
+    async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        entry = choices[arguments["model"]]  # the schema lists the choices
+        given = {ROLES[entry.role].argument: question} | ({"context": "\n\n".join(notes)} if notes else {})
+        result = as_result(await handlers[arguments["model"]](given, budget))
         if result.is_error:
             return result
-        if ROLES[entry.role][0] == "answer":
+        if ROLES[entry.role].use == "answer":
             return replace(result, final=result.text)
-        self._notes.append(result.text)
+        notes.append(result.text)
         return result
+
+    return call
 
 
 def price_words(price: Price) -> str:
@@ -286,8 +281,7 @@ def _accounted(entry: Entry, tariff: Tariff) -> ToolHandler:
     nothing = Usage(entry.model or entry.spec.name, price_list=tariff.paid.id)
 
     async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        answer = await entry.handler(arguments, budget)
-        result = ToolResult(answer) if isinstance(answer, str) else answer
+        result = as_result(await entry.handler(arguments, budget))
         return result if result.usage or result.refused else replace(result, usage=(nothing,))
 
     return call
@@ -324,4 +318,4 @@ def _latency(entry: Entry, prices: PriceList) -> float | None:
     uses = prices.latencies.get(entry.model, {})
     if not entry.role or not uses:
         return None
-    return uses.get(ROLES[entry.role][2], sum(uses.values()) / len(uses))
+    return uses.get(ROLES[entry.role].use, sum(uses.values()) / len(uses))

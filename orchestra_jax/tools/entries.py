@@ -1,6 +1,5 @@
 """The entries of a catalogue: experts by role, plain tools, and what stands around every handler of a run."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,16 +8,15 @@ from orchestra_jax.config.choices import Role
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
-from orchestra_jax.tools.base import Tool, ToolHandler
-from orchestra_jax.tools.catalogue import ROLES, Entry
-from orchestra_jax.tools.experts import roles as expert_roles
+from orchestra_jax.tools.base import Tool, ToolHandler, as_result
+from orchestra_jax.tools.catalogue import Entry
 from orchestra_jax.tools.experts.cards import model_cards
 from orchestra_jax.tools.experts.client import ExpertClient
-from orchestra_jax.types import CODE, SEARCH, ToolResult, ToolSpec
+from orchestra_jax.tools.experts.roles import ROLES, expert_tool
+from orchestra_jax.types import CODE, SEARCH, ToolResult
 
 OUT_OF_BUDGET = "This task's budget does not allow the call, so it was not made. Go on with what is known."
 _TRAITS: dict[str, tuple[str, ...]] = {Role.query_writer: (SEARCH,), Role.code_writer: (CODE,)}
-_NO_NAME = re.compile(r"[^\w-]", re.ASCII)
 
 
 def expert_entries(
@@ -33,7 +31,7 @@ def expert_entries(
     """An entry for every model in every role that it plays.
 
     Args:
-        roles: models by role, see `catalogue.ROLES`.
+        roles: models by role of ROLES.
         clients: by model.
         search: the search that query writers use, with its name in price lists.
         run: what runs the code of code writers, likewise.
@@ -44,29 +42,25 @@ def expert_entries(
         ValueError: an unknown role.
     """
     entries = []
+    follow = {Role.query_writer: search, Role.code_writer: run}
     for role, models in roles.items():
         if role not in ROLES:
             raise ValueError(f"Experts have the roles {', '.join(ROLES)}, not {role!r}.")
+        behind = follow.get(Role(role))
         for model in models:
-            client, name = clients[model], _NO_NAME.sub("-", f"{role}-{model}")
-            billed = [model]
-            match role:
-                case "query_writer":
-                    spec, handler = expert_roles.query_writer(client, search and within_budget(search[1]), name=name)
-                    billed += [search[0]] if search else []
-                case "code_writer":
-                    spec, handler = expert_roles.code_writer(client, run[1] if run else None, name=name)
-                    billed += [run[0]] if run else []
-                case "math":
-                    spec, handler = expert_roles.maths_model(client, name=name)
-                case _:
-                    spec, handler = expert_roles.generalist(client, name=name)
             card = model_cards().get(model)
             about = (descriptions or {}).get(model) or (card.about if card else "")
-            described = " ".join(filter(None, (spec.description, about, card.origin if card else "")))
-            traits = (*(card.traits if card else ()), *_TRAITS.get(role, ()))
-            spec = ToolSpec(spec.name, described, spec.parameters, local=model in local, traits=traits)
-            entries.append(Entry(spec, within_budget(handler), role, model, tuple(billed)))
+            spec, handler = expert_tool(
+                role,
+                clients[model],
+                within_budget(behind[1]) if behind else None,
+                name=f"{role}-{model}",
+                description=" ".join(filter(None, (ROLES[role].description, about, card.origin if card else ""))),
+                local=model in local,
+                traits=(*(card.traits if card else ()), *_TRAITS.get(role, ())),
+            )
+            billed = (model, behind[0]) if behind else (model,)
+            entries.append(Entry(spec, within_budget(handler), role=role, model=model, billed=billed))
     return entries
 
 
@@ -100,15 +94,12 @@ def within_budget(handler: ToolHandler) -> ToolHandler:
 def recorded(kind: str, handler: ToolHandler, replay: Replay, settings: Mapping[str, Any]) -> ToolHandler:
     """A tool of this machine with a place in the record: replayed, its seconds and so its cost are the recorded ones.
 
-    Args:
-        kind: of the calls, for the record.
-        settings: what the answer depends on beside the arguments.
+    `settings` are what the answer depends on beside the arguments.
     """
 
     async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         async def run() -> Recorded:
-            answer = await handler(arguments, budget)
-            result = ToolResult(answer) if isinstance(answer, str) else answer
+            result = as_result(await handler(arguments, budget))
             more = {name: value for name in ("final", "refused") if (value := getattr(result, name))}
             value = {"text": result.text, **more} if more else result.text
             return Recorded(value, result.usage, result.is_error)

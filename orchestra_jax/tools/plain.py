@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from orchestra_jax.config.choices import WebProvider
 from orchestra_jax.config.schema import RunConfig
@@ -13,14 +13,10 @@ from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.base import Tool, ToolContext, unreachable
 from orchestra_jax.tools.catalogue import ANSWER_TOOL
 from orchestra_jax.tools.python import sandbox
-from orchestra_jax.tools.python.isolation import Isolation
 from orchestra_jax.tools.python.server import RemoteSandbox
 from orchestra_jax.tools.search import local, web
-from orchestra_jax.tools.search.dense import DenseIndex
 from orchestra_jax.tools.search.server import RemoteIndex, open_index
 from orchestra_jax.types import ToolResult, Usage
-
-WebTool = web.TavilySearch | web.WikipediaSearch
 
 
 class Python(Tool):
@@ -31,12 +27,11 @@ class Python(Tool):
     def __init__(self, context: ToolContext) -> None:
         cfg = context.cfg.tools.sandbox
         self.settings = {"timeout_s": cfg.timeout_s}
-        self._executor: sandbox.Executor | None = None
+        self._executor: sandbox.PythonSandbox | RemoteSandbox | None = None
         if context.live and cfg.url:
             self._executor = RemoteSandbox(cfg.url, cfg.timeout_s + 50.0)
         elif context.live:
-            isolation = cast(Isolation, str(cfg.isolation))
-            self._executor = sandbox.PythonSandbox(cfg.workers, cfg.timeout_s, isolation=isolation)
+            self._executor = sandbox.PythonSandbox(cfg.workers, cfg.timeout_s, isolation=cfg.isolation)
 
     async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         assert self._executor is not None  # what is only replayed is not run
@@ -60,7 +55,7 @@ class LocalSearch(Tool):
         cfg = context.cfg.tools.search
         self._top_k = cfg.top_k
         self.settings = {"top_k": cfg.top_k, "source": Path(cfg.index or cfg.corpus or "").name}
-        self._index: local.Searchable | None = None
+        self._index: local.LocalIndex | local.BatchIndex | None = None
         if not context.live:
             return
         if cfg.index is not None:
@@ -76,7 +71,7 @@ class LocalSearch(Tool):
         return await local.search_handler(self._index, self._top_k)(arguments, budget)
 
     async def close(self) -> None:
-        if isinstance(self._index, RemoteIndex | DenseIndex):
+        if isinstance(self._index, local.BatchIndex):
             await self._index.close()
 
     @classmethod
@@ -125,12 +120,10 @@ class Answer(Tool):
         return ToolResult("The answer is given.", (Usage(self.spec.name),), final=arguments["answer"])
 
 
-def _web_of_run(context: ToolContext) -> WebTool:
+def _web_of_run(context: ToolContext) -> web.WebSearch:
     return _web(context.cfg.tools.web, context.prices, context.replay)
 
 
-def _web(cfg: WebConfig, prices: PriceList, replay: Replay | None) -> WebTool:
-    options: dict[str, Any] = {"replay": replay, "timeout_s": cfg.timeout_s}
-    if cfg.url:
-        options["url"] = cfg.url
-    return (web.TavilySearch if cfg.provider is WebProvider.tavily else web.WikipediaSearch)(prices, **options)
+def _web(cfg: WebConfig, prices: PriceList, replay: Replay | None) -> web.WebSearch:
+    make = web.TavilySearch if cfg.provider is WebProvider.tavily else web.WikipediaSearch
+    return make(prices, cfg.url, replay=replay, timeout_s=cfg.timeout_s)

@@ -17,23 +17,14 @@ from orchestra_jax.types import ToolSpec
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ARGUMENT = re.compile(r" {4}(\w+)(?: \([^)]*\))?: +(.*)")  # a line below "Args:"; one that goes on is indented deeper
 _TYPES = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    list: "array",
-    dict: "object",
-    NoneType: "null",
-}
+    str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", NoneType: "null",
+}  # fmt: skip
 
 
 def to_openai(spec: ToolSpec, *, show_price: bool = True) -> dict[str, Any]:
     """The tool as the OpenAI API and Qwen3's chat template expect it.
 
-    Args:
-        spec: the tool.
-        show_price: append the menu's price and latency to the description, so that the policy reads them; a tool
-            with neither keeps its plain description.
+    With `show_price` the menu's price and latency, where it has them, end the description: the policy reads them.
     """
     note = price_note(spec) if show_price else ""
     description = f"{spec.description} {note}" if note else spec.description
@@ -69,7 +60,9 @@ def check_spec(spec: ToolSpec) -> None:
         raise ValueError(f"Tool name {spec.name!r} must be 1 to 64 letters, digits, '_' or '-'.")
     if not spec.description.strip():
         raise ValueError(f"Tool {spec.name!r} has no description; write one paragraph of plain text.")
-    check_figures(spec)
+    for label, value in (("price_usd", spec.price_usd), ("latency_s", spec.latency_s)):
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"Tool {spec.name!r} has {label}={value}; it must be finite and not negative.")
     parameters = spec.parameters
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
         raise ValueError(f"The parameters of tool {spec.name!r} must be a JSON schema with type 'object'.")
@@ -153,13 +146,6 @@ def _described(paragraphs: list[str]) -> dict[str, str]:
     return found
 
 
-def check_figures(spec: ToolSpec) -> None:
-    """Raises ValueError when the menu's price or latency is negative or not finite."""
-    for label, value in (("price_usd", spec.price_usd), ("latency_s", spec.latency_s)):
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"Tool {spec.name!r} has {label}={value}; it must be finite and not negative.")
-
-
 def _key(parameters: Mapping[str, Any]) -> str:
     # The text, not the object's identity, is the key: menus rebuild equal schemas, and identities are reused.
     return json.dumps(parameters if isinstance(parameters, dict) else dict(parameters))
@@ -178,7 +164,8 @@ def _sentence(spec: ToolSpec, error: ValidationError) -> str:
             missing = [name for name in error.validator_value if name not in error.instance]
             return f"{subject} lack the required {', '.join(repr(name) for name in missing)}."
         case "type":
-            return f"{subject} must be of type {_types(error.validator_value)}, not {_json_type(error.instance)}."
+            kinds = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
+            return f"{subject} must be of type {' or '.join(kinds)}, not {_json_type(error.instance)}."
         case "enum":
             return f"{subject} must be one of {json.dumps(error.validator_value)}."
         case _:
@@ -186,25 +173,5 @@ def _sentence(spec: ToolSpec, error: ValidationError) -> str:
             return f"{subject} are not valid: {message}." if not where else f"{subject} is not valid: {message}."
 
 
-def _types(value: str | list[str]) -> str:
-    return value if isinstance(value, str) else " or ".join(value)
-
-
 def _json_type(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case Mapping():
-            return "object"
-        case list() | tuple():
-            return "array"
-        case _:
-            return type(value).__name__
+    return _TYPES.get(type(value), type(value).__name__)

@@ -1,11 +1,10 @@
 """From a configuration to the parts of a run: chat, policy, collector. Checks first, builds after."""
 
-import dataclasses
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import jax
@@ -16,8 +15,8 @@ from orchestra_jax.config.checks import missing_inputs
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.gpus import gpu_conflicts
-from orchestra_jax.envs import registry as environments
 from orchestra_jax.envs.base import Environment
+from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.decoder import abstract_params, init_params
@@ -28,7 +27,7 @@ from orchestra_jax.rl.losses import LOSSES
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
-from orchestra_jax.rollout.watchdog import Waiting, describe
+from orchestra_jax.rollout.watchdog import describe
 from orchestra_jax.tools.build import price_book
 
 
@@ -53,7 +52,7 @@ def preflight(cfg: RunConfig) -> None:
         price_book(cfg)
     except ConfigError as error:
         found.append(str(error))
-    found += environments.problems(cfg)
+    found += environment_class(cfg).problems(cfg)
     if found:
         raise ConfigError("\n".join(dict.fromkeys(found)))
 
@@ -79,11 +78,6 @@ def keep_compiled(cfg: RunConfig) -> None:
     jax.config.update("jax_compilation_cache_dir", str(Path(cfg.compilation_cache).expanduser().absolute()))
     # By default what compiles in less than a second is compiled again.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-def load_prices(cfg: RunConfig) -> OrchestratorPrice:
-    """The price list of the run, with the policy's own tokens at the configured price."""
-    return OrchestratorPrice(price_book(cfg).base, "orchestrator", cfg.pricing.orchestrator_seconds_per_token)
 
 
 def policy_config(cfg: RunConfig, chat: ChatFormat) -> DecoderConfig:
@@ -128,17 +122,8 @@ def make_collector(cfg: RunConfig, environment: Environment, chat: ChatFormat) -
         environment,
         chat,
         cfg.rollout.limits,
-        load_prices(cfg),
+        OrchestratorPrice(price_book(cfg).base, "orchestrator", cfg.pricing.orchestrator_seconds_per_token),
         allowance=spending.limits(cfg.budget, "trajectory"),
-        on_slow=_report_slow,
+        on_slow=lambda waiting: print(describe(waiting), file=sys.stderr, flush=True),
         slow_after_s=cfg.rollout.slow_after_s,
     )
-
-
-def _report_slow(waiting: Sequence[Waiting]) -> None:
-    print(describe(waiting), file=sys.stderr, flush=True)
-
-
-def config_record(cfg: RunConfig) -> dict[str, Any]:
-    """The config as plain containers, for the checkpoint's meta."""
-    return dataclasses.asdict(cfg)

@@ -1,7 +1,7 @@
 """Checkpoints of everything a run needs to continue: arrays through Orbax, the rest as JSON beside them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import orbax.checkpoint as ocp
 from orchestra_jax.config.checks import resume_conflicts
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.rl.learner import TrainState
-from orchestra_jax.training.build import config_record
 
 
 @dataclass
@@ -37,15 +36,14 @@ class RunState:
     seconds: float = 0.0
 
 
+_JSON = ("phase", "step", "version", "notes", "seconds")  # of a RunState; the rest are arrays
+
+
 class Checkpoints:
     """The newest `keep` checkpoints of a run, saved together and restored together.
 
     A save is visible only once it is complete, so a process that is killed while saving leaves the previous
     checkpoint in force.
-
-    Args:
-        directory: made if missing.
-        keep: how many are kept.
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
@@ -87,26 +85,13 @@ class Checkpoints:
         return restored["arrays"]
 
     def save_run(self, cfg: RunConfig, state: RunState, position: Mapping[str, Any], seconds: float) -> None:
-        """Saves a run: parameters, optimizer and reference as arrays, the rest as JSON.
-
-        Args:
-            position: in the stream of tasks.
-            seconds: of the whole run.
-        """
+        """Saves a run whose stream of tasks is at `position`, after `seconds` in all."""
         arrays: dict[str, Any] = {"state": state.trained}
         if state.reference is not None:
             arrays["reference"] = state.reference
         offset = cfg.warm_start.steps + 1 if state.phase == "policy" else 0
-        meta = {
-            "phase": state.phase,
-            "step": state.step,
-            "version": state.version,
-            "data": position,
-            "notes": state.notes,
-            "seconds": seconds,
-            "config": config_record(cfg),
-        }
-        self.save(offset + state.step, arrays, meta)
+        meta = {name: getattr(state, name) for name in _JSON} | {"seconds": seconds}
+        self.save(offset + state.step, arrays, meta | {"data": position, "config": asdict(cfg)})
 
     def run_meta(self, cfg: RunConfig) -> dict[str, Any] | None:
         """The newest checkpoint's meta, or None when there is none.
@@ -123,11 +108,9 @@ class Checkpoints:
         return meta
 
     def restore_run(self, meta: Mapping[str, Any], trained: TrainState, reference: Any) -> RunState:
-        """The newest checkpoint's run.
+        """The newest checkpoint's run, from `run_meta` and arrays or shape structs like the saved ones.
 
-        Args:
-            meta: of `run_meta`.
-            trained, reference: arrays or shape structs like the saved ones; no reference is restored where it is None.
+        No reference is restored where it is None.
         """
         like: dict[str, Any] = {"state": trained}
         if reference is not None:
@@ -136,7 +119,7 @@ class Checkpoints:
         return RunState(
             trained=arrays["state"],
             reference=arrays.get("reference"),
-            **{name: meta[name] for name in ("phase", "step", "version", "notes", "seconds")},
+            **{name: meta[name] for name in _JSON},
         )
 
     def close(self) -> None:

@@ -32,17 +32,8 @@ _UPDATE = {
 }
 # Of learner and engine: what they say before the first update of a step, everything else after the last one.
 _FIRST = ("mismatch_mean", "mismatch_max", "importance_p01", "importance_p99")
-# `summarize`'s figures, and their names in metrics.jsonl.
-_SUMMARY = {
-    "accuracy": "accuracy",
-    "valid_rate": "valid_rate",
-    "cost": "cost_usd",
-    "cost_per_correct": "cost_per_correct",
-    "latency": "latency_s",
-    "calls": "calls",
-    "refused": "calls/refused",
-    "failed": "failed",
-}
+# `summarize`'s figures that have another name in metrics.jsonl.
+_SUMMARY = {"cost": "cost_usd", "latency": "latency_s", "refused": "calls/refused"}
 
 
 def rollout_metrics(
@@ -59,7 +50,7 @@ def rollout_metrics(
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(axis=1).mean()),
         "groups/kept": float(kept.mean()),
-        **{_SUMMARY[name]: value for name, value in figures.items()},
+        **{_SUMMARY.get(name, name): value for name, value in figures.items()},
         "tokens/sampled": float(np.mean([sum(len(turn.sampled_ids) for turn in t.turns) for t in trajectories])),
     }
 

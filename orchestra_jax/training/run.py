@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.envs.registry import forecast, make_environment
+from orchestra_jax.envs.registry import environment_class, make_environment
+from orchestra_jax.models import checkpoint
+from orchestra_jax.models.lora import save_peft
 from orchestra_jax.money.run import Halted, RunBudget
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
@@ -17,7 +19,6 @@ from orchestra_jax.training.stopping import Interrupted
 from orchestra_jax.training.summary import report, summary
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.training.warm_start import warm_start
-from orchestra_jax.training.weights import export
 
 POLICY_FOLDER = "policy"  # of a run: the trained policy, as transformers and SGLang load it
 _EXIT_STATUS = {ConfigError: 2, Halted: 3, Interrupted: 130}
@@ -58,7 +59,7 @@ def _train(cfg: RunConfig) -> None:
     chat, environment = make_chat(cfg), make_environment(cfg)
     directory = Path(cfg.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    if sentence := forecast(cfg):
+    if sentence := environment_class(cfg).forecast(cfg):
         print(sentence, flush=True)
     money = RunBudget(cfg.budget, directory)
     with LoopThread() as loop:
@@ -82,7 +83,10 @@ def _train(cfg: RunConfig) -> None:
 
 
 def _export(trainer: Trainer, chat: ChatFormat) -> None:
-    cfg, folder = trainer.cfg, trainer.directory / POLICY_FOLDER
-    trained = trainer.state.trained.params
-    export(folder, trainer.model, trained, trainer.lora, base=cfg.model.path, tokenizer=chat.tokenizer)
+    """Writes the policy so that transformers and SGLang load it, or its adapters so that PEFT does."""
+    folder, trained = trainer.directory / POLICY_FOLDER, trainer.state.trained.params
+    if trainer.lora is None:
+        checkpoint.save(folder, trainer.model, trained, tokenizer=chat.tokenizer, overwrite=True)
+    else:
+        save_peft(folder, trainer.model, trained, trainer.lora, str(trainer.cfg.model.path), overwrite=True)
     print(f"The policy is in {folder}" + (" (adapters in PEFT's format)." if trainer.lora else "."), flush=True)

@@ -1,12 +1,9 @@
-"""How a run stops before its end: Ctrl-C, a budget that is used up, a call that was never recorded."""
+"""How a user stops a run before its end: Ctrl-C."""
 
+import contextlib
 import signal
-from types import FrameType, TracebackType
-from typing import Any, Self
-
-from orchestra_jax.money.budgets import Budget, BudgetExceeded
-from orchestra_jax.money.replay import ReplayMiss
-from orchestra_jax.money.run import Halted
+from types import FrameType
+from typing import Any
 
 
 class Interrupted(Exception):  # noqa: N818  an event, no error
@@ -26,16 +23,11 @@ class CleanInterrupt:
         self.asked = False
         self._previous: Any = None
 
-    def __enter__(self) -> Self:
-        try:
+    def __enter__(self) -> None:
+        with contextlib.suppress(ValueError):  # not in the main thread
             self._previous = signal.signal(signal.SIGINT, self._note)
-        except ValueError:  # not in the main thread
-            self._previous = None
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
 
@@ -43,21 +35,3 @@ class CleanInterrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-
-
-def interrupted(phase: str, step: int) -> Interrupted:
-    """Says where the run stopped."""
-    return Interrupted(f"Stopped after step {step} of {phase}; the same command continues from there.")
-
-
-def halted(error: BudgetExceeded | ReplayMiss, budget: Budget, phase: str, step: int) -> Halted:
-    """Says why and where the run stopped, and what makes it go on.
-
-    Args:
-        budget: of the whole run.
-    """
-    raised = f" with a higher budget.{error.scope}_*" if isinstance(error, BudgetExceeded) else ""
-    return Halted(
-        f"{error} Stopped after step {step} of {phase} with ${budget.spent.usd:.6g} spent; the same command{raised} "
-        "continues from there."
-    )

@@ -17,25 +17,23 @@ FILE_NAME = "summary.json"
 def summary(trainer: Trainer) -> dict[str, Any]:
     """What `evaluation.report` describes, of a run whose last step is done."""
     cfg, notes = trainer.cfg, trainer.state.notes
-    phases = {phase: notes[phase] for phase in ("before", "after")}
-    found = {phase: figures.get(HELD_OUT, {}) for phase, figures in phases.items()}
-    others = {name for figures in phases.values() for name in figures} - {HELD_OUT, PREFERENCE_SWAP}
+
+    def by_phase(benchmark: str) -> dict[str, Any]:
+        return {phase: notes[phase].get(benchmark, {}) for phase in ("before", "after")}
+
+    others = sorted({*notes["before"], *notes["after"]} - {HELD_OUT, PREFERENCE_SWAP})
     return {
         "name": cfg.name,
         "seed": cfg.seed,
         "steps": trainer.state.step,
         "seconds": trainer.seconds(),
         "copy_accuracy": notes.get("copy_accuracy"),
-        "preference_swap": {phase: figures.get(PREFERENCE_SWAP, {}) for phase, figures in phases.items()},
-        "baselines": trainer.wait(trainer.evaluator.baselines()),
-        **found,
-        **({"benchmarks": {name: _by_phase(phases, name) for name in sorted(others)}} if others else {}),
+        "preference_swap": by_phase(PREFERENCE_SWAP),
+        "baselines": trainer.loop.run(trainer.evaluator.baselines()),
+        **by_phase(HELD_OUT),
+        **({"benchmarks": {name: by_phase(name) for name in others}} if others else {}),
         "spent": trainer.money.summary(),
     }
-
-
-def _by_phase(phases: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
-    return {phase: figures.get(name, {}) for phase, figures in phases.items()}
 
 
 def write_summary(found: Mapping[str, Any], directory: Path) -> None:

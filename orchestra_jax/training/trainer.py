@@ -1,11 +1,11 @@
 """The loop of a run: rollouts, rewards and advantages, the update, the new weights to the engine; all of it resumes."""
 
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import jax
 
@@ -17,7 +17,7 @@ from orchestra_jax.models.base import Params
 from orchestra_jax.models.lora import init_adapters
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
-from orchestra_jax.money.run import RunBudget
+from orchestra_jax.money.run import Halted, RunBudget
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.optimizer import learning_rate
 from orchestra_jax.rl.setup import (
@@ -37,22 +37,13 @@ from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.loggers.transcripts import write_transcripts
 from orchestra_jax.training.metrics import evaluation_metrics, rollout_metrics, spending_metrics, update_metrics
-from orchestra_jax.training.stopping import CleanInterrupt, halted, interrupted
+from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
-from orchestra_jax.training.weights import abstract_reference, engine_params, keeps_reference, starting_reference
-
-T = TypeVar("T")
+from orchestra_jax.training.weights import abstract_reference, engine_params, starting_reference
 
 
 class Trainer:
-    """Owns the parts and the state of one run.
-
-    Args:
-        cfg: the run.
-        environment: tasks and episodes.
-        chat: tokenizer and chat format.
-        money: budgets of the run.
-        loop: the event loop that the environment's processes belong to.
+    """Owns the parts and the state of one run. The environment's processes belong to `loop`.
 
     Raises:
         ConfigError: the folder holds another run.
@@ -61,7 +52,7 @@ class Trainer:
     def __init__(
         self, cfg: RunConfig, environment: Environment, chat: ChatFormat, money: RunBudget, loop: LoopThread
     ) -> None:
-        self.cfg, self.money, self._loop = cfg, money, loop
+        self.cfg, self.money, self.loop = cfg, money, loop
         self.directory, self._began = Path(cfg.output_dir), time.monotonic()
         self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg)
         self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep)
@@ -91,7 +82,7 @@ class Trainer:
             tokenizer_size=len(chat.tokenizer),
             directory=self.directory,
         )
-        self.serving = self.wait(starting)
+        self.serving = self.loop.run(starting)
         self.engine = self.serving.engine
         tasks = environment.train_tasks(cfg.algorithm.tasks_per_step)
         self.rollouts = RolloutSource(cfg, self.collector, self.engine, tasks, loop)
@@ -111,17 +102,19 @@ class Trainer:
             try:
                 yield
             except (BudgetExceeded, ReplayMiss) as error:
-                self._save_finished()
-                raise halted(error, self.money.run, self.state.phase, self.state.step) from None
+                state = self.state
+                if (state.step and self.warm) if state.phase == "warm_start" else "before" in state.notes:
+                    self.save()  # the last finished step; what was spent since is in the run's budget
+                raised = f" with a higher budget.{error.scope}_*" if isinstance(error, BudgetExceeded) else ""
+                raise Halted(
+                    f"{error} Stopped after step {state.step} of {state.phase} with ${self.money.run.spent.usd:.6g} "
+                    f"spent; the same command{raised} continues from there."
+                ) from None
             finally:
                 self.money.save()
                 self.checkpoints.close()
                 self.rollouts.stop()
-                self.wait(self.serving.close())
-
-    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What a coroutine of the event loop returns."""
-        return self._loop.run(coroutine)
+                self.loop.run(self.serving.close())
 
     # --- policy optimisation ---
 
@@ -158,7 +151,7 @@ class Trainer:
         budget = self.money.step()
         trajectories, ages = self.rollouts.take(state.step, state.version, budget)
         rolled = time.monotonic()
-        self.wait(self.serving.free_gpus())
+        self.loop.run(self.serving.free_gpus())
         arrays = group_arrays(trajectories, cfg.algorithm.group_size, self._menu)
         self._menu = arrays.tool_counts.shape[-1]
         rewards, advantages, kept = score_groups(cfg, arrays)
@@ -196,21 +189,20 @@ class Trainer:
             state.trained = self.policy.init(state.trained.params, donate=True)
         self.sync_engine()
         state.phase, state.step = "policy", 0
-        if keeps_reference(self.cfg):
-            state.reference = starting_reference(self.cfg, state.trained.params)
+        state.reference = starting_reference(self.cfg, state.trained.params)
         state.notes["before"] = self.evaluate("before")
         self.save()
 
     def sync_engine(self) -> None:
         """Hands the engine the current weights under a new version."""
         self.state.version += 1
-        self.wait(self.engine.update_weights(self._engine_params(), self.state.version))
+        self.loop.run(self.engine.update_weights(self._engine_params(), self.state.version))
 
     def evaluate(self, when: str) -> dict[str, Any]:
         """Figures of the current weights, by benchmark; nothing with evaluation.questions=0."""
         if self.evaluator.benchmarks:
             print(f"Evaluating on {' and '.join(self.evaluator.benchmarks)} ({when}) ...", flush=True)
-        return self.wait(self.evaluator.evaluate())
+        return self.loop.run(self.evaluator.evaluate())
 
     # --- state ---
 
@@ -228,13 +220,9 @@ class Trainer:
         """
         if self.interrupt.asked:
             self.save()
-            raise interrupted(self.state.phase, self.state.step)
-
-    def _save_finished(self) -> None:
-        """Saves the last finished step where there is one; what was spent since is in the run's budget."""
-        state = self.state
-        if (state.step and self.warm) if state.phase == "warm_start" else "before" in state.notes:
-            self.save()
+            raise Interrupted(
+                f"Stopped after step {self.state.step} of {self.state.phase}; the same command continues from there."
+            )
 
     def _restore_or_init(self, meta: Any, params: Params | None) -> tuple[RunState, dict[str, Any] | None]:
         """The state and position in the tasks of the newest checkpoint, or a fresh state on `params` and None.
@@ -251,8 +239,7 @@ class Trainer:
         if meta["phase"] == "warm_start":
             return self.checkpoints.restore_run(meta, first.abstract_state(), None), None
         like = self.policy.abstract_state()
-        reference = abstract_reference(self.cfg, like.params) if keeps_reference(self.cfg) else None
-        return self.checkpoints.restore_run(meta, like, reference), meta["data"]
+        return self.checkpoints.restore_run(meta, like, abstract_reference(self.cfg, like.params)), meta["data"]
 
     def _engine_params(self) -> Params:
         return engine_params(self.cfg, self.state.trained.params, self.base, self.lora, self.mesh)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 import numpy as np
 
-from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.envs.base import Demonstrations, Environment
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.envs.base import Environment
 from orchestra_jax.rl.batching import MicroBatch, TokenSequence, sequences
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.packing import PackShapes, pack
@@ -19,65 +19,52 @@ from orchestra_jax.types import Task, ToolCall, ToolResult, Trajectory
 def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> None:
     """Supervised steps on the environment's demonstrations, until the policy copies well enough or the steps are done.
 
+    Every warm_start.check_every steps the copying is measured and everything saved.
+
     Raises:
         ConfigError: the environment has no demonstrations, or one of them did not end with an answer.
         Interrupted: Ctrl-C; the checkpoint of the last finished step is written.
     """
-    cfg, state = trainer.cfg, trainer.state
+    cfg, settings, state = trainer.cfg, trainer.cfg.warm_start, trainer.state
     demonstrations = environment.demonstrations()
     if demonstrations is None:
         raise ConfigError(
             f"The environment {cfg.env.name} has no demonstrations to learn from: set model.path=FOLDER, or "
             "warm_start.steps=0."
         )
-    with ProgressBar(cfg.warm_start.steps, phase="warm start", start=state.step, every=50) as progress:
-        progress.print(f"Making {cfg.warm_start.demonstrations} demonstrations with random tools ...")
+    with ProgressBar(settings.steps, phase="warm start", start=state.step, every=50) as progress:
+        progress.print(f"Making {settings.demonstrations} demonstrations with random tools ...")
         played = trainer.collector.play(
             demonstrations.script, demonstrations.tasks, demonstrations.think, budget=trainer.money.run
         )
-        batches = _batches(cfg, demonstration_rows(trainer.wait(played)), state.step, learner)
-        _learn(trainer, learner, batches, demonstrations, progress)
-
-
-def _batches(cfg: RunConfig, rows: Sequence[TokenSequence], start: int, learner: Learner) -> Iterator[list[MicroBatch]]:
-    """The endless batches of the run's demonstrations from step `start` on."""
-    size, algorithm = cfg.warm_start.batch_size, cfg.algorithm
-    fractions = tuple(algorithm.response_fractions)
-    shapes = demonstration_shapes(rows, size, algorithm.micro_tokens, fractions, learner.shards)
-    return supervised_batches(rows, size, shapes, cfg.seed, start, learner.shards)
-
-
-def _learn(
-    trainer: Trainer,
-    learner: Learner,
-    batches: Iterator[list[MicroBatch]],
-    demonstrations: Demonstrations,
-    progress: ProgressBar,
-) -> None:
-    """The steps; every warm_start.check_every of them the copying is measured and everything saved."""
-    cfg, state = trainer.cfg.warm_start, trainer.state
-    copied = state.notes.get("copy_accuracy", 0.0)
-    while state.step < cfg.steps and copied < cfg.min_copy_accuracy:
-        trainer.wait(trainer.serving.free_gpus())
-        batch = next(batches)
-        with jax.transfer_guard("disallow"):
-            state.trained, metrics = learner.supervised_step(state.trained, batch)
-        state.step += 1
-        if state.step % cfg.check_every == 0 or state.step == cfg.steps:
-            trainer.sync_engine()
-            # On tasks that no demonstration was made of.
-            seed, budget = (trainer.cfg.seed, 1, state.step), trainer.money.run
-            sampling = trainer.collector.collect(trainer.engine, demonstrations.gate, budget=budget, seed=seed)
-            copied = copy_accuracy(trainer.wait(sampling), demonstrations.reference_call, demonstrations.answer_from)
-            state.notes["copy_accuracy"] = copied
-            trainer.save()
-        progress.update(state.step, {"loss": metrics["loss"], "copied": copied})
-        trainer.stop_if_asked()
-    if copied < cfg.min_copy_accuracy:
-        progress.print(
-            f"The warm start ended at copy accuracy {copied:.2f}, below warm_start.min_copy_accuracy="
-            f"{cfg.min_copy_accuracy}: more warm_start.steps or demonstrations would help."
-        )
+        rows = demonstration_rows(trainer.loop.run(played))
+        size, shards = settings.batch_size, learner.shards
+        fractions = tuple(cfg.algorithm.response_fractions)
+        shapes = demonstration_shapes(rows, size, cfg.algorithm.micro_tokens, fractions, shards)
+        batches = supervised_batches(rows, size, shapes, cfg.seed, state.step, shards)
+        copied = state.notes.get("copy_accuracy", 0.0)
+        while state.step < settings.steps and copied < settings.min_copy_accuracy:
+            trainer.loop.run(trainer.serving.free_gpus())
+            batch = next(batches)
+            with jax.transfer_guard("disallow"):
+                state.trained, metrics = learner.supervised_step(state.trained, batch)
+            state.step += 1
+            if state.step % settings.check_every == 0 or state.step == settings.steps:
+                trainer.sync_engine()
+                # On tasks that no demonstration was made of.
+                seed, budget = (cfg.seed, 1, state.step), trainer.money.run
+                sampling = trainer.collector.collect(trainer.engine, demonstrations.gate, budget=budget, seed=seed)
+                sampled = trainer.loop.run(sampling)
+                copied = copy_accuracy(sampled, demonstrations.reference_call, demonstrations.answer_from)
+                state.notes["copy_accuracy"] = copied
+                trainer.save()
+            progress.update(state.step, {"loss": metrics["loss"], "copied": copied})
+            trainer.stop_if_asked()
+        if copied < settings.min_copy_accuracy:
+            progress.print(
+                f"The warm start ended at copy accuracy {copied:.2f}, below warm_start.min_copy_accuracy="
+                f"{settings.min_copy_accuracy}: more warm_start.steps or demonstrations would help."
+            )
 
 
 def demonstration_rows(demonstrations: Sequence[Trajectory]) -> list[TokenSequence]:

@@ -1,6 +1,5 @@
-"""The policy's weights outside the update: on the mesh, as the reference, for the engine, and for other programs."""
+"""The policy's weights outside the update: as the reference, and for the engine."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,18 +8,21 @@ from jax.sharding import Mesh
 
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.models import checkpoint
-from orchestra_jax.models.base import DecoderConfig, Params
-from orchestra_jax.models.lora import LoRA, merge, save_peft
+from orchestra_jax.models.base import Params
+from orchestra_jax.models.lora import LoRA, merge
 
 
-def keeps_reference(cfg: RunConfig) -> bool:
-    """Whether a copy of the starting policy is kept for the KL; under LoRA's adapters it is there anyway."""
+def _keeps_reference(cfg: RunConfig) -> bool:
     return cfg.algorithm.loss.kl_coef > 0 and not cfg.model.lora.rank
 
 
 def starting_reference(cfg: RunConfig, params: Params) -> Any:
-    """A frozen copy of the policy for the KL, sharded like it, or in host memory as numpy arrays."""
+    """A frozen copy of the policy for the KL, sharded like it, or in host memory as numpy arrays.
+
+    None without a KL, and under LoRA's adapters, whose base is there anyway.
+    """
+    if not _keeps_reference(cfg):
+        return None
     dtype = jnp.dtype(cfg.algorithm.reference_dtype)
 
     def frozen(leaf: Any) -> Any:
@@ -36,6 +38,8 @@ def abstract_reference(cfg: RunConfig, params: Any) -> Any:
     Args:
         params: shapes, dtypes and shardings of the policy.
     """
+    if not _keeps_reference(cfg):
+        return None
     dtype = jnp.dtype(cfg.algorithm.reference_dtype)
     if cfg.algorithm.reference_offload:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
@@ -56,18 +60,3 @@ def engine_params(cfg: RunConfig, trained: Any, base: Params | None, lora: LoRA 
         params = jax.device_put(params, jax.local_devices()[0])
     # The update uses up its parameters: an engine that samples meanwhile needs its own.
     return jax.tree.map(jnp.copy, params) if cfg.rollout.max_staleness else params
-
-
-def export(
-    folder: Path, config: DecoderConfig, trained: Any, lora: LoRA | None, *, base: str | None, tokenizer: Any
-) -> None:
-    """Writes the policy so that transformers and SGLang load it, or its adapters so that PEFT does.
-
-    Args:
-        folder: made, or replaced.
-        base: where the adapters' base came from, for PEFT's config.
-    """
-    if lora is not None:
-        save_peft(folder, config, trained, lora, str(base), overwrite=True)
-    else:
-        checkpoint.save(folder, config, trained, tokenizer=tokenizer, overwrite=True)

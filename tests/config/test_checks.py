@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import cli
+from orchestra_jax.config.algorithm import AdvantageConfig, LossConfig, OptimizerConfig
 from orchestra_jax.config.checks import (
     RENAMED,
     keys,
@@ -22,18 +23,9 @@ from orchestra_jax.config.checks import (
     problems,
     resume_conflicts,
     unknown_key,
-    validate,
 )
-from orchestra_jax.config.schema import (
-    AdvantageConfig,
-    ConfigError,
-    LossConfig,
-    MeshConfig,
-    OptimizerConfig,
-    RolloutLimits,
-    RunConfig,
-    SourceConfig,
-)
+from orchestra_jax.config.rollout import RolloutLimits
+from orchestra_jax.config.schema import ConfigError, MeshConfig, RunConfig, SourceConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -176,7 +168,7 @@ def test_two_free_axes_and_a_server_without_address() -> None:
     own = replace(bare.rollout, server=replace(bare.rollout.server, python="python", count=2, gpus=[[0]]))
     assert "rollout.server.gpus names the GPUs of 1 server(s)" in problems(replace(bare, rollout=own))[0]
     with pytest.raises(ConfigError, match=r"mesh\.\*"):
-        validate(free)
+        compose(["mesh.data=-1", "mesh.fsdp=-1"])
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "placement").glob("*.yaml")))

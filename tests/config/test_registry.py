@@ -13,14 +13,15 @@ def registry():
     return Registry("greeting", "greet.name", builtin={"hello": "hi", "path": "posixpath:join"})
 
 
-def test_a_name_a_lazy_name_and_a_registered_one(registry) -> None:
-    @registry.register("mine")
+def test_an_object_and_a_lazy_name() -> None:
     def mine() -> int:
         return 1
 
+    registry = Registry("greeting", "greet.name", builtin={"mine": mine, "path": "posixpath:join"})
+
     assert registry.get("mine") is mine
     assert registry.get("path")("a", "b") == "a/b"
-    assert registry.names() == ("hello", "mine", "path")
+    assert registry.names() == ("mine", "path")
 
 
 def test_a_file_of_the_working_directory(registry, tmp_path, monkeypatch) -> None:
@@ -57,11 +58,6 @@ def test_what_is_not_there_is_one_sentence(registry, name, words) -> None:
 
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
-
-
-def test_a_taken_name_is_refused(registry) -> None:
-    with pytest.raises(ValueError, match="already another greeting"):
-        registry.register("hello")("other")
 
 
 def test_a_module_that_lacks_a_dependency_says_which(registry, tmp_path, monkeypatch) -> None:

@@ -67,13 +67,12 @@ def test_released_frames_rows(tmp_path: Path):
     assert load_tasks(path, "frames") == [Question("wiki____0", "q", ("a",), "frames")]
 
 
-def test_folders_limits_and_tasks(tmp_path: Path):
+def test_folders_and_tasks(tmp_path: Path):
     write(tmp_path / "b.jsonl", [{"question": "q3", "answer": "3"}])
     write(tmp_path / "a.jsonl", [{"question": "q1", "answer": "1"}, {"question": "q2", "answer": "2"}])
     (tmp_path / "README.md").write_text("not data")
     questions = load_tasks(tmp_path)
     assert [question.id for question in questions] == ["a-1", "a-2", "b-1"]
-    assert load_tasks(tmp_path, limit=2) == questions[:2]
     tool, preference = ToolSpec("t", "d", {"type": "object"}), Preference("fast", "Quick!")
     task = questions[0].task([tool], preference)
     assert (task.id, task.question, task.answer, task.tools, task.preference) == (

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.schema import ReplayConfig, RunConfig, ToolsConfig
+from orchestra_jax.config.schema import ReplayConfig, RunConfig
+from orchestra_jax.config.tools import ToolsConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.build import make_tools, tool_problems
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.engines import slot_cache
 from orchestra_jax.engines.base import SamplingParams
 from orchestra_jax.engines.embedded import EmbeddedEngine
@@ -26,7 +27,7 @@ PARAMS = {
 }
 LENGTH = 64
 # Prompts of more than 8 tokens take several passes, more than 8 requests wait for a slot.
-SETTINGS = {"slots": 8, "max_length": LENGTH, "chunk": 4, "widths": (4, 8)}
+SETTINGS = RolloutConfig(slots=8, limits=RolloutLimits(max_length=LENGTH), chunk=4, widths=[4, 8])
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ async def make(monkeypatch):
     def build(config=CONFIG, *, shortest_window=None, **options):
         if shortest_window:
             monkeypatch.setattr(slot_cache, "_SHORTEST_WINDOW", shortest_window)
-        engine = EmbeddedEngine(config, PARAMS[config.scan_layers][0], **{**SETTINGS, **options})
+        engine = EmbeddedEngine(config, PARAMS[config.scan_layers][0], replace(SETTINGS, **options))
         engines.append(engine)
         return engine
 
@@ -50,7 +51,7 @@ KINDS = {
     "lockstep": {},
     "continuous": {"lockstep": False},
     "scan_layers": {"config": SCANNED},
-    "few_slots": {"lockstep": False, "slots": 3, "chunk": 1, "widths": (1024,)},
+    "few_slots": {"lockstep": False, "slots": 3, "chunk": 1, "widths": [1024]},
     "windows": {"shortest_window": 8},
     "threads": {"threads": 2, "slots": 16},  # two parts of the others' size: nothing more to compile
 }
@@ -213,7 +214,7 @@ async def test_closing_a_session_cancels_its_generation(make):
 
 async def test_the_engine_sleeps_while_a_request_waits_for_a_slot(make, monkeypatch):
     engine = make(lockstep=False)
-    held = [engine.open_session() for _ in range(engine.slots)]
+    held = [engine.open_session() for _ in range(SETTINGS.slots)]
     async with asyncio.timeout(SECONDS):
         await asyncio.gather(*(engine.generate((1, 2), SamplingParams(1), session=session) for session in held))
         steps, step = [], engine._step
@@ -274,7 +275,7 @@ async def test_an_update_takes_hold_between_two_chunks(make):
 
 
 def test_a_second_event_loop_is_refused():
-    engine = EmbeddedEngine(CONFIG, PARAMS[False][0], **SETTINGS)
+    engine = EmbeddedEngine(CONFIG, PARAMS[False][0], SETTINGS)
     asyncio.run(engine.generate((1, 2, 3), SamplingParams(3)))
     with pytest.raises(RuntimeError, match=r"another event loop; make an engine of its own for each loop\.$"):
         asyncio.run(engine.generate((1, 2, 3), SamplingParams(3)))

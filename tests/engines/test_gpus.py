@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.schema import RolloutConfig, ServerOptions
+from orchestra_jax.config.rollout import RolloutConfig, ServerOptions
 from orchestra_jax.engines import gpus as placement
 from orchestra_jax.engines import start as engines
 from orchestra_jax.engines.embedded import EmbeddedEngine

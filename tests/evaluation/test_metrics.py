@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from orchestra_jax.evaluation.metrics import by_part, preference_utility, share_of, summarize, tool_shares
+from orchestra_jax.evaluation.metrics import by_part, preference_utility, summarize, tool_shares
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 TOOLS = "python local_search web_search"
@@ -77,10 +77,9 @@ def test_tool_shares_are_of_executed_calls_by_family():
     }
 
 
-def test_share_of_looks_at_the_named_tools_only():
+def test_the_local_share_looks_at_searches_only():
     runs = [run("local_search python python"), run("web_search web_search local_search web_search web_search")]
-    assert share_of(runs, "local_search", ("local_search", "web_search")) == pytest.approx(2 / 6)
-    assert share_of(runs, "absent", ("absent",)) == 0.0
+    assert by_part({"all": runs})["all"]["local_share"] == pytest.approx(2 / 6)
 
 
 def test_parts_have_the_local_share():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.choices import ToolFeature
+from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, EvaluationConfig, RewardConfig, RunConfig
 from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.envs.quickstart.baselines import BASELINES
@@ -19,7 +20,7 @@ from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits
+from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.types import Task
 
 PRICE = OrchestratorPrice(PriceList("test", "2026-11-20", "test", {"orchestrator": Price()}), "orchestrator", 0.0)

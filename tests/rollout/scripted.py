@@ -4,14 +4,16 @@ import asyncio
 import itertools
 import json
 
+from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Generation
 from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.models import tokenizer as tok
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rl.batching import sequences
+from orchestra_jax.rollout.actors import render_call
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits, render_call
+from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.envs.base import initial_messages
@@ -303,8 +304,8 @@ async def test_groups_rolled_out_one_by_one_are_those_of_the_whole_step(words):
     async with asyncio.timeout(SECONDS):
         groups = await asyncio.gather(
             *(
-                collector.collect_group(
-                    alone, tasks[g], group=g, group_size=2, temperature=1.0, seed=(4, 2), budget=Budget()
+                collector.collect(
+                    alone, [tasks[g]], first=g, group_size=2, temperature=1.0, seed=(4, 2), budget=Budget()
                 )
                 for g in (2, 0, 1)
             )
@@ -323,9 +324,9 @@ async def test_a_cancelled_group_ends_its_own_actors_only(words, steps):
     )
     options = {"group_size": 2, "temperature": 1.0, "seed": (0,)}
     async with asyncio.timeout(SECONDS):
-        doomed = asyncio.ensure_future(collector.collect_group(engine, TASK, group=0, **options, budget=Budget()))
+        doomed = asyncio.ensure_future(collector.collect(engine, [TASK], first=0, **options, budget=Budget()))
         await asyncio.sleep(0)  # its sessions are the first two
-        other = asyncio.ensure_future(collector.collect_group(engine, TASK, group=1, **options, budget=Budget()))
+        other = asyncio.ensure_future(collector.collect(engine, [TASK], first=1, **options, budget=Budget()))
         for _ in range(10 * steps):
             await asyncio.sleep(0)
         doomed.cancel()
@@ -334,7 +335,7 @@ async def test_a_cancelled_group_ends_its_own_actors_only(words, steps):
         assert not engine.open & {0, 1}
         assert [trajectory.solved for trajectory in await other] == [True, True]
     assert not engine.open
-    assert collector.waiting() == []
+    assert collector.watchdog.waiting() == []
     assert len(world.scored) == 2
 
 
@@ -378,7 +379,8 @@ class Scripted(EmbeddedEngine):
 
     def __init__(self, chat, script, lockstep):
         config = Qwen3Config(8, 8, 8, 1, 1, 1, 8)
-        super().__init__(config, None, slots=2, max_length=4000, widths=(8,), lockstep=lockstep)
+        limits = RolloutLimits(max_length=4000)
+        super().__init__(config, None, RolloutConfig(slots=2, limits=limits, widths=[8], lockstep=lockstep))
         self.chat, self.script, self.turns = chat, script, {}
 
     def _step(self):
@@ -471,7 +473,8 @@ async def test_with_the_embedded_engine_the_learner_trains_what_it_sampled(words
             log.append((session, tuple(prompt_ids), found.token_ids, found.logprobs))
             return found
 
-    engine = Logging(config, params, slots=2, max_length=512, widths=(256,), chunk=6)
+    limits = RolloutLimits(max_length=512)
+    engine = Logging(config, params, RolloutConfig(slots=2, limits=limits, widths=[256], chunk=6))
     found, _ = await roll(collector, engine, [TASK] * 4, seed=(3,))
     for index, trajectory in enumerate(found):
         exact(trajectory, [entry[1:] for entry in log if entry[0] == index + 1])

@@ -56,7 +56,7 @@ def roll(run, collector, script, **options):
     engine = FakeEngine(collector.chat, script)
     found = run(lambda: collector.collect(engine, [TASK], **options, budget=Budget()))
     assert not engine.open
-    assert collector.waiting() == []
+    assert collector.watchdog.waiting() == []
     return found, engine
 
 
@@ -151,7 +151,7 @@ def test_the_collector_says_what_each_trajectory_waits_for_longest_first(run, wo
     async def main():
         running = asyncio.ensure_future(collector.collect(engine, [TASK], group_size=3, budget=Budget()))
         await asyncio.sleep(2.01)
-        found = collector.waiting()
+        found = collector.watchdog.waiting()
         running.cancel()
         await asyncio.wait([running])
         return found
@@ -163,7 +163,7 @@ def test_the_collector_says_what_each_trajectory_waits_for_longest_first(run, wo
     assert {wait.group for wait in found} == {0}
     assert [round(wait.seconds, 3) for wait in found] == [2.01, 2.01, 2.0]
     assert found[2].member == 0
-    assert collector.waiting() == []
+    assert collector.watchdog.waiting() == []
 
 
 def test_slow_waits_are_told_again_and_again_but_not_more_often(run, words):

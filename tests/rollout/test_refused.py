@@ -5,11 +5,11 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from orchestra_jax.evaluation.metrics import share_of, summarize, tool_shares
+from orchestra_jax.evaluation.metrics import summarize, tool_shares
 from orchestra_jax.money.budgets import Limits
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.rewards import feature_matrix, preference_reward
-from orchestra_jax.rollout.collector import render_call
+from orchestra_jax.rollout.actors import render_call
 from orchestra_jax.tools.entries import within_budget
 from orchestra_jax.types import Preference, ToolCall
 from tests.rollout.scripted import ANSWER, LIMITS, TASK, call, make, roll
@@ -44,7 +44,6 @@ async def test_figures_count_executed_calls_and_show_refused_ones_apart(words):
     figures = summarize([trajectory])
     assert (figures["calls"], figures["refused"]) == (1.0, 2.0)
     assert tool_shares([trajectory])["all"] == {"echo": 1.0}  # its own error is one of an executed call
-    assert share_of([trajectory], "nothing", ("echo", "nothing")) == 0.0
     assert [result.refused for turn in trajectory.turns[:3] for result in turn.results] == [True, True, False]
     assert all(result.is_error for turn in trajectory.turns for result in turn.results)
 

@@ -61,8 +61,8 @@ def make(rolls: Rolls, **options) -> GroupStream:
 
 async def indices(stream: GroupStream, version: int) -> list[int]:
     async with asyncio.timeout(SECONDS):
-        taken = await stream.take(version, Budget(name=f"step {version}"))
-    return [group[0].group for group in taken.groups]
+        groups, _ = await stream.take(version, Budget(name=f"step {version}"))
+    return [group[0].group for group in groups]
 
 
 async def test_synchronous_steps_take_the_batches_one_by_one():
@@ -130,7 +130,7 @@ async def ends_without(rolls: Rolls, stream: GroupStream, version: int, slow: in
         await asyncio.sleep(0.05)
         assert not later.done()
         rolls.slow.remove(slow)
-        return [group[0].group for group in (await later).groups]
+        return [group[0].group for group in (await later)[0]]
 
 
 async def test_a_group_that_would_be_too_old_for_the_next_step_is_waited_for():

@@ -3,11 +3,12 @@
 import pytest
 from transformers import AutoTokenizer
 
+from orchestra_jax.config.choices import Role
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.tools.experts.roles import Judge, UserSimulator, code_writer, generalist, maths_model, query_writer
+from orchestra_jax.tools.experts.roles import Judge, UserSimulator, expert_tool
 from orchestra_jax.types import InfrastructureError
 from tests.sglang.conftest import TALKING_LENGTH
 
@@ -35,14 +36,21 @@ async def test_every_role_and_every_token(victim, folder):
     client = Watched(expert, PRICES)
     client.seen = []
     budget = Budget()
-    for spec, handle in (query_writer(client), code_writer(client), maths_model(client), generalist(client)):
+    for spec, handle in (
+        expert_tool(Role.query_writer, client),
+        expert_tool(Role.code_writer, client),
+        expert_tool(Role.math, client),
+        expert_tool(Role.generalist, client),
+    ):
         await handle(
             {**dict.fromkeys(spec.parameters["required"], "Pourquoi l'été? 北京"), "context": "x" * 50}, budget
         )
     await UserSimulator(client, "You are Ann.").reply([{"role": "assistant", "content": "Hello."}], budget=budget)
     with pytest.raises(InfrastructureError, match="no verdict in 2 samples"):  # random weights judge nothing
         await Judge(client).judge("q", "a", ["b"], budget=budget)
-    await generalist(client)[1]({"question": "Why?", "context": "long " * 2000}, budget)  # cut to the context
+    await expert_tool(Role.generalist, client)[1](
+        {"question": "Why?", "context": "long " * 2000}, budget
+    )  # cut to the context
     await client.close()
 
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -47,17 +47,12 @@ def word_vector(text: str, dim: int = 16) -> list[float]:
 
 
 class WordEmbedder:
-    """An `Embedder` in this process, by `word_vector`. Another `seed` is another embedder."""
+    """An embedder in this process, by `word_vector`. Another `seed` is another embedder."""
 
     def __init__(self, dim: int = 128, seed: int = 0) -> None:
         self.dim, self.seed = dim, seed
-
-    @property
-    def identity(self) -> str:
-        return f"words ({self.dim}, {self.seed})"
-
-    def settings(self) -> dict[str, Any]:
-        return {"type": "words", "dim": self.dim, "seed": self.seed}
+        self.identity = f"words ({dim}, {seed})"
+        self.settings = {"type": "words", "dim": dim, "seed": seed}
 
     async def embed(self, texts: Sequence[str], kind: str = "passage") -> np.ndarray:
         return self.embed_now(texts)

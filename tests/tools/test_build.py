@@ -26,10 +26,10 @@ from orchestra_jax.money.run import RunBudget
 from orchestra_jax.rollout import collector
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.tools.build import price_book, tool_problems
-from orchestra_jax.tools.catalogue import ROLES
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
 from orchestra_jax.tools.experts import descriptions
 from orchestra_jax.tools.experts.cards import model_cards
+from orchestra_jax.tools.experts.roles import ROLES
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run

@@ -6,7 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from orchestra_jax.config.tools import MenuRule
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay, ReplayMiss
@@ -16,7 +19,6 @@ from orchestra_jax.tools.catalogue import (
     Catalogue,
     Entry,
     Instance,
-    MenuRule,
     PriceBook,
     PriceDraw,
     price_words,
@@ -110,6 +112,31 @@ def test_a_seed_is_an_instance_and_other_seeds_are_others():
 def test_the_largest_menu_is_known_before_it_is_drawn(rule: MenuRule):
     offer = catalogue(rule)
     assert max(len(offer.instance(seed).tools) for seed in range(60)) == offer.largest
+
+
+PLAIN = [Entry(ToolSpec(f"t{i}", f"Tool {i}.", {"type": "object"}), run_python) for i in range(5)]
+PLAIN.append(Entry(ANSWER_TOOL, run_python))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.none() | st.integers(1, 9))
+def test_every_menu_is_of_the_asked_size_and_can_be_answered(seed: int, fewest: int, most: int | None):
+    offer = Catalogue(PLAIN, PriceBook(BASE), MenuRule(subset=True, fewest=fewest, most=most))
+    menus = [[tool.name for tool in offer.instance(seed).tools] for _ in range(2)]
+    assert menus[0] == menus[1]
+    assert len(set(menus[0])) == len(menus[0])
+    assert {"answer"} <= set(menus[0]) <= {entry.key for entry in PLAIN}
+    largest = min(most or 6, 6)
+    assert min(fewest, largest) <= len(menus[0]) <= largest
+
+
+def test_all_tools_sizes_and_positions_occur():
+    offer = Catalogue(PLAIN, PriceBook(BASE), MenuRule(subset=True, fewest=2, most=4))
+    menus = [[tool.name for tool in offer.instance(seed).tools] for seed in range(400)]
+    assert {len(menu) for menu in menus} == {2, 3, 4}
+    assert {name for menu in menus for name in menu} == {entry.key for entry in PLAIN}
+    assert {menu.index("answer") for menu in menus} == {0, 1, 2, 3}
+    shuffled = Catalogue(PLAIN, PriceBook(BASE), MenuRule(aliases=True)).instance(0)
+    assert len(shuffled.tools) == len(PLAIN)
 
 
 def test_aliases_tell_nothing():

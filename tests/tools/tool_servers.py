@@ -13,7 +13,7 @@ from orchestra_jax.engines.base import Generation
 from orchestra_jax.envs.qa import demonstrations
 from orchestra_jax.rollout.actors import render_call
 from orchestra_jax.rollout.event_loop import LoopThread
-from orchestra_jax.tools.experts.roles import CODE_SYSTEM, JUDGE_SYSTEM, QUERY_SYSTEM
+from orchestra_jax.tools.experts.roles import JUDGE_SYSTEM, ROLES
 from orchestra_jax.types import Task, ToolCall, ToolResult
 from tests.tools.http_stub import serving
 from tests.tools.openai_stub import StubOpenAI
@@ -25,9 +25,9 @@ def reply(body: dict[str, Any]) -> str:
     odd = hashlib.blake2b(f"{body['model']}{user}".encode(), digest_size=1).digest()[0] % 2
     if system == JUDGE_SYSTEM:
         return f"So it is. <answer>{'correct' if odd else 'incorrect'}</answer>"
-    if system == QUERY_SYSTEM:
+    if system == ROLES["query_writer"].system:
         return "<answer>capital of Norway</answer>"
-    if system == CODE_SYSTEM:
+    if system == ROLES["code_writer"].system:
         return "```python\nprint(6 * 7)\n```"
     return rf"Thinking it over. \boxed{{{41 + odd}}}"
 

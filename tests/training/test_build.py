@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import jax
@@ -20,7 +21,7 @@ from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.training.build import config_record, load_prices, make_collector, make_policy
+from orchestra_jax.training.build import make_collector, make_policy
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
 
@@ -109,13 +110,15 @@ def test_training_stream_is_of_the_seed_and_resumes(tmp_path: Path):
 
 def test_prices_of_the_policy_come_from_the_config(tmp_path: Path):
     cfg = config(tmp_path, "pricing.orchestrator_input=2.0", "pricing.orchestrator_output=8.0")
-    price = load_prices(cfg)
+    environment = make_environment(cfg)
+    price = make_collector(cfg, environment, make_chat(cfg)).price
+    asyncio.run(environment.close())
     cost = price.prices.cost(price.model, prompt_tokens=1_000_000, cached_tokens=0, completion_tokens=500_000)
     assert cost == pytest.approx(2.0 + 4.0)
 
 
 def test_config_record_survives_json(tmp_path: Path):
-    record = config_record(config(tmp_path))
+    record = asdict(config(tmp_path))
     assert json.loads(json.dumps(record)) == record
 
 

@@ -20,8 +20,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from orchestra_jax.config import cli
+from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
 from orchestra_jax.config.checks import load
-from orchestra_jax.config.schema import AdvantageConfig, AlgorithmConfig, RewardConfig, RunConfig
+from orchestra_jax.config.schema import RewardConfig, RunConfig
 from orchestra_jax.rl.groups import GroupArrays
 from orchestra_jax.rl.setup import kl_share, score_groups
 from orchestra_jax.training.loggers.jsonl import read_metrics

@@ -38,7 +38,7 @@ class SGLangClient(JsonClient):
         self.looked = asyncio.Event()
         self.watch: asyncio.Task[None] | None = None
 
-    async def post(self, path: str, body: Mapping[str, Any] | bytes, *, timeout_s: float | None = None) -> Any:
+    async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float | None = None) -> Any:
         if path == "/pause_generation":
             # From here on its weights may be mixed, until the update says that they are not.
             self.settled.clear()

@@ -9,15 +9,15 @@ import itertools
 import random
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from orchestra_jax.engines.base import Generation, SamplingParams
+from orchestra_jax.engines.base import Generation, SamplingParams, check_request, generation
 from orchestra_jax.engines.sglang.client import SGLangClient
 from orchestra_jax.engines.sglang.pool import SGLangPool
 from orchestra_jax.engines.sglang.protocol import Piece, read_answer, request_body
 from orchestra_jax.engines.sglang.server_check import check_server
-from orchestra_jax.engines.sglang.weights import WeightSync
+from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from orchestra_jax.http_json import ServerError
 from orchestra_jax.models.base import DecoderConfig
 
@@ -60,7 +60,7 @@ class SGLangEngine:
         *,
         max_length: int,
         vocab_size: int,
-        weight_sync: WeightSync,
+        weight_sync: DiskWeightSync,
         version: int = 0,
         concurrency: int = 64,
         request_timeout_s: float = 600.0,
@@ -112,15 +112,7 @@ class SGLangEngine:
         if self._pool.released:
             raise RuntimeError("The servers have released their memory; update the weights before a generation.")
         prompt = tuple(map(int, prompt_ids))
-        if not prompt:
-            raise ValueError("The prompt is empty; give at least one token.")
-        if len(prompt) + 1 > self.max_length:
-            raise ValueError(
-                f"A prompt of {len(prompt)} tokens leaves no room to sample in rollout.limits.max_length="
-                f"{self.max_length}: raise rollout.limits.max_length."
-            )
-        if params.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {params.max_new_tokens}.")
+        check_request(prompt, params, self.max_length)
         if session is not None and session not in self._sessions:
             raise ValueError(f"Session {session} is not open; call open_session() first.")
         key = next(self._numbers) if session is None else session
@@ -181,11 +173,9 @@ class SGLangEngine:
         await self._pool.close()
 
     async def check(self, config: DecoderConfig, tokenizer_size: int, dtype: str | None = None) -> list[str]:
-        """Sees that every server has a model like the policy, a context for `max_length`, and these weights' shape.
+        """Sees that every server fits the policy, whose tokenizer has `tokenizer_size` ids, and its `max_length`.
 
         Args:
-            config: the policy's.
-            tokenizer_size: number of the tokenizer's ids.
             dtype: that they are to compute in; None: any.
 
         Returns:
@@ -241,16 +231,7 @@ class SGLangEngine:
                 spans.append((version, tokens))
             # A server that knows its model's end-of-text id stops there; if we do not, it goes on.
             if piece.finish != "foreign" or len(ids) == count:
-                reason = "length" if piece.finish == "foreign" else piece.finish
-                changed = tuple(spans) if len(spans) > 1 else ()
-                return Generation(
-                    token_ids=tuple(ids),
-                    logprobs=tuple(logprobs),
-                    finish_reason=reason,
-                    weight_version=spans[0][0],
-                    cached_tokens=cached,
-                    version_spans=changed,
-                )
+                return generation(ids, logprobs, "length" if piece.finish == "foreign" else piece.finish, spans, cached)
 
     async def _piece(self, ids: tuple[int, ...], params: SamplingParams, count: int, session: int | None) -> Piece:
         """The answer to one request, which is repeated where the server was lost or did nothing."""
@@ -314,10 +295,7 @@ class SGLangEngine:
             with_rid = server.post("/abort_request", {"rid": rid}, timeout_s=_ABORT_S)
             await asyncio.gather(with_rid, return_exceptions=True)
 
-        self._background(abort())
-
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(abort())
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from orchestra_jax.engines.sglang.client import WEIGHTS, SGLangClient
-from orchestra_jax.engines.sglang.weights import WeightSync
+from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from orchestra_jax.http_json import ServerError
 
 _HEALTH_S = 5.0  # /health samples a token, which takes a second or more
@@ -20,20 +20,13 @@ class SGLangPool:
     A server is used only when it holds the current weights: it is asked before its first work and after every loss,
     and gets them first if it does not.
 
-    Args:
-        urls: one per server.
-        weight_sync: brings weights to servers.
-        version: of the weights the servers hold at first.
-        concurrency: generations that run on one server at a time.
-        probe_s: pause between two looks at a server that is not up.
-        down_timeout_s: how long work waits while no server is up.
-        revive: called with the URL of a server that does not answer, to restart it.
+    Args: see `SGLangEngine`.
     """
 
     def __init__(
         self,
         urls: Sequence[str],
-        weight_sync: WeightSync,
+        weight_sync: DiskWeightSync,
         *,
         version: int,
         concurrency: int,
@@ -146,7 +139,7 @@ class SGLangPool:
             RuntimeError: no server took them, or one did not take back the memory that it had released.
         """
         async with self._lock:
-            await asyncio.gather(*(self._resume_weights(server) for server in self.servers))
+            await asyncio.gather(*map(self._resume_weights, self.servers))
             self.params, self.version = params, version
             deadline = self._now() + self._down_timeout_s
             while not (servers := await self._answering()) and self._now() < deadline:
@@ -202,17 +195,13 @@ class SGLangPool:
                 server.problem = str(error)
                 server.looked.set()
                 if self._revive is not None and isinstance(error, ServerError) and error.kind == "transport":
-                    await self._try_revive(server)
+                    try:
+                        await self._revive(server.url)
+                    except Exception as failure:
+                        server.problem = str(failure)
             server.looked.set()
             if not server.up:
                 await asyncio.sleep(self._probe_s)
-
-    async def _try_revive(self, server: SGLangClient) -> None:
-        assert self._revive is not None
-        try:
-            await self._revive(server.url)
-        except Exception as error:
-            server.problem = str(error)
 
     async def _bring_back(self, server: SGLangClient) -> None:
         """Makes a server that answers ready for work: the current weights come first."""

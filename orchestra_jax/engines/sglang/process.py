@@ -17,6 +17,7 @@ from orchestra_jax.http_json import JsonClient, ServerError
 from orchestra_jax.types import InfrastructureError
 
 _GUARD = Path(__file__).with_name("guard.py")
+_HOST = "127.0.0.1"
 _HEALTH_S = 5.0
 _POLL_S = 0.5
 _TAIL_LINES = 20
@@ -32,9 +33,6 @@ _CPU_ENVIRONMENT = {
     "SGLANG_PLATFORM": "torchcpu", "SGLANG_USE_CPU_ENGINE": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
 }  # fmt: skip
 
-# Gets the seconds so far and the last line of the log.
-Progress = Callable[[float, str], None]
-
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -44,7 +42,6 @@ class ServerConfig:
         python: interpreter of the environment that SGLang is installed in (requirements/README.md).
         model: folder of the checkpoint.
         log: file that its output is appended to.
-        host: address to listen on.
         port: 0 takes a free one.
         device: "cuda", or "cpu" for the pure-torch platform of requirements/.
         gpus: numbers of its GPUs, one tensor-parallel rank on each; empty: what the environment says.
@@ -60,7 +57,6 @@ class ServerConfig:
     python: str | Path
     model: str | Path
     log: str | Path
-    host: str = "127.0.0.1"
     port: int = 0
     device: str = "cuda"
     gpus: tuple[int, ...] = ()
@@ -74,7 +70,7 @@ class ServerConfig:
 
     def command(self, port: int) -> list[str]:
         """The command line, without the guard."""
-        flags = [f"--model-path={self.model}", f"--host={self.host}", f"--port={port}"]
+        flags = [f"--model-path={self.model}", f"--host={_HOST}", f"--port={port}"]
         # Ids go in and out, so it needs no tokenizer, and knows no end-of-text id but the model's.
         flags += [f"--weight-version={self.version}", "--skip-tokenizer-init"]
         dtype = self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
@@ -109,8 +105,8 @@ class SGLangProcess:
         if config.device not in ("cuda", "cpu"):
             raise ValueError(f"The server's device {config.device!r} is unknown; choose cuda or cpu.")
         self.config = config
-        self._port = config.port or _free_port(config.host)
-        self.url = f"http://{config.host}:{self._port}"
+        self._port = config.port or _free_port()
+        self.url = f"http://{_HOST}:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -118,7 +114,7 @@ class SGLangProcess:
         """Whether its process runs; it may not be ready yet."""
         return self._process is not None and self._process.poll() is None
 
-    async def start(self, progress: Progress | None = None) -> None:
+    async def start(self) -> None:
         """Starts it and waits until it takes work.
 
         Raises:
@@ -127,7 +123,7 @@ class SGLangProcess:
         """
         self.launch()
         try:
-            await self._ready(progress)
+            await self._ready()
         except BaseException:
             await self.stop(grace_s=0.0)
             raise
@@ -156,10 +152,10 @@ class SGLangProcess:
                 start_new_session=True,  # Ctrl-C is ours alone, and its process group is its own
             )
 
-    async def revive(self, progress: Progress | None = None) -> None:
+    async def revive(self) -> None:
         """Restarts it if it died, and waits until it takes work; a server that runs is left alone."""
         if not self.alive:
-            await self.start(progress)
+            await self.start()
 
     async def stop(self, grace_s: float | None = None) -> None:
         """SIGTERM, and SIGKILL to its whole process group if that is not enough; twice is harmless."""
@@ -181,7 +177,7 @@ class SGLangProcess:
             return "\n".join(log.read().decode(errors="replace").rstrip().splitlines()[-_TAIL_LINES:])
         return ""
 
-    async def _ready(self, progress: Progress | None) -> None:
+    async def _ready(self) -> None:
         client, start = JsonClient(self.url), time.monotonic()
         try:
             while True:
@@ -193,14 +189,11 @@ class SGLangProcess:
                 with contextlib.suppress(ServerError):
                     await client.get("/health", timeout_s=_HEALTH_S)
                     return
-                seconds = time.monotonic() - start
-                if seconds > self.config.ready_s:
+                if time.monotonic() - start > self.config.ready_s:
                     raise InfrastructureError(
                         f"The SGLang server on port {self._port} was not ready after {self.config.ready_s:g} s; raise "
                         f"its ready_s, or look at the end of {str(self.config.log)!r}:\n{self.log_tail()}"
                     )
-                if progress is not None:
-                    progress(seconds, self.log_tail().rpartition("\n")[2])
                 await asyncio.sleep(_POLL_S)
         finally:
             await client.close()
@@ -216,7 +209,7 @@ def reviver(servers: Sequence[SGLangProcess]) -> Callable[[str], Awaitable[None]
     return revive
 
 
-def _free_port(host: str) -> int:
+def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind((_HOST, 0))
         return probe.getsockname()[1]

@@ -70,12 +70,7 @@ def read_answer(
     vocab_size: int,
     versions: Sequence[int],
 ) -> Piece:
-    """Checks an answer of /generate and reads it.
-
-    Args:
-        rid, prompt_length, count, stop_ids: of the request.
-        vocab_size: ids are below it.
-        versions: of the weights that can have sampled it.
+    """Checks an answer of /generate and reads it; weights of these `versions` can have sampled it.
 
     Raises:
         ValueError: anything is not as it must be; the message is the reason, as a clause.

@@ -11,10 +11,10 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -47,21 +47,6 @@ class SyncReport:
     failures: Mapping[str, str] = field(default_factory=dict)
 
 
-class WeightSync(Protocol):
-    """A way to bring parameters to servers."""
-
-    async def sync(self, servers: Sequence[JsonClient], params: Params, version: int) -> SyncReport:
-        """Gives `params` to every server; one that fails twice is reported and must get no more requests.
-
-        With several processes all must call it, each with the servers that are its own, or with none.
-
-        Raises:
-            InfrastructureError: no server took them, or the folder for them is full.
-            ValueError: the parameters are not the config's, or a server cannot see the folder; no server was touched.
-        """
-        ...
-
-
 class DiskWeightSync:
     """Writes a checkpoint folder per version, which every server reads while it is paused.
 
@@ -91,6 +76,14 @@ class DiskWeightSync:
         self._lock = asyncio.Lock()
 
     async def sync(self, servers: Sequence[JsonClient], params: Params, version: int) -> SyncReport:
+        """Gives `params` to every server; one that fails twice is reported and must get no more requests.
+
+        With several processes all must call it, each with the servers that are its own, or with none.
+
+        Raises:
+            InfrastructureError: no server took them, or the folder for them is full.
+            ValueError: the parameters are not the config's, or a server cannot see the folder; no server was touched.
+        """
         start = time.perf_counter()
         async with self._lock:
             size = sum(tensor.nbytes for tensor in safetensors.host_tensors(self.config, params, self.dtype))
@@ -140,7 +133,10 @@ class DiskWeightSync:
         async def read(server: JsonClient) -> None:
             await _post(server, "/pause_generation", {"mode": "retract"})
             await _post(server, "/update_weights_from_disk", body, self.timeout_s)
-            await _check_version(server, version)
+            found = (await server.get("/model_info", timeout_s=_CONTROL_S)).get("weight_version")
+            if found != str(version):
+                said = f"The server {server.url} reports weight version {found!r} after an update to '{version}'."
+                raise ServerError(said, "protocol")
 
         try:
             for _ in range(_ATTEMPTS):
@@ -155,9 +151,8 @@ class DiskWeightSync:
             await _failures(waiting, _abandon)
 
 
-async def _failures(servers: Iterable[JsonClient], act: Callable[[JsonClient], Awaitable[None]]) -> dict[str, str]:
+async def _failures(servers: Sequence[JsonClient], act: Callable[[JsonClient], Awaitable[None]]) -> dict[str, str]:
     """Runs `act` on all servers side by side; the messages of those that failed, by URL."""
-    servers = list(servers)
     found = await asyncio.gather(*(act(server) for server in servers), return_exceptions=True)
     failures = {}
     for server, error in zip(servers, found, strict=True):
@@ -188,11 +183,3 @@ async def _abandon(server: JsonClient) -> None:
         await _post(server, "/abort_request", {"rid": "", "abort_all": True})
     finally:
         await _continue(server)
-
-
-async def _check_version(server: JsonClient, version: int) -> None:
-    found = (await server.get("/model_info", timeout_s=_CONTROL_S)).get("weight_version")
-    if found != str(version):
-        raise ServerError(
-            f"The server {server.url} reports weight version {found!r} after an update to '{version}'.", "protocol"
-        )

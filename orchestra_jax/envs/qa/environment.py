@@ -36,19 +36,13 @@ class QAEpisode(ToolEpisode):
     """One question under one menu.
 
     Args:
-        task, executor: see `ToolEpisode`.
         budget: of the trajectory; the judge is charged to its parent.
-        system: system message; None: none.
+        system: system message.
         judge: decides on answers that do not match; None: those are wrong.
     """
 
     def __init__(
-        self,
-        task: Task,
-        executor: ToolExecutor,
-        budget: Budget,
-        system: str | None = None,
-        judge: Judge | None = None,
+        self, task: Task, executor: ToolExecutor, budget: Budget, system: str, judge: Judge | None = None
     ) -> None:
         super().__init__(task, executor, initial_messages(task, system))
         self._judge, self._budget = judge, budget

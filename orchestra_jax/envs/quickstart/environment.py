@@ -1,21 +1,25 @@
 """The quickstart environment: a generated world with a real sandbox, real searches and simulated experts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
+import numpy as np
+
+from orchestra_jax.config.choices import SandboxIsolation
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.data.pipeline import Flattened, TaskIterator, task_iterator
+from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Demonstrations, Environment, Message, OwnChat, Script, ToolEpisode
 from orchestra_jax.envs.quickstart import demonstrations
 from orchestra_jax.envs.quickstart.baselines import BASELINES
 from orchestra_jax.envs.quickstart.facts import CATALOGUE, EXPERTS, SKILLS
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
-from orchestra_jax.envs.quickstart.world import TOOL_NAMES, PairedTasks, QuickstartWorld
+from orchestra_jax.envs.quickstart.world import TOOL_NAMES, TRAINING_SHARES, QuickstartWorld
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolExecutor, ToolHandler
 from orchestra_jax.tools.experts.simulated import SimulatedExpert
-from orchestra_jax.tools.python.isolation import Isolation, IsolationError, available
+from orchestra_jax.tools.python.isolation import IsolationError, available
 from orchestra_jax.tools.python.sandbox import PythonSandbox
 from orchestra_jax.tools.search.local import LocalIndex, Passage
 from orchestra_jax.types import Task, ToolResult
@@ -77,8 +81,12 @@ class QuickstartEnvironment(Environment):
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
         count = self._cfg.data.preferences_per_question
-        questions = PairedTasks(self.world, TRAINING_TASKS, count)
-        return Flattened(task_iterator(questions, seed=self._cfg.seed, batch_size=batch_size // count))
+
+        def posed(index: int, rng: np.random.Generator) -> list[Task]:
+            return self.world.paired_tasks("train", index, count, TRAINING_SHARES)
+
+        questions = range(TRAINING_TASKS)
+        return task_iterator(questions, seed=self._cfg.seed, batch_size=batch_size // count, build=posed)
 
     def held_out(self, count: int) -> Sequence[Task]:
         return [self.world.task("eval", index) for index in range(count)]
@@ -106,9 +114,11 @@ class QuickstartEnvironment(Environment):
         return BASELINES
 
     def reset(self, task: Task, budget: Budget) -> QuickstartEpisode:
-        handlers: dict[str, ToolHandler] = {"python": self._python}
-        handlers.update({name: self._search_handler(name) for name in self._indices})
-        handlers.update({name: self._expert_handler(name, task) for name in EXPERTS})
+        handlers: dict[str, ToolHandler] = {
+            "python": self._python,
+            **{name: partial(self._search, name) for name in self._indices},
+            **{name: partial(self._ask, name, task) for name in EXPERTS},
+        }
         return QuickstartEpisode(task, ToolExecutor(task.tools, handlers, budget))
 
     async def close(self) -> None:
@@ -117,25 +127,19 @@ class QuickstartEnvironment(Environment):
     async def _python(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         return await self._sandbox.run(arguments["code"])
 
-    def _search_handler(self, name: str) -> ToolHandler:
-        async def search(arguments: Mapping[str, Any], budget: Budget) -> str:
-            return self._indices[name].answer(arguments["query"], 1)
+    async def _search(self, name: str, arguments: Mapping[str, Any], budget: Budget) -> str:
+        return self._indices[name].answer(arguments["query"], 1)
 
-        return search
-
-    def _expert_handler(self, name: str, task: Task) -> ToolHandler:
-        async def ask(arguments: Mapping[str, Any], budget: Budget) -> str:
-            return self._experts[name].answer(task.question, task.answer[0], task.family, task.extra["distractors"])
-
-        return ask
+    async def _ask(self, name: str, task: Task, arguments: Mapping[str, Any], budget: Budget) -> str:
+        return self._experts[name].answer(task.question, task.answer[0], task.family, task.extra["distractors"])
 
 
 def _sandbox(cfg: RunConfig) -> PythonSandbox:
     tools = cfg.tools
-    isolation = cast(Isolation, str(tools.sandbox.isolation))
-    if isolation == "auto" and cfg.model.tokenizer == "environment" and not available():
+    isolation = tools.sandbox.isolation
+    if isolation is SandboxIsolation.auto and cfg.model.tokenizer == "environment" and not available():
         # Its words cannot spell an import, a file or an underscore: this policy writes arithmetic and nothing else.
-        isolation = "none"
+        isolation = SandboxIsolation.none
     try:
         return PythonSandbox(tools.sandbox.workers, tools.sandbox.timeout_s, isolation=isolation)
     except IsolationError as error:

@@ -19,23 +19,15 @@ SKILLS: Mapping[str, Mapping[str, float]] = {
 STALE = 0.2
 
 # Cents per call and seconds per call, inclusive ranges from which every price list draws.
-PRICE_CENTS = {
-    "python": (0, 1),
-    "local_search": (0, 0),
-    "web_search": (2, 5),
-    "expert_small": (1, 3),
-    "expert_medium": (3, 6),
-    "expert_large": (8, 15),
+OFFERS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    "python": ((0, 1), (2, 4)),
+    "local_search": ((0, 0), (9, 15)),
+    "web_search": ((2, 5), (1, 3)),
+    "expert_small": ((1, 3), (2, 4)),
+    "expert_medium": ((3, 6), (4, 7)),
+    "expert_large": ((8, 15), (8, 14)),
 }
-LATENCY_S = {
-    "python": (2, 4),
-    "local_search": (9, 15),
-    "web_search": (1, 3),
-    "expert_small": (2, 4),
-    "expert_medium": (4, 7),
-    "expert_large": (8, 14),
-}
-TOOL_NAMES = tuple(PRICE_CENTS)
+TOOL_NAMES = tuple(OFFERS)
 
 _QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 _CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
@@ -72,7 +64,6 @@ INSTRUMENTS = (
     "banjo bassoon cello clarinet drum flute guitar harp horn lute oboe organ piano trumpet tuba violin".split()
 )
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-NUMBER_WORDS = ("one", "two", "three", "four", "five", "six")
 
 # attribute -> (values, question, sentence in the corpus, keyword of a good query)
 ATTRIBUTES: Mapping[str, tuple[list[str], str, str]] = {

@@ -58,8 +58,6 @@ def draw_preference(
     kind: str, split: str, family: str, menu: tuple[ToolSpec, ...], rng: np.random.Generator
 ) -> Preference:
     """Wording and vector P (its elements sum to 1); tools are weighted only where they can answer the question."""
-    if kind not in PHRASES:
-        raise ValueError(f"Unknown preference kind {kind!r}; known: {', '.join(PHRASES)}.")
     wording = pick(wordings(kind, split), rng)
     able = [spec for spec in menu if success_probability(spec.name, family) >= 0.5]
     local = {spec.name: 0.5 for spec in able if spec.local}

@@ -15,6 +15,7 @@ Questions, people, price lists and preference wordings of the evaluation split n
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -25,8 +26,7 @@ from orchestra_jax.envs.quickstart.facts import (
     FAMILIES,
     FIRST_NAMES,
     LAST_NAMES,
-    LATENCY_S,
-    PRICE_CENTS,
+    OFFERS,
     STALE,
     TOOL_NAMES,
     pick,
@@ -65,12 +65,11 @@ class QuickstartWorld:
         }
         lists: dict[tuple[tuple[int, int], ...], None] = {}
         while len(lists) < price_lists:
-            lists[
-                tuple(
-                    (int(rng.integers(low, high + 1)), int(rng.integers(fast, slow + 1)))
-                    for (low, high), (fast, slow) in zip(PRICE_CENTS.values(), LATENCY_S.values(), strict=True)
-                )
-            ] = None
+            drawn = tuple(
+                (int(rng.integers(low, high + 1)), int(rng.integers(fast, slow + 1)))
+                for (low, high), (fast, slow) in OFFERS.values()
+            )
+            lists[drawn] = None
         half = price_lists * 3 // 4
         self.price_lists = {"train": list(lists)[:half], "eval": list(lists)[half:]}
 
@@ -113,14 +112,7 @@ class QuickstartWorld:
         offered = set(TOOL_NAMES) if full else {*needed, *extra}
         prices = self.price_lists[split][int(rng.integers(len(self.price_lists[split])))]
         menu = [
-            ToolSpec(
-                name,
-                CATALOGUE[name].description,
-                CATALOGUE[name].parameters,
-                price_usd=cents / 100,
-                latency_s=float(seconds),
-                local=CATALOGUE[name].local,
-            )
+            replace(CATALOGUE[name], price_usd=cents / 100, latency_s=float(seconds))
             for name, (cents, seconds) in zip(TOOL_NAMES, prices, strict=True)
             if name in offered
         ]
@@ -175,19 +167,6 @@ class QuickstartWorld:
     def pose(task_id: str, question: QuickstartQuestion, menu: tuple[ToolSpec, ...], preference: Preference) -> Task:
         extra = {"keywords": question.keywords, "distractors": question.distractors}
         return Task(task_id, question.text, (question.answer,), menu, preference, question.family, extra)
-
-
-class PairedTasks:
-    """The training split as questions, each under several preferences (`paired_tasks`): item i is a list of tasks."""
-
-    def __init__(self, world: QuickstartWorld, length: int, count: int) -> None:
-        self._world, self._length, self._count = world, length, count
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> list[Task]:
-        return self._world.paired_tasks("train", index, self._count, TRAINING_SHARES)
 
 
 def best_tool(task: Task, tools: Sequence[ToolSpec] = ()) -> str:

@@ -61,14 +61,6 @@ def attention(
     return method(q, k, v, past=past, past_lengths=past_lengths, segment_ids=segment_ids)
 
 
-def chunk_mask(length: int, segment_ids: Int[Array, "B S"] | None) -> Bool[Array, "#B 1 S S"]:
-    """Which chunk entry (last axis) each chunk query sees: causal and, when packed, within its segment."""
-    mask = jnp.tril(jnp.ones((length, length), bool))[None, None]
-    if segment_ids is None:
-        return mask
-    return mask & (segment_ids[:, None, :, None] == segment_ids[:, None, None, :])
-
-
 def dense_attention(
     q: Float[Array, "B S H d"],
     k: Float[Array, "B Hkv S d"],
@@ -94,7 +86,13 @@ def dense_attention(
     def mix(weights: Float[Array, "B Hkv G*S N"], values: Float[Array, "B Hkv N d"]) -> Array:
         return jnp.einsum("bhsn,bhnd->bhsd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
 
-    chunk = scores(k, None if length == 1 else jnp.tile(chunk_mask(length, segment_ids), (1, 1, groups, 1)))
+    mask = None
+    if length > 1:
+        mask = jnp.tril(jnp.ones((length, length), bool))[None, None]
+        if segment_ids is not None:
+            mask &= segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+        mask = jnp.tile(mask, (1, 1, groups, 1))
+    chunk = scores(k, mask)
     highest = chunk.max(-1, keepdims=True)
     if past is None:
         weights = jnp.exp(chunk - jax.lax.stop_gradient(highest))

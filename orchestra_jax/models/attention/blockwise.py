@@ -160,14 +160,11 @@ def _scan_pairs(plan: _Plan, mask: _Mask, step: Callable[[_State, Array, Array],
         i, j = (_at(blocks, n) for blocks in pairs)
         index = ((i,) * len(state[0]), (j,) * len(state[1]))
 
-        def visit(blocks: _State) -> _State:
-            return step(blocks, i, j)
-
-        def skip(blocks: _State) -> _State:
-            return blocks
-
         blocks = jax.tree.map(_at, state, index)
-        blocks = visit(blocks) if mask.visited is None else jax.lax.cond(_at(mask.visited, n), visit, skip, blocks)
+        if mask.visited is None:
+            blocks = step(blocks, i, j)
+        else:
+            blocks = jax.lax.cond(_at(mask.visited, n), lambda x: step(x, i, j), lambda x: x, blocks)
         return n + 1, jax.tree.map(_put, state, blocks, index)
 
     # Not a scan: inside a scan over layers that is differentiated, JAX would hoist what depends on the mask alone out

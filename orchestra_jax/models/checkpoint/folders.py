@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_folder(folder: Path, *, overwrite: bool, writer: bool = True) -> Iterator[Path]:
+def whole_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
     """Gives `.NAME.partial` beside the folder to write into, which takes the folder's place if nothing is raised.
 
     A process that is killed leaves the partial folder to the next save. One writer per folder.
@@ -15,15 +15,11 @@ def whole_folder(folder: Path, *, overwrite: bool, writer: bool = True) -> Itera
     Args:
         folder: absolute.
         overwrite: replace an existing folder, whatever it holds.
-        writer: False for the further processes of one save, which change nothing.
 
     Raises:
         FileExistsError: the folder exists, is not empty, and `overwrite` is off.
     """
     partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
-    if not writer:
-        yield partial
-        return
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not overwrite)):
         raise FileExistsError(f"{str(folder)!r} exists; give a new folder, or overwrite=True to replace it.")
     shutil.rmtree(partial, ignore_errors=True)

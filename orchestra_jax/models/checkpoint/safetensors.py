@@ -10,7 +10,7 @@ import gc
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,9 +97,8 @@ def save(
 ) -> None:
     """Writes a checkpoint that transformers and SGLang load, a tied head is left out.
 
-    Everything is written to `.NAME.partial` beside the folder, which is then renamed: under its own name the folder is
-    complete or absent. A process that is killed leaves the partial folder to the next save. One writer per folder.
-    With several processes all must call this: parameters are gathered tensor by tensor, and process 0 writes.
+    Under its own name the folder is complete or absent, see `whole_folder`. With several processes all must call this:
+    parameters are gathered tensor by tensor, and process 0 writes.
 
     Args:
         dtype: of the files; None: each parameter's own.
@@ -114,7 +113,7 @@ def save(
     folder = Path(folder).absolute()
     tensors = host_tensors(config, params, dtype)
     writer = jax.process_index() == 0
-    with whole_folder(folder, overwrite=overwrite, writer=writer) as partial:
+    with whole_folder(folder, overwrite=overwrite) if writer else nullcontext(folder) as partial:
         _write_tensors(partial, tensors, max_shard_bytes, writer)
         if writer:
             param_dtype = str(jnp.result_type(*(tensor.dtype for tensor in tensors)))

@@ -16,18 +16,9 @@ from typing import TYPE_CHECKING, Any
 from orchestra_jax.http_json import retry_after
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
-from orchestra_jax.money.paid import (
-    CLOSE_S,
-    GRACE_S,
-    Answered,
-    Lost,
-    Outcome,
-    PaidCalls,
-    Refused,
-    read_key,
-)
+from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.experts.context import ChatMessage, TokenCounter, fit
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.types import Usage
@@ -118,7 +109,6 @@ class ExpertClient:
 
         Args:
             messages: {"role", "content"} each. Too long ones are cut: see `context.fit`.
-            budget: pays.
             role: of the ledger rows: "tool", "judge" or "user_simulator".
             max_tokens: at most those of the expert.
             stop: texts that end the completion.
@@ -139,15 +129,8 @@ class ExpertClient:
             body["temperature"] = expert.temperature
         if stop:
             body["stop"] = list(stop)
-        worst = self.prices.charge(
-            Usage(
-                expert.name,
-                role,
-                prompt_tokens=self._counter.most(fitted),
-                completion_tokens=most,
-                seconds=expert.timeout_s + GRACE_S,
-            )
-        )
+        tokens: dict[str, Any] = {"prompt_tokens": self._counter.most(fitted), "completion_tokens": most}
+        worst = self.prices.charge(Usage(expert.name, role, seconds=expert.timeout_s + GRACE_S, **tokens))
 
         async def send() -> Outcome:
             nonlocal room
@@ -179,9 +162,9 @@ class ExpertClient:
     async def close(self, patience_s: float = CLOSE_S) -> None:
         """Waits for requests whose callers gave up, until `patience_s`, and drops the connections."""
         await self._calls.close(patience_s)
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
 
     async def _send(self, body: Mapping[str, Any], role: str) -> Outcome:
         """One request, and what became of it. Never raises the client's errors: they hold the request and its key."""
@@ -209,21 +192,11 @@ class ExpertClient:
         except (ValueError, LookupError, TypeError, AttributeError):
             return Lost(f"The answer of {server} cannot be read.")
         tokens = read_usage(answer.get("usage"))
-        estimated = tokens is None
         if tokens is None:
-            most = body[self.expert.max_tokens_field]
-            tokens = self._counter.estimate(body["messages"]), 0, min(self._counter.count(text), most)
-        prompt, cached, completion = tokens
-        row = Usage(
-            self.expert.name,
-            role,
-            prompt_tokens=prompt,
-            cached_tokens=cached,
-            completion_tokens=completion,
-            seconds=seconds,
-            estimated=estimated,
-        )
-        return Answered({"text": text, "finish_reason": finish}, self.prices.charge(row))
+            written = min(self._counter.count(text), body[self.expert.max_tokens_field])
+            counted = {"prompt_tokens": self._counter.estimate(body["messages"]), "completion_tokens": written}
+        row = Usage(self.expert.name, role, seconds=seconds, estimated=tokens is None, **(tokens or counted))
+        return Recorded({"text": text, "finish_reason": finish}, (self.prices.charge(row),))
 
     def _refused(self, server: str, error: "openai.APIStatusError") -> Refused:
         status, body = error.status_code, error.body
@@ -277,8 +250,8 @@ def expert_clients(
     return clients
 
 
-def read_usage(usage: Any) -> tuple[int, int, int] | None:
-    """(prompt, cached, completion) tokens of a response; None where it gives none that make sense.
+def read_usage(usage: Any) -> dict[str, Any] | None:
+    """The tokens of a response by the fields of `Usage`; None where it gives none that make sense.
 
     Reasoning is completion: where a server leaves it out of `completion_tokens`, the total tells.
     """
@@ -288,7 +261,11 @@ def read_usage(usage: Any) -> tuple[int, int, int] | None:
         total = usage.get("total_tokens") or 0
         if min(prompt, completion, cached, total) < 0:
             return None
-        return int(prompt), int(min(cached, prompt)), int(max(completion, total - prompt))
+        return {
+            "prompt_tokens": int(prompt),
+            "cached_tokens": int(min(cached, prompt)),
+            "completion_tokens": int(max(completion, total - prompt)),
+        }
     except (TypeError, KeyError, AttributeError, ValueError):
         return None
 

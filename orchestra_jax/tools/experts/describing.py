@@ -4,23 +4,76 @@ All calls are recorded as they are made, so a run that was stopped continues and
 """
 
 import asyncio
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from orchestra_jax.data.sources import Question
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
+from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay, ReplayMiss
-from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.answers import extract_answer, matches, without_thinking
+from orchestra_jax.tools.experts.client import ExpertClient, expert_clients
 from orchestra_jax.tools.experts.context import TokenCounter
-from orchestra_jax.tools.experts.description_job import TRIES, DescriptionJob, UnusableDescription, ask, write
-from orchestra_jax.tools.experts.descriptions import Example, read, save
+from orchestra_jax.tools.experts.descriptions import flaw, read, save
 from orchestra_jax.tools.experts.evidence import SHOWN_CHARS, Answer, entry, question, request
+from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.types import InfrastructureError
 
 EXPECTED_TOKENS = 1000  # of a reply, where none is known yet
 TOTAL = "total"
+TRIES = 3  # descriptions asked for until one may be shown
+_WRITTEN = re.compile(r"<description>(.*?)</description>", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescriptionJob:
+    """What is described, by whom and from what.
+
+    Attributes:
+        experts: the models, writers included.
+        subjects: names of those to describe.
+        writers: names of those that may write; the first that is not the subject itself does.
+        examples: the tasks.
+        prices: of all of them.
+        calls: file of recorded calls: what is in there is not paid for again.
+
+    Raises:
+        ValueError: no task, an unknown name, or a model that would describe itself.
+    """
+
+    experts: Sequence[Expert]
+    subjects: Sequence[str]
+    writers: Sequence[str]
+    examples: Sequence[Question]
+    prices: PriceList
+    calls: Path
+
+    def __post_init__(self) -> None:
+        known = {expert.name for expert in self.experts}
+        for name in (*self.subjects, *self.writers):
+            if name not in known:
+                raise ValueError(f"There is no expert {name!r}; known are {', '.join(sorted(known))}.")
+        if not self.examples:
+            raise ValueError("Descriptions need at least one task.")
+        for name in self.subjects:
+            if set(self.writers) <= {name}:
+                raise ValueError(f"{name!r} would describe itself; name a writer that is another model.")
+
+    def writer(self, subject: str) -> str:
+        return next(name for name in self.writers if name != subject)
+
+    def clients(self, replay: Replay | None) -> dict[str, ExpertClient]:
+        """A client of each model that takes part."""
+        names = {*self.subjects, *(self.writer(subject) for subject in self.subjects)}
+        return expert_clients((e for e in self.experts if e.name in names), self.prices, replay=replay)
+
+
+class UnusableDescription(Exception):  # noqa: N818  named like the fact it states
+    """The writer wrote nothing that may be shown; one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +113,19 @@ async def forecast(job: DescriptionJob) -> tuple[Forecast, ...]:
     lines: dict[str, list[Forecast]] = defaultdict(list)
     try:
         for name in job.subjects:
-            known, unknown = list[Answer](), list[Example]()
+            known, unknown = list[Answer](), list[Question]()
             for example in job.examples:
                 try:
-                    known.append(await ask(clients[name], example, unpaid))
+                    known.append(await _ask(clients[name], example, unpaid))
                 except ReplayMiss:
                     unknown.append(example)
             tokens = round(fmean(answer.completion_tokens for answer in known)) if known else EXPECTED_TOKENS
             lines[name] += [_call(job, name, question(example), tokens) for example in unknown]
-            writer = job.writer(name)
+            writer, evidence = job.writer(name), [*known, *map(_unknown, unknown)]
             try:
-                evidence = [*known, *map(_unknown, unknown)]
-                await write(clients[writer], clients[name].expert, job.examples, evidence, unpaid)
+                await _write(clients[writer], clients[name].expert, job.examples, evidence, unpaid)
             except ReplayMiss:
-                messages = request(job.examples, [*known, *map(_unknown, unknown)])
-                lines[writer].append(_call(job, writer, messages, EXPECTED_TOKENS, TRIES))
+                lines[writer].append(_call(job, writer, request(job.examples, evidence), EXPECTED_TOKENS, TRIES))
             except UnusableDescription:
                 pass  # recorded, and of no use: that costs nothing either
     finally:
@@ -96,11 +147,7 @@ async def describe(
     reference answers are not in it. The file is written after every subject, and entries of other experts stay. A run
     that was stopped continues where it was, since calls are recorded as they are made.
 
-    Args:
-        job: see there.
-        path: of the file.
-        budget: pays.
-        progress: told (calls done, calls in all).
+    `progress` is told (calls done, calls in all).
 
     Raises:
         MissingKey, ImportError: a model cannot be called from here; nothing was sent then.
@@ -135,17 +182,16 @@ async def describe(
             entries[name] = new
             save(path, entries)
 
+    tasks = []
     try:
         for name in needed:
             clients[name].check()
         tasks = [asyncio.create_task(subject(name)) for name in job.subjects]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks)
     finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(client.close() for client in clients.values()))
         replay.close()
     return Described(descriptions, problems)
@@ -158,28 +204,65 @@ async def _described(
 
     Raises:
         InfrastructureError: it answered no task, or the writer failed.
-        BudgetExceeded, UnusableDescription: see `write`.
+        BudgetExceeded, UnusableDescription: see `_write`.
     """
 
-    async def tried(example: Example) -> Answer:
+    async def tried(example: Question) -> Answer:
         try:
-            return await ask(client, example, budget)
+            return await _ask(client, example, budget)
         except InfrastructureError as error:
             return Answer(example.id, problem=str(error))
         finally:
             count()
 
-    asked = await asyncio.gather(*map(tried, job.examples), return_exceptions=True)
-    for each in asked:  # only now: what was paid for is recorded
-        if isinstance(each, BaseException):
+    answers = list[Answer]()
+    for each in await asyncio.gather(*map(tried, job.examples), return_exceptions=True):
+        if isinstance(each, BaseException):  # only now: what was paid for is recorded
             raise each
-    answers = [each for each in asked if isinstance(each, Answer)]
+        answers.append(each)
     if all(answer.right is None for answer in answers):
         raise InfrastructureError(f"{client.expert.name} answered no task: {answers[0].problem}")
-    return await write(writer, client.expert, job.examples, answers, budget), answers
+    return await _write(writer, client.expert, job.examples, answers, budget), answers
 
 
-def _unknown(example: Example) -> Answer:
+async def _ask(client: ExpertClient, example: Question, budget: Budget) -> Answer:
+    """The subject's answer to one task. Raises as `ExpertClient.chat` does."""
+    completion = await client.chat(question(example), budget=budget)
+    reply = without_thinking(completion.text)
+    answer = extract_answer(reply)
+    rows = completion.usage
+    return Answer(
+        task=example.id,
+        answer=answer,
+        right=matches(answer, example.answer),
+        reply=reply,
+        prompt_tokens=sum(row.prompt_tokens for row in rows),
+        completion_tokens=sum(row.completion_tokens for row in rows),
+        cost_usd=sum(row.cost_usd for row in rows),
+        seconds=sum(row.seconds for row in rows),
+    )
+
+
+async def _write(
+    writer: ExpertClient, subject: Expert, examples: Sequence[Question], answers: Sequence[Answer], budget: Budget
+) -> str:
+    """The subject's description; raises UnusableDescription: none in TRIES tries."""
+    problem = ""
+    for number in range(TRIES):
+        completion = await writer.chat(request(examples, answers, problem), budget=budget, sample=number)
+        written = _WRITTEN.findall(without_thinking(completion.text))
+        text = " ".join(written[-1].split()) if written else ""
+        flawed = flaw(text, subject, examples)
+        if flawed is None:
+            return text
+        problem = flawed
+    raise UnusableDescription(
+        f"{writer.expert.name} wrote no description of {subject.name} that may be shown in {TRIES} tries; name "
+        f"another writer. {problem}"
+    )
+
+
+def _unknown(example: Question) -> Answer:
     """Stands for a reply that is not there yet, as long as the writer can be shown one."""
     return Answer(example.id, right=False, reply="?" * SHOWN_CHARS, completion_tokens=EXPECTED_TOKENS)
 

@@ -10,26 +10,16 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestra_jax.data.sources import Question
 from orchestra_jax.tools.experts.expert import Expert
 
 VERSION = 1
 MOST_WORDS = 150
 _COPIED = 8  # words in a row that make a quotation of a question
 _NOT_TELLING = {*"abcdefghijklmnopqrstuvwxyz", "yes", "no", "true", "false", "none", "both", "neither", "all"}
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A task that experts are tried on: any of `answers` is right."""
-
-    id: str
-    question: str
-    answers: tuple[str, ...]
-    family: str = ""
 
 
 def load(path: str | Path) -> dict[str, str]:
@@ -69,16 +59,16 @@ def save(path: str | Path, entries: Mapping[str, Any]) -> None:
     os.replace(part, file)
 
 
-def sample(examples: Sequence[Example], count: int, seed: int = 0) -> list[Example]:
+def sample(examples: Sequence[Question], count: int, seed: int = 0) -> list[Question]:
     """So many examples, families in turns, chosen by a hash of seed and id: the order of the file does not matter."""
-    families: dict[str, list[Example]] = defaultdict(list)
+    families: dict[str, list[Question]] = defaultdict(list)
     for example in sorted(examples, key=lambda e: hashlib.sha256(f"{seed}\x1f{e.id}".encode()).digest()):
         families[example.family].append(example)
     turns = [(turn, family) for family, members in families.items() for turn in range(len(members))]
     return [families[family][turn] for turn, family in sorted(turns)[:count]]
 
 
-def flaw(text: str, subject: Expert, examples: Sequence[Example]) -> str | None:
+def flaw(text: str, subject: Expert, examples: Sequence[Question]) -> str | None:
     """Why a description may not be shown to a policy, one sentence; None where it may.
 
     No answer may be in it as it stands (but for single letters, "yes" and their like, which tell nothing), no run of
@@ -95,7 +85,7 @@ def flaw(text: str, subject: Expert, examples: Sequence[Example]) -> str | None:
         if _words(name) in words:
             return f"The description names the model, {name!r}."
     for example in examples:
-        for answer in example.answers:
+        for answer in example.answer:
             core = _words(answer)
             found = core in words if core.strip() else answer.strip() in text
             if found and answer.strip() and core.strip() not in _NOT_TELLING:

@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any
 
+from orchestra_jax.config.choices import Role
+from orchestra_jax.data.sources import Question
 from orchestra_jax.tools.experts.context import CUT
-from orchestra_jax.tools.experts.descriptions import Example
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.tools.experts.roles import GENERALIST_SYSTEM
+from orchestra_jax.tools.experts.roles import ROLES, messages
 
 SHOWN_CHARS = 2000  # of a question or a reply
 _SHOWN = 10  # right and wrong replies each that the writer reads
@@ -50,12 +51,12 @@ class Answer:
     seconds: float = 0.0
 
 
-def question(example: Example) -> list[dict[str, str]]:
+def question(example: Question) -> list[dict[str, str]]:
     # What an expert that is a tool is asked with, so that the evidence holds for the tool.
-    return _messages(GENERALIST_SYSTEM, f"Question: {example.question}")
+    return messages(ROLES[Role.generalist].system, f"Question: {example.question}")
 
 
-def request(examples: Sequence[Example], answers: Sequence[Answer], problem: str = "") -> list[dict[str, str]]:
+def request(examples: Sequence[Question], answers: Sequence[Answer], problem: str = "") -> list[dict[str, str]]:
     """The evidence as the writer reads it. It is not told which model it is about."""
     told = {example.id: example for example in examples}
     graded = [answer for answer in answers if answer.right is not None]
@@ -67,17 +68,17 @@ def request(examples: Sequence[Example], answers: Sequence[Answer], problem: str
         for answer in [answer for answer in graded if answer.right is right][:_SHOWN]:
             example = told[answer.task]
             parts.append(
-                f"\nTask: {_short(example.question)}\nReference: {' or '.join(example.answers)}\nGrade: "
+                f"\nTask: {_short(example.question)}\nReference: {' or '.join(example.answer)}\nGrade: "
                 f"{'right' if right else 'wrong'}\n<reply>\n{_short(answer.reply)}\n</reply>"
             )
     parts.append("\nDescribe the model.")
     if problem:
         parts.append(f"An earlier description was refused: {problem} Write one without that.")
-    return _messages(WRITER_SYSTEM, "\n".join(parts))
+    return messages(WRITER_SYSTEM, "\n".join(parts))
 
 
 def entry(
-    text: str, subject: Expert, writer: Expert, price_list: str, examples: Sequence[Example], answers: Sequence[Answer]
+    text: str, subject: Expert, writer: Expert, price_list: str, examples: Sequence[Question], answers: Sequence[Answer]
 ) -> dict[str, Any]:
     """What the file keeps of a subject: its description with the evidence, without questions and reference answers."""
     graded = [answer for answer in answers if answer.right is not None]
@@ -102,7 +103,7 @@ def entry(
     }
 
 
-def _by_family(examples: Sequence[Example], answers: Sequence[Answer]) -> dict[str, list[Answer]]:
+def _by_family(examples: Sequence[Question], answers: Sequence[Answer]) -> dict[str, list[Answer]]:
     families = {example.id: example.family for example in examples}
     table: dict[str, list[Answer]] = defaultdict(list)
     for answer in answers:
@@ -118,7 +119,3 @@ def _share(answers: Sequence[Answer]) -> str:
 def _short(text: str) -> str:
     half = SHOWN_CHARS // 2
     return text if len(text) <= SHOWN_CHARS else text[:half] + CUT + text[-half:]
-
-
-def _messages(system: str, user: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]

@@ -1,6 +1,6 @@
 """The paper's experts by role (appendix D): query and code writers, maths models, generalists, judge, user simulator.
 
-A tool role is a ToolSpec and an async handler of validated arguments; any client of `experts` can take any role.
+A tool role is a row of ROLES; any client of `experts` can take any role.
 """
 
 import re
@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestra_jax.config.choices import Role
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.answers import marked_answer, without_thinking
-from orchestra_jax.tools.base import ToolHandler
+from orchestra_jax.tools.base import ToolHandler, as_result
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.types import InfrastructureError, ToolResult, ToolSpec, Usage
 
@@ -21,27 +22,8 @@ _CONTEXT = {
     "description": "What is known so far and may help: facts found, results of other tools, constraints.",
 }
 _FENCED = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_NO_NAME = re.compile(r"[^\w-]", re.ASCII)  # a tool's name is narrower than a price's
+_NO_NAME = re.compile(r"[^\w-]", re.ASCII)
 _QUERY_CHARS = 400  # what search services take
-
-QUERY_SYSTEM = (
-    "You write queries for a search engine. Read the question and what is already known, decide which single "
-    "missing fact would help most, and write one short query that would find it. Put the query, and nothing else, "
-    "between <answer> and </answer>."
-)
-CODE_SYSTEM = (
-    "You solve tasks by writing Python. Write one complete script in a single ```python block. It runs once, in a "
-    "fresh interpreter without network and without input; whatever it prints is the result, so print every value "
-    "that matters, with a label."
-)
-MATHS_SYSTEM = (
-    "You are a careful mathematician. Work through the problem step by step, check the result, and give the final "
-    "answer in \\boxed{}."
-)
-GENERALIST_SYSTEM = (
-    "Answer the question as well as you can. Use the context where it is relevant and your own knowledge "
-    "elsewhere, reason briefly, and give the final answer, as short as it can be, in \\boxed{}."
-)
 JUDGE_SYSTEM = (
     "You grade answers. You are given a question, one or more reference answers and a candidate answer. The "
     "candidate is correct if it means the same as one of the references: differences of wording, format, units of "
@@ -58,87 +40,129 @@ USER_SYSTEM = (
 STOP = "###STOP###"
 
 
-def query_writer(
-    client: ExpertClient, search: ToolHandler | None = None, *, name: str | None = None, description: str | None = None
+@dataclass(frozen=True, kw_only=True)
+class ExpertRole:
+    """What an expert is called for.
+
+    Attributes:
+        system: what the model is told.
+        description: what the policy reads about the tool.
+        argument, meaning: its argument beside "context", and what the policy reads about that.
+        follows: argument of the tool that takes what the model wrote ("query", "code"); None: the reply is the result.
+        prefix: what the names of its choices begin with in the paper's released form.
+        use: "search" | "reason" | "answer": its function in that form, and whose latency the price list gives.
+    """
+
+    system: str
+    description: str
+    argument: str
+    meaning: str
+    follows: str | None = None
+    prefix: str
+    use: str
+
+
+ROLES: dict[str, ExpertRole] = {
+    Role.query_writer: ExpertRole(
+        system="You write queries for a search engine. Read the question and what is already known, decide which "
+        "single missing fact would help most, and write one short query that would find it. Put the query, and nothing "
+        "else, between <answer> and </answer>.",
+        description="A language model that writes a search query for a question, runs the search and returns what it "
+        "found.",
+        argument="question",
+        meaning="What has to be found out.",
+        follows="query",
+        prefix="search",
+        use="search",
+    ),
+    Role.code_writer: ExpertRole(
+        system="You solve tasks by writing Python. Write one complete script in a single ```python block. It runs "
+        "once, in a fresh interpreter without network and without input; whatever it prints is the result, so print "
+        "every value that matters, with a label.",
+        description="A language model that writes Python code for a task, runs it and returns the code and its output.",
+        argument="task",
+        meaning="What the code has to compute, with all data that it needs.",
+        follows="code",
+        prefix="reasoner",
+        use="reason",
+    ),
+    Role.math: ExpertRole(
+        system="You are a careful mathematician. Work through the problem step by step, check the result, and give the "
+        "final answer in \\boxed{}.",
+        description="A language model for mathematics that solves a problem step by step.",
+        argument="problem",
+        meaning="The whole problem.",
+        prefix="answer-math",
+        use="answer",
+    ),
+    Role.generalist: ExpertRole(
+        system="Answer the question as well as you can. Use the context where it is relevant and your own knowledge "
+        "elsewhere, reason briefly, and give the final answer, as short as it can be, in \\boxed{}.",
+        description="A language model that answers questions of any field.",
+        argument="question",
+        meaning="The whole question.",
+        prefix="answer",
+        use="answer",
+    ),
+}
+
+
+def expert_tool(
+    role: str,
+    client: ExpertClient,
+    follow: ToolHandler | None = None,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    local: bool = False,
+    traits: tuple[str, ...] = (),
 ) -> tuple[ToolSpec, ToolHandler]:
-    """Turns a question into a query, searches with it and returns query and results.
+    """A model in a role of ROLES as a tool; `answers.extract_answer` finds the answer in a reply.
 
     Args:
+        role: a key of ROLES.
         client: the model.
-        search: handler of a search tool that takes {"query"}; None returns the query alone.
-        name: of the tool; the expert's own by default, with "-" for what a tool's name may not hold.
-        description: what the policy reads; a plain one by default.
+        follow: handler of the search that a query writer uses, or of what runs a code writer's code; the result is the
+            query or code with what came of it. None: the query or code alone.
+        name: of the tool, in which "-" stands for what a tool's name may not hold; the expert's own by default.
+        description: what the policy reads; that of the role by default.
+        local: whether it runs on the user's own machine.
+        traits: of the tool, see `ToolSpec`.
     """
-    spec = _spec(
-        client, name, description, "question", "What has to be found out.",
-        "A language model that writes a search query for a question, runs the search and returns what it found.",
-    )  # fmt: skip
+    kind = ROLES[role]
+    parameters = {
+        "type": "object",
+        "properties": {kind.argument: {"type": "string", "description": kind.meaning}, "context": _CONTEXT},
+        "required": [kind.argument],
+    }
+    spec = ToolSpec(
+        name=_NO_NAME.sub("-", name or client.expert.name),
+        description=description or kind.description,
+        parameters=parameters,
+        local=local,
+        traits=traits,
+    )
 
     async def handle(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        text, rows, _ = await _ask(client, budget, QUERY_SYSTEM, arguments, "Question", "question")
-        query = marked_answer(text)
-        if query is None:  # a bare line is a query; a page of prose is none
-            query = text if "\n" not in text else ""
-        query = query.strip().strip('"')[:_QUERY_CHARS]
-        if not query:
-            return ToolResult(NO_QUERY, rows, is_error=True, refused=True)
-        if search is None:
-            return ToolResult(query, rows)
-        found = await search({"query": query}, budget)
-        result = ToolResult(found) if isinstance(found, str) else found
-        return replace(result, text=f"Query: {query}\n{result.text}", usage=rows + result.usage)
-
-    return spec, handle
-
-
-def code_writer(
-    client: ExpertClient, run: ToolHandler | None = None, *, name: str | None = None, description: str | None = None
-) -> tuple[ToolSpec, ToolHandler]:
-    """Writes Python for a task, runs it and returns the code and what it printed; see `query_writer`.
-
-    Args:
-        run: handler of a tool that takes {"code"} and runs it; None returns the code alone.
-    """
-    spec = _spec(
-        client, name, description, "task", "What the code has to compute, with all data that it needs.",
-        "A language model that writes Python code for a task, runs it and returns the code and its output.",
-    )  # fmt: skip
-
-    async def handle(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        text, rows, _ = await _ask(client, budget, CODE_SYSTEM, arguments, "Task", "task")
-        code = python_block(text)
-        if code is None:
-            return ToolResult(NO_CODE, rows, is_error=True, refused=True)
-        shown = f"```python\n{code}\n```"
-        if run is None:
+        # The question comes last: of a long prompt the context is cut.
+        context = f"Context:\n{arguments['context']}\n\n" if arguments.get("context") else ""
+        user = f"{context}{kind.argument.capitalize()}: {arguments[kind.argument]}"
+        completion = await client.chat(messages(kind.system, user), budget=budget)
+        text, rows = without_thinking(completion.text), completion.usage
+        if kind.follows is None:
+            note = "\n[the reply was cut at the model's token limit]" if completion.finish_reason == "length" else ""
+            return ToolResult((text or "The model gave no answer.") + note, rows, is_error=not text)
+        written = _query(text) if kind.follows == "query" else python_block(text)
+        if not written:
+            return ToolResult(NO_QUERY if kind.follows == "query" else NO_CODE, rows, is_error=True, refused=True)
+        shown = written if kind.follows == "query" else f"```python\n{written}\n```"
+        if follow is None:
             return ToolResult(shown, rows)
-        ran = await run({"code": code}, budget)
-        result = ToolResult(ran) if isinstance(ran, str) else ran
-        return replace(result, text=f"{shown}\nOutput:\n{result.text}", usage=rows + result.usage)
+        result = as_result(await follow({kind.follows: written}, budget))
+        text = f"Query: {shown}\n{result.text}" if kind.follows == "query" else f"{shown}\nOutput:\n{result.text}"
+        return replace(result, text=text, usage=rows + result.usage)
 
     return spec, handle
-
-
-def maths_model(
-    client: ExpertClient, *, name: str | None = None, description: str | None = None
-) -> tuple[ToolSpec, ToolHandler]:
-    """Solves a problem step by step; see `query_writer`. `answers.extract_answer` finds the answer in the reply."""
-    spec = _spec(
-        client, name, description, "problem", "The whole problem.",
-        "A language model for mathematics that solves a problem step by step.",
-    )  # fmt: skip
-    return spec, _answering(client, MATHS_SYSTEM, "Problem", "problem")
-
-
-def generalist(
-    client: ExpertClient, *, name: str | None = None, description: str | None = None
-) -> tuple[ToolSpec, ToolHandler]:
-    """Answers a question; see `query_writer`. `answers.extract_answer` finds the answer in the reply."""
-    spec = _spec(
-        client, name, description, "question", "The whole question.",
-        "A language model that answers questions of any field.",
-    )  # fmt: skip
-    return spec, _answering(client, GENERALIST_SYSTEM, "Question", "question")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +204,8 @@ class Judge:
         )
         rows: tuple[Usage, ...] = ()
         for sample in range(self._tries):
-            completion = await self._client.chat(
-                _messages(JUDGE_SYSTEM, user), budget=budget, role="judge", sample=sample
-            )
+            asked = messages(JUDGE_SYSTEM, user)
+            completion = await self._client.chat(asked, budget=budget, role="judge", sample=sample)
             rows += completion.usage
             text = without_thinking(completion.text)
             verdict = (marked_answer(text) or "").lower().strip(". ")
@@ -220,17 +243,11 @@ class UserSimulator:
         Args:
             conversation: {"role": "user" | "assistant", "content"} so far; may be empty, then the user opens.
                 Messages of other roles (the agent's own system message, tools) are not the user's to see.
-            sample: another number is another sample in the record.
-
-        Raises:
-            InfrastructureError, BudgetExceeded: see `ExpertClient.chat`.
+            budget, sample, and what is raised: see `ExpertClient.chat`.
         """
         swapped = {"assistant": "user", "user": "assistant"}
-        seen = [
-            {"role": swapped[message["role"]], "content": message["content"]}
-            for message in conversation
-            if message["role"] in swapped
-        ]
+        told = [message for message in conversation if message["role"] in swapped]
+        seen = [{"role": swapped[message["role"]], "content": message["content"]} for message in told]
         if not seen or seen[0]["role"] != "user":  # templates want the user's side first
             seen.insert(0, {"role": "user", "content": "Hello, how can I help you?"})
         system = {"role": "system", "content": self._system}
@@ -245,37 +262,13 @@ def python_block(text: str) -> str | None:
     return blocks[-1] or None if blocks else None
 
 
-def _spec(
-    client: ExpertClient, name: str | None, description: str | None, argument: str, meaning: str, default: str
-) -> ToolSpec:
-    parameters = {
-        "type": "object",
-        "properties": {argument: {"type": "string", "description": meaning}, "context": _CONTEXT},
-        "required": [argument],
-    }
-    return ToolSpec(name or _NO_NAME.sub("-", client.expert.name), description or default, parameters)
-
-
-def _answering(client: ExpertClient, system: str, label: str, argument: str) -> ToolHandler:
-    async def handle(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        text, rows, finish = await _ask(client, budget, system, arguments, label, argument)
-        note = "\n[the reply was cut at the model's token limit]" if finish == "length" else ""
-        return ToolResult((text or "The model gave no answer.") + note, rows, is_error=not text)
-
-    return handle
-
-
-async def _ask(
-    client: ExpertClient, budget: Budget, system: str, arguments: Mapping[str, Any], label: str, argument: str
-) -> tuple[str, tuple[Usage, ...], str]:
-    """(reply without reasoning, rows, finish reason). The question comes last: of a long prompt the context is cut."""
-    context = arguments.get("context")
-    user = f"{label}: {arguments[argument]}"
-    if context:
-        user = f"Context:\n{context}\n\n{user}"
-    completion = await client.chat(_messages(system, user), budget=budget)
-    return without_thinking(completion.text), completion.usage, completion.finish_reason
-
-
-def _messages(system: str, user: str) -> list[dict[str, str]]:
+def messages(system: str, user: str) -> list[dict[str, str]]:
+    """A conversation of two messages."""
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def _query(text: str) -> str:
+    """What is marked, else a bare line: a page of prose is no query."""
+    marked = marked_answer(text)
+    query = (text if "\n" not in text else "") if marked is None else marked
+    return query.strip().strip('"')[:_QUERY_CHARS]

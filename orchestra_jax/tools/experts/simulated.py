@@ -75,13 +75,7 @@ class SimulatedExpert:
         return self._draw(question)[0] < skill
 
     def answer(self, question: str, right: str, family: str, distractors: Sequence[str]) -> str:
-        """The right answer or one of the distractors.
-
-        Args:
-            question: the text that identifies the draw.
-            right: the right answer.
-            family: the question's family.
-            distractors: plausible wrong answers; those equal to `right` are ignored.
+        """The right answer, or one of the distractors that differ from it; `question` is what identifies the draw.
 
         Raises:
             ValueError: an unknown family, or no distractor differs from the right answer.
@@ -139,9 +133,12 @@ class SimulatedTool:
     def __init__(self, expert: SimulatedExpert, distractors: Sequence[str] = ()) -> None:
         self.expert = expert
         self.spec = ToolSpec(
-            expert.name, expert.description or skills_in_words(expert.skill), _PARAMETERS, expert.price_usd,
-            expert.latency_s,
-        )  # fmt: skip
+            name=expert.name,
+            description=expert.description or skills_in_words(expert.skill),
+            parameters=_PARAMETERS,
+            price_usd=expert.price_usd,
+            latency_s=expert.latency_s,
+        )
         self._distractors = tuple(distractors)
         self._asked: Counter[str] = Counter()
 

@@ -11,11 +11,11 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast
 
+from orchestra_jax.config.choices import SandboxIsolation
 from orchestra_jax.tools.python import kernel
 
-Isolation = Literal["auto", "bubblewrap", "namespaces", "none"]
 LIBRARIES = ("numpy", "scipy", "sympy", "mpmath")
 START_S = 60.0  # a worker that does not come up in this time is dead
 
@@ -91,8 +91,8 @@ def choose(wanted: str) -> str:
         ValueError: there is no such isolation.
         IsolationError: it does not work here.
     """
-    if wanted not in get_args(Isolation):
-        raise ValueError(f"The sandbox's isolation is one of {', '.join(get_args(Isolation))}, not {wanted!r}.")
+    if wanted not in SandboxIsolation.__members__:
+        raise ValueError(f"The sandbox's isolation is one of {', '.join(SandboxIsolation)}, not {wanted!r}.")
     if wanted == "none":
         return wanted
     problems = []

@@ -4,9 +4,9 @@ import asyncio
 import json
 import weakref
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
-from orchestra_jax.tools.python.isolation import START_S, Isolation, Launch, choose
+from orchestra_jax.tools.python.isolation import START_S, Launch, choose
 from orchestra_jax.types import CODE, InfrastructureError, ToolResult, ToolSpec, Usage
 
 TOOL = ToolSpec(
@@ -21,22 +21,6 @@ TOOL = ToolSpec(
     traits=(CODE,),
 )
 _GRACE_S = 30.0  # beyond the time-out, which the worker itself enforces
-
-
-class Executor(Protocol):
-    """What runs Python snippets: `PythonSandbox` here, `sandbox_server.RemoteSandbox` on another machine."""
-
-    async def run(self, code: str) -> ToolResult:
-        """Executes one snippet.
-
-        Raises:
-            InfrastructureError: it could not be executed, which is not the code's fault.
-        """
-        ...
-
-    def close(self) -> None:
-        """Ends it; later calls raise InfrastructureError."""
-        ...
 
 
 class PythonSandbox:
@@ -82,7 +66,7 @@ class PythonSandbox:
         *,
         disk_mb: int = 64,
         processes: int = 32,
-        isolation: Isolation = "auto",
+        isolation: str = "auto",
     ) -> None:
         if workers < 1 or timeout_s <= 0 or memory_mb < 64 or max_output < 100 or file_mb < 1:
             raise ValueError(
@@ -93,13 +77,9 @@ class PythonSandbox:
         self.isolation: tuple[str, ...] = ()
         self.timeout_s = timeout_s
         limits = {
-            "timeout_s": timeout_s,
-            "memory_mb": memory_mb,
-            "max_output": max_output,
-            "file_mb": file_mb,
-            "disk_mb": disk_mb,
-            "processes": processes,
-        }
+            "timeout_s": timeout_s, "memory_mb": memory_mb, "max_output": max_output, "file_mb": file_mb,
+            "disk_mb": disk_mb, "processes": processes,
+        }  # fmt: skip
         self.kind = choose(isolation)
         self._idle = [_Worker(self.kind, limits) for _ in range(workers)]
         self._all = tuple(self._idle)
@@ -172,17 +152,37 @@ class _Worker:
         self.isolation: tuple[str, ...] = ()
         self._kind, self._limits = isolation, limits
         self._clean: weakref.finalize[..., "_Worker"] | None = None
-        self._pending: asyncio.Future[dict[str, Any]] | None = None
+        self._pending: asyncio.Task[dict[str, Any]] | None = None
 
     async def request(self, code: str) -> dict[str, Any]:
+        """The answer about one snippet.
+
+        Raises:
+            InfrastructureError: the process died, gave no answer in time, or was stopped.
+        """
+        self._pending = asyncio.create_task(self._ask(code))
+        try:
+            return await self._pending
+        except asyncio.CancelledError:
+            if self._pending is None:
+                raise InfrastructureError("The sandbox was closed while the code ran.") from None
+            raise
+        finally:
+            self._pending = None
+
+    async def _ask(self, code: str) -> dict[str, Any]:
         if self.launch is None:
             self._start()
             hello = await self._receive(START_S)
             if "refused" in hello:
                 raise InfrastructureError(f"The sandbox worker could not isolate itself: {hello['refused']}.")
             self.isolation = tuple(hello["isolation"])
+        assert self.launch is not None
         body = json.dumps({"code": code}).encode()
-        await self._send(len(body).to_bytes(4) + body)
+        try:
+            await asyncio.get_running_loop().sock_sendall(self.launch.connection, len(body).to_bytes(4) + body)
+        except OSError as error:
+            raise InfrastructureError(f"The sandbox worker died before it took the code: {error}.") from error
         return await self._receive(self._limits["timeout_s"] + _GRACE_S)
 
     def _start(self) -> None:
@@ -196,62 +196,26 @@ class _Worker:
 
     def stop(self) -> None:
         """Kills the process and removes its directory; the next request starts a new one."""
-        if self._pending is not None and not self._pending.done():
-            self._pending.set_exception(InfrastructureError("The sandbox was closed while the code ran."))
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.cancel()
         if self._clean is not None:
             self._clean()
         self.launch = self._clean = None
 
-    async def _send(self, data: bytes) -> None:
-        assert self.launch is not None
-        connection = self.launch.connection
-        try:
-            sent = connection.send(data)
-            if sent < len(data):
-                await asyncio.get_running_loop().sock_sendall(connection, data[sent:])
-        except OSError as error:
-            raise InfrastructureError(f"The sandbox worker died before it took the code: {error}.") from error
-
     async def _receive(self, limit_s: float) -> dict[str, Any]:
-        """One message.
-
-        Raises:
-            InfrastructureError: the process died or gave no answer within `limit_s` seconds.
-        """
+        """One message."""
         assert self.launch is not None
-        connection = self.launch.connection
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[dict[str, Any]] = loop.create_future()
-        data = bytearray()
-
-        def readable() -> None:
-            if future.done():
-                return
-            try:
-                chunk = connection.recv(1 << 16)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                future.set_exception(InfrastructureError(f"The sandbox worker died while the code ran: {error}."))
-                return
-            if not chunk:
-                future.set_exception(InfrastructureError("The sandbox worker died while the code ran."))
-                return
-            data.extend(chunk)
-            if len(data) >= 4 and len(data) == 4 + int.from_bytes(data[:4]):
-                future.set_result(json.loads(data[4:]))
-
-        def overdue() -> None:
-            if not future.done():
-                future.set_exception(InfrastructureError(f"The sandbox worker gave no answer in {limit_s:g} s."))
-
-        timer = loop.call_later(limit_s, overdue)
-        descriptor = connection.fileno()
-        loop.add_reader(descriptor, readable)
-        self._pending = future
+        loop, connection, data = asyncio.get_running_loop(), self.launch.connection, bytearray()
         try:
-            return await future
-        finally:
-            self._pending = None
-            timer.cancel()
-            loop.remove_reader(descriptor)
+            async with asyncio.timeout(limit_s):
+                while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4]):
+                    chunk = await loop.sock_recv(connection, 1 << 16)
+                    if not chunk:
+                        raise InfrastructureError("The sandbox worker died while the code ran.")
+                    data += chunk
+        except TimeoutError:
+            raise InfrastructureError(f"The sandbox worker gave no answer in {limit_s:g} s.") from None
+        except OSError as error:
+            raise InfrastructureError(f"The sandbox worker died while the code ran: {error}.") from error
+        return dict(json.loads(data[4:]))

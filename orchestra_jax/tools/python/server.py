@@ -12,7 +12,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.http_json import JsonClient, require_aiohttp
-from orchestra_jax.tools.python.isolation import Isolation
 from orchestra_jax.tools.python.sandbox import TOOL, PythonSandbox
 from orchestra_jax.types import InfrastructureError, ToolResult, Usage
 
@@ -24,14 +23,11 @@ _MAX_REQUEST_BYTES = 8 << 20
 
 
 class RemoteSandbox:
-    """An `Executor` that sends each snippet to a sandbox server.
+    """Sends each snippet to a sandbox server, in place of `PythonSandbox`.
 
     Args:
         url: of the server, like http://10.0.0.5:8765.
         timeout_s: seconds until an answer, the wait for one of the server's workers included.
-
-    Raises:
-        ImportError: aiohttp is not installed.
     """
 
     def __init__(self, url: str, timeout_s: float = 60.0) -> None:
@@ -109,8 +105,7 @@ def main() -> None:
     if options.host not in ("127.0.0.1", "::1", "localhost") and not os.environ.get(KEY_VARIABLE):
         parser.error(f"everyone who reaches {options.host} could run code here: set {KEY_VARIABLE} to a secret")
     web = require_aiohttp("web")
-    isolation: Isolation = options.isolation
-    sandbox = PythonSandbox(options.workers, options.timeout, options.memory, isolation=isolation)
+    sandbox = PythonSandbox(options.workers, options.timeout, options.memory, isolation=options.isolation)
     web.run_app(application(sandbox), host=options.host, port=options.port)
 
 

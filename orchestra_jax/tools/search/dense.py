@@ -9,24 +9,20 @@ import json
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from orchestra_jax.tools.search.embeddings import Embedder, load_embedder
-from orchestra_jax.tools.search.local import Hit, Passage, render
+from orchestra_jax.tools.search.embeddings import EndpointEmbedder
+from orchestra_jax.tools.search.local import BatchIndex, Hit, Passage
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 
 
-class PassageFile(Sequence[Passage]):
-    """Passages of a JSONL file, read from disk when asked for; only their offsets are in memory-mapped arrays.
-
-    Args:
-        directory: holds passages.jsonl and offsets.npy.
-    """
+class PassageFile:
+    """Passages of a folder's passages.jsonl, read from disk when asked for; their offsets are memory-mapped too."""
 
     def __init__(self, directory: Path) -> None:
         self._offsets = np.load(directory / "offsets.npy", mmap_mode="r")
@@ -38,20 +34,14 @@ class PassageFile(Sequence[Passage]):
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Passage: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Passage]: ...
-    def __getitem__(self, index: int | slice) -> Passage | list[Passage]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Passage:
         if not 0 <= index < len(self):
             raise IndexError(index)
         row = json.loads(self._data[self._offsets[index] : self._offsets[index + 1]])
         return Passage(row["title"], row["text"])
 
 
-class DenseIndex:
+class DenseIndex(BatchIndex):
     """Passages by the inner product of their vectors with the query's. Safe for concurrent searches.
 
     Made by `dense_build.build` or `load`.
@@ -62,21 +52,17 @@ class DenseIndex:
         kind: "flat" | "ivf" | "hnsw" or a FAISS factory string.
     """
 
-    def __init__(self, passages: PassageFile, index: Any, embedder: Embedder, kind: str) -> None:
+    def __init__(self, passages: PassageFile, index: Any, embedder: EndpointEmbedder, kind: str) -> None:
         self.passages, self.embedder, self.kind = passages, embedder, kind
         self._index = index
 
-    async def search(self, query: str, k: int = 3) -> list[Hit]:
-        """The `k` nearest passages, best first; none for an empty query.
+    async def search_batch(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
+        """See `BatchIndex`; none for an empty query.
 
         Raises:
             ValueError: k < 1, or vectors of another dimension than the index holds.
             InfrastructureError: the embedding server failed.
         """
-        return (await self.search_batch([query], k))[0]
-
-    async def search_batch(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
-        """`search` for several queries at once, which takes less time than one by one."""
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}.")
         asked = [number for number, query in enumerate(queries) if query.strip()]
@@ -88,35 +74,26 @@ class DenseIndex:
                 found[number] = row
         return found
 
-    async def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
-        """The observation of a search, as `LocalIndex.answer` gives it."""
-        return render(await self.search(query, k), max_chars)
-
     async def close(self) -> None:
-        """Closes the embedder."""
         await self.embedder.close()
 
-    def nearest(self, vectors: Float[np.ndarray, "Q D"], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(scores, numbers of passages), [Q, k] each, best first; -1 where fewer than k were found."""
+    def _hits(self, vectors: Float[np.ndarray, "Q D"], k: int) -> list[list[Hit]]:
         if vectors.shape[1] != self._index.d:
             raise ValueError(
                 f"The embedder gives vectors of {vectors.shape[1]} numbers and the index holds {self._index.d}; "
                 f"use the embedder that it was built with, or build it again."
             )
-        scores, numbers = self._index.search(np.ascontiguousarray(vectors, np.float32), k)
-        return scores, numbers
-
-    def _hits(self, vectors: Float[np.ndarray, "Q D"], k: int) -> list[list[Hit]]:
+        found = self._index.search(np.ascontiguousarray(vectors, np.float32), k)  # scores, numbers of passages: [Q, k]
         return [
-            [Hit(self.passages[int(i)], float(s)) for s, i in zip(*row, strict=True) if i >= 0]
-            for row in zip(*self.nearest(vectors, k), strict=True)
+            [Hit(self.passages[int(i)], float(s)) for s, i in zip(*row, strict=True) if i >= 0]  # -1: fewer than k
+            for row in zip(*found, strict=True)
         ]
 
     @classmethod
     def load(
         cls,
         directory: str | Path,
-        embedder: Embedder | None = None,
+        embedder: EndpointEmbedder | None = None,
         *,
         embedder_url: str | None = None,
         memory_map: bool = True,
@@ -129,9 +106,8 @@ class DenseIndex:
             directory: of the index.
             embedder: for queries; None: the one it was built with, from the settings in the index.
             embedder_url: where that one's server is now, None for where it was.
-            memory_map: leaves vectors on disk until they are read; False reads them into memory.
-            probes: lists that IVF searches, None for the default (see `search_defaults`).
-            ef_search: breadth of the HNSW search, None for the default.
+            memory_map: see `read_index`.
+            probes, ef_search: see `tune`.
 
         Raises:
             FileNotFoundError: there is no index.
@@ -148,8 +124,10 @@ class DenseIndex:
                 f"The index in {str(path)!r} has format {manifest['format']}, not {FORMAT}; build it again."
             )
         if embedder is None:
-            moved = {"url": embedder_url} if embedder_url else {}
-            embedder = load_embedder({**manifest["settings"], **moved})
+            settings = {**manifest["settings"], **({"url": embedder_url} if embedder_url else {})}
+            if (kind := settings.pop("type", None)) != "endpoint":
+                raise ValueError(f"The index was embedded by {kind!r}; pass that embedder to DenseIndex.load.")
+            embedder = EndpointEmbedder(**settings)
         if embedder.identity != manifest["embedder"]:
             raise ValueError(
                 f"The index in {str(path)!r} was built with {manifest['embedder']}, not with {embedder.identity}; use "
@@ -191,11 +169,7 @@ def tune(index: Any, probes: int | None = None, ef_search: int | None = None) ->
 
 
 def require_faiss() -> Any:
-    """The module faiss.
-
-    Raises:
-        ImportError: it is not installed; says how to.
-    """
+    """The module faiss; raises ImportError, and says how to install it."""
     try:
         import faiss
     except ImportError as error:

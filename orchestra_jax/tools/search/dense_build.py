@@ -11,13 +11,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from orchestra_jax.tools.search.dense import FORMAT, MANIFEST, DenseIndex, PassageFile, require_faiss
-from orchestra_jax.tools.search.embeddings import Embedder
+from orchestra_jax.tools.search.embeddings import EndpointEmbedder
 from orchestra_jax.tools.search.local import read_passages
 
 KINDS = ("flat", "ivf", "hnsw")
@@ -27,22 +28,19 @@ _PLAN = "plan.json"
 _SHARDS = "vectors"
 _TRAINING_ROWS = 64  # per IVF list; FAISS asks for at least 39
 _DIVISIBLE = 40_320  # a dimension that any sensible number of sub-vectors divides
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    """Shows nothing."""
+_NAMES = {"source": "passages", "kind": "kind of index"}  # in errors
 
 
 async def build(
     source: str | Path,
     directory: str | Path,
-    embedder: Embedder,
+    embedder: EndpointEmbedder,
     *,
     kind: str = "flat",
     shard: int = 8192,
-    progress: ShowProgress = _silent,
+    progress: ShowProgress = lambda stage, done, total: None,
 ) -> DenseIndex:
-    """Embeds the passages of a file and writes their index; continues where a killed build ended.
+    """Embeds the passages of a file, writes their index and opens it; continues where a killed build ended.
 
     The vectors are computed and stored shard by shard. FAISS then needs memory for all of them once (with a factory
     string of compressed vectors, such as SQ8 or PQ, for those).
@@ -54,9 +52,6 @@ async def build(
         kind: "flat" (exact), "ivf" or "hnsw" (approximate), or a FAISS factory string such as "IVF65536,SQ8".
         shard: passages that are embedded and written at a time.
         progress: called with a stage, how many passages of it are done, and of how many.
-
-    Returns:
-        The opened index.
 
     Raises:
         FileNotFoundError: no such source. ImportError: no FAISS.
@@ -82,48 +77,26 @@ async def build(
             _agree(json.loads((partial / _PLAN).read_text()), plan, partial)
         else:
             _copy_passages(source, partial, progress)
-            _write(partial / _PLAN, json.dumps(plan).encode())
+            with _written(partial / _PLAN) as file:
+                file.write(json.dumps(plan).encode())
         passages = PassageFile(partial)
-        texts = _Texts(passages)
-        shards = await _embed(partial / _SHARDS, texts, embedder, shard, progress)
-        dim = write_faiss(partial / "index.faiss", shards, len(texts), kind, progress)
-        own = {"settings": embedder.settings(), "dim": dim, "passages": len(passages)}
-        _write(partial / MANIFEST, json.dumps({**wanted, **own}, indent=1).encode())
+        shards = await _embed(partial / _SHARDS, passages, embedder, shard, progress)
+        dim = write_faiss(partial / "index.faiss", shards, len(passages), kind, progress)
+        own = {"settings": embedder.settings, "dim": dim, "passages": len(passages)}
+        with _written(partial / MANIFEST) as file:
+            file.write(json.dumps({**wanted, **own}, indent=1).encode())
         partial.rename(directory)
         _clean(directory)
     return DenseIndex.load(directory, embedder)
 
 
-class _Texts(Sequence[str]):
-    """What is embedded of each passage: its title and its text."""
-
-    def __init__(self, passages: PassageFile) -> None:
-        self._passages = passages
-
-    def __len__(self) -> int:
-        return len(self._passages)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        passage = self._passages[index]
-        return f"{passage.title}\n{passage.text}" if passage.title else passage.text
-
-
 def _agree(begun: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
     """Raises ValueError where a folder was begun with something else."""
-    names = {
-        "format": "format",
-        "source": "passages",
-        "embedder": "embedder",
-        "kind": "kind of index",
-        "shard": "shard",
-    }
     for key in wanted:
         if begun.get(key) != wanted[key]:
             raise ValueError(
-                f"{str(folder)!r} was built with another {names[key]} ({begun.get(key)}, not {wanted[key]}); keep to "
-                f"that one, delete the folder, or choose another."
+                f"{str(folder)!r} was built with another {_NAMES.get(key, key)} ({begun.get(key)}, not {wanted[key]}); "
+                f"keep to that one, delete the folder, or choose another."
             )
 
 
@@ -147,14 +120,12 @@ def _clean(directory: Path) -> None:
     (directory / _PLAN).unlink(missing_ok=True)
 
 
-def _write(path: Path, content: bytes | Callable[[BinaryIO], Any]) -> None:
-    """Writes a file whole or not at all: it is on the disk before it gets its name."""
+@contextmanager
+def _written(path: Path) -> Iterator[BinaryIO]:
+    """A file that is written whole or not at all: it is on the disk before it gets its name."""
     partial = path.with_name(f"{path.name}.partial")
     with partial.open("wb") as file:
-        if isinstance(content, bytes):
-            file.write(content)
-        else:
-            content(file)
+        yield file
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
@@ -169,40 +140,42 @@ def _digest(source: Path) -> str:
 
 def _copy_passages(source: Path, partial: Path, progress: ShowProgress) -> None:
     offsets = [0]
-
-    def copy(file: BinaryIO) -> None:
+    with _written(partial / "passages.jsonl") as file:
         for number, passage in enumerate(read_passages(source), 1):
-            row = {"title": passage.title, "text": passage.text}
-            offsets.append(offsets[-1] + file.write(json.dumps(row).encode() + b"\n"))
+            offsets.append(offsets[-1] + file.write(json.dumps(asdict(passage)).encode() + b"\n"))
             if number % 10_000 == 0:
                 progress("read", number, 0)
-
-    _write(partial / "passages.jsonl", copy)
     if len(offsets) == 1:
         raise ValueError(f"{str(source)!r} holds no passages.")
-    _write(partial / "offsets.npy", lambda file: np.save(file, np.asarray(offsets, np.int64)))
+    with _written(partial / "offsets.npy") as file:
+        np.save(file, np.asarray(offsets, np.int64))
     progress("read", len(offsets) - 1, len(offsets) - 1)
 
 
 async def _embed(
-    folder: Path, texts: Sequence[str], embedder: Embedder, shard: int, progress: ShowProgress
+    folder: Path, passages: PassageFile, embedder: EndpointEmbedder, shard: int, progress: ShowProgress
 ) -> list[Path]:
-    """The files of the vectors, in order; computes those that are not there."""
+    """The files of the vectors of titles and texts, in order; computes those that are not there."""
     os.makedirs(folder, exist_ok=True)
-    starts = range(0, len(texts), shard)
+    starts = range(0, len(passages), shard)
     paths = [folder / f"{number:06d}.npy" for number in range(len(starts))]
     for path, start in zip(paths, starts, strict=True):
-        end = min(start + shard, len(texts))
+        end = min(start + shard, len(passages))
         if not path.is_file():
-            vectors = np.asarray(await embedder.embed(texts[start:end], "passage"), np.float32)
+            part = [passages[number] for number in range(start, end)]
+            texts = [f"{passage.title}\n{passage.text}" if passage.title else passage.text for passage in part]
+            vectors = np.asarray(await embedder.embed(texts, "passage"), np.float32)
             if len(vectors) != end - start:
                 raise ValueError(f"The embedder gave {len(vectors)} vectors for {end - start} texts.")
-            _write(path, lambda file, rows=vectors: np.save(file, rows))  # type: ignore[misc]
-        progress("embed", end, len(texts))
+            with _written(path) as file:
+                np.save(file, vectors)
+        progress("embed", end, len(passages))
     return paths
 
 
-def write_faiss(path: Path, shards: Sequence[Path], count: int, kind: str, progress: ShowProgress = _silent) -> int:
+def write_faiss(
+    path: Path, shards: Sequence[Path], count: int, kind: str, progress: ShowProgress = lambda stage, done, total: None
+) -> int:
     """Writes the FAISS index of the vectors in `shards`, `count` in all, and returns their dimension."""
     faiss = require_faiss()
     dim = np.load(shards[0], mmap_mode="r").shape[1]
@@ -222,11 +195,7 @@ def write_faiss(path: Path, shards: Sequence[Path], count: int, kind: str, progr
 
 
 def _factory(kind: str, dim: int, count: int) -> Any:
-    """An empty FAISS index for inner products.
-
-    Raises:
-        ValueError: neither one of KINDS nor a factory string.
-    """
+    """An empty FAISS index for inner products; raises ValueError for neither one of KINDS nor a factory string."""
     faiss = require_faiss()
     # FAISS advises 4 to 16 times the root of the count; every list needs vectors to train on.
     lists = max(1, min(int(4 * count**0.5), count // _TRAINING_ROWS))

@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -11,58 +11,21 @@ from jaxtyping import Float
 from orchestra_jax.http_json import JsonClient
 from orchestra_jax.types import InfrastructureError
 
-Kind = Literal["passage", "query"]
 Vectors = Float[np.ndarray, "N D"]
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
 
-class Embedder(Protocol):
-    """Turns texts into unit vectors whose inner products say how near they are.
+class EndpointEmbedder:
+    """Texts as unit vectors whose inner products say how near they are, from any server of OpenAI's /embeddings.
+
+    Such are SGLang or vLLM with Qwen3-Embedding, or a vendor. Queries get the instruction that Qwen3-Embedding was
+    trained with, passages none. Vectors are normalised here.
 
     Attributes:
         identity: one line with all that vectors depend on: equal for two embedders exactly when their vectors can be
             compared.
-    """
-
-    @property
-    def identity(self) -> str: ...
-
-    def settings(self) -> dict[str, Any]:
-        """What `load_embedder` needs to make this embedder again, as JSON; no secrets."""
-        ...
-
-    async def embed(self, texts: Sequence[str], kind: Kind = "passage") -> Vectors:
-        """One float32 row of length 1 per text (of length 0 where the text holds nothing to go by).
-
-        Raises:
-            InfrastructureError: the server behind it failed.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Releases connections."""
-        ...
-
-
-def load_embedder(settings: Mapping[str, Any]) -> Embedder:
-    """The embedder of a saved index, from its settings.
-
-    Raises:
-        ValueError: an embedder that is not one of this module's.
-    """
-    options = {key: value for key, value in settings.items() if key != "type"}
-    if settings.get("type") != "endpoint":
-        raise ValueError(f"The index was embedded by {settings.get('type')!r}; pass that embedder to DenseIndex.load.")
-    return EndpointEmbedder(**options)
-
-
-class EndpointEmbedder:
-    """Any server of OpenAI's /embeddings: SGLang or vLLM with Qwen3-Embedding, or a vendor.
-
-    Queries get the instruction that Qwen3-Embedding was trained with, passages none. Vectors are normalised here.
-
-    Attributes:
+        settings: JSON that makes this embedder again; no secrets.
         prompt_tokens: tokens that the server has reported so far. Nothing is charged to trajectories for them.
 
     Args:
@@ -102,44 +65,37 @@ class EndpointEmbedder:
                 raise ValueError(f"The embedding server's key is read from ${key_env}, which is not set; export it.")
             headers["Authorization"] = f"Bearer {os.environ[key_env]}"
         self.prompt_tokens = 0
-        self._settings: dict[str, Any] = {
+        self.identity = f"{model} (dim {dim or 'full'}, texts up to {max_chars} characters)"
+        self.settings: dict[str, Any] = {
             "type": "endpoint", "url": url, "model": model, "dim": dim, "instruction": instruction, "key_env": key_env,
             "max_chars": max_chars,
         }  # fmt: skip
-        self._model, self._dim, self._instruction = model, dim, instruction
-        self._batch, self._concurrency, self._max_chars = batch, concurrency, max_chars
+        self._model, self._dim, self._max_chars = model, dim, max_chars
+        self._prefix = f"Instruct: {instruction}\nQuery:" if instruction else ""
+        self._batch, self._concurrency = batch, concurrency
         self._client = JsonClient(url, headers=headers, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s)
 
-    @property
-    def identity(self) -> str:
-        return f"{self._model} (dim {self._dim or 'full'}, texts up to {self._max_chars} characters)"
-
-    def settings(self) -> dict[str, Any]:
-        return dict(self._settings)
-
-    async def embed(self, texts: Sequence[str], kind: Kind = "passage") -> Vectors:
-        prefix = f"Instruct: {self._instruction}\nQuery:" if kind == "query" and self._instruction else ""
+    async def embed(self, texts: Sequence[str], kind: Literal["passage", "query"] = "passage") -> Vectors:
+        """One float32 row of length 1 per text; raises InfrastructureError: the server failed."""
         # A server refuses an empty text.
-        prompts = [prefix + (text[: self._max_chars] or " ") for text in texts]
-        batches = [prompts[start : start + self._batch] for start in range(0, len(prompts), self._batch)]
-        if not batches:
-            return np.zeros((0, self._dim or 0), np.float32)
-        if len(batches) == 1:
-            return await self._request(batches[0])
+        prompts = [(self._prefix if kind == "query" else "") + (text[: self._max_chars] or " ") for text in texts]
         limit = asyncio.Semaphore(self._concurrency)
 
-        async def one(batch: list[str]) -> Vectors:
+        async def request(start: int) -> Vectors:
             async with limit:
-                return await self._request(batch)
+                return await self._request(prompts[start : start + self._batch])
 
+        if not prompts:
+            return np.zeros((0, self._dim or 0), np.float32)
         try:
             async with asyncio.TaskGroup() as group:  # the first failure cancels the others
-                tasks = [group.create_task(one(batch)) for batch in batches]
+                tasks = [group.create_task(request(start)) for start in range(0, len(prompts), self._batch)]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return np.concatenate([task.result() for task in tasks])
 
     async def close(self) -> None:
+        """Closes the connections."""
         await self._client.close()
 
     async def _request(self, batch: list[str]) -> Vectors:
@@ -159,6 +115,5 @@ class EndpointEmbedder:
         except (KeyError, TypeError, ValueError) as error:
             problem = f"The embedding server {self._client.url} gave an answer that cannot be used: {error}."
             raise InfrastructureError(problem) from None
-        usage = answer.get("usage")
-        self.prompt_tokens += (usage or {}).get("prompt_tokens") or 0
+        self.prompt_tokens += (answer.get("usage") or {}).get("prompt_tokens") or 0
         return vectors / lengths

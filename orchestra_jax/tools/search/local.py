@@ -1,19 +1,21 @@
 """BM25 search over passages on this machine (library bm25s, numpy only)."""
 
+import functools
 import json
 import logging
+import re
 import shutil
 import time
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolHandler
-from orchestra_jax.tools.search.words import content_words
 from orchestra_jax.types import SEARCH, ToolResult, ToolSpec, Usage
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ TOOL = ToolSpec(
     traits=(SEARCH,),
 )
 NO_RESULTS = "no results"
+_WORDS = re.compile(r"\w+")
 _PARAMETERS = "params.index.json"  # of bm25s: marks a folder as a saved index
 
 
@@ -57,19 +60,15 @@ class LocalIndex:
         passages: the collection, in the order it was given.
     """
 
-    def __init__(self, passages: Sequence[Passage], scorer: "bm25s.BM25") -> None:
+    def __init__(self, passages: Iterable[Passage], scorer: "bm25s.BM25") -> None:
         self.passages = tuple(passages)
         self._scorer = scorer
 
     @classmethod
     def build(cls, passages: Iterable[Passage]) -> "LocalIndex":
-        """Indexes titles and texts; about 0.1 ms per passage.
-
-        Raises:
-            ValueError: there is no word to index.
-        """
+        """Indexes titles and texts; about 0.1 ms per passage; raises ValueError: there is no word to index."""
         collection = tuple(passages)
-        words = [content_words(f"{passage.title} {passage.text}") for passage in collection]
+        words = [_content_words(f"{passage.title} {passage.text}") for passage in collection]
         if not any(words):
             raise ValueError("A local index needs at least one passage with a word in it.")
         scorer = _bm25()(method="lucene")
@@ -84,7 +83,7 @@ class LocalIndex:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}.")
-        words = content_words(query)
+        words = _content_words(query)
         if not words:
             return []
         # retrieve() takes four times as long for one query: it is made for batches.
@@ -113,37 +112,43 @@ class LocalIndex:
         with (partial / "passages.jsonl").open("w", encoding="utf-8") as file:
             for passage in self.passages:
                 file.write(json.dumps({"title": passage.title, "text": passage.text}) + "\n")
+        old = path.with_name(f"{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
         if path.is_dir():
-            old = path.with_name(f"{path.name}.old")
-            shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
-            partial.rename(path)
-            shutil.rmtree(old)
-        else:
-            partial.rename(path)
+        partial.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
 
     @classmethod
     def load(cls, directory: str | Path) -> "LocalIndex":
-        """Reads what `save` wrote.
-
-        Raises:
-            FileNotFoundError: there is no saved index.
-        """
+        """Reads what `save` wrote; raises FileNotFoundError: there is no saved index."""
         path = Path(directory)
         if not (path / _PARAMETERS).is_file():
             raise FileNotFoundError(f"No local index in {str(path)!r}; write one with LocalIndex.save.")
-        return cls(tuple(read_passages(path / "passages.jsonl")), _bm25().load(str(path), show_progress=False))
+        return cls(read_passages(path / "passages.jsonl"), _bm25().load(str(path), show_progress=False))
 
 
-class Searchable(Protocol):
-    """What an environment needs of an index: `LocalIndex`, `DenseIndex` and `RemoteIndex` all have it."""
+class BatchIndex(ABC):
+    """An index that is awaited, because it leaves this process or computes for long; else like `LocalIndex`."""
 
-    def answer(self, query: str, k: int = ..., max_chars: int = ...) -> str | Awaitable[str]:
-        """The observation of a search; awaitable where it leaves this process or computes for long."""
-        ...
+    @abstractmethod
+    async def search_batch(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
+        """`search` for several queries at once, which takes less time than one by one."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Closes connections."""
+
+    async def search(self, query: str, k: int = 3) -> list[Hit]:
+        """The at most `k` best passages, best first; raises as `search_batch` does."""
+        return (await self.search_batch([query], k))[0]
+
+    async def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
+        """The observation of a search, as `LocalIndex.answer` gives it."""
+        return render(await self.search(query, k), max_chars)
 
 
-def search_handler(index: Searchable, k: int = 3) -> ToolHandler:
+def search_handler(index: LocalIndex | BatchIndex, k: int = 3) -> ToolHandler:
     """The handler of `TOOL` on any index; its ledger row carries the seconds that the search took."""
 
     async def search(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
@@ -188,8 +193,22 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
             raise ValueError(f"{source.name!r} is not valid JSON: {error}.") from None
 
 
+def _content_words(text: str) -> list[str]:
+    """The words of `text` in lower case, in their order, without the English stop words of bm25s."""
+    stopwords = _stopwords()
+    return [word for word in _WORDS.findall(text.lower()) if word not in stopwords]
+
+
+@functools.cache
+def _stopwords() -> frozenset[str]:
+    # Importing bm25s starts JAX, which has to wait until a run has said which devices it wants: below too.
+    from bm25s.stopwords import STOPWORDS_EN
+
+    return frozenset(STOPWORDS_EN)
+
+
 def _bm25() -> "type[bm25s.BM25]":
-    """The class that scores. Importing bm25s starts JAX, which waits until a run has said which devices it wants."""
+    """The class that scores."""
     import bm25s
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG and reports every index

@@ -12,18 +12,19 @@ import asyncio
 import logging
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestra_jax.http_json import JsonClient, require_aiohttp
 from orchestra_jax.tools.search.dense import MANIFEST, DenseIndex
-from orchestra_jax.tools.search.local import Hit, LocalIndex, Passage, render
+from orchestra_jax.tools.search.local import BatchIndex, Hit, LocalIndex, Passage
 from orchestra_jax.types import InfrastructureError
 
 MAX_TOPK = 1000
 MAX_QUERIES = 1000
 _MAX_BODY = 16 * 2**20
+_PARALLEL = 2  # searches at a time, so that one can embed while another computes
 _GRACE_S = 30.0  # for requests under way when the server is told to stop
 _LOG = logging.getLogger(__name__)
 
@@ -46,34 +47,22 @@ class RetrievalServer:
         index: BM25 or dense; a dense one is closed with the server.
         host, port: where to listen; port 0 takes a free one.
         max_batch: queries of different requests that are searched together.
-        parallel: searches at a time, so that one can embed while another computes.
 
     Attributes:
         url: where it listens, once started.
     """
 
     def __init__(
-        self,
-        index: LocalIndex | DenseIndex,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        *,
-        max_batch: int = 256,
-        parallel: int = 2,
+        self, index: LocalIndex | DenseIndex, host: str = "127.0.0.1", port: int = 0, *, max_batch: int = 256
     ) -> None:
         self.url = ""
-        self._index, self._host, self._port = index, host, port
-        self._max_batch, self._parallel = max_batch, parallel
+        self._index, self._host, self._port, self._max_batch = index, host, port, max_batch
         self._queue: asyncio.Queue[_Request] = asyncio.Queue()
         self._workers: list[asyncio.Task[None]] = []
         self._runner: Any = None
 
     async def start(self) -> None:
-        """Begins to listen.
-
-        Raises:
-            OSError: the address is taken.
-        """
+        """Begins to listen; raises OSError: the address is taken."""
         web = require_aiohttp("web")
         app = web.Application(client_max_size=_MAX_BODY)
         app.router.add_post("/retrieve", self._retrieve)
@@ -83,7 +72,7 @@ class RetrievalServer:
         await web.TCPSite(self._runner, self._host, self._port).start()
         port = self._runner.addresses[0][1]
         self.url = f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{port}"
-        self._workers = [asyncio.create_task(self._work()) for _ in range(self._parallel)]
+        self._workers = [asyncio.create_task(self._work()) for _ in range(_PARALLEL)]
 
     async def stop(self) -> None:
         """Takes no more requests, answers those under way, and closes the index."""
@@ -117,7 +106,8 @@ class RetrievalServer:
         except Exception as error:
             _LOG.exception("A search failed.")
             return web.json_response({"error": f"The search failed: {error}"}, status=500)
-        return web.json_response({"result": [[_row(hit) for hit in hits] for hits in found]})
+        rows = [[{"document": asdict(hit.passage), "score": hit.score} for hit in hits] for hits in found]
+        return web.json_response({"result": rows})
 
     async def _work(self) -> None:
         while True:
@@ -145,8 +135,8 @@ class RetrievalServer:
         return await asyncio.to_thread(lambda: [index.search(query, topk) for query in queries])
 
 
-class RemoteIndex:
-    """An index behind a `/retrieve` server, with the methods of `DenseIndex`.
+class RemoteIndex(BatchIndex):
+    """An index behind a `/retrieve` server.
 
     Args:
         url: of the server, such as "http://10.0.0.7:8100".
@@ -156,17 +146,13 @@ class RemoteIndex:
     def __init__(self, url: str, *, timeout_s: float = 60.0, retries: int = 5, backoff_s: float = 0.5) -> None:
         self._client = JsonClient(url, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s)
 
-    async def search(self, query: str, k: int = 3) -> list[Hit]:
-        """The at most `k` best passages, best first.
+    async def search_batch(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
+        """See `BatchIndex`: one request.
 
         Raises:
             ValueError: k < 1.
             InfrastructureError: no usable answer after the last retry.
         """
-        return (await self.search_batch([query], k))[0]
-
-    async def search_batch(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
-        """`search` for several queries in one request."""
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}.")
         answer = await self._client.post("/retrieve", {"queries": list(queries), "topk": k})
@@ -178,12 +164,7 @@ class RemoteIndex:
             raise InfrastructureError(f"{self._client.url} gave {len(found)} results for {len(queries)} queries.")
         return found
 
-    async def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
-        """The observation of a search, as `LocalIndex.answer` gives it."""
-        return render(await self.search(query, k), max_chars)
-
     async def close(self) -> None:
-        """Closes the connections."""
         await self._client.close()
 
 
@@ -204,10 +185,6 @@ def _parse(body: Any) -> tuple[list[str], int]:
     if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= MAX_TOPK:
         raise ValueError(f"topk must be a whole number from 1 to {MAX_TOPK}.")
     return queries, topk
-
-
-def _row(hit: Hit) -> dict[str, Any]:
-    return {"document": {"title": hit.passage.title, "text": hit.passage.text}, "score": hit.score}
 
 
 def _hit(row: Mapping[str, Any]) -> Hit:

@@ -7,6 +7,7 @@ is an official one that has answered in the same format for many years; scrapers
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,9 +17,10 @@ from orchestra_jax import __version__
 from orchestra_jax.http_json import JsonClient, ServerError, require_aiohttp, retry_after
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
-from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Answered, Lost, Outcome, PaidCalls, Refused, read_key
+from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.replay import Recorded, Replay
+from orchestra_jax.tools.search.local import NO_RESULTS
 from orchestra_jax.types import SEARCH, ToolResult, ToolSpec, Usage
 
 SEARCH_TOOL = ToolSpec(
@@ -41,21 +43,20 @@ EXTRACT_TOOL = ToolSpec(
     },
 )
 TAVILY_URL = "https://api.tavily.com"
-NO_RESULTS = "no results"
 _RETRIED = {408, 429}  # and every 5xx
-_OVER_PLAN = {432, 433}  # Tavily: the plan's or the key's credits are used up
+_HINTS = dict.fromkeys((401, 403), "; check its key") | dict.fromkeys((432, 433), "; its credits are used up")  # Tavily
 _WIKI_RETRIED = {"maxlag", "ratelimited", "readonly"}
 
 Read = Callable[[Any], Any]  # from the answer's JSON to what is recorded; raises LookupError or TypeError on nonsense
 
 
-class _WebTool:
-    """One provider's HTTP and money.
+class WebSearch(ABC):
+    """One provider's two tools, HTTP and money.
 
     Args:
         prices: must have entries for `search_name` and `extract_name`.
-        search_name, extract_name: of the rows and of the price list.
         url: of the API.
+        search_name, extract_name: of the rows and of the price list.
         replay: records and replays; None does neither.
         limiter: of the provider; None makes one of 8 requests at a time.
         max_results: pages of a search.
@@ -68,14 +69,15 @@ class _WebTool:
     """
 
     provider: str
+    method: str
 
     def __init__(
         self,
         prices: PriceList,
-        *,
-        search_name: str,
-        extract_name: str,
         url: str,
+        *,
+        search_name: str = SEARCH_TOOL.name,
+        extract_name: str = EXTRACT_TOOL.name,
         replay: Replay | None = None,
         limiter: Limiter | None = None,
         max_results: int = 5,
@@ -98,14 +100,22 @@ class _WebTool:
         )  # fmt: skip
         self._client: JsonClient | None = None
 
+    @abstractmethod
+    async def search(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        """Searches for {"query"}."""
+
+    @abstractmethod
+    async def extract(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        """The text of the page {"url"}."""
+
+    @abstractmethod
+    def _headers(self) -> dict[str, str]:
+        """What every request carries."""
+
     def check(self) -> None:
         """Checks that calls can be made: raises ImportError without aiohttp, MissingKey without a key."""
         require_aiohttp()
         self._headers()
-
-    def _headers(self) -> dict[str, str]:
-        """What every request carries."""
-        raise NotImplementedError
 
     async def close(self, patience_s: float = CLOSE_S) -> None:
         """See `PaidCalls.close`."""
@@ -114,40 +124,30 @@ class _WebTool:
             await self._client.close()
 
     async def _call(
-        self,
-        name: str,
-        request: Mapping[str, Any],
-        method: str,
-        path: str,
-        fields: Mapping[str, Any],
-        read: Read,
-        budget: Budget,
-    ) -> tuple[Any, tuple[Usage, ...], bool]:
-        """(what `read` made of the answer, rows, whether it is an error text)."""
+        self, name: str, request: Mapping[str, Any], path: str, fields: Mapping[str, Any], read: Read, budget: Budget
+    ) -> Recorded:
+        """What `read` made of the answer to `fields`; `request` is what identifies the call."""
         worst = self._prices.charge(Usage(name, seconds=self._timeout_s + GRACE_S))
 
         async def send() -> Outcome:
-            return await self._send(name, method, path, fields, read)
+            return await self._send(name, path, fields, read)
 
-        recorded = await self._calls.call(name, {"provider": self.provider, **request}, worst, send, budget=budget)
-        return recorded.value, recorded.usage, recorded.is_error
+        return await self._calls.call(name, {"provider": self.provider, **request}, worst, send, budget=budget)
 
-    async def _send(self, name: str, method: str, path: str, fields: Mapping[str, Any], read: Read) -> Outcome:
+    async def _send(self, name: str, path: str, fields: Mapping[str, Any], read: Read) -> Outcome:
         """One request and how it ended."""
         if self._client is None:
             self._client = JsonClient(self._url, headers=self._headers(), timeout_s=self._timeout_s + GRACE_S)
         client, start = self._client, time.perf_counter()
+        body = {"data": json.dumps(dict(fields)).encode()} if self.method == "POST" else {"query": fields}
         try:
-            if method == "POST":
-                response = await client.request(method, path, data=json.dumps(dict(fields)).encode())
-            else:
-                response = await client.request(method, path, query=fields)
+            response = await client.request(self.method, path, **body)
         except ServerError as error:
             return Lost(str(error)) if error.sent else Refused(str(error), retry=True)
         row = self._prices.charge(Usage(name, seconds=time.perf_counter() - start))
         said = client.shown(_reason(response.content)).rstrip(".")
         if response.status == 400:  # the arguments are the policy's, and so is the error
-            return Answered({"error": said}, replace(row, cost_usd=0.0), is_error=True)
+            return Recorded({"error": said}, (replace(row, cost_usd=0.0),), is_error=True)
         if response.status != 200:
             return self._refused(response.status, said, response.headers)
         try:
@@ -157,13 +157,11 @@ class _WebTool:
             value = read(answer)
         except (ValueError, LookupError, TypeError, AttributeError):
             return Lost(f"The answer of {self.provider} cannot be read.")
-        return Answered(value, row if value is not None else replace(row, cost_usd=0.0))
+        return Recorded(value, (row if value is not None else replace(row, cost_usd=0.0),))
 
     def _refused(self, status: int, said: str, headers: Mapping[str, str]) -> Refused:
         retry = status in _RETRIED or status >= 500
-        hint = (
-            "; check its key" if status in (401, 403) else "; its credits are used up" if status in _OVER_PLAN else ""
-        )
+        hint = _HINTS.get(status, "")
         reason = f"{self.provider} answered with status {status}: {said}{hint}."
         return Refused(reason, retry, retry_after(headers) if retry else None)
 
@@ -172,57 +170,54 @@ class _WebTool:
         code, said = str(error["code"]), str(error.get("info", "")).rstrip(".")
         if code in _WIKI_RETRIED:
             return Refused(f"{self.provider} answered with {code}: {said}.", True, retry_after(headers))
-        return Answered({"error": said}, replace(row, cost_usd=0.0), is_error=True)
+        return Recorded({"error": said}, (replace(row, cost_usd=0.0),), is_error=True)
 
-    def _results(self, value: Any, rows: tuple[Usage, ...], is_error: bool) -> ToolResult:
+    def _results(self, found: Recorded) -> ToolResult:
         """The observation of a search: numbered results, each with title, address and text."""
-        if is_error:
-            return ToolResult(value["error"], rows, is_error=True)
+        if found.is_error:
+            return ToolResult(found.value["error"], found.usage, is_error=True)
         parts = [
             f"[{number}] {result['title']}\n{result['url']}\n{_short(result['content'], self._max_chars)}"
-            for number, result in enumerate(value, 1)
+            for number, result in enumerate(found.value, 1)
         ]
-        return ToolResult("\n\n".join(parts) or NO_RESULTS, rows)
+        return ToolResult("\n\n".join(parts) or NO_RESULTS, found.usage)
 
-    def _page(self, url: str, value: Any, rows: tuple[Usage, ...], is_error: bool) -> ToolResult:
+    def _page(self, url: str, found: Recorded) -> ToolResult:
         """The observation of an extraction."""
-        if is_error:
-            return ToolResult(value["error"], rows, is_error=True)
-        if value is None:
-            return ToolResult(f"There is no text to be had from {url}.", rows, is_error=True)
-        return ToolResult(_short(value, self._page_chars), rows)
+        if found.is_error:
+            return ToolResult(found.value["error"], found.usage, is_error=True)
+        if found.value is None:
+            return ToolResult(f"There is no text to be had from {url}.", found.usage, is_error=True)
+        return ToolResult(_short(found.value, self._page_chars), found.usage)
 
 
-class TavilySearch(_WebTool):
-    """Tavily's search and extract. The handlers `search` and `extract` take the arguments of the two ToolSpecs.
+class TavilySearch(WebSearch):
+    """Tavily's search and extract.
 
     Args:
-        prices, options: see `_WebTool`.
+        prices, url, options: see `WebSearch`.
         api_key_env: the environment variable with the key.
         depth: "basic" (1 credit a search) or "advanced" (2 credits: price it so).
     """
 
-    provider = "tavily"
+    provider, method = "tavily", "POST"
 
     def __init__(
         self,
         prices: PriceList,
+        url: str | None = None,
         *,
         api_key_env: str = "TAVILY_API_KEY",
         depth: str = "basic",
-        url: str = TAVILY_URL,
-        search_name: str = SEARCH_TOOL.name,
-        extract_name: str = EXTRACT_TOOL.name,
         **options: Any,
     ) -> None:
-        super().__init__(prices, url=url, search_name=search_name, extract_name=extract_name, **options)
+        super().__init__(prices, url or TAVILY_URL, **options)
         self._variable, self._depth = api_key_env, depth
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {read_key(self._variable, 'Tavily')}"}
 
     async def search(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        """Searches for {"query"}."""
         fields = {"query": arguments["query"], "max_results": self._max_results, "search_depth": self._depth}
 
         def read(answer: Any) -> list[dict[str, str]]:
@@ -230,7 +225,7 @@ class TavilySearch(_WebTool):
                 {key: str(result[key] or "") for key in ("title", "url", "content")} for result in answer["results"]
             ]
 
-        return self._results(*await self._call(self._search_name, fields, "POST", "/search", fields, read, budget))
+        return self._results(await self._call(self._search_name, fields, "/search", fields, read, budget))
 
     async def extract(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         """The text of the page {"url"}. Tavily bills pages that it could read, and only those."""
@@ -240,37 +235,33 @@ class TavilySearch(_WebTool):
             texts = [str(result["raw_content"]) for result in answer["results"] if result["raw_content"]]
             return texts[0] if texts else None
 
-        found = await self._call(self._extract_name, fields, "POST", "/extract", fields, read, budget)
-        return self._page(arguments["url"], *found)
+        found = await self._call(self._extract_name, fields, "/extract", fields, read, budget)
+        return self._page(arguments["url"], found)
 
 
-class WikipediaSearch(_WebTool):
+class WikipediaSearch(WebSearch):
     """Wikipedia's search and page texts, through MediaWiki's API: no key, no charge.
 
     Args:
-        prices, options: see `_WebTool`.
+        prices, options: see `WebSearch`.
+        url: of another wiki's api.php.
         language: of the Wikipedia.
         contact: an address or URL; Wikimedia's rules ask who is calling, and may block those who do not say.
-        url: of another wiki's api.php.
     """
 
-    provider = "wikipedia"
+    provider, method = "wikipedia", "GET"
 
     def __init__(
         self,
         prices: PriceList,
+        url: str | None = None,
         *,
         language: str = "en",
         contact: str = "no contact given",
-        url: str | None = None,
-        search_name: str = SEARCH_TOOL.name,
-        extract_name: str = EXTRACT_TOOL.name,
         **options: Any,
     ) -> None:
         self._site = f"https://{language}.wikipedia.org"
-        super().__init__(
-            prices, url=url or f"{self._site}/w/api.php", search_name=search_name, extract_name=extract_name, **options
-        )
+        super().__init__(prices, url or f"{self._site}/w/api.php", **options)
         self._language, self._contact = language, contact
 
     def _headers(self) -> dict[str, str]:
@@ -298,7 +289,7 @@ class WikipediaSearch(_WebTool):
                 for page in pages
             ]
 
-        return self._results(*await self._call(self._search_name, request, "GET", "", fields, read, budget))
+        return self._results(await self._call(self._search_name, request, "", fields, read, budget))
 
     async def extract(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         """The text of the page {"url"}: an address on this Wikipedia, or a title."""
@@ -319,8 +310,8 @@ class WikipediaSearch(_WebTool):
             return str(page.get("extract", "")) or None
 
         request = {"language": self._language, "title": title}
-        found = await self._call(self._extract_name, request, "GET", "", fields, read, budget)
-        return self._page(arguments["url"], *found)
+        found = await self._call(self._extract_name, request, "", fields, read, budget)
+        return self._page(arguments["url"], found)
 
 
 def _short(text: str, length: int) -> str:

@@ -1,8 +1,8 @@
 """Where a run's figures go: `logger.names` chooses loggers, and every step's figures go to each of them."""
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Protocol, Self
+from contextlib import ExitStack, closing
+from typing import Any, Protocol
 
 from orchestra_jax.config.registry import Registry
 from orchestra_jax.config.schema import RunConfig
@@ -43,23 +43,14 @@ def chosen(cfg: RunConfig) -> list[LoggerFactory]:
     return [LOGGERS.get(name) for name in dict.fromkeys(["jsonl", *cfg.logger.names])]
 
 
-class RunLog:
-    """All loggers of a run as one; a context manager that closes them.
-
-    Args:
-        cfg: of the run.
-        first_step: the first step that will be logged.
-    """
+class RunLog(ExitStack):
+    """All loggers of a run as one; a context manager that closes them. It is made as a `Logger` is."""
 
     def __init__(self, cfg: RunConfig, first_step: int) -> None:
-        factories = chosen(cfg)
-        self._loggers: list[Logger] = []
-        try:
-            for factory in factories:
-                self._loggers.append(factory(cfg, first_step))
-        except BaseException:
-            self.close()
-            raise
+        super().__init__()
+        with ExitStack() as opened:
+            self._loggers = [opened.enter_context(closing(make(cfg, first_step))) for make in chosen(cfg)]
+            self.push(opened.pop_all())
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Hands the figures of a step to every logger.
@@ -75,19 +66,6 @@ class RunLog:
         row = {name: _number(name, value) for name, value in metrics.items()}
         for logger in self._loggers:
             logger.log(int(step), row)
-
-    def close(self) -> None:
-        """Closes every logger."""
-        for logger in self._loggers:
-            logger.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _number(name: str, value: Any) -> float | int:

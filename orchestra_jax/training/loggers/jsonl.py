@@ -5,7 +5,6 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from orchestra_jax.config.schema import RunConfig
 
@@ -27,7 +26,8 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, float]]:
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(_parse(line))
+            row = json.loads(line).items()
+            rows.append({name: float(value) if isinstance(value, str) else value for name, value in row})
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{file}:{number} is not a line of metrics: delete it or restore the file.") from error
     return rows
@@ -52,20 +52,10 @@ class JsonlLogger:
         self._file = self.path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes `{"step": step, **metrics}` and flushes it."""
-        row = {name: _strict(value) for name, value in metrics.items()}
+        """Writes `{"step": step, **metrics}` and flushes it; NaN and infinities become strings: JSON has none."""
+        row = {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
         self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
-
-
-def _strict(value: float) -> float | int | str:
-    """A value as strict JSON holds it: NaN and infinities become the strings "nan", "inf" and "-inf"."""
-    return value if math.isfinite(value) else str(value)
-
-
-def _parse(line: str) -> dict[str, Any]:
-    return {name: float(value) if isinstance(value, str) else value for name, value in json.loads(line).items()}

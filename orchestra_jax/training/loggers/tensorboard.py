@@ -16,13 +16,11 @@ class TensorBoardLogger:
         self._writer: SummaryWriter | None = None  # made with the first figures: a finished run leaves no empty file
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds the figures of a step."""
         if self._writer is None:
             self._writer = SummaryWriter(str(self._folder), purge_step=self._first)
         for name, value in metrics.items():
             self._writer.add_scalar(name, float(value), step)
 
     def close(self) -> None:
-        """Closes the event file."""
         if self._writer is not None:
             self._writer.close()

@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
         "logger.names has wandb, which is not installed: pip install 'orchestra-jax[wandb]', or leave it out."
     ) from error
 
-ID_FILE = "wandb_id"
+ID_FILE = "wandb_id"  # of the folder's W&B run
 
 
 class WandbLogger:
@@ -29,10 +29,13 @@ class WandbLogger:
     def __init__(self, cfg: RunConfig, first_step: int) -> None:
         folder = Path(cfg.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
+        identity = folder / ID_FILE
+        if not identity.exists():
+            identity.write_text(secrets.token_hex(4) + "\n")
         self._run: Any = wandb.init(
             project=cfg.logger.project,
             name=cfg.name,
-            id=_identity(folder),
+            id=identity.read_text().strip(),
             resume="allow",
             dir=folder,
             config=asdict(cfg),
@@ -41,17 +44,7 @@ class WandbLogger:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the figures of a step."""
         self._run.log({"step": step, **metrics})
 
     def close(self) -> None:
-        """Waits until everything is sent."""
         self._run.finish()
-
-
-def _identity(folder: Path) -> str:
-    """The id of the folder's W&B run, kept in a file."""
-    file = folder / ID_FILE
-    if not file.exists():
-        file.write_text(secrets.token_hex(4) + "\n")
-    return file.read_text().strip()

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from orchestra_jax.config.schema import ConfigError, RolloutConfig, RolloutLimits, RunConfig, ServerOptions
+from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits, ServerOptions
+from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines import start as engines
 from orchestra_jax.engines.sglang.process import ServerConfig
 from orchestra_jax.engines.start import start_engine

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestra_jax.config.schema import DataConfig, EnvConfig, RunConfig, ToolsConfig
-from orchestra_jax.config.tools import LocalSearchConfig, SandboxConfig
+from orchestra_jax.config.schema import DataConfig, EnvConfig, RunConfig
+from orchestra_jax.config.tools import LocalSearchConfig, SandboxConfig, ToolsConfig
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.base import Environment, Episode, initial_messages
 from orchestra_jax.envs.qa.environment import QAEnvironment, QAEpisode
@@ -122,7 +122,7 @@ async def test_infrastructure_failures_pass_through():
 
 
 async def test_score():
-    episode = QAEpisode(make_task(), ToolExecutor((), {}, Budget()), Budget())
+    episode = QAEpisode(make_task(), ToolExecutor((), {}, Budget()), Budget(), "")
     assert await episode.score("It is\n\\boxed{42.0}")
     assert await episode.score("Forty-two.")
     assert not await episode.score("43")

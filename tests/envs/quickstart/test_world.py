@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.quickstart.baselines import BASELINES
@@ -37,13 +38,13 @@ from orchestra_jax.envs.quickstart.facts import (
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES, draw_preference, wordings
 from orchestra_jax.envs.quickstart.questions import QuickstartQuestion
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
-from orchestra_jax.envs.quickstart.world import QuickstartWorld, best_tool
+from orchestra_jax.envs.quickstart.world import TRAINING_SHARES, QuickstartWorld, best_tool
 from orchestra_jax.evaluation.metrics import preference_utility
 from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice, RolloutLimits
+from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.tools.search.local import NO_RESULTS
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
@@ -79,6 +80,12 @@ def collector(environment: QuickstartEnvironment, chat: ChatFormat) -> Collector
 @pytest.fixture(scope="module")
 def tasks(world: QuickstartWorld) -> dict[str, list[Task]]:
     return {split: [world.task(split, index) for index in range(SAMPLE)] for split in SPLITS}
+
+
+def test_policy_steps_draw_families_by_the_shares_of_training(environment: QuickstartEnvironment) -> None:
+    for task in next(environment.train_tasks(16)):
+        index = int(task.id.removeprefix("train-"))
+        assert [task] == environment.world.paired_tasks("train", index, 1, TRAINING_SHARES)
 
 
 def full_menus(world: QuickstartWorld, count: int, split: str = "eval") -> list[Task]:

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from experiments import describe_tools
+from orchestra_jax.data.sources import Question
 from orchestra_jax.money import records
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.experts import describing, descriptions
-from orchestra_jax.tools.experts.description_job import TRIES, DescriptionJob
-from orchestra_jax.tools.experts.descriptions import Example, flaw, load, sample
+from orchestra_jax.tools.experts.describing import TRIES, DescriptionJob
+from orchestra_jax.tools.experts.descriptions import flaw, load, sample
 from orchestra_jax.tools.experts.evidence import WRITER_SYSTEM
 from orchestra_jax.tools.experts.expert import Expert, read_experts
 from orchestra_jax.types import ToolSpec
@@ -29,10 +30,10 @@ FINE = (
     "Strong in mental arithmetic and weak in geography, where it guesses instead of saying so. Its replies are brief."
 )
 EXAMPLES = [
-    Example("sum", "What is six times seven, if you think about it for a while?", ("42", "forty-two"), "arithmetic"),
-    Example("big", "What is a thousand plus one?", ("1,001",), "arithmetic"),
-    Example("city", "What is the capital of Kenya?", ("Nairobi",), "geography"),
-    Example("lake", "Which lake is the largest of Africa?", ("Lake Victoria",), "geography"),
+    Question("sum", "What is six times seven, if you think about it for a while?", ("42", "forty-two"), "arithmetic"),
+    Question("big", "What is a thousand plus one?", ("1,001",), "arithmetic"),
+    Question("city", "What is the capital of Kenya?", ("Nairobi",), "geography"),
+    Question("lake", "Which lake is the largest of Africa?", ("Lake Victoria",), "geography"),
 ]
 ANSWERS = {"sum": "42", "big": "1001", "city": "Mombasa", "lake": "Victoria"}
 
@@ -74,7 +75,10 @@ def job(stub, tmp_path) -> DescriptionJob:
         return Expert(name, name, stub.url, max_tokens=50, retries=0)
 
     experts = [expert("small"), expert("big")]
-    return DescriptionJob(experts, ["small"], ["big"], EXAMPLES, PRICES, tmp_path / "calls.db")
+    return DescriptionJob(
+        experts=experts, subjects=["small"], writers=["big"], examples=EXAMPLES, prices=PRICES,
+        calls=tmp_path / "calls.db",
+    )  # fmt: skip
 
 
 async def test_a_description_and_its_evidence(stub, job, tmp_path):
@@ -231,7 +235,7 @@ async def test_a_writer_that_will_not_learn(stub, job, tmp_path):
 
 
 def test_words_that_tell_nothing_are_no_leak(job):
-    examples = [Example("a", "Which?", ("A",)), Example("b", "Is it?", ("no",)), Example("c", "In Morse?", ("-.-",))]
+    examples = [Question("a", "Which?", ("A",)), Question("b", "Is it?", ("no",)), Question("c", "In Morse?", ("-.-",))]
     assert flaw("A model with no weakness.", job.experts[0], examples) is None
     assert flaw("It says -.- at times.", job.experts[0], examples) is not None
     assert "151 words" in str(flaw("good " * 151, job.experts[0], EXAMPLES))
@@ -240,7 +244,7 @@ def test_words_that_tell_nothing_are_no_leak(job):
 
 def test_sampling_takes_families_in_turns_whatever_the_order():
     rows = [
-        Example(f"{family}{n}", "?", ("!",), family) for family, count in (("a", 50), ("b", 2)) for n in range(count)
+        Question(f"{family}{n}", "?", ("!",), family) for family, count in (("a", 50), ("b", 2)) for n in range(count)
     ]
     chosen = sample(rows, 6, seed=1)
     assert [each.family for each in chosen].count("b") == 2
@@ -292,7 +296,7 @@ def test_files_of_experts_that_are_wrong(tmp_path, content, message):
 @pytest.fixture
 def command(stub, tmp_path):
     """Its arguments: a file of tasks and one of experts at the stub."""
-    rows = [{"id": e.id, "question": e.question, "answer": list(e.answers), "family": e.family} for e in EXAMPLES]
+    rows = [{"id": e.id, "question": e.question, "answer": list(e.answer), "family": e.family} for e in EXAMPLES]
     (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "experts.yaml").write_text(
         f"defaults: {{base_url: {stub.url}, max_tokens: 50, retries: 0}}\n"

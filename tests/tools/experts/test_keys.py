@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from orchestra_jax.config.choices import Role
 from orchestra_jax.money import records
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.tools.experts.roles import Judge, UserSimulator, code_writer, generalist, maths_model, query_writer
+from orchestra_jax.tools.experts.roles import Judge, UserSimulator, expert_tool
 from orchestra_jax.tools.search.web import TavilySearch
 from tests.tools import openai_stub
 from tests.tools.openai_stub import PRICES, StubOpenAI, status
@@ -62,7 +63,12 @@ async def test_the_canary_is_nowhere(monkeypatch, tmp_path, everything_logged):
         client = ExpertClient(expert, PRICES, replay=record, backoff_s=0.001)
         tavily = TavilySearch(test_web_search.PRICES, url=web.url, replay=record, retries=1, backoff_s=0.001)
         stub.reply = lambda body: "<answer>correct</answer> ```python\n1\n```"
-        roles = [query_writer(client, tavily.search), code_writer(client), maths_model(client), generalist(client)]
+        roles = [
+            expert_tool(Role.query_writer, client, tavily.search),
+            expert_tool(Role.code_writer, client),
+            expert_tool(Role.math, client),
+            expert_tool(Role.generalist, client),
+        ]
         for spec, handle in roles:
             await tried(handle(dict.fromkeys(spec.parameters["properties"], "Why?"), budget))
         await tried(Judge(client).judge("q", "a", ["b"], budget=budget))

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from orchestra_jax.config.choices import Role
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.answers import extract_answer
@@ -18,11 +19,8 @@ from orchestra_jax.tools.experts.roles import (
     STOP,
     Judge,
     UserSimulator,
-    code_writer,
-    generalist,
-    maths_model,
+    expert_tool,
     python_block,
-    query_writer,
 )
 from orchestra_jax.types import InfrastructureError, ToolResult, Usage
 from tests.tools.openai_stub import PRICES, StubOpenAI
@@ -51,19 +49,24 @@ async def found(arguments, budget: Budget) -> ToolResult:
 
 
 def test_specs_can_be_offered(client):
-    offers = [query_writer(client), code_writer(client), maths_model(client), generalist(client, name="expert-1")]
+    offers = [
+        expert_tool(Role.query_writer, client),
+        expert_tool(Role.code_writer, client),
+        expert_tool(Role.math, client),
+        expert_tool(Role.generalist, client, name="expert-1"),
+    ]
     for (spec, _), argument in zip(offers, ("question", "task", "problem", "question"), strict=True):
         schema.check_spec(spec)
         assert spec.price_usd is None  # priced by tokens
         assert schema.validate_arguments(spec, {argument: "x", "context": "y"}) is None
         assert schema.validate_arguments(spec, {"context": "y"}) is not None
     assert [spec.name for spec, _ in offers] == ["small", "small", "small", "expert-1"]
-    assert maths_model(client, description="Mine.")[0].description == "Mine."
+    assert expert_tool(Role.math, client, description="Mine.")[0].description == "Mine."
 
 
 def test_a_name_that_no_tool_may_have():
     prices = type(PRICES)("p", "d", "s", {"qwen2.5-math-7b": PRICES.entries["small"]})
-    spec, _ = maths_model(ExpertClient(Expert("qwen2.5-math-7b", "m", "http://h/v1"), prices))
+    spec, _ = expert_tool(Role.math, ExpertClient(Expert("qwen2.5-math-7b", "m", "http://h/v1"), prices))
     assert spec.name == "qwen2-5-math-7b"
     schema.check_spec(spec)
 
@@ -78,21 +81,21 @@ def test_a_name_that_no_tool_may_have():
 )
 async def test_the_query_writer_searches(stub, client, reply, query):
     says(stub, reply)
-    _, handle = query_writer(client, found)
+    _, handle = expert_tool(Role.query_writer, client, found)
     result = await handle({"question": "How far is the moon?", "context": "We know the sun."}, Budget())
     assert result.text == f"Query: {query}\nresults for {query}"
     assert not result.is_error
     assert [row.name for row in result.usage] == ["small", "web_search"]
     sent = stub.bodies[0]["messages"][1]["content"]
     assert sent == "Context:\nWe know the sun.\n\nQuestion: How far is the moon?"
-    _, alone = query_writer(client)
+    _, alone = expert_tool(Role.query_writer, client)
     assert (await alone({"question": "How far?"}, Budget())).text == query
 
 
 @pytest.mark.parametrize("reply", ["", "First I would think.\nThen search.", "<think>endless"])
 async def test_a_query_writer_without_a_query(stub, client, reply):
     says(stub, reply)
-    _, handle = query_writer(client, found)
+    _, handle = expert_tool(Role.query_writer, client, found)
     result = await handle({"question": "How far?"}, Budget())
     assert (result.text, result.is_error, result.refused, len(result.usage)) == (NO_QUERY, True, True, 1)
 
@@ -106,7 +109,7 @@ async def test_the_code_writer_runs_its_code(stub, client):
         output, _ = await process.communicate()
         return ToolResult(output.decode().strip(), (Usage("python", seconds=0.1),))
 
-    _, handle = code_writer(client, run)
+    _, handle = expert_tool(Role.code_writer, client, run)
     result = await handle({"task": "Add 2 and 3."}, Budget())
     assert result.text == "```python\nprint('sum', 2 + 3)\n```\nOutput:\nsum 5"
     assert not result.is_error
@@ -118,7 +121,7 @@ async def test_the_code_writers_errors_are_observations(stub, client):
         return ToolResult("ZeroDivisionError", (Usage("python", seconds=1.0),), is_error=True)
 
     says(stub, "```\n1/0\n```", "I cannot write code.")
-    _, handle = code_writer(client, broken)
+    _, handle = expert_tool(Role.code_writer, client, broken)
     result = await handle({"task": "Divide."}, Budget())
     assert (result.is_error, result.refused) == (True, False)
     assert result.text.endswith("Output:\nZeroDivisionError")
@@ -141,10 +144,10 @@ def test_python_block(text, code):
     assert python_block(text) == code
 
 
-@pytest.mark.parametrize("role", [maths_model, generalist])
+@pytest.mark.parametrize("role", [Role.math, Role.generalist])
 async def test_models_that_answer(stub, client, role):
     says(stub, "<think>6 * 7</think>It is \\boxed{42}.", "<think>" + "long " * 100, "word " * 100)
-    spec, handle = role(client)
+    spec, handle = expert_tool(role, client)
     (argument,) = spec.parameters["required"]
     budget = Budget()
     result = await handle({argument: "6 * 7?"}, budget)
@@ -159,7 +162,7 @@ async def test_models_that_answer(stub, client, role):
 
 
 async def test_a_long_context_is_cut_and_the_question_kept(stub, client):
-    _, handle = generalist(client)
+    _, handle = expert_tool(Role.generalist, client)
     await handle({"question": "Who won?", "context": "line of context. " * 2000}, Budget())
     system, user = stub.bodies[0]["messages"]
     assert system["content"].startswith("Answer the question")
@@ -228,7 +231,7 @@ async def test_all_roles_at_once_share_one_client(stub, client):
     budget = Budget()
     await asyncio.gather(
         *(judge.judge(f"q{i}", "a", ["a"], budget=budget) for i in range(20)),
-        generalist(client)[1]({"question": "q"}, budget),
+        expert_tool(Role.generalist, client)[1]({"question": "q"}, budget),
     )
     assert budget.spent.calls == len(stub.bills) == 21
     assert budget.spent.usd == math.fsum(bill.usd for bill in stub.bills)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.tools.python import isolation as sandbox_isolation
-from orchestra_jax.tools.python import sandbox, snippet
 from orchestra_jax.tools.python import server as sandbox_server
+from orchestra_jax.tools.python import snippet
 from orchestra_jax.tools.python import worker as sandbox_worker
 from orchestra_jax.tools.python.sandbox import PythonSandbox
 from orchestra_jax.types import InfrastructureError, ToolResult
@@ -253,7 +253,7 @@ def test_without_isolation_it_says_so_and_still_works():
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces", "none"])
-def test_numerical_libraries_work_within_the_limits(isolation: sandbox_isolation.Isolation):
+def test_numerical_libraries_work_within_the_limits(isolation: str):
     """OpenBLAS must not start a thread for every core: they count as processes, and reserve memory."""
     if isolation != "none" and (problem := sandbox_isolation.why_not(isolation)):
         pytest.skip(problem)
@@ -330,7 +330,7 @@ def test_remote_sandbox(monkeypatch):
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
-        remote: sandbox.Executor = sandbox_server.RemoteSandbox(f"http://{host}:{port}")
+        remote = sandbox_server.RemoteSandbox(f"http://{host}:{port}")
         results = await asyncio.gather(*(remote.run(code) for code in ("6 * 7", "1 / 0", "'é' * 3")))
         assert [result.text for result in results] == ["42", "ZeroDivisionError: division by zero", "'ééé'"]
         assert [result.is_error for result in results] == [False, True, False]

@@ -94,7 +94,7 @@ async def test_an_index_is_opened_from_disk_memory_mapped_or_not(source: Path, t
             assert await loaded.search_batch(["opera town12", "comet"], 5) == expected
             assert loaded.kind == kind
             assert list(loaded.passages) == PASSAGES
-            assert loaded.passages[-2:] == PASSAGES[-2:]
+            assert [loaded.passages[i] for i in (1998, 1999)] == PASSAGES[-2:]
 
 
 def test_mapped_vectors_are_not_in_memory(tmp_path: Path):

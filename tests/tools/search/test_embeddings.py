@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from orchestra_jax.tools.search.embeddings import INSTRUCTION, EndpointEmbedder, load_embedder
+from orchestra_jax.tools.search.embeddings import INSTRUCTION, EndpointEmbedder
 from orchestra_jax.types import InfrastructureError
 from tests.tools.http_stub import EmbeddingStub, serving, word_vector
 
@@ -68,7 +68,7 @@ async def test_key_comes_from_the_environment_and_stays_out_of_errors(monkeypatc
             with pytest.raises(InfrastructureError, match="status 401") as caught:
                 await embedder.embed(["a"])
             await embedder.close()
-    assert KEY not in f"{caught.value!r} {caught.value.__cause__!r} {caplog.text} {json.dumps(embedder.settings())}"
+    assert KEY not in f"{caught.value!r} {caught.value.__cause__!r} {caplog.text} {json.dumps(embedder.settings)}"
 
 
 @pytest.mark.parametrize("fault", ["503", "429", "drop", "garbage", "slow"])
@@ -140,5 +140,3 @@ def test_settings_errors():
         EndpointEmbedder("localhost:30000", "m")
     with pytest.raises(ValueError, match="at least 1"):
         EndpointEmbedder("http://h", "m", batch=0)
-    with pytest.raises(ValueError, match="embedded by 'mine'"):
-        load_embedder({"type": "mine"})
