@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from orchestra_jax.config.choices import EngineName, ReplayMode, Role
+from orchestra_jax import hub
+from orchestra_jax.config.choices import EngineName, QuestionFormat, ReplayMode, Role
 from orchestra_jax.config.ranges import range_problem
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.schema import ConfigError, RunConfig
@@ -142,11 +143,12 @@ def on_this_host(url: str) -> bool:
 def _tools(config: RunConfig) -> list[str]:
     """What does not fit among tools, prices and the record."""
     found, tools, factors = [], config.tools, config.pricing.randomise
-    if unknown := sorted(set(tools.experts) - set(Role)):
-        found.append(f"tools.experts has the role {unknown[0]}: the roles are {', '.join(Role)}.")
-    menu, server = tools.menu, tools.server
-    if menu.most is not None and menu.most < menu.fewest:
-        found.append(f"tools.menu.most={menu.most} must be at least tools.menu.fewest={menu.fewest}.")
+    server = tools.server
+    for key, offer in (("tools", tools), ("tools.evaluation", tools.evaluation)):
+        if unknown := sorted(set(offer.experts) - set(Role)):
+            found.append(f"{key}.experts has the role {unknown[0]}: the roles are {', '.join(Role)}.")
+        if offer.menu.most is not None and offer.menu.most < offer.menu.fewest:
+            found.append(f"{key}.menu.most={offer.menu.most} must be at least {key}.menu.fewest={offer.menu.fewest}.")
     if (server.max_tokens or 1) >= (server.context_tokens or 32768):
         found.append(
             f"tools.server.max_tokens={server.max_tokens} leaves no room for a question: make it smaller than "
@@ -190,8 +192,15 @@ def missing_inputs(config: RunConfig) -> list[str]:
             f"The policy {model.preset} has no weights: set model.path=FOLDER (config.json and *.safetensors), "
             "or model.random_init=true."
         )
+    trained = {source.source for source in data.training()}
+    named = data.eval_path is not None or data.eval_source in (QuestionFormat.auto, *trained)
+    if config.evaluation.questions and not named:
+        found.append(
+            f"The questions of data.eval_source={data.eval_source} are not named: set data.eval_path=FILE, or "
+            "data.eval_source=auto to evaluate on data.eval_questions of the training questions, which are held out."
+        )
     tools, search, live = config.tools, config.tools.search, config.replay.mode is not ReplayMode.replay
-    if tools.experts and not tools.server.url and not tools.experts_file and live:
+    if tools.opened.experts and not tools.server.url and not tools.experts_file and live:
         found.append(
             "tools.experts need a server: set tools.server.url=http://HOST:PORT/v1 or tools.experts_file=FILE, or "
             "tools=offline."
@@ -212,10 +221,17 @@ def missing_inputs(config: RunConfig) -> list[str]:
         read.append(("model.tokenizer", model.tokenizer))
     key = "data.path" if data.path is not None else "data.mixture"
     read += [(key, source.path) for source in data.training()]
-    found += [f"{key}={path} is not there: set {key}." for key, path in read if path and not Path(path).exists()]
+    found += [f"{key}={path} is not there: set {key}." for key, path in read if path and not _there(key, path)]
     return found
 
 
+def _there(key: str, path: str) -> bool:
+    """Whether a file or folder is there, or may be had from the hub, which nothing here asks."""
+    return Path(path).exists() or (key.startswith(_HUB) and hub.is_id(path))
+
+
+# What may be named by its id on the Hugging Face hub.
+_HUB = ("model.", "data.", "tools.search.index")
 # What may differ between a run and its continuation: how far, where and how much is written.
 _FREE_ON_RESUME = (
     "steps", "output_dir", "compilation_cache", "mesh", "evaluation", "checkpoint", "logger", "plan", "rollout.urls",

@@ -128,7 +128,6 @@ class QuestionFormat(Choice):
     nq = "nq"
     hotpot = "hotpot"
     jsonl = "jsonl"
-    toolscale = "toolscale"
     quickstart = "quickstart"  # no file: the generated world makes its own
 
 

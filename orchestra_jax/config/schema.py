@@ -149,6 +149,7 @@ class DataConfig(Settings):
     mixture: list[SourceConfig] = field(default_factory=list)  # several sources, where `path` is null
     eval_source: QuestionFormat = QuestionFormat.auto  # format of `eval_path`
     eval_path: str | None = None  # file or folder of evaluation questions
+    note: str | None = None  # what a run on `mixture` says of it when it starts
     eval_questions: int = at_least(256, 0)  # rows of `path` held out for evaluation
     preferences: bool = True  # append a user preference to every question
     preferences_per_question: int = at_least(1, 1)  # that each training question is posed under within a step
@@ -190,6 +191,8 @@ class EvaluationConfig(Settings):
         default_factory=lambda: ["held_out", "preference_swap"]
     )  # of evaluation.benchmarks, or module:function
     questions: int = at_least(256, 0)  # of held_out; 0 skips all benchmarks
+    seed: int = at_least(7, 0)  # of menus, preferences and samples of evaluations, whatever the run's seed
+    preferences: bool | None = None  # append a preference to real questions; null: as data.preferences
     every: int = at_least(0, 0)  # training steps between evaluations; 0: before and after only
     temperature: float = at_least(1.0, 0)  # 0 is greedy
     greedy: bool = True  # evaluate at temperature 0 too

@@ -1,6 +1,6 @@
 """Settings of what can be called; docs/tools.md. Each group is passed on as it is."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestra_jax.config.choices import MenuForm, SandboxIsolation, WebProvider
@@ -17,6 +17,16 @@ class MenuRule(Settings):
     most: int | None = at_least(None, 1)  # most; null: all
     self_hosted: float = within(0.0, 0, 1)  # chance of each model with open weights to run on the user's own machines
     aliases: bool = False  # experts are called expert-1, expert-2, ... in the random order of each menu
+
+
+@dataclass(frozen=True)
+class EvaluationOffer(Settings):
+    """What evaluation offers in the place of what training does."""
+
+    own: bool = False  # false: evaluation offers tools.names, experts and menu, and what follows is unused
+    names: list[str] = field(default_factory=list)  # see tools.names
+    experts: dict[str, list[str]] = field(default_factory=dict)  # see tools.experts
+    menu: MenuRule = field(default_factory=MenuRule)  # see tools.menu
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class ToolsConfig(Settings):
     names: list[str] = field(default_factory=list)  # plain tools, also module:function of your own (docs/add_a_tool.md)
     menu: MenuRule = field(default_factory=MenuRule)
     experts: dict[str, list[str]] = field(default_factory=dict)  # role -> models of the price list that play it
+    evaluation: EvaluationOffer = field(default_factory=EvaluationOffer)
     server: ExpertServer = field(default_factory=ExpertServer)
     experts_file: str | None = None  # YAML of experts with servers, context and limits of their own (docs/tools.md)
     descriptions: str | None = None  # file of experiments/describe_tools.py, read before what conf/models.yaml says
@@ -78,3 +89,20 @@ class ToolsConfig(Settings):
     search: LocalSearchConfig = field(default_factory=LocalSearchConfig)
     web: WebConfig = field(default_factory=WebConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+
+    @property
+    def evaluated(self) -> "ToolsConfig":
+        """The tools as evaluation offers them."""
+        offer = self.evaluation
+        return replace(self, names=offer.names, experts=offer.experts, menu=offer.menu) if offer.own else self
+
+    @property
+    def opened(self) -> "ToolsConfig":
+        """The tools of training and of evaluation, which a run opens once for both."""
+        names = list(dict.fromkeys([*self.names, *self.evaluated.names]))
+        roles = dict.fromkeys([*self.experts, *self.evaluated.experts])
+        both = {
+            role: list(dict.fromkeys([*self.experts.get(role, []), *self.evaluated.experts.get(role, [])]))
+            for role in roles
+        }
+        return replace(self, names=names, experts=both)

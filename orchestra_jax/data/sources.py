@@ -1,19 +1,21 @@
 """Questions with reference answers from the files that public benchmarks come in."""
 
+import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestra_jax import hub
 from orchestra_jax.config.choices import QuestionFormat
 from orchestra_jax.types import Preference, Task, ToolSpec
 
 Row = Mapping[str, Any]
-# Of toolscale and quickstart the environments make their tasks themselves.
-_NO_FILES = (QuestionFormat.auto, QuestionFormat.toolscale, QuestionFormat.quickstart)
+# The quickstart's environment makes its tasks itself.
+_NO_FILES = (QuestionFormat.auto, QuestionFormat.quickstart)
 FORMATS = tuple(kind for kind in QuestionFormat if kind not in _NO_FILES)
-_SUFFIXES = (".jsonl", ".json", ".parquet")
+_SUFFIXES = (".jsonl", ".json", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ def load_tasks(path: str | Path, format: str = "auto") -> list[Question]:  # noq
     """Reads a file, or every file of a folder in the order of their names.
 
     Args:
-        path: a .jsonl, .json (a list of rows) or .parquet file, or a folder of them.
+        path: a .jsonl, .json (a list of rows), .tsv or .parquet file, a folder of them, or a data set's id on the hub.
         format: one of FORMATS, or "auto": known by the keys of each file's first row.
 
     HLE rows with an image are left out (the paper's text-only subset), and so are GeneralThought rows without a
@@ -72,7 +74,7 @@ def _files(path: Path) -> list[Path]:
         if path.suffix not in _SUFFIXES:
             raise ValueError(f"{str(path)!r} must end in {', '.join(_SUFFIXES)}.")
         return [path]
-    files = sorted(file for file in path.glob("*") if file.suffix in _SUFFIXES) if path.is_dir() else []
+    files = sorted(file for file in hub.files_of(path) if file.suffix in _SUFFIXES)
     if not files:
         raise FileNotFoundError(f"No {', '.join(_SUFFIXES)} file at {str(path)!r}; check the path (data.path).")
     return files
@@ -95,6 +97,8 @@ def _rows(file: Path) -> Iterator[tuple[int, str, Any]]:
             raise ImportError(f"Reading {file.name!r} needs pyarrow: pip install 'orchestra-jax[data]'.") from None
         batches = parquet.ParquetFile(file).iter_batches(batch_size=1024)
         rows = (row for batch in batches for row in batch.to_pylist())
+    elif file.suffix == ".tsv":
+        rows = csv.DictReader(file.read_text(encoding="utf-8").splitlines(keepends=True), delimiter="\t")
     else:
         rows = _parse(file.read_text(encoding="utf-8"), f"{str(file)!r}, row 1")
         if not isinstance(rows, list):

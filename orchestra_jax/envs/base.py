@@ -138,7 +138,7 @@ class Environment(ABC):
 
     @classmethod
     def forecast(cls, cfg: RunConfig) -> str | None:
-        """One line on what a step will cost outside, told before anything is spent; None: nothing to tell."""
+        """What is told before anything is spent: the data, and what a step will cost outside; None: nothing."""
         return None
 
     @abstractmethod

@@ -1,6 +1,8 @@
 """A policy on its benchmarks: at temperature 1 and greedy, by parts, and beside baselines."""
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,16 +11,17 @@ from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT
+from orchestra_jax.evaluation.kept import Kept
 from orchestra_jax.evaluation.metrics import by_part, preference_utility, summarize, tool_shares
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.types import Task, Trajectory
 
-_SEED = 7  # evaluations sample alike, before and after
-
 
 class Evaluator:
     """Measures the policy that the engine holds, on fixed tasks of the environment; `budget`, of the run, pays for it.
+
+    Trajectories are kept in `directory`, if there is one.
 
     Attributes:
         benchmarks: tasks by benchmark, where there are any; by part, where it has parts. None with
@@ -29,8 +32,16 @@ class Evaluator:
     """
 
     def __init__(
-        self, cfg: RunConfig, environment: Environment, collector: Collector, engine: Engine, budget: Budget
+        self,
+        cfg: RunConfig,
+        environment: Environment,
+        collector: Collector,
+        engine: Engine,
+        budget: Budget,
+        directory: Path | None = None,
     ) -> None:
+        self._directory, self._when = directory, ""
+        self._policy: str | None = None
         self.cfg, self.collector, self.engine, self._budget = cfg, collector, engine, budget
         names = cfg.evaluation.benchmarks if cfg.evaluation.questions else []
         made = {name: BENCHMARKS.get(name)(environment, cfg) for name in names}
@@ -38,17 +49,23 @@ class Evaluator:
         self.scripts = environment.baselines()
         self._baseline_runs: dict[str, list[Trajectory]] | None = None
 
-    async def evaluate(self) -> dict[str, dict[str, Any]]:
-        """Figures of the policy now, by benchmark.
+    async def evaluate(self, when: str = "policy", policy: str | None = None) -> dict[str, dict[str, Any]]:
+        """Figures of the policy now, by benchmark. Those of before and after sample alike.
+
+        Args:
+            when: names the folder of the trajectories.
+            policy: what tells its weights from others: trajectories that an earlier evaluation of them left are taken
+                over, unless they failed; None: all are made.
 
         Returns:
             `summarize`'s figures, with `tool_shares`, and `greedy` (figures at temperature 0) where configured; the
             held-out tasks have `utility` too. A benchmark with parts has the figures of each.
         """
         settings, found = self.cfg.evaluation, {}
+        self._when, self._policy = re.sub(r"[^\w-]+", "-", when), policy
         for name, tasks in self.benchmarks.items():
             if isinstance(tasks, Mapping):
-                runs = {part: await self._collect(some, settings.temperature) for part, some in tasks.items()}
+                runs = {p: await self._collect(f"{name}.{p}", some, settings.temperature) for p, some in tasks.items()}
                 found[name] = by_part(runs)
                 continue
             found[name] = await self._figures(name, tasks, settings.temperature)
@@ -62,14 +79,31 @@ class Evaluator:
         return {name: summarize(run) | self._utility(run, runs) for name, run in runs.items()}
 
     async def _figures(self, name: str, tasks: Sequence[Task], temperature: float) -> dict[str, Any]:
-        run = await self._collect(tasks, temperature)
+        run = await self._collect(name, tasks, temperature)
         utility = self._utility(run, await self._runs()) if name == HELD_OUT else {}
         return summarize(run) | utility | {"tool_shares": tool_shares(run)}
 
-    async def _collect(self, tasks: Sequence[Task], temperature: float) -> list[Trajectory]:
-        return await self.collector.collect(
-            self.engine, tasks, budget=self._budget, temperature=temperature, seed=(_SEED,)
+    async def _collect(self, name: str, tasks: Sequence[Task], temperature: float) -> list[Trajectory]:
+        seed = self.cfg.evaluation.seed
+        found: dict[int, Trajectory] = {}
+        kept = None
+        if self._directory is not None:
+            policy = self._policy and f"{self._policy} {temperature} {seed} {self.collector.limits}"
+            file = re.sub(r"[^\w.-]+", "-", f"{name}.t{temperature:g}.jsonl")
+            kept = Kept(self._directory / self._when / file, policy, tasks)
+            found = dict(kept.found)
+        missing = [number for number in range(len(tasks)) if number not in found]
+        made = await self.collector.collect(
+            self.engine,
+            [tasks[number] for number in missing],
+            budget=self._budget,
+            temperature=temperature,
+            seed=(seed,),
+            on_done=kept.add if kept else None,
+            numbers=missing,
         )
+        found |= zip(missing, made, strict=True)
+        return [found[number] for number in range(len(tasks))]
 
     async def _runs(self) -> dict[str, list[Trajectory]]:
         """The baselines' trajectories; they depend on nothing that is trained and are played once."""

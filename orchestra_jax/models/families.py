@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from orchestra_jax import hub
 from orchestra_jax.config.registry import Registry
 from orchestra_jax.config.schema import ModelConfig
 from orchestra_jax.models.base import DecoderConfig
@@ -23,7 +24,7 @@ def read_config(source: str | Path, family: ModelFamily | None = None, **overrid
     """The architecture of a checkpoint.
 
     Args:
-        source: a model directory, or its config.json.
+        source: a model directory, its config.json, or the model's id on the hub.
         family: what reads it; None: the registered one that config.json names.
         overrides: fields of the config that config.json does not hold, such as scan_layers, remat or attention.
 
@@ -31,7 +32,7 @@ def read_config(source: str | Path, family: ModelFamily | None = None, **overrid
         FileNotFoundError: no config.json at `source`.
         ValueError: an unknown family, or a feature that the family does not compute.
     """
-    path = Path(source)
+    path = hub.local(source, "model", ("config.json",))
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"No Hugging Face config at {path}; pass a model directory or its config.json.")

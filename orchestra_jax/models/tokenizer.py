@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers import models as backends
 
+from orchestra_jax import hub
+
 if TYPE_CHECKING:  # importing transformers takes two seconds
     from transformers import PreTrainedTokenizerFast
 
@@ -49,11 +51,12 @@ _PIECES = (
 
 
 def load(path: str | Path) -> "PreTrainedTokenizerFast":
-    """The tokenizer of a Hugging Face directory (`tokenizer.json` and `tokenizer_config.json`); never downloads.
+    """The tokenizer of a Hugging Face directory (`tokenizer.json` and `tokenizer_config.json`), or of an id on the hub.
 
     Raises:
-        FileNotFoundError: the directory holds no tokenizer.json.
+        FileNotFoundError: the directory holds no tokenizer.json, or the hub's cannot be had.
     """
+    path = hub.local(path, "model", hub.SMALL)
     if not (Path(path) / "tokenizer.json").is_file():
         raise FileNotFoundError(
             f"No tokenizer.json in {str(path)!r}; give a Hugging Face model directory or one that this project saved."

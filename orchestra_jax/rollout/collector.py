@@ -77,6 +77,7 @@ class Collector:
         seed: Sequence[int] = (0,),
         first: int = 0,
         on_done: Callable[[Trajectory], None] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> list[Trajectory]:
         """Rolls every task out `group_size` times with the policy behind `engine`.
 
@@ -88,6 +89,7 @@ class Collector:
             seed: reproducible: the same seed, groups, tasks and weights give the same trajectories.
             first: number of the first task's group; groups of one seed need different ones.
             on_done: called as each trajectory ends, for progress bars.
+            numbers: of the tasks' groups, where they do not follow on `first`.
 
         Returns:
             Trajectories ordered by task, then member.
@@ -97,7 +99,8 @@ class Collector:
         def actor(group: int, member: int, attempt: int) -> Actor:
             return EngineActor(engine, params, (*seed, group, member, attempt), self.limits.max_length)
 
-        return await self._collect(actor, list(enumerate(tasks, first)), group_size, budget, on_done)
+        groups = list(enumerate(tasks, first)) if numbers is None else list(zip(numbers, tasks, strict=True))
+        return await self._collect(actor, groups, group_size, budget, on_done)
 
     async def play(
         self, script: Script, tasks: Sequence[Task], think: Callable[[Task], str] | None = None, *, budget: Budget

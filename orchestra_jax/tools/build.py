@@ -37,11 +37,13 @@ class RunTools:
 
     Attributes:
         catalogue: draws instances and executes their calls.
+        evaluation: the same for evaluation: its own tools, and prices as they are in pricing.name.
         judge: None where answers are matched only.
         close: ends everything, once requests under way have been paid.
     """
 
     catalogue: Catalogue
+    evaluation: Catalogue
     judge: Judge | None
     close: Callable[[], Awaitable[None]]
 
@@ -106,20 +108,19 @@ def make_tools(cfg: RunConfig, answers: Sequence[str] = ()) -> RunTools:
 
 
 def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
-    tools, book = cfg.tools, price_book(cfg)
+    tools, book = cfg.tools.opened, price_book(cfg)
     replay = Replay(cfg.replay.path, cfg.replay.mode)
     clients = expert_clients(_experts(cfg), book.base, replay=replay)
     closes: list[Callable[[], Awaitable[object]]] = [client.close for client in clients.values()]
     context = ToolContext(cfg, book.base, replay)
-    entries = []
+    plain = dict[str, Entry]()
     for name in tools.names:
         found = TOOLS.get(name)
         tool = found if isinstance(found, Tool) else found(context)
         closes.append(tool.close)
-        entries.append(plain_entry(tool, book.base, replay))
-    plain = {entry.spec.name: entry for entry in entries}
+        plain[name] = plain_entry(tool, book.base, replay)
     search = next((name for name in ("web_search", "local_search") if name in plain), None)
-    entries += expert_entries(
+    experts = expert_entries(
         tools.experts,
         clients,
         search=(search, plain[search].handler) if search else None,
@@ -127,11 +128,13 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
         descriptions=descriptions.load(tools.descriptions) if tools.descriptions else None,
         local=tools.self_hosted,
     )
-    if tools.menu.form == "released":  # searches and sandbox work behind its functions
-        entries = [entry for entry in entries if entry.role]
-    for expert in _simulated(cfg, answers):
-        entries.append(Entry(expert.spec, _absent, for_task=expert.handler))
-    catalogue = Catalogue(entries, book, tools.menu)
+    simulated = [Entry(expert.spec, _absent, for_task=expert.handler) for expert in _simulated(cfg, answers)]
+
+    def offer(some: ToolsConfig, book: PriceBook) -> Catalogue:
+        entries = [entry for entry in experts if entry.model in some.experts.get(entry.role, [])]
+        if some.menu.form != "released":  # there searches and sandbox work behind its functions
+            entries = [*(plain[name] for name in some.names), *entries]
+        return Catalogue([*entries, *simulated], book, some.menu)
 
     async def close() -> None:
         try:
@@ -139,7 +142,8 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
         finally:
             replay.close()
 
-    return RunTools(catalogue, None if tools.judge == "match" else Judge(clients[tools.judge]), close)
+    judge = None if tools.judge == "match" else Judge(clients[tools.judge])
+    return RunTools(offer(cfg.tools, book), offer(cfg.tools.evaluated, PriceBook(book.base)), judge, close)
 
 
 def instance_seed(seed: int, task: str, draw: int) -> int:
@@ -149,7 +153,7 @@ def instance_seed(seed: int, task: str, draw: int) -> int:
 
 def tool_problems(cfg: RunConfig) -> list[str]:
     """One sentence, with the fix, for everything that the tools of questions lack; starts nothing."""
-    tools, found = cfg.tools, []
+    tools, found = cfg.tools.opened, []
     try:
         book = price_book(cfg)
     except ConfigError as error:
@@ -165,7 +169,7 @@ def tool_problems(cfg: RunConfig) -> list[str]:
         plain = [TOOLS.get(name) for name in tools.names]
     except ValueError as error:
         return [str(error)]
-    if tools.simulated and tools.menu.form == "released":
+    if tools.simulated and "released" in (tools.menu.form, cfg.tools.evaluated.menu.form):
         found.append("Simulated experts have no part in the released form: take tools.menu.form=separate.")
     wanted = [*sorted(_models(tools)), *filter(None, map(_price_name, plain))]
     for prices in (book.base, *book.lists):
@@ -201,7 +205,7 @@ def _models(tools: ToolsConfig) -> set[str]:
 
 def _experts(cfg: RunConfig) -> list[Expert]:
     """Every model that plays a role or judges: as tools.experts_file says, else at tools.server."""
-    tools = cfg.tools
+    tools = cfg.tools.opened
     known = {expert.name: expert for expert in (read_experts(tools.experts_file) if tools.experts_file else ())}
     url = tools.server.url or (_NOWHERE if cfg.replay.mode == "replay" else None)
     options = {key: value for key, value in asdict(tools.server).items() if key != "url" and value is not None}

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
+from orchestra_jax import hub
 from orchestra_jax.config.checks import missing_inputs
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
@@ -53,8 +54,22 @@ def preflight(cfg: RunConfig) -> None:
     except ConfigError as error:
         found.append(str(error))
     found += environment_class(cfg).problems(cfg)
+    found = found or _not_to_be_had(cfg)
     if found:
         raise ConfigError("\n".join(dict.fromkeys(found)))
+
+
+def _not_to_be_had(cfg: RunConfig) -> list[str]:
+    """A sentence for every id on the hub that cannot be had; fetches what is not in the cache yet."""
+    model, evaluated = cfg.model, cfg.data.evaluation()
+    key = "data.path" if cfg.data.path is not None else "data.mixture"
+    sources = [(key, source.path) for source in cfg.data.training()]
+    sources += [("data.eval_path", evaluated.path)] if evaluated and cfg.evaluation.questions else []
+    found = [hub.problem("model.path", model.path, "model")] if model.path else []
+    if model.tokenizer and model.tokenizer not in ("environment", model.path):
+        found.append(hub.problem("model.tokenizer", model.tokenizer, "model", hub.SMALL))
+    found += [hub.problem(name, path, "dataset") for name, path in sources]
+    return [problem for problem in found if problem]
 
 
 def _unreachable(urls: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from orchestra_jax import hub
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.start import start_engine
 from orchestra_jax.envs.registry import make_environment
@@ -28,6 +29,8 @@ FOLDER = "evaluation"  # of the run's folder
 
 def evaluate(cfg: RunConfig) -> None:
     """Evaluates model.path, or else the policy that the run of this name exported: a table and a summary.json.
+
+    Every trajectory is written as it ends, and the same command goes on from there after a stop.
 
     Raises:
         SystemExit: see `exit_status`.
@@ -65,11 +68,12 @@ def _evaluate(cfg: RunConfig) -> dict[str, Any]:
         starting = start_engine(cfg, model, params, 0, tokenizer_size=len(chat.tokenizer), directory=folder)
         serving = loop.run(starting)
         try:
-            evaluator = Evaluator(cfg, environment, collector, serving.engine, money.run)
+            trajectories = folder / "trajectories"
+            evaluator = Evaluator(cfg, environment, collector, serving.engine, money.run, trajectories)
             return {
                 "name": cfg.name,
                 "policy": str(adapters or cfg.model.path),
-                "benchmarks": loop.run(evaluator.evaluate()),
+                "benchmarks": loop.run(evaluator.evaluate("policy", _weights(cfg, adapters))),
                 "baselines": loop.run(evaluator.baselines()),
                 "spent": money.summary(),
             }
@@ -77,6 +81,13 @@ def _evaluate(cfg: RunConfig) -> dict[str, Any]:
             loop.run(serving.close())
             loop.run(environment.close())
             money.save()
+
+
+def _weights(cfg: RunConfig, adapters: Path | None) -> str:
+    """What tells these weights from others: the names, sizes and times of their files."""
+    folders = [hub.local(str(cfg.model.path), "model"), *([adapters] if adapters else [])]
+    files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
+    return repr([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
 
 
 def _policy_of(cfg: RunConfig) -> tuple[RunConfig, Path | None]:

@@ -72,7 +72,8 @@ def _train(cfg: RunConfig) -> None:
                         warm_start(trainer, trainer.warm, environment)
                     trainer.begin_policy_phase()
                 trainer.optimise(log)
-                trainer.state.notes["after"] = trainer.evaluate("after")
+                notes = trainer.state.notes
+                notes["after"] = trainer.evaluate("after") if trainer.state.step else notes["before"]
                 if cfg.checkpoint.export:
                     _export(trainer, chat)
                 found = summary(trainer)

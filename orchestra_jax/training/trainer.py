@@ -88,7 +88,9 @@ class Trainer:
         self.rollouts = RolloutSource(cfg, self.collector, self.engine, tasks, loop)
         if position is not None:
             self.rollouts.set_state(position)
-        self.evaluator = Evaluator(cfg, environment, self.collector, self.engine, money.run)
+        self.evaluator = Evaluator(
+            cfg, environment, self.collector, self.engine, money.run, self.directory / "evaluation" / "trajectories"
+        )
         self.interrupt = CleanInterrupt()
 
     @contextmanager
@@ -202,7 +204,7 @@ class Trainer:
         """Figures of the current weights, by benchmark; nothing with evaluation.questions=0."""
         if self.evaluator.benchmarks:
             print(f"Evaluating on {' and '.join(self.evaluator.benchmarks)} ({when}) ...", flush=True)
-        return self.loop.run(self.evaluator.evaluate())
+        return self.loop.run(self.evaluator.evaluate(when))
 
     # --- state ---
 

@@ -24,13 +24,17 @@ from orchestra_jax.config.checks import (
     resume_conflicts,
     unknown_key,
 )
+from orchestra_jax.config.choices import QuestionFormat
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, MeshConfig, RunConfig, SourceConfig
+from orchestra_jax.data.sources import FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 GROUPS = ("model", "mesh", "algorithm", "reward", "rollout", "env", "tools", "data", "logger")
-OFFLINE = ["+experiment=hle", "model=tiny", "rollout=embedded", "tools=offline", "data.path=questions.jsonl"]
+OFFLINE = [
+    "+experiment=hle", "model=tiny", "rollout=embedded", "tools=offline", "data=jsonl", "data.path=questions.jsonl",
+]  # fmt: skip
 
 
 def compose(overrides: Sequence[str] = ()) -> RunConfig:
@@ -97,7 +101,9 @@ def test_hle_is_the_papers_run() -> None:
     assert algorithm.optimizer == OptimizerConfig(1e-6, b2=0.999)
     assert (config.reward.tool_feature, rollout.engine) == ("count", "sglang")
     assert rollout.limits == RolloutLimits(50, 50, max_length=32000, max_new_tokens=8000, deadline_s=3600.0)
-    assert [source.source for source in config.data.training()] == ["general_thought", "toolscale"]
+    assert [source.source for source in config.data.training()] == ["general_thought"]
+    assert "ToolScale" in (config.data.note or "")  # says why it is not there
+    assert config.data.evaluation() == SourceConfig("hle", "cais/hle")
     assert config.evaluation.temperature == 0.0
     assert any("model.path" in sentence for sentence in missing_inputs(config))
 
@@ -105,7 +111,7 @@ def test_hle_is_the_papers_run() -> None:
 def test_hle_on_a_small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRA_DATA", str(tmp_path))
     config = compose(OFFLINE)
-    assert config.data.training() == [SourceConfig("auto", "questions.jsonl")]
+    assert config.data.training() == [SourceConfig("jsonl", "questions.jsonl")]
     assert config.data.evaluation() is None  # held out of data.path
     assert (config.rollout.engine, config.tools.names) == ("embedded", ["python", "local_search"])
     assert config.model.tokenizer == f"{tmp_path}/qwen3-tokenizer"
@@ -228,9 +234,28 @@ def test_cfg_job_shows_the_placement(tmp_path: Path) -> None:
 
 
 def test_a_mixtures_entries_are_checked() -> None:
-    assert compose(["+experiment=hle", "data.mixture.1.weight=3"]).data.mixture[1].weight == 3.0
+    assert compose(["+experiment=hle", "data.mixture.0.weight=3"]).data.mixture[0].weight == 3.0
     message = explained(["+experiment=hle", "data.mixture.0.source=hel"])
     assert "data.mixture[0].source=hel is unknown: use hle" in message
+
+
+def test_a_format_that_nothing_reads_is_refused() -> None:
+    for key in ("data.source", "data.mixture.0.source"):
+        assert "source=toolscale is unknown: use one of auto," in explained(["+experiment=hle", f"{key}=toolscale"])
+    for kind in QuestionFormat:
+        assert kind in (*FORMATS, "auto", "quickstart")
+
+
+@pytest.mark.parametrize("data", [["data.path=q.jsonl"], []])
+def test_what_names_no_questions_to_evaluate_on_is_not_replaced_by_training_questions(data: list[str]) -> None:
+    stop = [s for s in missing_inputs(compose(["+experiment=hle", "data.eval_path=null", *data])) if "eval" in s]
+    assert stop == [
+        "The questions of data.eval_source=hle are not named: set data.eval_path=FILE, or data.eval_source=auto to "
+        "evaluate on data.eval_questions of the training questions, which are held out."
+    ]
+    for fix in ("data.eval_source=auto", "evaluation.questions=0"):
+        found = missing_inputs(compose(["+experiment=hle", "data.eval_path=null", *data, fix]))
+        assert not any("eval_source" in sentence for sentence in found)
 
 
 @pytest.mark.parametrize(("old", "new"), list(RENAMED.items()))

@@ -1,6 +1,7 @@
 """The evaluator, on the quickstart world with an engine that plays a script instead of a policy."""
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -15,13 +16,14 @@ from orchestra_jax.envs.quickstart.baselines import BASELINES
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
+from orchestra_jax.evaluation.kept import Kept
 from orchestra_jax.evaluation.metrics import summarize, tool_shares
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
-from orchestra_jax.types import Task
+from orchestra_jax.types import Status, Task
 
 PRICE = OrchestratorPrice(PriceList("test", "2026-11-20", "test", {"orchestrator": Price()}), "orchestrator", 0.0)
 LIMITS = RolloutLimits(max_turns=4, max_calls=3, max_length=160, max_new_tokens=32)
@@ -164,3 +166,65 @@ def test_utility_of_a_policy_is_on_the_baselines_scale(world, collector, parrot)
     # Free and instant, but a fixed word is hardly ever right; only right answers have utility.
     assert 0.0 <= found["utility"] <= found["accuracy"]
     assert np.isfinite(found["utility"])
+
+
+def test_an_evaluation_leaves_its_trajectories_and_goes_on_from_them(world, collector, parrot, tmp_path):
+    def evaluator() -> Evaluator:
+        found = make(world, collector, parrot)
+        return Evaluator(found.cfg, Posed(world, True), collector, parrot, Budget(), tmp_path)  # type: ignore[arg-type]
+
+    whole = asyncio.run(make(world, collector, parrot).evaluate())
+    undisturbed, parrot.asked = parrot.asked, []
+    generate = parrot.generate
+
+    async def dies(ids, params, *, session=None):
+        if len(parrot.asked) == 7:
+            raise KeyError("the process ends here")
+        return await generate(ids, params, session=session)
+
+    parrot.generate = dies
+    with pytest.raises(KeyError):
+        asyncio.run(evaluator().evaluate("now", "these weights"))
+    kept, before = tmp_path / "now" / "held_out.t1.jsonl", len(parrot.asked)
+    with kept.open("a") as stream:
+        stream.write(kept.read_text()[:50])  # a kill cuts the last line
+    left = len(kept.read_text().splitlines()) - 1
+    assert 0 < left <= before
+    parrot.generate = generate
+
+    def asked(policy: str | None) -> list[tuple[float, int | None]]:
+        parrot.asked = []
+        assert asyncio.run(evaluator().evaluate("now", policy)) == whole
+        return parrot.asked
+
+    assert asked("these weights") == undisturbed[left:]  # with the seeds of their places
+    assert asked("these weights") == []
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert len(rows) == 12
+    assert {row["id"] for row in rows} == {f"eval-{n}" for n in range(12)}
+    assert {"question", "preference", "reference", "menu", "answer", "solved", "ledger"} <= rows[0].keys()
+    assert rows[0]["sequences"][0][0]["text"] == "Oslo"
+    files = {path.name for path in kept.parent.iterdir()}
+    assert files == {
+        "held_out.t1.jsonl", "held_out.t0.jsonl", "preference_swap.accuracy.t1.jsonl", "preference_swap.local.t1.jsonl",
+    }  # fmt: skip
+    assert asked("other weights") == undisturbed
+    assert asked(None) == undisturbed
+
+
+def test_what_failed_is_evaluated_again_and_the_rest_comes_back_whole(world, collector, parrot, tmp_path):
+    tasks = [world.task("eval", index) for index in range(4)]
+    script = next(iter(BASELINES.values()))
+    played = asyncio.run(collector.play(script, tasks, budget=Budget()))
+    kept = Kept(tmp_path / "some.jsonl", "weights", tasks)
+    for trajectory in (played[2], replace(played[0], status=Status.FAILED, reason="a dead server"), played[3]):
+        kept.add(trajectory)
+    found = Kept(tmp_path / "some.jsonl", "weights", tasks).found
+    assert found.keys() == {2, 3}
+    assert any(t.calls for t in found.values())
+    for number, trajectory in found.items():
+        assert summarize([trajectory]) == summarize([played[number]])
+        assert tool_shares([trajectory]) == tool_shares([played[number]])
+        assert trajectory.ledger == played[number].ledger
+    reworded = [replace(task, question="Another?") for task in tasks]
+    assert Kept(tmp_path / "some.jsonl", "weights", reworded).found == {}

@@ -40,8 +40,9 @@ from tests.tools.tool_servers import Outside, ScriptedPolicy, outside
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = (
-    "+experiment=hle", "mesh=single", "model=tiny", "rollout=embedded", "tools=paper_train", "data.source=jsonl",
-    "data.eval_path=null", "data.eval_questions=2", "tools.server.max_tokens=64", "tools.menu.most=6",
+    "+experiment=hle", "mesh=single", "model=tiny", "rollout=embedded", "tools=paper_train", "data=jsonl",
+    "tools.evaluation.own=false", "evaluation.preferences=true", "data.eval_questions=2", "tools.server.max_tokens=64",
+    "tools.menu.most=6",
     "pricing.orchestrator_seconds_per_token=0", "pricing.randomise.low=0.5", "pricing.randomise.high=2",
     "rollout.limits.max_length=1536", "rollout.slots=8", "rollout.limits.retries=0", "algorithm.packing=false",
     "algorithm.loss.kl_coef=0", "algorithm.row_widths=[256]", "algorithm.prefix_widths=[1024]",

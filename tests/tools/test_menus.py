@@ -14,9 +14,10 @@ from orchestra_jax.config.schema import PricingConfig, RunConfig
 from orchestra_jax.config.tools import ExpertServer, ToolsConfig
 from orchestra_jax.data.preferences import applicable, sample_preference
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.build import _experts as run_experts
-from orchestra_jax.tools.build import instance_seed, make_tools, price_book
+from orchestra_jax.tools.build import instance_seed, make_tools, price_book, tool_problems
 from orchestra_jax.tools.catalogue import Catalogue, PriceDraw
 from orchestra_jax.tools.experts.cards import model_cards
 from orchestra_jax.tools.experts.descriptions import flaw
@@ -36,14 +37,18 @@ def shipped(name: str) -> dict[str, list[str]]:
     return experts
 
 
+def hle(*overrides: str) -> RunConfig:
+    cli.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return load(compose("config", ["+experiment=hle", *overrides]))
+
+
 @pytest.fixture(scope="module")
 def cfg(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """`+experiment=hle`'s tools and prices; the calls are only replayed, so nothing is opened."""
     record = tmp_path_factory.mktemp("record") / "calls.db"
     Replay(record, "record").close()
-    cli.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return load(compose("config", ["+experiment=hle", "replay.mode=replay", f"replay.path={record}"]))
+    return hle("replay.mode=replay", f"replay.path={record}")
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +118,35 @@ def test_every_price_varies_between_instances(instances: list, catalogue: Catalo
     assert min(spread.values()) > 0.35, spread  # 0 once for seven of sixteen
     own = price_book(cfg).base.entries
     assert own["orchestrator"] == own["qwen3-8b"]
+
+
+def test_evaluation_offers_the_papers_menu_at_the_papers_prices(cfg: RunConfig, catalogue: Catalogue):
+    evaluation, paper = make_tools(cfg).evaluation, PriceList.load(CONF / "pricing" / "paper.yaml")
+    offered = {f"{role}/{model}" for role, models in shipped("paper_eval").items() for model in models}
+    told = set()
+    for seed in range(50):
+        instance = evaluation.instance(seed)
+        assert set(instance.record["tools"].values()) == offered | {"python", "local_search", "web_search"}
+        told.add(frozenset(spec.description for spec in instance.tools))
+        prices = evaluation.book.prices(PriceDraw(**instance.record["prices"]))
+        for name in {model for models in shipped("paper_eval").values() for model in models} | {"qwen3-8b", "python"}:
+            assert prices.entries[name] == paper.entries[name]
+            assert prices.latencies.get(name) == paper.latencies.get(name)
+    assert len(told) == 1
+    assert {"query_writer/gpt-5", "generalist/deepseek-r1"} <= catalogue.entries.keys() - evaluation.entries.keys()
+
+
+@pytest.mark.parametrize(
+    ("tools", "prices"),
+    [("unseen", "unseen"), ("paper_train", "unseen"), ("paper_eval", "deepinfra"), ("released", "paper_train"),
+     ("offline", "paper"), ("simulated", "paper")],
+)  # fmt: skip
+def test_a_menu_goes_with_the_prices_of_an_experiment(tools: str, prices: str, cfg: RunConfig):
+    composed = hle(f"tools={tools}", f"pricing.name={prices}", "replay.mode=replay", f"replay.path={cfg.replay.path}")
+    assert tool_problems(composed) == []
+    made = make_tools(composed)
+    for offer in (made.catalogue, made.evaluation):
+        assert offer.instance(0).tools
 
 
 @pytest.mark.parametrize("name", ["paper_train", "paper_eval", "unseen", "released"])

@@ -383,3 +383,12 @@ def test_the_pull_to_the_reference_falls_linearly_and_stays_where_it_ends():
     assert [kl_share(algorithm, step, 8) for step in (0, 1, 2, 4, 7)] == pytest.approx([1.0, 0.8, 0.6, 0.2, 0.2])
     assert kl_share(AlgorithmConfig(), 7, 8) == 1.0
     assert kl_share(AlgorithmConfig(kl_final=0.0, kl_fade=0.0), 1, 8) == 0.0
+
+
+def test_no_step_is_one_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run(config(tmp_path, *MICRO, "steps=0", "evaluation.questions=2", "evaluation.swap_questions=0"))
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Evaluating")]
+    assert told == ["Evaluating on held_out (before) ..."]
+    found = summary(tmp_path)
+    assert found["before"] == found["after"]
+    assert [path.name for path in (tmp_path / "evaluation" / "trajectories").iterdir()] == ["before"]

@@ -17,7 +17,7 @@ from orchestra_jax.money.forecast import dry_run
 from orchestra_jax.tools.answers import extract_answer, marked_answer, matches, without_thinking
 from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.tools.build import instance_seed, make_tools, price_book, tool_problems
-from orchestra_jax.tools.catalogue import ANSWER_TOOL
+from orchestra_jax.tools.catalogue import ANSWER_TOOL, Instance
 from orchestra_jax.tools.experts.roles import Judge
 from orchestra_jax.types import Preference, Task
 
@@ -74,14 +74,10 @@ class QAEnvironment(Environment):
         self._sources = cfg.data.training()
         self._training, self._evaluation = _read(cfg, self._sources)
         self._tools = make_tools(cfg, [question.answer[0] for question in self._training[0][:64]])
-        terminal = cfg.tools.menu.form == "released" or ANSWER_TOOL.name in cfg.tools.names
-        self._system = SYSTEM_TERMINAL if terminal else SYSTEM
         questions = [question for source in self._training for question in source]
-        # One generator poses demonstrations, gate and evaluation, in this order.
-        self._rng = np.random.default_rng(cfg.seed)
-        self._demonstrated = [self._pose_train(q, self._rng) for q in questions[: cfg.warm_start.demonstrations]]
-        self._gate = [self._pose_train(q, self._rng) for q in questions[-GATE_TASKS:]]
-        self._held_out: list[Task] = []
+        rng = np.random.default_rng(cfg.seed)  # poses demonstrations and gate, in this order
+        self._demonstrated = [self._pose_train(q, rng) for q in questions[: cfg.warm_start.demonstrations]]
+        self._gate = [self._pose_train(q, rng) for q in questions[-GATE_TASKS:]]
 
     @classmethod
     def problems(cls, cfg: RunConfig) -> list[str]:
@@ -97,7 +93,8 @@ class QAEnvironment(Environment):
 
     @classmethod
     def forecast(cls, cfg: RunConfig) -> str | None:
-        return dry_run(cfg, price_book(cfg).base)
+        told = (_questions(cfg), dry_run(cfg, price_book(cfg).base))
+        return "\n".join(filter(None, told)) or None
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
         return task_iterator(
@@ -109,9 +106,7 @@ class QAEnvironment(Environment):
         )
 
     def held_out(self, count: int) -> Sequence[Task]:
-        more = self._evaluation[len(self._held_out) : count]
-        self._held_out += [self._pose(question, self._rng, "eval") for question in more]
-        return self._held_out[:count]
+        return [self._pose_evaluation(question) for question in self._evaluation[:count]]
 
     def largest_menu(self) -> int:
         return self._tools.catalogue.largest
@@ -126,24 +121,43 @@ class QAEnvironment(Environment):
         )
 
     def reset(self, task: Task, budget: Budget) -> QAEpisode:
-        executor = self._tools.catalogue.executor(task.extra["instance"], task, budget)
-        return QAEpisode(task, executor, budget, self._system, self._tools.judge)
+        instance = task.extra["instance"]
+        catalogue = self._tools.evaluation if instance["split"] == "eval" else self._tools.catalogue
+        executor = catalogue.executor(instance, task, budget)
+        terminal = any(spec.name == ANSWER_TOOL.name for spec in task.tools)
+        system = SYSTEM_TERMINAL if terminal else SYSTEM
+        return QAEpisode(task, executor, budget, system, self._tools.judge)
 
     async def close(self) -> None:
         await self._tools.close()
 
     def _pose_train(self, question: Question, rng: np.random.Generator) -> Task:
-        return self._pose(question, rng, "train")
+        # The place in the stream draws too, so that another epoch offers other tools and prices.
+        seed = instance_seed(self._cfg.seed, question.id, int(rng.integers(2**32)))
+        return self._pose(question, self._tools.catalogue.instance(seed), rng, "train", self._cfg.data.preferences)
 
-    def _pose(self, question: Question, rng: np.random.Generator, split: str) -> Task:
-        # In training the place in the stream draws too, so that another epoch offers other tools and prices.
-        draw = int(rng.integers(2**32)) if split == "train" else 0
-        instance = self._tools.catalogue.instance(instance_seed(self._cfg.seed, question.id, draw))
+    def _pose_evaluation(self, question: Question) -> Task:
+        settings = self._cfg.evaluation
+        seed = instance_seed(settings.seed, question.id, 0)
+        asked = self._cfg.data.preferences if settings.preferences is None else settings.preferences
+        instance, rng = self._tools.evaluation.instance(seed), np.random.default_rng(seed)
+        return self._pose(question, instance, rng, "eval", asked)
+
+    def _pose(self, question: Question, instance: Instance, rng: np.random.Generator, split: str, asked: bool) -> Task:
         calls = [spec for spec in instance.tools if spec.name != ANSWER_TOOL.name] or instance.tools
-        asked = self._cfg.data.preferences
         preference = sample_preference(calls, rng, split) if asked else Preference("accuracy", "")
         task = question.task(instance.tools, preference)
-        return replace(task, extra={**task.extra, "instance": instance.record})
+        return replace(task, extra={**task.extra, "instance": {**instance.record, "split": split}})
+
+
+def _questions(cfg: RunConfig) -> str:
+    """What the run trains and evaluates on, in a sentence or two."""
+    data = cfg.data
+    files = ", ".join(f"{source.path} ({source.source})" for source in data.training())
+    held_out = data.evaluation()
+    evaluated = f"{held_out.path} ({held_out.source})" if held_out else f"{data.eval_questions} of them, held out"
+    note = f" {data.note}" if data.note and data.path is None else ""
+    return f"Questions: trains on {files}; evaluates on {evaluated}.{note}"
 
 
 def _read(cfg: RunConfig, sources: Sequence[SourceConfig]) -> tuple[list[list[Question]], list[Question]]:

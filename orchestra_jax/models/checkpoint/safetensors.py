@@ -24,6 +24,7 @@ from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from orchestra_jax import hub
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.checkpoint.folders import whole_folder
 from orchestra_jax.models.checkpoint.hf_names import Source, sources
@@ -51,7 +52,7 @@ def load(
     """Reads a checkpoint; with several processes, each reads only what its own devices hold.
 
     Args:
-        folder: holds config.json and the safetensors files.
+        folder: holds config.json and the safetensors files; or a model's id on the hub.
         mesh: where to place the parameters; None: JAX's default device.
         rules: how to split them over the mesh; None: the default `ShardingRules`.
         family: of the model; None: the registered one that config.json names.
@@ -67,7 +68,7 @@ def load(
         ValueError: an unknown family, a damaged file, missing or unexpected tensors, a wrong shape or dtype, or
             a tied checkpoint whose own head differs from its embedding. A head that is equal is ignored.
     """
-    folder = Path(folder)
+    folder = hub.local(folder, "model")
     if not folder.is_dir():
         raise FileNotFoundError(f"No checkpoint folder {str(folder)!r}; give one with config.json and *.safetensors.")
     with ExitStack() as opened:

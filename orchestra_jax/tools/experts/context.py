@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from orchestra_jax import hub
+
 ChatMessage = Mapping[str, str]
 CHARS_PER_TOKEN = 3  # an estimate: English has about 4, code and other languages less
 CUT = "\n[... cut ...]\n"
@@ -23,7 +25,7 @@ class TokenCounter:
         exact: whether there is a tokenizer.
 
     Args:
-        path: of the model's tokenizer.json, or its folder; None estimates by characters.
+        path: of the model's tokenizer.json, or its folder or id on the hub; None estimates by characters.
 
     Raises:
         FileNotFoundError: no such file.
@@ -32,7 +34,8 @@ class TokenCounter:
     def __init__(self, path: str | Path | None = None) -> None:
         self._tokenizer: Tokenizer | None = None
         if path is not None:
-            file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
+            found = hub.local(path, "model", hub.SMALL)
+            file = found / "tokenizer.json" if found.is_dir() else found
             if not file.is_file():
                 raise FileNotFoundError(f"No tokenizer at {str(file)!r}; give a tokenizer.json, or null to estimate.")
             self._tokenizer = Tokenizer.from_file(str(file))

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestra_jax import hub
 from orchestra_jax.http_json import JsonClient, require_aiohttp
 from orchestra_jax.tools.search.dense import MANIFEST, DenseIndex
 from orchestra_jax.tools.search.local import BatchIndex, Hit, LocalIndex, Passage
@@ -30,12 +31,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def open_index(directory: str | Path, embedder_url: str | None = None) -> LocalIndex | DenseIndex:
-    """The saved index in a folder, BM25 or dense.
+    """The saved index in a folder, or in a data set of the hub, BM25 or dense.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: it cannot be used, see `DenseIndex.load`.
     """
+    directory = hub.local(directory, "dataset", ("*",))
     dense = (Path(directory) / MANIFEST).is_file() or not Path(directory).is_dir()
     return DenseIndex.load(directory, embedder_url=embedder_url) if dense else LocalIndex.load(directory)
 

@@ -3,15 +3,22 @@
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestra_jax.config.schema import DataConfig, EnvConfig, RunConfig
-from orchestra_jax.config.tools import LocalSearchConfig, SandboxConfig, ToolsConfig
+from orchestra_jax.config.schema import (
+    DataConfig,
+    EnvConfig,
+    PricingConfig,
+    RandomPricesConfig,
+    RunConfig,
+    SourceConfig,
+)
+from orchestra_jax.config.tools import LocalSearchConfig, MenuRule, SandboxConfig, ToolsConfig
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.base import Environment, Episode, initial_messages
 from orchestra_jax.envs.qa.environment import QAEnvironment, QAEpisode
@@ -147,3 +154,34 @@ def test_real_references_match_themselves():
             assert all(matches(extract_answer(reference), question.answer) for reference in question.answer), question
     gsm8k = [question.answer[0] for question in load_tasks(root / "qa_sets/gsm8k_test.jsonl")]
     assert all(parse_number(answer) is not None for answer in gsm8k)
+
+
+def test_evaluation_has_seeds_of_its_own(cfg: RunConfig):
+    tools = replace(cfg.tools, menu=MenuRule(subset=True, fewest=1))
+    cfg = replace(cfg, tools=tools, pricing=PricingConfig(randomise=RandomPricesConfig(low=0.5, high=2.0)))
+
+    def posed(cfg: RunConfig) -> tuple[Sequence[Task], Sequence[Task]]:
+        environment = QAEnvironment(cfg)
+        held_out, trained = environment.held_out(9), next(environment.train_tasks(4))
+        asyncio.run(environment.close())
+        return held_out, trained
+
+    held_out, trained = posed(cfg)
+    for other in (replace(cfg, seed=1), replace(cfg, warm_start=replace(cfg.warm_start, demonstrations=1))):
+        assert posed(other)[0] == held_out
+    assert posed(replace(cfg, seed=1))[1] != trained
+    assert posed(replace(cfg, evaluation=replace(cfg.evaluation, seed=8)))[0] != held_out
+    assert {task.extra["instance"]["prices"]["list"] for task in held_out} == {"quickstart"}
+    assert all(task.extra["instance"]["prices"]["seed"] is None for task in held_out)  # never random
+    assert all(task.extra["instance"]["prices"]["seed"] for task in trained)
+    plain, _ = posed(replace(cfg, evaluation=replace(cfg.evaluation, preferences=False)))
+    assert [task.preference for task in plain] == [Preference("accuracy", "")] * 2
+
+
+def test_a_run_tells_what_it_trains_and_evaluates_on(cfg: RunConfig):
+    told = QAEnvironment.forecast(cfg) or ""
+    assert told.startswith(f"Questions: trains on {cfg.data.path} (auto); evaluates on 2 of them, held out.")
+    mixture = [SourceConfig("general_thought", "GT")]  # type: ignore[arg-type]
+    data = DataConfig(mixture=mixture, note="A note.", eval_source="hle", eval_path="cais/hle")  # type: ignore[arg-type]
+    told = QAEnvironment.forecast(replace(cfg, data=data)) or ""
+    assert told == "Questions: trains on GT (general_thought); evaluates on cais/hle (hle). A note."

@@ -1,0 +1,96 @@
+"""An evaluation's trajectories in a file, a line each as they end: to be read, and to go on from after a stop."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.types import Status, Task, ToolCall, ToolResult, Trajectory, Turn, Usage
+
+
+class Kept:
+    """The file of one set of tasks.
+
+    Args:
+        path: the file.
+        policy: what tells this policy and how it samples from another; None: nothing that is there is taken over.
+        tasks: in the order in which they are numbered.
+    """
+
+    def __init__(self, path: Path, policy: str | None, tasks: Sequence[Task]) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._keys = [_digest(policy, task) for task in tasks]
+        self.found = self._read(tasks) if policy is not None and path.is_file() else {}
+        # What is taken over stays, whole lines only: a kill may have cut the last.
+        lines = [self._line(trajectory) for trajectory in self.found.values()]
+        part = path.with_name(f".{path.name}.part")
+        part.write_text("".join(lines), encoding="utf-8")
+        part.replace(path)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Appends one that ended."""
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(self._line(trajectory))
+
+    def _line(self, trajectory: Trajectory) -> str:
+        return json.dumps({"key": self._keys[trajectory.group], **_record(trajectory)}) + "\n"
+
+    def _read(self, tasks: Sequence[Task]) -> dict[int, Trajectory]:
+        """By number, what ended with the same policy on the same task and did not fail."""
+        places, found = {key: place for place, key in enumerate(self._keys)}, {}
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+                place = places.get(record["key"])
+                if place is not None and record["status"] != Status.FAILED:
+                    found[place] = _trajectory(record, place, tasks[place])
+            except (ValueError, KeyError, TypeError):
+                continue
+        return found
+
+
+def _digest(policy: str | None, task: Task) -> str:
+    return hashlib.blake2b(repr((policy, task)).encode(), digest_size=12).hexdigest()
+
+
+def _record(trajectory: Trajectory) -> dict[str, Any]:
+    """What figures and readers need; token ids and log-probs are left out, and of the task all but its words."""
+    task = trajectory.task
+    ids: dict[str, Any] = {"prompt_ids": (), "sampled_ids": (), "logprobs": ()}
+    own = {entry.name: getattr(trajectory, entry.name) for entry in fields(trajectory)}
+    return {
+        "id": task.id,
+        "question": task.question,
+        "preference": task.preference.instruction,
+        "reference": task.answer,
+        "menu": task.extra.get("instance") or [spec.name for spec in task.tools],
+        "cost_usd": trajectory.cost_usd,
+        "latency_s": trajectory.latency_s,
+        **own,
+        "task": task.id,
+        "solved": bool(trajectory.solved),
+        "sequences": [[asdict(replace(turn, **ids)) for turn in turns] for turns in trajectory.sequences],
+        "ledger": [asdict(row) for row in trajectory.ledger],
+    }
+
+
+def _trajectory(record: Mapping[str, Any], number: int, task: Task) -> Trajectory:
+    own = {entry.name: record[entry.name] for entry in fields(Trajectory)}
+    sequences = tuple(tuple(_turn(turn) for turn in turns) for turns in record["sequences"])
+    made = {"task": task, "group": number, "status": Status(record["status"]), "sequences": sequences}
+    return Trajectory(**{**own, **made, "ledger": _rows(record["ledger"])})
+
+
+def _turn(record: Mapping[str, Any]) -> Turn:
+    calls = tuple(ToolCall(**call) for call in record["calls"])
+    results = tuple(ToolResult(**{**result, "usage": _rows(result["usage"])}) for result in record["results"])
+    spans = tuple((int(version), int(count)) for version, count in record["version_spans"])
+    ids: dict[str, Any] = {"prompt_ids": (), "sampled_ids": (), "logprobs": ()}
+    return Turn(**{**record, **ids, "calls": calls, "results": results, "version_spans": spans})
+
+
+def _rows(records: Sequence[Mapping[str, Any]]) -> tuple[Usage, ...]:
+    return tuple(Usage(**row) for row in records)

@@ -1,0 +1,88 @@
+"""Models and data sets by their ids on the Hugging Face hub, wherever a folder does: "Qwen/Qwen3-8B".
+
+An id may end in "@REVISION" and, for some files of a repository, in ":PATTERN": "openai/gsm8k:main/train-*". What was
+fetched lies in huggingface_hub's cache (HF_HOME) and is not fetched again; HF_HUB_OFFLINE=1 asks nobody.
+"""
+
+import fnmatch
+import re
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["model", "dataset"]
+# Folders of that name are ours, also where they are not there yet: conf/ and docs/ name them.
+_ID = re.compile(
+    r"(?!(?:data|checkpoints|outputs)/)(?P<id>[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<pattern>[^:]+))?"
+)
+# A model's code, other frameworks' weights and a data set's pictures stay where they are.
+_WANTED = {
+    "model": ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"],
+    "dataset": ["*.json", "*.jsonl", "*.parquet", "*.tsv"],
+}
+SMALL = ("*.json", "*.jinja", "*.txt")  # of a model: all but its weights
+
+
+def is_id(name: str) -> bool:
+    """Whether this can only be an id: it has the form of one, and neither it nor a folder around it is here."""
+    return bool(_ID.fullmatch(name)) and not Path(name).exists() and not Path(name).parent.is_dir()
+
+
+def local(name: str | Path, kind: Kind, files: tuple[str, ...] | None = None) -> Path:
+    """The path itself, or the folder in the cache with what an id names, fetched if it is not there.
+
+    Args:
+        files: patterns of the files that are needed; None: all that a model or data set is read from.
+
+    Raises:
+        FileNotFoundError: one sentence: the hub does not have it, or it is neither in the cache nor to be fetched.
+    """
+    return _fetched(str(name), kind, files) if is_id(str(name)) else Path(name)
+
+
+def files_of(name: str | Path) -> list[Path]:
+    """All files in the folder of an id, those of its pattern if it has one; of a plain folder, the files in it."""
+    if not is_id(str(name)):
+        return [path for path in Path(name).glob("*") if path.is_file()]
+    folder, found = local(name, "dataset"), _ID.fullmatch(str(name))
+    pattern = (found and found["pattern"]) or "*"
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in paths if fnmatch.fnmatch(path.relative_to(folder).as_posix(), pattern)]
+
+
+def problem(key: str, name: str, kind: Kind, files: tuple[str, ...] | None = None) -> str | None:
+    """One sentence with the fix where an id cannot be had; fetches it where it can."""
+    try:
+        local(name, kind, files)
+    except FileNotFoundError as error:
+        return f"{key}={name}: {error}"
+    return None
+
+
+@cache
+def _fetched(name: str, kind: Kind, files: tuple[str, ...] | None) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    found = _ID.fullmatch(name)
+    assert found is not None
+    patterns = [found["pattern"]] if found["pattern"] else list(files or _WANTED[kind])
+    try:
+        folder = snapshot_download(
+            found["id"], repo_type=kind, revision=found["revision"], allow_patterns=patterns
+        )  # fmt: skip
+    except errors.GatedRepoError:
+        raise FileNotFoundError(
+            f"the {kind} {found['id']} is gated: accept its terms on its page and run `hf auth login`, or name a "
+            "folder."
+        ) from None
+    except errors.LocalEntryNotFoundError:
+        raise FileNotFoundError(
+            f"there is no such folder, and the {kind} {found['id']} is neither in the hub's cache nor to be fetched "
+            "from here: fetch it where there is a network (`hf download`), or name a folder."
+        ) from None
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+        raise FileNotFoundError(
+            f"there is no such folder, and the hub shows no {kind} of this id: correct it, or run `hf auth login` "
+            "for a private one."
+        ) from None
+    return Path(folder)
