@@ -5,11 +5,13 @@ python experiments/plan.py +experiment=hle mesh.fsdp=8 plan.gpu=h200
 """
 
 import os
+import sys
 
 import hydra
 from omegaconf import DictConfig
 
 from orchestra_jax.config import cli
+from orchestra_jax.config.schema import ConfigError
 
 # Nothing runs here, so no GPU is started even where there is one.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -21,7 +23,12 @@ def main(config: DictConfig) -> None:
     run_config = cli.configure(config)
     from orchestra_jax.planning.report import run
 
-    run(run_config)
+    try:
+        run(run_config)
+    except ConfigError as error:
+        # Raised further, Hydra would put a line of its own above the sentence.
+        print(error, file=sys.stderr)
+        sys.exit(cli.USAGE_ERROR)
 
 
 if __name__ == "__main__":

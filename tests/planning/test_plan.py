@@ -301,3 +301,15 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "4 x NVIDIA H100" in done.stdout
     assert "It fits" in done.stdout
+
+
+def test_a_checkpoint_that_cannot_be_had_is_one_sentence(tmp_path: Path):
+    command = [sys.executable, str(ROOT / "experiments" / "plan.py"), "+experiment=hle", f"hydra.run.dir={tmp_path}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "model.path=our/policy"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("[transformers]")]
+    assert len(lines) == 1
+    assert lines[0].startswith("there is no such folder, and the model our/policy is neither in the hub's cache nor to")
