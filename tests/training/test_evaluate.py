@@ -1,18 +1,40 @@
 """A policy on its benchmarks without training: the figures are those of the run that exported it."""
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from orchestra_jax.engines.base import Engine
+from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.evaluate import evaluate
+from orchestra_jax.types import Task, Trajectory
 from tests.training.test_trainer import MICRO, config, reference, summary
 
 __all__ = ["reference"]  # a fixture: the run is made once for both files
 
 
-def test_the_exported_policy_is_evaluated_without_training(reference: Path):
+def test_the_exported_policy_is_evaluated_without_training(reference: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+    collect = Collector.collect
+
+    async def counted(self: Collector, engine: Engine, tasks: Sequence[Task], **options: Any) -> list[Trajectory]:
+        asked.append(len(tasks))
+        return await collect(self, engine, tasks, **options)
+
+    monkeypatch.setattr(Collector, "collect", counted)
+    shutil.rmtree(reference / "evaluation" / "trajectories" / "policy", ignore_errors=True)
     evaluate(config(reference, *MICRO))
+    assert asked
+    assert all(asked)
+    once = (reference / "evaluation" / "summary.json").read_text()
+    asked.clear()
+    evaluate(config(reference, *MICRO))  # takes over what is there
+    assert not any(asked)
+    assert (reference / "evaluation" / "summary.json").read_text() == once
     found, run_figures = json.loads((reference / "evaluation" / "summary.json").read_text()), summary(reference)
     assert found["policy"] == str(reference / "policy")
     assert found["benchmarks"]["held_out"] == run_figures["after"]
