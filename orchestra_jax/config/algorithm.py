@@ -3,7 +3,17 @@
 import math
 from dataclasses import dataclass, field
 
-from orchestra_jax.config.choices import KL, Aggregation, DType, Importance, InvalidMode, OptimizerName, Schedule
+from orchestra_jax.config.choices import (
+    KL,
+    Aggregation,
+    DType,
+    FilteredRows,
+    Importance,
+    InvalidMode,
+    OptimizerName,
+    RatioLevel,
+    Schedule,
+)
 from orchestra_jax.config.ranges import ConfigError, Settings, above, at_least, within
 
 
@@ -21,12 +31,26 @@ class LossConfig(Settings):
         aggregation: "token" is the mean over all masked tokens of the batch, "sequence" the mean over sequences of each
             sequence's token mean, "constant" the sum over tokens divided by `constant`. None takes the published
             choice of the loss; a given value always wins. GRPO's first paper is "sequence".
-        constant: divisor of the "constant" aggregation, e.g. sequences per step * maximum sampled tokens. None: B * T.
+        constant: divisor of the "constant" aggregation. None: in a run the sequences of an optimizer step * the tokens
+            that a trajectory may sample (`rl.setup.longest_response`); for `policy_loss` on its own B * T.
+        token_form: of a ratio over a sequence: GSPO-token (Zheng et al. 2025, section 4.3). Value and gradient are
+            those of the plain form, but a token's weight (`importance`, advantages per token) weighs that token's own
+            gradient. In the plain form all tokens have the gradient of the one ratio, so that only the mean of a
+            sequence's weights counts.
         importance: correction for rollout log-probs that differ from the learner's, on every token's surrogate, without
             gradient, with w = exp(old - rollout). "tis" multiplies by min(w, cap); "icepop" multiplies by w inside
             [floor, cap] and by 0 outside.
         importance_cap: the cap above.
         importance_floor: the floor of icepop, None for 1 / cap.
+        importance_level: whose w: "token", "sequence" (the product of a sequence's w, at all of its tokens) or
+            "geometric" (their geometric mean).
+        mask_geometric_low, mask_geometric_high: the policy term of a sequence whose geometric mean of w lies outside is
+            0; None for no bound. The mean hardly depends on length: it finds another policy, not long trajectories.
+        mask_product_low, mask_product_high: the same for the product of w, which grows with length: rounding of .02 a
+            token puts 58 % of sequences of 4,000 tokens outside [.5, 2].
+        mask_veto: the same for a sequence with a single w below it, e.g. 1e-4: the learner finds a token impossible.
+
+    What is masked still counts where the loss is averaged, as what icepop zeroes does: the rest does not weigh more.
 
     Raises:
         ConfigError: a constant out of range.
@@ -40,17 +64,39 @@ class LossConfig(Settings):
     kl: KL = KL.k2
     aggregation: Aggregation | None = None
     constant: float | None = above(None, 0)
+    token_form: bool = False
     importance: Importance = Importance.none
     importance_cap: float = at_least(2.0, 1)
     importance_floor: float | None = at_least(None, 0)
+    importance_level: RatioLevel = RatioLevel.token
+    mask_geometric_low: float | None = at_least(None, 0)
+    mask_geometric_high: float | None = above(None, 0)
+    mask_product_low: float | None = at_least(None, 0)
+    mask_product_high: float | None = above(None, 0)
+    mask_veto: float | None = at_least(None, 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("geometric", "product"):
+            low, high = getattr(self, f"mask_{name}_low"), getattr(self, f"mask_{name}_high")
+            if low is not None and high is not None and low > high:
+                raise ConfigError(f"mask_{name}_low={low} is above mask_{name}_high={high}: no sequence would be left.")
         floor, cap = self.importance_range
         if cap == math.inf or floor > cap:
             raise ConfigError(
                 f"The importance range is [{floor}, {cap}]: need 0 <= importance_floor <= importance_cap < inf."
             )
+
+    @property
+    def masks(self) -> bool:
+        """Whether any sequence can be masked."""
+        bounds = (self.mask_geometric_low, self.mask_geometric_high, self.mask_product_low, self.mask_product_high)
+        return any(bound is not None for bound in (*bounds, self.mask_veto))
+
+    @property
+    def corrects(self) -> bool:
+        """Whether anything is done about rollout log-probs that differ from the learner's."""
+        return self.importance is not Importance.none or self.masks
 
     @property
     def importance_range(self) -> tuple[float, float]:
@@ -64,8 +110,11 @@ class OptimizerConfig(Settings):
     """The optimizer, with gradient clipping and a schedule.
 
     Attributes:
-        name: a small policy that learns to copy from random weights needs about half as many steps with muon.
+        name: a small policy that learns to copy from random weights needs about half as many steps with muon, which
+            orthogonalises the matrices of layers; embeddings, head, norm scales and biases get Adam beside it.
         learning_rate: peak value.
+        adam_learning_rate: peak value of the Adam beside muon; None for `learning_rate`. Muon moves a weight of an
+            [n, m] matrix by about learning_rate / sqrt(n), Adam by the whole rate, so a smaller one is wanted.
         warmup_steps: optimizer steps of the linear warm-up from 0.
         schedule: "linear" and "cosine" fall to `final_fraction` of the peak at the last step.
         b1, b2: decay of the first and of the second moment.
@@ -83,6 +132,7 @@ class OptimizerConfig(Settings):
     b2: float = within(0.95, 0, 1)
     max_grad_norm: float = above(1.0, 0)
     moment_dtype: DType = DType.float32
+    adam_learning_rate: float | None = above(None, 0)
 
 
 @dataclass(frozen=True)
@@ -106,7 +156,8 @@ class AlgorithmConfig(Settings):
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(b2=0.999))
     kl_final: float = within(1.0, 0, 1)  # share of loss.kl_coef that is left after kl_fade, falling linearly
     kl_fade: float = within(1.0, 0, 1)  # share of the run's steps over which loss.kl_coef falls
-    entropy_coef: float = at_least(0.0, 0)  # weight of the entropy bonus
+    entropy_coef: float = at_least(0.0, 0)  # weight of the entropy bonus, a mean over tokens
+    filtered_rows: FilteredRows = FilteredRows.drop  # what the KL and the entropy bonus do with rows without advantage
     epochs: int = at_least(1, 1)  # passes over a step's samples
     minibatches: int = at_least(1, 1)  # optimizer steps per pass
     share_prefix: bool = True  # run a group's common prompt once for all its members

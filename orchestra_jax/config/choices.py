@@ -85,6 +85,27 @@ class Importance(Choice):
     icepop = "icepop"
 
 
+class RatioLevel(Choice):
+    """Over what the ratio of learner to engine is taken: a token, a sequence's product, or its geometric mean."""
+
+    token = "token"
+    sequence = "sequence"
+    geometric = "geometric"
+
+
+class FilteredRows(Choice):
+    """Rows without advantage (of groups that the filter dropped, mostly) while there is a KL or an entropy bonus.
+
+    drop: they are left out, as DAPO leaves out such groups: KL and bonus are over the rows of the policy term, and no
+    row is run for them alone. regularise: KL and bonus are over all rows, the policy term is divided by those with an
+    advantage. count: all terms are divided by all rows, as in GRPO without a filter.
+    """
+
+    drop = "drop"
+    regularise = "regularise"
+    count = "count"  # type: ignore[assignment]  # a method of str
+
+
 class InvalidMode(Choice):
     """What happens to members of a group that are malformed or gave no answer."""
 

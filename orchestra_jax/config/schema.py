@@ -173,6 +173,7 @@ class WarmStartConfig(Settings):
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(
             learning_rate=2e-2,
+            adam_learning_rate=1e-2,
             name=OptimizerName.muon,
             warmup_steps=20,
             schedule=Schedule.cosine,

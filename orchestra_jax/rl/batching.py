@@ -163,6 +163,15 @@ class MicroBatch:
         return float(jax.device_get(self.mask.sum(1).astype(bool).sum()))
 
     @property
+    def longest(self) -> float:
+        """Most tokens that carry loss in one sequence."""
+        return float(jax.device_get(self.mask.sum(1).max()))
+
+    def with_advantage(self) -> "MicroBatch":
+        """The batch in which only sequences with an advantage carry loss; for counting."""
+        return dataclasses.replace(self, mask=self.mask * self.advantages.astype(bool)[:, None])
+
+    @property
     def shards(self) -> int:
         """S."""
         return self.select.shape[0]

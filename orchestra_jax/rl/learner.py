@@ -26,6 +26,7 @@ from orchestra_jax.rl.distributed import agree_on_batches, batch_to_mesh, proces
 from orchestra_jax.rl.losses import aggregation_of
 from orchestra_jax.rl.objectives import (
     LearnerConfig,
+    Normalisers,
     TrainState,
     accumulate,
     apply_gradients,
@@ -198,31 +199,32 @@ class Learner:
             kl_scale: multiplies the KL coefficient.
             base: the frozen parameters under the adapters.
 
+        The policy term and the KL are divided by what `LossConfig.aggregation` says of their rows, the entropy bonus by
+        tokens. A "constant" that the config leaves open is sequences * sampled tokens of the longest of them, which no
+        padding changes.
+
         Returns:
             The new state, and metrics: those of `policy_loss` with loss, entropy, grad_norm and update_norm;
-            mismatch_mean and mismatch_max, importance_p01 and importance_p99 compare the policy before this step with
-            the engine; skipped is 1 where the loss or the gradient was not finite, and then the state is the old one,
-            bit for bit.
+            mismatch_mean and mismatch_max, importance_p01 and importance_p99, sequence_ess, sequence_product_* and
+            sequence_geometric_* (percentiles) compare the policy before this step with the engine; skipped is 1 where
+            the loss or the gradient was not finite, and then the state is the old one, bit for bit.
 
         Raises:
             ValueError: no micro-batch, or `base` is missing.
         """
         batches = self.place(batches)
-        aggregation = aggregation_of(self.cfg.loss)
-        if aggregation is Aggregation.token:
-            denominator = sum(batch.num_tokens for batch in batches)
-        elif aggregation is Aggregation.sequence:
-            denominator = sum(batch.num_sequences for batch in batches)
-        else:
-            denominator = self.cfg.loss.constant or float(sum(batch.mask.size for batch in batches))
-        return self._step(self._policy, state, batches, base, denominator, kl_scale)
+        carrying = batches if self.cfg.count_all else [batch.with_advantage() for batch in batches]
+        tokens = sum(batch.num_tokens for batch in batches)
+        normalisers = Normalisers(self._normaliser(carrying), self._normaliser(batches), tokens)
+        return self._step(self._policy, state, batches, base, normalisers, kl_scale)
 
     def supervised_step(
         self, state: TrainState, batches: Sequence[MicroBatch], *, base: Params | None = None
     ) -> tuple[TrainState, Mapping[str, float]]:
         """As `policy_step`, on the mean negative log-likelihood of the tokens that carry loss."""
         batches = self.place(batches)
-        return self._step(self._supervised, state, batches, base, sum(batch.num_tokens for batch in batches), 0.0)
+        tokens = sum(batch.num_tokens for batch in batches)
+        return self._step(self._supervised, state, batches, base, Normalisers(tokens, tokens, tokens), 0.0)
 
     def lowered(self, batch: MicroBatch) -> dict[str, jax.stages.Lowered]:
         """The gradient of one micro-batch and the optimizer step, lowered but not compiled; nothing is allocated.
@@ -234,8 +236,9 @@ class Learner:
         scalar = jax.ShapeDtypeStruct((), jnp.float32)
         sums = (jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), self._abstract_state.params), scalar)
         base = None if self.adapters is None else self._abstract_base
+        normalisers = Normalisers(scalar, scalar, scalar)
         return {
-            "gradients": self._policy.lower(sums, self._abstract_state.params, base, batch, scalar, scalar),
+            "gradients": self._policy.lower(sums, self._abstract_state.params, base, batch, normalisers, scalar),
             "update": self._apply.lower(self._abstract_state, sums),
         }
 
@@ -249,21 +252,32 @@ class Learner:
         state = TrainState(params, named(opt_state, replicate_others=True), scalar)  # type: ignore[arg-type]
         return state, params, named(self._abstract_base), batch_sharding(self.mesh, self.rules), scalar
 
+    def _normaliser(self, batches: Sequence[MicroBatch]) -> float:
+        """What the loss's aggregation divides by, for the tokens of these micro-batches that carry loss."""
+        aggregation = aggregation_of(self.cfg.loss)
+        if aggregation is Aggregation.token:
+            return sum(batch.num_tokens for batch in batches)
+        sequences = sum(batch.num_sequences for batch in batches)
+        if aggregation is Aggregation.sequence:
+            return sequences
+        return self.cfg.loss.constant or sequences * max(batch.longest for batch in batches)
+
     def _step(
         self,
         gradients: Callable[..., Any],
         state: TrainState,
         batches: Sequence[MicroBatch],
         base: Params | None,
-        denominator: float,
+        normalisers: Normalisers,
         kl_scale: float,
     ) -> tuple[TrainState, Mapping[str, float]]:
         if not batches:
             raise ValueError("An optimizer step needs at least one micro-batch.")
         if (base is None) != (self.adapters is None):
             raise ValueError("Pass base=, the frozen parameters, when the learner has adapters, and only then.")
-        replicated = None if self.mesh is None else [NamedSharding(self.mesh, PartitionSpec())] * 2
-        scalars = tree_to_mesh([np.float32(denominator), np.float32(kl_scale)], replicated)
+        scalars: Any = jax.tree.map(np.float32, (normalisers, kl_scale))
+        whole = None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+        scalars = tree_to_mesh(scalars, None if whole is None else jax.tree.map(lambda _: whole, scalars))
         sums, weights, found = self._zeros(), [], []
         for batch in batches:
             sums, metrics = gradients(sums, state.params, base, self._on_device(batch), *scalars)
@@ -282,17 +296,42 @@ _SUMMED = frozenset({"loss", "policy_loss", "kl_loss", "tokens", "sequences"})
 
 
 def _combine(found: Sequence[Mapping[str, np.ndarray]], weights: Sequence[float]) -> dict[str, float]:
-    """Metrics of a batch from those of its micro-batches: sums for losses and counts, extremes for `max`, else token
-    means; a loss is already divided by the whole batch's denominator. The mean of percentiles is near the batch's
-    percentile, not equal to it: rows are sorted by length before they are cut into micro-batches.
+    """Metrics of a batch from those of its micro-batches: sums for losses and counts, extremes for `max`, means over
+    sequences for shares of sequences, else token means; a loss is already divided by the whole batch's normaliser. The
+    mean of percentiles over tokens is near the batch's percentile, not equal to it: rows are sorted by length before
+    they are cut into micro-batches.
     """
     combined = {}
     for name in found[0]:
+        if np.ndim(found[0][name]):
+            continue
         values = np.array([float(metrics[name]) for metrics in found])
+        by_sequence = name.startswith("sequence_")
         if name in _SUMMED:
             combined[name] = float(values.sum())
         elif name.endswith("max"):
             combined[name] = float(values.max())
         else:
-            combined[name] = float(np.average(values, weights=np.maximum(weights, 1e-9)))
+            counts = [float(metrics["sequences"]) for metrics in found] if by_sequence else weights
+            combined[name] = float(np.average(values, weights=np.maximum(counts, 1e-9)))
+    if "sequence_log_ratios" in found[0]:
+        combined |= _sequence_figures(*(np.concatenate([metrics[name] for metrics in found]) for name in _PER_SEQUENCE))
     return combined
+
+
+_PER_SEQUENCE = ("sequence_log_ratios", "sequence_tokens")
+
+
+def _sequence_figures(log_ratios: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
+    """How far learner and engine are apart on whole sequences: the product of each one's ratios and their geometric
+    mean, as percentiles over the sequences, and the effective share of the sequences if the product weighed them.
+    """
+    log_ratios, tokens = log_ratios[tokens > 0].astype(np.float64), tokens[tokens > 0]
+    if not len(tokens):
+        return {}
+    relative = np.exp(log_ratios - log_ratios.max())  # the share does not depend on a common factor
+    figures = {"sequence_ess": float(relative.sum() ** 2 / (len(relative) * (relative**2).sum()))}
+    for name, logs in (("product", log_ratios), ("geometric", log_ratios / tokens)):
+        for percent in (1, 50, 99):
+            figures[f"sequence_{name}_p{percent:02d}"] = float(np.exp(np.clip(np.percentile(logs, percent), -700, 700)))
+    return figures

@@ -38,6 +38,23 @@ def init_state(params: Params, optimizer: optax.GradientTransformation) -> Train
     return TrainState(params, optimizer.init(masters), jnp.zeros((), jnp.int32))
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Normalisers:
+    """What the sums of a whole batch are divided by, so that its micro-batches add up to it.
+
+    Attributes:
+        policy: for the policy term (or the only one): tokens, sequences or the constant of the aggregation in force.
+        kl: the same for the KL, over the rows that carry it.
+        tokens: tokens that carry the entropy bonus, whatever the aggregation: a mean per token does not grow with
+            length.
+    """
+
+    policy: Any
+    kl: Any
+    tokens: Any
+
+
 @dataclass(frozen=True)
 class LearnerConfig:
     """What is compiled into the update.
@@ -48,6 +65,9 @@ class LearnerConfig:
         temperature: of the rollouts; the learner scores at the same.
         chunk: tokens of a batch shard whose logits exist at once; None for all.
         vocab_block: ids whose logits exist at once; None for all, which a head split over devices needs.
+        own_old: take `old` to be the policy that is differentiated, not the batch's: the same on the only update of a
+            batch, without a pass to score it, and exact, while two compiled programs may round differently.
+        count_all: rows without advantage count in the mean of the policy term.
     """
 
     loss: LossConfig
@@ -55,6 +75,8 @@ class LearnerConfig:
     temperature: float = 1.0
     chunk: int | None = None
     vocab_block: int | None = None
+    own_old: bool = False
+    count_all: bool = True
 
 
 def frozen_tree(params: Params, base: None) -> Params:
@@ -83,19 +105,21 @@ def policy_objective(
     params: PyTree[Array],
     base: Params | None,
     batch: MicroBatch,
-    denominator: Array,
+    normalisers: Normalisers,
     kl_scale: Array,
 ) -> tuple[Array, dict[str, Array]]:
     logprobs, entropy = score(compute(params, base), batch=batch)
+    old = jax.lax.stop_gradient(logprobs) if cfg.own_old else batch.old_logprobs
     loss, metrics = policy_loss(
         logprobs,
-        batch.old_logprobs,
+        old,
         batch.advantages,
         batch.mask,
         cfg.loss,
         rollout_logprobs=batch.rollout_logprobs,
         ref_logprobs=batch.ref_logprobs if cfg.loss.kl_coef else None,
-        denominator=denominator,
+        denominator=normalisers.policy,
+        kl_denominator=normalisers.kl,
         kl_scale=kl_scale,
     )
     tokens = jnp.maximum(batch.mask.sum(), 1.0)
@@ -105,8 +129,10 @@ def policy_objective(
     lowest, highest = masked_percentiles(jnp.exp(difference), batch.mask > 0, (1, 99))
     metrics |= {"mismatch_mean": gap.sum() / tokens, "mismatch_max": gap.max()}
     metrics |= {"importance_p01": lowest, "importance_p99": highest}
+    # Of every sequence, so that the batch's figures can be had from those of its micro-batches.
+    metrics |= {"sequence_log_ratios": (difference * batch.mask).sum(1), "sequence_tokens": batch.mask.sum(1)}
     if cfg.entropy_coef:
-        loss = loss - cfg.entropy_coef * entropy.sum() / denominator
+        loss = loss - cfg.entropy_coef * entropy.sum() / normalisers.tokens
     return loss, dict(metrics) | {"loss": loss, "entropy": entropy.sum() / tokens}
 
 
@@ -116,11 +142,11 @@ def supervised_objective(
     params: PyTree[Array],
     base: Params | None,
     batch: MicroBatch,
-    denominator: Array,
+    normalisers: Normalisers,
     kl_scale: Array,
 ) -> tuple[Array, dict[str, Array]]:
     logprobs, _ = score(compute(params, base), batch=batch)
-    loss = -(logprobs * batch.mask).sum() / denominator
+    loss = -(logprobs * batch.mask).sum() / normalisers.policy
     return loss, {"loss": loss}
 
 

@@ -11,7 +11,14 @@ from jaxtyping import Array, PyTree
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.config.choices import DType, OptimizerName, Schedule
 
-__all__ = ["OptimizerConfig", "RoundedState", "bfloat16_moments", "learning_rate", "make_optimizer"]
+__all__ = [
+    "OptimizerConfig",
+    "RoundedState",
+    "bfloat16_moments",
+    "layer_matrices",
+    "learning_rate",
+    "make_optimizer",
+]
 
 
 def learning_rate(cfg: OptimizerConfig, total_steps: int = 1) -> optax.Schedule:
@@ -43,12 +50,39 @@ def make_optimizer(cfg: OptimizerConfig, total_steps: int = 1) -> optax.Gradient
     """
     rate = learning_rate(cfg, total_steps)
     if cfg.name is OptimizerName.muon:
-        update = optax.contrib.muon(rate, adam_b1=cfg.b1, adam_b2=cfg.b2, weight_decay=cfg.weight_decay)
+        share = 1.0 if cfg.adam_learning_rate is None else cfg.adam_learning_rate / cfg.learning_rate
+        update = optax.contrib.muon(
+            rate,
+            adam_learning_rate=lambda step: share * rate(step),
+            adam_b1=cfg.b1,
+            adam_b2=cfg.b2,
+            weight_decay=cfg.weight_decay,
+            muon_weight_dimension_numbers=layer_matrices,
+        )
     else:
         update = optax.adamw(rate, b1=cfg.b1, b2=cfg.b2, weight_decay=cfg.weight_decay)
     if cfg.moment_dtype is DType.bfloat16:
         update = bfloat16_moments(update)
     return optax.chain(optax.clip_by_global_norm(cfg.max_grad_norm), update)
+
+
+def layer_matrices(params: PyTree) -> PyTree:
+    """What Muon orthogonalises: `MuonDimensionNumbers` at the matrices of layers, None at all else, which gets Adam.
+
+    A layer's matrix is known by its path and not by its rank: stacked layers (scan_layers) hold norm scales of rank 2
+    and matrices of rank 3, each of whose layers is orthogonalised by itself. Embedding and head are matrices too, but
+    their rows are ids, of which a batch has few: Muon would move all of them alike (Keller Jordan's Muon,
+    github.com/KellerJordan/Muon, gives embeddings, heads and what has one axis to AdamW).
+    """
+
+    def numbers(path: tuple[Any, ...], leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
+        names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
+        if not any(name.startswith("layers") for name in names):
+            return None
+        rank = leaf.ndim - ("layers" in names)  # of one layer
+        return optax.contrib.MuonDimensionNumbers(-2, -1) if rank >= 2 else None
+
+    return jax.tree_util.tree_map_with_path(numbers, params)
 
 
 class RoundedState(NamedTuple):

@@ -1,7 +1,9 @@
 """What the configuration asks the learner to do: rewards and advantages of a step, its batches, optimizers, losses."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,6 +11,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
+from orchestra_jax.config.choices import Aggregation, FilteredRows
+from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import MeshConfig, RewardConfig, RunConfig
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.lora import LoRA
@@ -17,7 +21,7 @@ from orchestra_jax.rl.advantages import group_advantages, informative_groups, me
 from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.groups import GroupArrays
 from orchestra_jax.rl.learner import Learner, LearnerConfig
-from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.losses import LossConfig, aggregation_of, recomputes_old
 from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.rewards import feature_matrix, preference_reward
@@ -109,7 +113,7 @@ def adapters(cfg: RunConfig) -> LoRA | None:
     return LoRA(lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None
 
 
-def _logits_at_once(model: DecoderConfig, mesh: Mesh | None) -> dict[str, int]:
+def _logits_at_once(model: DecoderConfig, mesh: Mesh | None) -> dict[str, Any]:
     """All ids of some tokens; on a CPU some ids of all tokens, which its cache holds, where all ids are too many."""
     by_block = mesh is None and jax.default_backend() == "cpu" and model.vocab_size > 4096
     return {"vocab_block": 512} if by_block else {"chunk": 2048}
@@ -127,11 +131,40 @@ def policy_updates(cfg: RunConfig) -> int:
     return max(1, cfg.steps * cfg.algorithm.epochs * cfg.algorithm.minibatches)
 
 
+def longest_response(limits: RolloutLimits) -> int:
+    """Tokens that one trajectory may sample."""
+    return min(limits.max_length, limits.max_turns * limits.max_new_tokens)
+
+
+def policy_loss_config(cfg: RunConfig) -> LossConfig:
+    """The loss with the divisor of the "constant" aggregation filled in: the sequences of an optimizer step times the
+    longest response (Liu et al. 2025, Dr. GRPO), whatever the rows' shapes and however many were filtered.
+    """
+    algorithm, loss = cfg.algorithm, cfg.algorithm.loss
+    if loss.constant is not None or aggregation_of(loss) is not Aggregation.constant:
+        return loss
+    sequences = algorithm.tasks_per_step * algorithm.group_size / algorithm.minibatches
+    return dataclasses.replace(loss, constant=sequences * longest_response(cfg.rollout.limits))
+
+
+def scores_old(algorithm: AlgorithmConfig) -> bool:
+    """Whether the learner scores a step's rows before it updates on them: for `old`, where it takes several updates.
+
+    On the only update of a batch `old` is the policy that is differentiated (`LearnerConfig.own_old`).
+    """
+    return recomputes_old(algorithm.loss) and algorithm.epochs * algorithm.minibatches > 1
+
+
 def policy_learner(cfg: RunConfig, model: DecoderConfig, mesh: Mesh | None = None) -> Learner:
     """The learner of the policy updates."""
     algorithm = cfg.algorithm
     learner = LearnerConfig(
-        algorithm.loss, algorithm.entropy_coef, cfg.rollout.temperature, **_logits_at_once(model, mesh)
+        policy_loss_config(cfg),
+        algorithm.entropy_coef,
+        cfg.rollout.temperature,
+        **_logits_at_once(model, mesh),
+        own_old=recomputes_old(algorithm.loss) and not scores_old(algorithm),
+        count_all=algorithm.filtered_rows is FilteredRows.count,
     )
     optimizer = make_optimizer(algorithm.optimizer, policy_updates(cfg))
     return Learner(model, learner, optimizer, mesh=mesh, adapters=adapters(cfg))

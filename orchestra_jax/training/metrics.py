@@ -27,11 +27,20 @@ _UPDATE = {
     "importance_ess": "importance/ess",
     "importance_p01": "importance/p01",
     "importance_p99": "importance/p99",
+    "sequence_ess": "importance/sequence_ess",
+    **{
+        f"sequence_{name}_p{percent}": f"importance/{name}_p{percent}"
+        for name in ("product", "geometric")
+        for percent in ("01", "50", "99")
+    },
+    "sequence_masked": "masked/sequences",
+    **{f"sequence_masked_{name}": f"masked/{name}" for name in ("geometric", "product", "veto")},
+    "icepop_fraction": "masked/tokens",
     "grad_norm": "grad_norm",
     "skipped": "updates/skipped",
 }
 # Of learner and engine: what they say before the first update of a step, everything else after the last one.
-_FIRST = ("mismatch_mean", "mismatch_max", "importance_p01", "importance_p99")
+_FIRST = ("mismatch", "importance_p", "sequence_")
 # `summarize`'s figures that have another name in metrics.jsonl.
 _SUMMARY = {"cost": "cost_usd", "latency": "latency_s", "refused": "calls/refused"}
 
@@ -59,7 +68,7 @@ def update_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Figures of a step's optimizer steps, in their order; empty without any."""
     if not found:
         return {}
-    merged = {**found[-1], **{name: found[0][name] for name in _FIRST}}
+    merged = {**found[-1], **{name: value for name, value in found[0].items() if name.startswith(_FIRST)}}
     merged["skipped"] = sum(metrics["skipped"] for metrics in found)
     return {shown: merged[name] for name, shown in _UPDATE.items() if name in merged}
 

@@ -7,12 +7,12 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from orchestra_jax.config.choices import Importance
+from orchestra_jax.config.choices import FilteredRows
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.models.base import Params
 from orchestra_jax.rl.batching import MicroBatch, sequences
 from orchestra_jax.rl.learner import Learner, TrainState
-from orchestra_jax.rl.setup import kl_share, policy_batches
+from orchestra_jax.rl.setup import kl_share, policy_batches, scores_old
 from orchestra_jax.types import Status, Trajectory
 
 
@@ -46,7 +46,7 @@ def update(
     minibatches = _minibatches(cfg, trajectories, advantages, learner.shards, pulled=pulled)
     found: list[Mapping[str, float]] = []
     with jax.transfer_guard("disallow"):
-        if algorithm.loss.importance is not Importance.none:
+        if scores_old(algorithm):
             minibatches = [
                 [learner.score(state.params, batch, base=base) for batch in batches] for batches in minibatches
             ]
@@ -71,11 +71,12 @@ def _minibatches(
 ) -> list[list[MicroBatch]]:
     """The micro-batches of each optimizer step of an epoch.
 
-    A trajectory with advantage 0 has a gradient only through the KL (`pulled`) or the entropy bonus, and is left out
-    where there is neither.
+    A trajectory with advantage 0 has a gradient only through the KL (`pulled`) or the entropy bonus. It is left out
+    where there is neither, and where `filtered_rows` says so.
     """
-    regularised = pulled or cfg.algorithm.entropy_coef > 0
-    size = len(trajectories) // cfg.algorithm.minibatches
+    algorithm = cfg.algorithm
+    regularised = (pulled or algorithm.entropy_coef > 0) and algorithm.filtered_rows is not FilteredRows.drop
+    size = len(trajectories) // algorithm.minibatches
     minibatches = []
     for first in range(0, len(trajectories), size):
         part = zip(trajectories[first : first + size], advantages[first : first + size], strict=True)

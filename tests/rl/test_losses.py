@@ -352,6 +352,9 @@ def test_aggregation_default_follows_the_loss():
         ({"importance_cap": 0.0}, "importance_cap"),
         ({"importance": "icepop", "importance_cap": 0.5}, "importance_cap"),
         ({"importance": "icepop", "importance_floor": 3.0}, "importance range"),
+        ({"importance_level": "turn"}, "token, sequence, geometric"),
+        ({"mask_product_low": 2.0, "mask_product_high": 0.5}, "mask_product_low=2.0 is above mask_product_high=0.5"),
+        ({"mask_veto": -1.0}, "mask_veto"),
     ],
 )
 def test_bad_configs(bad, message):
@@ -370,5 +373,7 @@ def test_missing_logprobs():
     data = batch()
     with pytest.raises(ValueError, match="rollout_logprobs"):
         call(data, LossConfig(importance="tis"))
+    with pytest.raises(ValueError, match="mask of sequences needs rollout_logprobs"):
+        call(data, LossConfig(mask_veto=1e-4))
     with pytest.raises(ValueError, match="ref_logprobs"):
         call(data, LossConfig(kl_coef=0.1))

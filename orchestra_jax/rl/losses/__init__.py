@@ -1,8 +1,9 @@
 """Policy-gradient losses, each chosen by name: `LOSSES`."""
 
 from orchestra_jax.config.algorithm import LossConfig
-from orchestra_jax.rl.losses.base import LOSSES, Loss, LossInputs, LossOutputs, aggregation_of
-from orchestra_jax.rl.losses.policy import kl_estimate, masked_percentiles, policy_loss
+from orchestra_jax.rl.losses.base import LOSSES, Loss, LossInputs, LossOutputs, aggregation_of, recomputes_old
+from orchestra_jax.rl.losses.masked import masked_percentiles
+from orchestra_jax.rl.losses.policy import kl_estimate, policy_loss
 
 __all__ = [
     "LOSSES",
@@ -14,4 +15,5 @@ __all__ = [
     "kl_estimate",
     "masked_percentiles",
     "policy_loss",
+    "recomputes_old",
 ]

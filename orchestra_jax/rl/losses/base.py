@@ -55,10 +55,13 @@ class Loss:
     Attributes:
         tokens: the function.
         aggregation: how token losses become one number where `LossConfig.aggregation` is None.
+        sequence_ratio: whether the ratio is over a whole sequence. Its log sums (or averages) every token's, and so
+            would sum the engine's rounding too: `old` must be the learner's own (`recomputes_old`).
     """
 
     tokens: Callable[[LossInputs], LossOutputs]
     aggregation: Aggregation = Aggregation.token
+    sequence_ratio: bool = False
 
 
 _SURROGATES = "orchestra_jax.rl.losses.surrogates"
@@ -77,3 +80,15 @@ def aggregation_of(cfg: LossConfig) -> Aggregation:
         ConfigError: there is no such loss.
     """
     return cfg.aggregation or LOSSES.get(cfg.loss).aggregation
+
+
+def recomputes_old(cfg: LossConfig) -> bool:
+    """Whether `old` has to be the learner's own log-probs at the start of the step, and not the engine's.
+
+    It has for a ratio over a sequence, and for every correction, which compares old with rollout. A ratio per token may
+    be taken against the engine's: PPO on the behaviour policy, with the mismatch of one token within the clip range.
+
+    Raises:
+        ConfigError: there is no such loss.
+    """
+    return LOSSES.get(cfg.loss).sequence_ratio or cfg.corrects

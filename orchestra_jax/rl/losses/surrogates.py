@@ -26,20 +26,17 @@ dapo = Loss(grpo.tokens)
 
 def _gspo(inputs: LossInputs) -> LossOutputs:
     """`exp(mean of log-ratios)` for all tokens of a sequence; its clip range is small, about 3e-4 and 4e-4."""
-    total = (inputs.logprobs - inputs.old_logprobs).sum(axis=-1, keepdims=True)
-    return clipped_surrogate(
-        inputs, _along_rows(total / jnp.maximum(inputs.mask.sum(axis=-1, keepdims=True), 1), inputs)
-    )
+    lengths = jnp.maximum(inputs.mask.sum(axis=-1, keepdims=True), 1)
+    return clipped_surrogate(inputs, _along_rows(lengths, inputs))
 
 
 def _sequence(inputs: LossInputs) -> LossOutputs:
     """The trajectory ratio of Eq. 4, `exp(sum of log-ratios)`, for all tokens of a sequence."""
-    total = (inputs.logprobs - inputs.old_logprobs).sum(axis=-1, keepdims=True)
-    return clipped_surrogate(inputs, _along_rows(total, inputs))
+    return clipped_surrogate(inputs, _along_rows(jnp.ones((len(inputs.mask), 1)), inputs))
 
 
-gspo = Loss(_gspo, Aggregation.sequence)
-sequence = Loss(_sequence, Aggregation.sequence)
+gspo = Loss(_gspo, Aggregation.sequence, sequence_ratio=True)
+sequence = Loss(_sequence, Aggregation.sequence, sequence_ratio=True)
 
 
 @Loss
@@ -71,7 +68,15 @@ def clipped_surrogate(inputs: LossInputs, ratio: Float[Array, "B T"]) -> LossOut
     return LossOutputs(tokens, ratio, held)
 
 
-def _along_rows(log_ratio: Float[Array, "B 1"], inputs: LossInputs) -> Float[Array, "B T"]:
-    """The ratio of each sequence at all of its tokens; its log is held within [-20, 20]."""
-    same = jnp.broadcast_to(log_ratio, inputs.mask.shape)
-    return jnp.exp(jnp.clip(same, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+def _along_rows(divisor: Float[Array, "B 1"], inputs: LossInputs) -> Float[Array, "B T"]:
+    """`exp(sum of log-ratios / divisor)` of each sequence at all of its tokens; the log is held within [-20, 20].
+
+    With `token_form` the gradient of token t of T is that of its own log-ratio times T / divisor: of the same sum over
+    equal tokens, but what weighs a token now weighs its own gradient.
+    """
+    differences = inputs.logprobs - inputs.old_logprobs
+    log_ratio = jnp.broadcast_to(differences.sum(axis=-1, keepdims=True) / divisor, inputs.mask.shape)
+    if inputs.cfg.token_form:
+        own = differences * inputs.mask.sum(axis=-1, keepdims=True) / divisor
+        log_ratio = jax.lax.stop_gradient(log_ratio) + own - jax.lax.stop_gradient(own)
+    return jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))

@@ -1,0 +1,102 @@
+"""What Muon orthogonalises: the matrices of layers, each by itself, stacked or not, and nothing else."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orchestra_jax.models.decoder import abstract_params, init_params
+from orchestra_jax.models.lora import LoRA, abstract_adapters
+from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.rl.optimizer import OptimizerConfig, layer_matrices, make_optimizer
+
+CONFIG = Qwen3Config(
+    vocab_size=40, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=8,
+    tie_word_embeddings=False, initializer_range=0.3,
+)  # fmt: skip
+MUON = OptimizerConfig(0.1, "muon", b2=0.95, max_grad_norm=1e9, adam_learning_rate=0.01)
+
+
+def stacked(tree):
+    """The unstacked tree in the layout of scan_layers."""
+    layers = [tree[f"layers_{i}"] for i in range(CONFIG.num_layers)]
+    rest = {name: value for name, value in tree.items() if not name.startswith("layers")}
+    return rest | {"layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
+
+
+def updates_of(params, gradients, cfg=MUON):
+    """The updates of two steps, the second of which has moments."""
+    optimizer = make_optimizer(cfg)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    found = []
+    for gradient in gradients:
+        moved, state = update(gradient, state, params)
+        found.append(moved)
+    return found
+
+
+def by_path(tree) -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+
+
+@pytest.fixture(scope="module")
+def moved():
+    """Updates of the unstacked and of the stacked policy, on the same gradients."""
+    params = init_params(CONFIG, jax.random.key(0))
+    gradients = [init_params(CONFIG, jax.random.key(seed)) for seed in (1, 2)]
+    return updates_of(params, gradients), updates_of(stacked(params), [stacked(g) for g in gradients])
+
+
+def test_stacked_layers_move_as_layers_of_their_own(moved):
+    plain, scanned = moved
+    for wanted, found in zip(plain, scanned, strict=True):
+        wanted, found = by_path(stacked(wanted)), by_path(found)
+        assert wanted.keys() == found.keys()
+        for path in wanted:
+            np.testing.assert_allclose(found[path], wanted[path], rtol=1e-5, atol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("layout", [0, 1], ids=["unstacked", "stacked"])
+def test_matrices_of_layers_are_orthogonalised_and_all_else_gets_adam(moved, layout):
+    first = by_path(moved[layout][0])
+    for path, update in first.items():
+        names = path.split("/")
+        if names[-1] == "kernel" and names[0].startswith("layers"):
+            for matrix in update.reshape(-1, *update.shape[-2:]):
+                singular = np.linalg.svd(matrix / 0.1, compute_uv=False)
+                singular /= max(1, matrix.shape[1] / matrix.shape[0]) ** 0.5
+                assert 0.5 < singular.min() < singular.max() < 1.5, path
+        else:
+            # Adam's first step moves every weight by its whole rate; Nesterov's momentum more than that.
+            np.testing.assert_allclose(np.abs(update), np.abs(update).max(), rtol=1e-3, err_msg=path)
+            assert 0.01 <= np.abs(update).max() < 0.02, path
+    kinds = {path.split("/")[0].split("_")[0] for path in first}
+    assert kinds == {"embed", "lm", "norm", "layers"}
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_what_muon_takes_is_known_by_path(scan):
+    config = CONFIG.replace(scan_layers=scan)
+    layers = ["layers"] if scan else [f"layers_{i}" for i in range(3)]
+    matrices = [f"{layer}/{name}/kernel" for layer in layers for name in ("q", "k", "v", "o", "gate", "up", "down")]
+    assert sorted(by_path(layer_matrices(abstract_params(config)))) == sorted(
+        f"{path}/{axis}" for path in matrices for axis in ("reduction_axis", "output_axis")
+    )
+    adapters = abstract_adapters(config, LoRA(2, 4.0, ("q",)))
+    assert len(jax.tree.leaves(layer_matrices(adapters))) == 2 * len(jax.tree.leaves(adapters))
+    biased = {"layers": {"q": {"bias": jnp.zeros((3, 8)), "kernel": jnp.zeros((3, 4, 8))}}}
+    assert layer_matrices(biased)["layers"]["q"]["bias"] is None
+
+
+def test_the_rate_of_adam_beside_muon_follows_the_same_schedule():
+    cfg = OptimizerConfig(0.1, "muon", warmup_steps=4, schedule="linear", max_grad_norm=1e9, adam_learning_rate=0.002)
+    params = {"norm": jnp.ones(5), "layers_0": {"q": {"kernel": jnp.ones((4, 4))}}}
+    gradient = {"norm": jnp.ones(5), "layers_0": {"q": {"kernel": jnp.eye(4)}}}
+    optimizer, alike = (make_optimizer(c, 8) for c in (cfg, OptimizerConfig(**vars(cfg) | {"adam_learning_rate": 0.1})))
+    states = [optimizer.init(params), alike.init(params)]
+    for _ in range(6):
+        small, states[0] = optimizer.update(gradient, states[0], params)
+        large, states[1] = alike.update(gradient, states[1], params)
+        np.testing.assert_allclose(small["norm"], 0.02 * large["norm"], rtol=1e-5)
+        np.testing.assert_array_equal(small["layers_0"]["q"]["kernel"], large["layers_0"]["q"]["kernel"])

@@ -1,0 +1,232 @@
+"""What a step's update is divided by, which rows it runs, and whose log-probs are `old`."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from orchestra_jax.config.algorithm import AlgorithmConfig, LossConfig
+from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.models.decoder import init_params
+from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.rl.batching import MicroShapes, micro_batches, sequences
+from orchestra_jax.rl.learner import Learner, LearnerConfig
+from orchestra_jax.rl.setup import policy_learner
+from orchestra_jax.training import update as update_module
+from orchestra_jax.training.update import update
+from orchestra_jax.types import Preference, Trajectory, Turn
+from tests.config.test_checks import compose
+from tests.rl.trajectories import task, trajectory
+
+MODEL = Qwen3Config(
+    vocab_size=32, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
+    tie_word_embeddings=True, initializer_range=0.3,
+)  # fmt: skip
+PARAMS = init_params(MODEL, jax.random.key(0))
+ROUNDED = jax.tree.map(lambda leaf: leaf.astype("bfloat16").astype("float32"), PARAMS)
+TASK = task("task", "", Preference("", "", {}))
+GROUPS, MEMBERS = 8, 2
+ADVANTAGES = np.zeros(GROUPS * MEMBERS, np.float32)
+ADVANTAGES[:MEMBERS] = 1.0, -1.0  # of eight groups one is kept
+
+
+def trajectories(count: int, lengths: tuple[int, int] = (6, 20), seed: int = 0) -> list[Trajectory]:
+    """Random ids after a prompt of three, with made-up log-probs of the engine."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        sampled = rng.integers(1, 32, int(rng.integers(*lengths, endpoint=True))).tolist()
+        found.append(trajectory(TASK, Turn((1, 2, 3), tuple(sampled), (-3.4,) * len(sampled), 0, "stop", "", (), ())))
+    return found
+
+
+def with_logprobs(made: list[Trajectory], scores: np.ndarray) -> list[Trajectory]:
+    """The trajectories with these log-probs of the engine, [N, T] from the first sampled token on."""
+    found = []
+    for item, values in zip(made, scores, strict=True):
+        (turn,) = item.turns
+        found.append(
+            trajectory(TASK, dataclasses.replace(turn, logprobs=tuple(values[: len(turn.sampled_ids)].tolist())))
+        )
+    return found
+
+
+def run_config(loss: LossConfig, longest: int = 32, **algorithm) -> RunConfig:
+    algorithm = {
+        "tasks_per_step": GROUPS,
+        "group_size": MEMBERS,
+        "packing": True,
+        "micro_tokens": 4 * longest,
+    } | algorithm
+    rollout = RolloutConfig(limits=RolloutLimits(max_turns=2, max_length=longest, max_new_tokens=longest))
+    return RunConfig(algorithm=AlgorithmConfig(loss=loss, **algorithm), rollout=rollout)
+
+
+def recorder() -> optax.GradientTransformation:
+    """Keeps the gradient as its state and changes no parameter."""
+    zeros = functools.partial(jax.tree.map, jnp.zeros_like)
+    return optax.GradientTransformation(zeros, lambda grads, state, params=None: (zeros(grads), grads))
+
+
+def one_update(cfg: RunConfig, made: list[Trajectory], advantages: np.ndarray):
+    """Metrics of each optimizer step, without moving a parameter."""
+    learner = policy_learner(cfg, MODEL)
+    learner = Learner(MODEL, learner.cfg, recorder())
+    with jax.transfer_guard("allow"):
+        state, metrics = update(
+            cfg,
+            learner,
+            learner.init(PARAMS),
+            made,
+            advantages,
+            step=0,
+            base=None,
+            reference=learner.place_params(PARAMS),
+        )
+    return state.opt_state, metrics
+
+
+def scores_of(params, made: list[Trajectory]) -> np.ndarray:
+    """The learner's log-probs of the sampled tokens, [N, T]."""
+    rows = [row for item in made for row in sequences(item, 1.0)]
+    width = max(len(row.tokens) for row in rows)
+    (batch,) = micro_batches(rows, MicroShapes(width * len(rows), (width,), (), response_fractions=()))
+    learner = Learner(MODEL, LearnerConfig(LossConfig()), recorder())
+    return np.asarray(learner.score(params, batch).old_logprobs)[:, 3:]
+
+
+# --- whose log-probs are old -----------------------------------------------------------------------------------------
+
+LONG = 400
+SAMPLES = 24
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """Trajectories of LONG tokens with the log-probs of engines that compute what the learner does, up to rounding."""
+    made = trajectories(SAMPLES, (LONG, LONG))
+    exact = scores_of(PARAMS, made)
+    noise = np.random.default_rng(1).standard_normal(exact.shape)
+    return {
+        # Summed over a trajectory, that of .02 a token over 4,000 tokens: sd 1.26.
+        "noise": with_logprobs(made, exact + 0.02 * (4000 / LONG) ** 0.5 * noise),
+        "bf16": with_logprobs(made, scores_of(ROUNDED, made)),
+    }
+
+
+def signs() -> np.ndarray:
+    return np.where(np.arange(SAMPLES) % 2, 1.0, -1.0).astype(np.float32)
+
+
+def paper_loss(**changed) -> LossConfig:
+    """The loss of conf/algorithm/paper.yaml."""
+    return dataclasses.replace(compose(["algorithm=paper"]).algorithm.loss, **changed)
+
+
+@pytest.mark.parametrize("engine", ["noise", "bf16"])
+@pytest.mark.parametrize("loss", ["sequence", "gspo"])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_no_trajectory_is_silenced_by_the_engines_rounding(engines, engine, loss, epochs):
+    """The first update is on-policy: every ratio is 1 and nothing is clipped, whatever the engine rounds."""
+    tight = {"clip_low": 3e-4, "clip_high": 4e-4} if loss == "gspo" else {}
+    cfg = run_config(
+        paper_loss(loss=loss, **tight), LONG + 3, tasks_per_step=SAMPLES // 2, epochs=epochs, response_fractions=[]
+    )
+    _, metrics = one_update(cfg, engines[engine], signs())
+    assert len(metrics) == epochs
+    for found in metrics:  # the recorder moves nothing, so the second update is on-policy too
+        assert found["clip_fraction_low"] == found["clip_fraction_high"] == 0
+        assert found["ratio_p01"] == pytest.approx(1, abs=1e-4 if epochs > 1 else 0)
+        assert found["ratio_p99"] == pytest.approx(1, abs=1e-4 if epochs > 1 else 0)
+        # The engine is measured all the same, and is no other policy.
+        assert found["mismatch_mean"] > 1e-3
+        assert found["sequence_masked"] == 0
+    if engine == "noise":
+        assert metrics[0]["sequence_product_p01"] < 0.3
+        assert metrics[0]["sequence_product_p99"] > 3
+        assert metrics[0]["sequence_ess"] < 0.7
+        assert 0.99 < metrics[0]["sequence_geometric_p01"] < metrics[0]["sequence_geometric_p99"] < 1.01
+
+
+def test_a_trajectory_of_another_policy_is_masked(engines):
+    """One engine in 24 had other weights: its trajectory's geometric mean is far off, and only that is masked."""
+    made = list(engines["bf16"])
+    (turn,) = made[5].turns
+    (made[5],) = with_logprobs([made[5]], np.array([turn.logprobs]) - 0.05)
+    cfg = run_config(paper_loss(), LONG + 3, tasks_per_step=SAMPLES // 2, response_fractions=[])
+    gradient, (metrics,) = one_update(cfg, made, signs())
+    assert metrics["sequence_masked"] == pytest.approx(1 / SAMPLES)
+    assert metrics["sequence_masked_geometric"] == pytest.approx(1 / SAMPLES)
+    assert metrics["sequence_masked_veto"] == 0
+    alone = np.where(np.arange(SAMPLES) == 5, 1.0, 0.0).astype(np.float32)
+    gradient, (metrics,) = one_update(cfg, made, alone)
+    assert metrics["sequence_masked"] == 1
+    assert metrics["policy_loss"] == 0
+    assert optax.tree.norm(gradient) < 1e-6
+
+
+# --- what the terms are divided by -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["grpo", "sequence", "gspo", "dr_grpo"])
+def test_the_entropy_bonus_is_a_mean_over_tokens(loss):
+    made, advantages = trajectories(GROUPS * MEMBERS), np.tile([1.0, -0.5], GROUPS).astype(np.float32)
+    losses = []
+    for coefficient in (0.0, 0.5):
+        _, (metrics,) = one_update(run_config(LossConfig(loss), entropy_coef=coefficient), made, advantages)
+        losses.append(metrics["loss"])
+    assert losses[0] - losses[1] == pytest.approx(0.5 * metrics["entropy"], rel=1e-4)
+
+
+def test_padding_is_no_part_of_the_constant():
+    rows = [row for i, item in enumerate(trajectories(6)) for row in sequences(item, 1.0 - i % 2)]
+    learner = Learner(MODEL, LearnerConfig(LossConfig("dr_grpo")), recorder())
+    found = []
+    for tokens, width in ((23 * 6, 23), (64 * 8, 64), (23, 23)):
+        state = learner.init(PARAMS)
+        state, metrics = learner.policy_step(state, micro_batches(rows, MicroShapes(tokens, (width,), ())))
+        found.append((metrics["loss"], metrics["grad_norm"]))
+    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-4)
+
+
+def test_the_constant_of_a_run_is_its_sequences_times_the_longest_response():
+    cfg = run_config(LossConfig("dr_grpo"), minibatches=2)
+    assert policy_learner(cfg, MODEL).cfg.loss.constant == GROUPS * MEMBERS / 2 * 32
+    short = dataclasses.replace(cfg, rollout=RolloutConfig(limits=RolloutLimits(2, 2, 32, max_new_tokens=5)))
+    assert policy_learner(short, MODEL).cfg.loss.constant == GROUPS * MEMBERS / 2 * 10
+    assert policy_learner(run_config(LossConfig("dr_grpo", constant=7.0)), MODEL).cfg.loss.constant == 7.0
+    assert policy_learner(run_config(LossConfig("grpo")), MODEL).cfg.loss.constant is None
+
+
+@pytest.mark.parametrize("filtered", ["drop", "regularise", "count"])
+@pytest.mark.parametrize("loss", ["grpo", "sequence"])
+def test_filtered_rows_do_not_thin_the_gradient(loss, filtered, monkeypatch):
+    """A KL of no weight changes nothing; only `count` divides by all rows, and only `drop` does not run them."""
+    made, run = trajectories(GROUPS * MEMBERS, (12, 12)), []
+
+    def recorded(cfg, rows, shards, original=update_module.policy_batches):
+        run.append(len(rows))
+        return original(cfg, rows, shards)
+
+    monkeypatch.setattr(update_module, "policy_batches", recorded)
+    cfg = run_config(LossConfig(loss))
+    _, (plain,) = one_update(cfg, made, ADVANTAGES)
+    cfg = run_config(LossConfig(loss, kl_coef=1e-9), filtered_rows=filtered)
+    _, (pulled,) = one_update(cfg, made, ADVANTAGES)
+    assert run == [MEMBERS, MEMBERS if filtered == "drop" else GROUPS * MEMBERS]
+    thinner = GROUPS if filtered == "count" else 1
+    assert pulled["grad_norm"] == pytest.approx(plain["grad_norm"] / thinner, rel=1e-4)
+    assert pulled["policy_loss"] == pytest.approx(plain["policy_loss"] / thinner, rel=1e-4, abs=1e-6)
+    # The KL is a mean over the rows that are run.
+    assert pulled["sequences"] == run[1]
+
+
+def test_nothing_is_filtered_by_default_but_by_its_name():
+    assert AlgorithmConfig().filtered_rows == "drop"
+    assert compose([]).algorithm.filtered_rows == "count"  # the quickstart's pull acts on all rollouts
+    assert compose(["algorithm=paper"]).algorithm.filtered_rows == "drop"
