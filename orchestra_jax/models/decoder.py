@@ -52,14 +52,18 @@ def apply_rope(
 
 
 class Dense(nn.Dense):
-    """x @ kernel, plus (x @ lora_a) @ lora_b where the parameters hold these two leaves (`models.lora.attach`)."""
+    """x @ kernel; with the leaves lora_a and lora_b (`models.lora.attach`) the kernel is the merged matrix.
+
+    The two leaves then get the gradient of (x @ lora_a) @ lora_b, which adds 0 to the value, and x that of the kernel.
+    """
 
     def __call__(self, x: Float[Array, "N in"]) -> Float[Array, "N out"]:
         y = super().__call__(x)
         if not self.has_variable("params", "lora_a"):
             return y
         lora_a, lora_b = (self.get_variable("params", name).astype(y.dtype) for name in ("lora_a", "lora_b"))
-        return y + (x.astype(y.dtype) @ lora_a) @ lora_b
+        change = (jax.lax.stop_gradient(x).astype(y.dtype) @ lora_a) @ lora_b
+        return y + (change - jax.lax.stop_gradient(change))
 
 
 class Block(nn.Module):

@@ -1,6 +1,9 @@
 """LoRA: a frozen base and low-rank adapters of its matrices, trained alone, exported as PEFT writes them.
 
-An adapted matrix computes x W + (alpha / r) (x A) B (Hu et al. 2021, section 4.1). Adapters are a tree of their own:
+An adapted matrix is W + (alpha / r) A B (Hu et al. 2021, section 4.1), rounded to the base's dtype for the learner as
+for the engine: both run `merge`'s matrix, and a change that a bf16 weight cannot hold is in neither. With (x A) B added
+in the forward pass the learner's would be a policy that no engine samples from. The gradient passes by the rounding,
+and the fp32 adapters collect small changes until a weight takes its next value. Adapters are a tree of their own:
 
     layers_<i>, or layers           one dict per layer, or one dict whose leaves have a leading layer axis (scan_layers)
         q, k, v, o, gate, up, down  {"lora_a": [in, r], "lora_b": [r, out]}; the targets only
@@ -104,16 +107,18 @@ def abstract_adapters(config: DecoderConfig, lora: LoRA) -> dict[str, Any]:
 
 
 def attach(base: Params, adapters: Adapters, lora: LoRA) -> dict[str, Any]:
-    """The base's parameters with the adapters in its matrices' dicts, lora_b times alpha / rank: what `forward` runs.
+    """`merge`'s parameters with the adapters in its matrices' dicts, lora_b times alpha / rank: what `forward` runs.
 
-    Differentiable in the adapters; the base's arrays are the same ones, not copies.
+    Its value is that of the merged matrices to the bit. Differentiable in the adapters alone, through (x A) B; what is
+    not adapted is the base's own array, not a copy.
 
     Raises:
         ValueError: the adapters are not of this base's layers, targets or shapes, or not of this rank.
     """
 
     def join(kernel: Any, pair: Mapping[str, Any]) -> dict[str, Any]:
-        return {"lora_a": pair["lora_a"], "lora_b": pair["lora_b"] * lora.scale}
+        merged = jax.lax.stop_gradient(_merged(kernel, pair, lora))
+        return {"kernel": merged, "lora_a": pair["lora_a"], "lora_b": pair["lora_b"] * lora.scale}
 
     return _with_adapters(base, adapters, lora, join)
 
@@ -126,10 +131,7 @@ def merge(base: Params, adapters: Adapters, lora: LoRA) -> dict[str, Any]:
     """
 
     def add(kernel: Any, pair: Mapping[str, Any]) -> dict[str, Any]:
-        # HIGHEST: a GPU would multiply fp32 matrices in TF32.
-        a, b = (pair[name].astype(jnp.float32) for name in ("lora_a", "lora_b"))
-        change = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST) * lora.scale
-        return {"kernel": (kernel.astype(jnp.float32) + change).astype(kernel.dtype)}
+        return {"kernel": _merged(kernel, pair, lora)}
 
     return _with_adapters(base, adapters, lora, add)
 
@@ -206,6 +208,14 @@ def load_peft(folder: str | Path, config: DecoderConfig) -> tuple[LoRA, dict[str
             return lora, _read_tensors(folder, config, lora, tensors)
     except SafetensorError as error:
         raise ValueError(f"{str(folder / _WEIGHTS)!r} is damaged ({error}); save or download it again.") from error
+
+
+def _merged(kernel: Any, pair: Mapping[str, Any], lora: LoRA) -> jax.Array:
+    """W + (alpha / r) A B, summed in fp32 and rounded once."""
+    # HIGHEST: a GPU would multiply fp32 matrices in TF32.
+    a, b = (pair[name].astype(jnp.float32) for name in ("lora_a", "lora_b"))
+    change = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST) * lora.scale
+    return cast(jax.Array, (kernel.astype(jnp.float32) + change).astype(kernel.dtype))
 
 
 def _layers(params: Params) -> list[str]:

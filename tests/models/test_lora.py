@@ -140,6 +140,31 @@ def test_compute_dtype(config) -> None:
     assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
 
 
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+@pytest.mark.parametrize("config", LAYOUTS)
+def test_learner_and_engine_run_one_policy_whatever_the_base_rounds(config, stored) -> None:
+    """Changes of some thousandths of a weight: bf16 rounds them away, or up to its next value."""
+    base = jax.tree.map(lambda x: x.astype(stored), base_of(config))
+    small = jax.tree.map(lambda x: 0.03 * x, trained(config, ALL))
+    served = merge(base, small, ALL)
+    for compute in ("float32", "bfloat16"):
+        computed = config.replace(dtype=compute)
+
+        @functools.partial(jax.jit, static_argnums=1)
+        def learner(base, config, adapters):
+            return run(attach(base, adapters, ALL), config)
+
+        mine, engines = (jax.nn.log_softmax(scores.astype(jnp.float32)) for scores in (
+            learner(base, computed, small), run(served, computed)
+        ))  # fmt: skip
+        kl = float((jnp.exp(mine) * (mine - engines)).sum(-1).mean())
+        assert abs(kl) < 1e-6, (compute, kl)
+    # The change is there, and its gradient too.
+    assert float(jnp.abs(run(served, config) - run(base, config)).max()) > 1e-3
+    gradient = jax.grad(lambda tree: loss(attach(base, tree, ALL), config))(small)
+    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradient))
+
+
 def test_without_adapters_the_program_is_the_same() -> None:
     """No leaf and no operation more than a model that knows nothing of adapters."""
     text = run.lower(base_of(CONFIG), CONFIG).as_text()
