@@ -1,5 +1,6 @@
 """JSON over HTTP: the client of every server that is called, and one kind of error for all that can go wrong."""
 
+import asyncio
 import importlib
 import json
 import math
@@ -9,6 +10,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from orchestra_jax.stopwatch import queued
 from orchestra_jax.types import InfrastructureError
 
 if TYPE_CHECKING:
@@ -127,6 +129,7 @@ class JsonClient:
             stop=stop_after_attempt(self._retries + 1),
             retry=retry_if_exception(lambda error: isinstance(error, ServerError) and error.may_pass),
             wait=self._pause,
+            sleep=lambda seconds: queued(asyncio.sleep(seconds)),
             reraise=True,
         )
         return await retrying(self._json, "POST", path, data, timeout_s)

@@ -1,6 +1,6 @@
 """The nouns everybody shares: plain frozen dataclasses, no JAX, no I/O."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -35,6 +35,7 @@ class ToolSpec:
         latency_s: typical seconds per call shown in the menu, or None when unknown.
         local: whether the tool runs on the user's own machine.
         traits: what a user may prefer it for, see `data.preferences`; never shown, as the description says it in words.
+        terminal: whether its result ends the task.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ToolSpec:
     latency_s: float | None = None
     local: bool = False
     traits: tuple[str, ...] = ()
+    terminal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Usage:
         role: "orchestrator" | "tool" | "judge" | "user_simulator"; see TRAJECTORY_ROLES.
         prompt_tokens, cached_tokens, completion_tokens: tokens; `cached_tokens` is a part of `prompt_tokens`.
         cost_usd: dollars.
-        seconds: seconds on the clock that rewards use (simulated where the world says so).
+        seconds: seconds of work on the clock that rewards use (simulated where the world says so).
         price_list: id of the price list that was applied.
         estimated: the tokens are our own count, or a worst case, because the provider reported none.
     """
@@ -184,7 +186,7 @@ class Trajectory:
         status: how it ended; `reason`: one sentence for every status but COMPLETED.
         answer: the final answer, None without one.
         solved: r_outcome of Eq. 1.
-        ledger: every call's row; cost and latency are sums over it.
+        ledger: every call's row; the cost is the sum over it, the latency is not (calls of a turn run side by side).
     """
 
     task: Task
@@ -211,7 +213,8 @@ class Trajectory:
 
     @property
     def latency_s(self) -> float:
-        return sum(row.seconds for row in self.ledger if row.role in TRAJECTORY_ROLES)
+        """Clock(τ) of Eq. 2: the seconds of all generations, and of each turn's calls those of the longest."""
+        return work_seconds(self.ledger) - sum(map(_saved, self.turns))
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -228,3 +231,14 @@ class Trajectory:
     def refused(self) -> int:
         """Number of calls that were refused; see `ToolResult`."""
         return sum(result.refused for turn in self.turns for result in turn.results)
+
+
+def work_seconds(rows: Iterable[Usage]) -> float:
+    """Seconds of the rows that make up a trajectory's latency, one after another."""
+    return sum(row.seconds for row in rows if row.role in TRAJECTORY_ROLES)
+
+
+def _saved(turn: Turn) -> float:
+    """What it saved that the calls of the turn ran side by side."""
+    seconds = [work_seconds(result.usage) for result in turn.results]
+    return sum(seconds) - max(seconds, default=0.0)

@@ -11,13 +11,14 @@ class RolloutLimits(Settings):
     """Bounds of one trajectory."""
 
     max_turns: int = at_least(50, 1)  # generations of the policy, the answer included
-    max_calls: int = at_least(50, 1)  # tool calls that are executed
+    max_calls: int = at_least(50, 1)  # tool calls, refused ones included
     max_length: int = at_least(32_000, 2)  # tokens of one sequence, prompt included
     max_new_tokens: int = at_least(8_000, 1)  # tokens of one generation
-    retries: int = at_least(2, 0)  # new tries after an infrastructure failure
-    deadline_s: float = above(600.0, 0)  # wall-clock seconds of one try; a longer one is an infrastructure failure
-    turn_deadline_s: float | None = above(None, 0)  # of one generation, its wait for a place included; null: none
-    tool_deadline_s: float | None = above(None, 0)  # of one tool call; null: none
+    retries: int = at_least(2, 0)  # new tries of a generation, call or score after an infrastructure failure
+    # Seconds of work, without waits for a place or for new weights.
+    deadline_s: float = above(600.0, 0)  # of a trajectory: then it ends without an answer
+    turn_deadline_s: float | None = above(None, 0)  # of one generation, else it is tried again; null: deadline_s
+    tool_deadline_s: float | None = above(None, 0)  # of one tool call, likewise
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ by threads of their own: XLA uses a second core for two small programs far bette
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -15,11 +16,12 @@ from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.engines.base import Generation, SamplingParams, check_request, generation
 from orchestra_jax.engines.slot_cache import MAX_STOP_IDS, Row, SlotCache
 from orchestra_jax.models.base import DecoderConfig
+from orchestra_jax.stopwatch import Stopwatch, current, queued
 
 
 @dataclass
 class _Request:
-    """A generation under way."""
+    """A generation under way; its seconds of work are those of the steps that it takes part in."""
 
     session: int
     prompt: tuple[int, ...]
@@ -29,6 +31,7 @@ class _Request:
     logprobs: list[float] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)  # (weight version, tokens) in order
     cached: int = 0
+    watch: Stopwatch = field(default_factory=current)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -111,7 +114,7 @@ class EmbeddedEngine:
         self._waiting[key] = request
         self._wake.set()
         try:
-            return await request.future
+            return await queued(request.future)  # `_step` counts what is work
         finally:
             self._forget(request)  # still there only if the caller was cancelled
             if own:
@@ -179,7 +182,7 @@ class EmbeddedEngine:
     def _step(self) -> None:
         """Admits what has or gets a slot, then decodes a chunk of everything that runs."""
         admitted = self._admit()
-        work: list[tuple[SlotCache, list[_Request]]] = []
+        start, work = time.perf_counter(), list[tuple[SlotCache, list[_Request]]]()
         for cache in self._caches:
             here = [session for session in sorted(self._running) if self._place[session][0] is cache]
             if here:
@@ -197,8 +200,10 @@ class EmbeddedEngine:
             futures = [self._pool.submit(advance, part) for part in work]
             wait(futures)  # all of them: after an error no thread may go on with its cache
             chunks = [future.result() for future in futures]
+        seconds = time.perf_counter() - start
         for (_, requests), found in zip(work, chunks, strict=True):
             for request, (tokens, logprobs) in zip(requests, found, strict=True):
+                request.watch.add(seconds)
                 self._record(request, tokens, logprobs)
 
     def _admit(self) -> set[int]:

@@ -48,7 +48,10 @@ class Episode(Protocol):
     def tools(self) -> tuple[ToolSpec, ...]: ...
 
     async def step(self, call: ToolCall) -> ToolResult:
-        """Executes one call. An unknown tool or bad arguments give an `is_error` result.
+        """Executes one call. An unknown tool or bad arguments give a result that is `refused`.
+
+        A call that raised InfrastructureError or was cancelled, as it was overdue, is made again: it must not have
+        changed the environment.
 
         Raises:
             InfrastructureError: the tool failed through no fault of the policy; the sample is invalid.

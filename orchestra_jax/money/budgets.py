@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from orchestra_jax.stopwatch import queued
 from orchestra_jax.types import Usage
 
 
@@ -145,7 +146,7 @@ class Budget:
             call._granted = asyncio.get_running_loop().create_future()
             blocked._waiting.append(call)
         try:
-            await call._granted
+            await queued(call._granted)
         except asyncio.CancelledError:
             call.release()  # it may have been granted meanwhile
             raise

@@ -3,6 +3,8 @@
 import asyncio
 import time
 
+from orchestra_jax.stopwatch import waiting
+
 
 class Limiter:
     """Shared by everything that calls one provider, in one event loop.
@@ -32,16 +34,17 @@ class Limiter:
 
     async def acquire(self) -> None:
         """Returns when the next request may start; `release` must follow once it has ended."""
-        await self._places.acquire()
-        try:
-            async with self._start:
-                # Looks again after each sleep: a `pause` may have come meanwhile.
-                while (wait := self._next_start - time.monotonic()) > 0:  # noqa: ASYNC110  no event ends a pause
-                    await asyncio.sleep(wait)
-                self._next_start = time.monotonic() + self._spacing_s
-        except BaseException:
-            self._places.release()
-            raise
+        with waiting():
+            await self._places.acquire()
+            try:
+                async with self._start:
+                    # Looks again after each sleep: a `pause` may have come meanwhile.
+                    while (wait := self._next_start - time.monotonic()) > 0:  # noqa: ASYNC110  no event ends a pause
+                        await asyncio.sleep(wait)
+                    self._next_start = time.monotonic() + self._spacing_s
+            except BaseException:
+                self._places.release()
+                raise
 
     def release(self) -> None:
         """Ends a request that `acquire` let through."""

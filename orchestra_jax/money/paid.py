@@ -18,6 +18,7 @@ from orchestra_jax.money.budgets import Budget, Reservation
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import Recorded
+from orchestra_jax.stopwatch import queued
 from orchestra_jax.types import InfrastructureError, Usage
 
 GRACE_S = 600.0  # how long a request whose caller gave up may still take
@@ -213,9 +214,9 @@ class PaidCalls:
         jitter = self._backoff_s * self._jitter.uniform(0.5, 1.5)
         if wait_s is not None:
             self._limiter.pause(wait_s)
-            await asyncio.sleep(wait_s + jitter)
+            await queued(asyncio.sleep(wait_s + jitter))
         else:
-            await asyncio.sleep(min(jitter * 2**attempt, _LONGEST_BACKOFF_S))
+            await queued(asyncio.sleep(min(jitter * 2**attempt, _LONGEST_BACKOFF_S)))
 
     def _background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)

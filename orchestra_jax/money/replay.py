@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.money.store import CANONICAL, Recorded, Writer, connect, decode, encode, key, open_to_read
+from orchestra_jax.stopwatch import queued
 
 
 class ReplayMiss(Exception):  # noqa: N818  named like the fact it states
@@ -87,7 +88,7 @@ class Replay:
                 raise ReplayMiss(f"No {kind!r} call {short} was recorded; record it with mode replay_or_record.")
         under_way = self._flights.get(name)
         if under_way is not None:
-            await asyncio.wait([under_way])
+            await queued(asyncio.wait([under_way]))  # the work is that of the caller who began it
             if not under_way.cancelled() and under_way.exception() is None:
                 return under_way.result()
         task = asyncio.create_task(self._run(name, kind, request, run))

@@ -16,7 +16,7 @@ class GroupArrays:
     Attributes:
         tool_counts: executed calls of each tool of the instance's menu, menu order.
         solved, completed, failed: r_outcome; the trajectory gave an answer; infrastructure failure.
-        cost_usd, latency_s: sums over the trajectory's ledger.
+        cost_usd, latency_s: of the trajectory.
         preference: P in the feature order of `rewards.feature_matrix`.
         tool_mask: features that exist for the instance.
     """

@@ -15,8 +15,14 @@ from orchestra_jax.types import Task, ToolCall, ToolResult
 class Actor(Protocol):
     """Chooses the next output of one trajectory."""
 
-    async def act(self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int) -> Generation:
-        """The next generation, given the whole sequence so far and the results observed so far."""
+    async def act(
+        self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int
+    ) -> Generation:
+        """The next generation, given the whole sequence so far and the results observed so far.
+
+        Args:
+            attempt: how often it was tried before and failed.
+        """
         ...
 
     def end(self) -> None:
@@ -24,8 +30,8 @@ class Actor(Protocol):
         ...
 
 
-# The actor of (group, member, attempt).
-MakeActor = Callable[[int, int, int], Actor]
+# The actor of (group, member).
+MakeActor = Callable[[int, int], Actor]
 
 
 class EngineActor:
@@ -39,9 +45,11 @@ class EngineActor:
         self._engine, self._params, self._seed, self._max_length = engine, params, seed, max_length
         self._session = engine.open_session()
 
-    async def act(self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int) -> Generation:
+    async def act(
+        self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int
+    ) -> Generation:
         room = min(self._params.max_new_tokens, self._max_length - len(ids))
-        params = replace(self._params, max_new_tokens=room, seed=_seed64(*self._seed, turn))
+        params = replace(self._params, max_new_tokens=room, seed=_seed64(*self._seed, attempt, turn))
         return await self._engine.generate(ids, params, session=self._session)
 
     def end(self) -> None:
@@ -59,7 +67,9 @@ class ScriptActor:
     def __init__(self, chat: ChatFormat, script: Script, think: Callable[[Task], str] | None = None) -> None:
         self._chat, self._script, self._think = chat, script, think
 
-    async def act(self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int) -> Generation:
+    async def act(
+        self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int
+    ) -> Generation:
         action = self._script(task, results)
         text = action if isinstance(action, str) else render_call(action)
         if self._think is not None and turn == 0:

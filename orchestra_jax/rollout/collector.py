@@ -1,11 +1,14 @@
 """Many episodes at once: an engine (tokens) times an environment (tools) gives trajectories.
 
+An infrastructure failure costs what failed and nothing else: that generation, call or score is tried again alone, and
+what the trajectory has paid for until then stays. Seconds are those of work, see `stopwatch`.
+
 Rule 1 of the design: what was sampled is what is trained. Sampled ids go into the trajectory untouched; text is only
 decoded to find calls and answers, and only new observations are tokenised.
 """
 
 import asyncio
-import time
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,7 +22,9 @@ from orchestra_jax.rollout.actors import Actor, EngineActor, MakeActor, ScriptAc
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.parsing import ParseError, final_answer, parse_tool_calls
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog, within
+from orchestra_jax.stopwatch import Stopwatch
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Turn, Usage
+from orchestra_jax.types import work_seconds as seconds_of
 
 T = TypeVar("T")
 
@@ -47,7 +52,7 @@ class Collector:
         chat: renders, tokenises and parses.
         limits: bounds of one trajectory.
         price: what the policy's own tokens cost.
-        allowance: what one trajectory may spend outside; each attempt at one starts with all of it.
+        allowance: what one trajectory may spend outside.
         on_slow, slow_after_s: see `Watchdog`; `watchdog.describe` makes one line of what is slow.
     """
 
@@ -96,8 +101,8 @@ class Collector:
         """
         params = SamplingParams(self.limits.max_new_tokens, temperature, self.chat.stop_ids)
 
-        def actor(group: int, member: int, attempt: int) -> Actor:
-            return EngineActor(engine, params, (*seed, group, member, attempt), self.limits.max_length)
+        def actor(group: int, member: int) -> Actor:
+            return EngineActor(engine, params, (*seed, group, member), self.limits.max_length)
 
         groups = list(enumerate(tasks, first)) if numbers is None else list(zip(numbers, tasks, strict=True))
         return await self._collect(actor, groups, group_size, budget, on_done)
@@ -121,17 +126,13 @@ class Collector:
 
         async def one(place: int, member: int, actor: Actor) -> Trajectory:
             group, task = groups[place]
-            for attempt in range(self.limits.retries + 1):
-                actor = actor if attempt == 0 else make_actor(group, member, attempt)
-                trajectory = await _Run(self, task, prompts[place], actor, group, member).trajectory(budget)
-                if trajectory.status is not Status.FAILED:
-                    break
+            trajectory = await _Run(self, task, prompts[place], actor, group, member).trajectory(budget)
             if on_done is not None:
                 on_done(trajectory)
             return trajectory
 
         # Actors are made before any of them runs, so that a lockstep engine knows how many to wait for.
-        todo = [(p, m, make_actor(groups[p][0], m, 0)) for p in range(len(groups)) for m in range(group_size)]
+        todo = [(p, m, make_actor(groups[p][0], m)) for p in range(len(groups)) for m in range(group_size)]
         running = [asyncio.ensure_future(one(*item)) for item in todo]
         try:
             return list(await asyncio.gather(*running))
@@ -150,14 +151,14 @@ class Collector:
 
 
 class _Run:
-    """One attempt at one trajectory.
+    """One trajectory.
 
     Attributes:
         ids: the current sequence up to the next sample; `new` is its part that was not sampled or shown before.
         sequences: finished turns; a fork starts a new list.
         turn: number of the turn, from 1.
         prices: the list in force: the instance's, or else the run's.
-        given_up: what it waited for when the trajectory's deadline came.
+        worked_s: seconds of work so far, the longest of each turn's calls; measured or charged, whichever is more.
     """
 
     def __init__(
@@ -170,11 +171,11 @@ class _Run:
         self.results: list[ToolResult] = []
         self.solved = False
         self.turn = 0
-        self.given_up: list[str] = []
         self.prices = collector.price.prices
+        self.worked_s = 0.0
 
     async def trajectory(self, parent: Budget) -> Trajectory:
-        """Plays to the end, whatever it is; this attempt gets a part of its own of the budget `parent`.
+        """Plays to the end, whatever it is; it gets a part of its own of the budget `parent`.
 
         Raises:
             BudgetExceeded, ReplayMiss: the run cannot go on. Everything else that is raised is a bug.
@@ -186,11 +187,9 @@ class _Run:
             own: PriceList | None = getattr(episode, "prices", None)
             if own is not None and self.collector.price.model in own.entries:
                 self.prices = own
-            deadline_s = self.collector.limits.deadline_s
-            status, reason, answer = await within(self._turns_until_end(episode), deadline_s, "the trajectory")
+            status, reason, answer = await self._turns_until_end(episode)
         except InfrastructureError as error:
-            waited = f", waiting for {' and '.join(self.given_up)}" if self.given_up else ""
-            status, reason = Status.FAILED, f"{error}{waited}"
+            status, reason = Status.FAILED, str(error)
         finally:
             self.actor.end()
         sequences = tuple(tuple(sequence) for sequence in self.sequences if sequence)
@@ -213,6 +212,8 @@ class _Run:
         for self.turn in range(1, limits.max_turns + 1):
             if len(self.ids) >= limits.max_length:
                 return full
+            if end := self._no_time_left():
+                return end
             generation = await self._generate()
             text = self.collector.chat.decode(generation.token_ids)
             if generation.finish_reason == "length" and len(self.ids) + len(generation.token_ids) >= limits.max_length:
@@ -222,6 +223,9 @@ class _Run:
             if len(self.results) + len(calls) > limits.max_calls:
                 self._record(generation, text, [], [])
                 return Status.NO_ANSWER, f"more than {limits.max_calls} tool calls", None
+            if end := self._too_late(episode, calls):
+                self._record(generation, text, calls, [])
+                return end
             results = await self._execute(episode, calls)
             self._record(generation, text, calls, results)
             if problem:
@@ -237,23 +241,46 @@ class _Run:
             messages.append({"role": "assistant", "content": text})
             messages += [{"role": "tool", "content": result.text} for result in results]
             self._advance(generation, messages, episode)
-        return Status.NO_ANSWER, f"no answer within {limits.max_turns} turns", None
+        return self._no_turn_left()
+
+    def _too_late(self, episode: Episode, calls: Sequence[ToolCall]) -> tuple[Status, str, None] | None:
+        """How the trajectory ends where the results of these calls could not be used: then none is made or paid."""
+        limits, terminal = self.collector.limits, {spec.name for spec in episode.tools if spec.terminal}
+        if not calls or any(call.name in terminal for call in calls):
+            return None
+        return self._no_turn_left() if self.turn == limits.max_turns else self._no_time_left()
+
+    def _no_turn_left(self) -> tuple[Status, str, None]:
+        return Status.NO_ANSWER, f"no answer within {self.collector.limits.max_turns} turns", None
+
+    def _no_time_left(self) -> tuple[Status, str, None] | None:
+        limit_s = self.collector.limits.deadline_s
+        return (Status.NO_ANSWER, f"no answer within {limit_s:g} s of work", None) if self.worked_s > limit_s else None
 
     async def _score(self, episode: Episode, answer: str) -> None:
-        found = await self._wait("score", episode.score(answer), None)
+        found, _ = await self._wait("score", lambda _: episode.score(answer), None)
         score = found if isinstance(found, Score) else Score(found)
         self.solved = score.solved
         self.ledger += score.usage
 
-    async def _wait(self, what: str, awaitable: Awaitable[T], deadline_s: float | None) -> T:
-        """Waits in sight of the watchdog; what is overdue is an infrastructure failure that names it."""
-        name = f"{what} turn {self.turn}"
-        with self.collector.watchdog.watch(self.group, self.member, self.turn, what):
+    async def _wait(self, what: str, begin: Callable[[int], Awaitable[T]], deadline_s: float | None) -> tuple[T, float]:
+        """What `begin` gives for one of its attempts 0, 1, ..., and the seconds of work that it took.
+
+        Waits in sight of the watchdog. What fails or is overdue is tried again, until there is no retry left.
+
+        Raises:
+            InfrastructureError: of the last attempt.
+        """
+        limits, name = self.collector.limits, f"{what} turn {self.turn}"
+        for attempt in itertools.count():
+            watch = Stopwatch(min(deadline_s or limits.deadline_s, limits.deadline_s))
             try:
-                return await within(awaitable, deadline_s, name)
-            except asyncio.CancelledError:
-                self.given_up.append(name)
-                raise
+                with self.collector.watchdog.watch(self.group, self.member, self.turn, what):
+                    return await within(begin(attempt), watch, name), watch.seconds
+            except InfrastructureError:
+                if attempt == limits.retries:
+                    raise
+        raise AssertionError
 
     def _record(
         self, generation: Generation, text: str, calls: Sequence[ToolCall], results: Sequence[ToolResult]
@@ -285,14 +312,18 @@ class _Run:
     async def _generate(self) -> Generation:
         """One generation and its ledger row; what the sequence held before this turn counts as cached."""
         price = self.collector.price
-        start = time.perf_counter()
-        act = self.actor.act(self.task, self.ids, self.results, self.turn - 1)
-        generation = await self._wait("engine", act, self.collector.limits.turn_deadline_s)
-        if generation.finish_reason == "abort":
-            raise InfrastructureError("the engine aborted the generation")
-        seconds = time.perf_counter() - start
+
+        async def act(attempt: int) -> Generation:
+            found = await self.actor.act(self.task, self.ids, self.results, self.turn - 1, attempt)
+            if found.finish_reason == "abort":
+                raise InfrastructureError("the engine aborted the generation")
+            return found
+
+        generation, measured = await self._wait("engine", act, self.collector.limits.turn_deadline_s)
+        seconds = measured
         if price.seconds_per_token is not None:
             seconds = price.seconds_per_token * len(generation.token_ids)
+        self.worked_s += max(seconds, measured)
         usage: dict[str, Any] = {
             "prompt_tokens": len(self.ids),
             "cached_tokens": len(self.ids) - len(self.new),
@@ -306,13 +337,19 @@ class _Run:
 
     async def _execute(self, episode: Episode, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """The results of one turn's calls, which run side by side; an error is raised once all of them have ended."""
-        limit = self.collector.limits.tool_deadline_s
-        steps = (self._wait(f"tool {call.name}", episode.step(call), limit) for call in calls)
-        results = []
-        for result in await asyncio.gather(*steps, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
+        limit_s = self.collector.limits.tool_deadline_s
+
+        async def step(call: ToolCall) -> tuple[ToolResult, float]:
+            return await self._wait(f"tool {call.name}", lambda _: episode.step(call), limit_s)
+
+        results, seconds = list[ToolResult](), [0.0]
+        for found in await asyncio.gather(*map(step, calls), return_exceptions=True):
+            if isinstance(found, BaseException):
+                raise found
+            result, measured = found
             results.append(result)
+            seconds.append(max(seconds_of(result.usage), measured))
+        self.worked_s += max(seconds)
         return results
 
 

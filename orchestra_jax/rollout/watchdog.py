@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar
 
+from orchestra_jax.stopwatch import Stopwatch
 from orchestra_jax.types import InfrastructureError
 
 T = TypeVar("T")
@@ -94,17 +95,15 @@ class Watchdog:
             self._arm()
 
 
-async def within(awaitable: Awaitable[T], seconds: float | None, what: str) -> T:
-    """What the awaitable gives within so many seconds; None: only what stands around it is a deadline.
+async def within(awaitable: Awaitable[T], watch: Stopwatch, what: str) -> T:
+    """What the awaitable gives within the watch's limit of seconds of work.
 
     Raises:
         InfrastructureError: it took longer, or raised TimeoutError itself: too late is no answer, not a wrong one.
     """
-    deadline = asyncio.timeout(seconds)
     try:
-        async with deadline:
-            return await awaitable
+        return await watch.run(awaitable)
     except TimeoutError as error:
-        if deadline.expired():
-            raise InfrastructureError(f"{what} took longer than its deadline of {seconds:g} s") from error
+        if watch.expired:
+            raise InfrastructureError(f"{what} took longer than its deadline of {watch.limit_s:g} s") from error
         raise InfrastructureError(f"{what} timed out: {error}" if str(error) else f"{what} timed out") from error

@@ -2,7 +2,6 @@
 
 import inspect
 import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
+from orchestra_jax.stopwatch import worked
 from orchestra_jax.tools import schema
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec, Usage
 
@@ -96,7 +96,7 @@ class FunctionTool(Tool):
 
     async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         given = {**arguments, self._budget: budget} if self._budget else dict(arguments)
-        start = time.perf_counter()
+        start = worked()
         try:
             answer = await self.function(**given)
         except ValueError as error:
@@ -106,7 +106,7 @@ class FunctionTool(Tool):
         result = as_result(answer)
         if result.refused:
             return result
-        own = Usage(self.spec.name, seconds=time.perf_counter() - start)
+        own = Usage(self.spec.name, seconds=worked() - start)
         return replace(result, usage=result.usage or (own,))
 
 
@@ -226,9 +226,9 @@ class ToolExecutor:
         problem = schema.validate_arguments(spec, call.arguments)
         if problem is not None:
             return ToolResult(problem, is_error=True, refused=True)
-        start = time.perf_counter()
+        start = worked()
         result = as_result(await self._handlers[call.name](call.arguments, self._budget))
-        elapsed = time.perf_counter() - start
+        elapsed = worked() - start
         if result.refused and not result.usage:
             return result
         return replace(result, usage=charge(spec, result.usage, elapsed, self._tariff))
@@ -237,7 +237,7 @@ class ToolExecutor:
 def charge(spec: ToolSpec, rows: tuple[Usage, ...], elapsed: float, tariff: Tariff | None = None) -> tuple[Usage, ...]:
     """Ledger rows of one executed call under the rule in `ToolExecutor`, from the rows that the tool itself reported.
 
-    The measured seconds `elapsed` are used where neither menu nor tool gives seconds.
+    The measured seconds of work `elapsed` are used where neither menu nor tool gives seconds.
     """
     if spec.price_usd is None and rows:
         return rows if tariff is None else tuple(tariff.charge(row) for row in rows)

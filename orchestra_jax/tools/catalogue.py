@@ -29,6 +29,7 @@ ANSWER_TOOL = ToolSpec(
         "properties": {"answer": {"type": "string", "description": "The final answer, as short as it can be."}},
         "required": ["answer"],
     },
+    terminal=True,
 )
 # Of the released form: use of a role -> (function, what the policy reads about it).
 _FUNCTIONS = {
@@ -232,7 +233,8 @@ class Catalogue:
             model = {"type": "string", "enum": list(choices), "description": "\n".join(("The model.", *lines))}
             parameters = {"type": "object", "properties": {"model": model}, "required": ["model"]}
             traits = _FUNCTION_TRAITS.get(function, ())
-            tools.append(ToolSpec(name=function, description=description, parameters=parameters, traits=traits))
+            spec = ToolSpec(name=function, description=description, parameters=parameters, traits=traits)
+            tools.append(replace(spec, terminal=function == "answer"))
             names |= {name: entry.key for name, entry in choices.items()}
         return tuple(tools), names
 

@@ -1,7 +1,9 @@
 """The embedded engine: the shared contract in several settings, and what only its slots and schedule can get wrong."""
 
 import asyncio
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +11,13 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
-from orchestra_jax.engines import slot_cache
+from orchestra_jax.engines import embedded, slot_cache
 from orchestra_jax.engines.base import SamplingParams
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.engines.slot_cache import sample
 from orchestra_jax.models import decoder
 from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.stopwatch import Stopwatch
 from tests.engines.contract import SECONDS, EngineContract, Subject, prompt_of
 
 CONFIG = Qwen3Config(
@@ -312,3 +315,18 @@ def test_the_largest_uniform_number_never_leaves_the_vocabulary():
     largest = jnp.full(3, np.nextafter(np.float32(1), np.float32(0)))
     np.testing.assert_array_equal(sample(logits, largest)[0], [1, 1, 127])
     np.testing.assert_array_equal(sample(logits, jnp.zeros(3))[0], [1, 1, 1])
+
+
+async def test_only_the_steps_that_a_generation_takes_part_in_are_its_seconds(make, monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(embedded, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))  # a step takes 1 s
+
+    async def seconds(slots):
+        engine, watches = make(slots=slots, lockstep=False), [Stopwatch() for _ in range(6)]
+        work = [engine.generate(prompt_of(i, 5, CONFIG.vocab_size), SamplingParams(10)) for i in range(6)]
+        await asyncio.gather(*(watch.run(one) for watch, one in zip(watches, work, strict=True)))
+        return [watch.seconds for watch in watches]
+
+    # 10 tokens in chunks of 4: three steps each, at once or one generation after the other.
+    found = await seconds(8), await seconds(1)
+    assert [[round(value) for value in values] for values in found] == [[3] * 6] * 2

@@ -6,45 +6,10 @@ from dataclasses import replace
 import pytest
 
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.rollout import watchdog
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog, describe, within
+from orchestra_jax.stopwatch import Stopwatch
 from orchestra_jax.types import InfrastructureError, Status
 from tests.rollout.scripted import ANSWER, HANG, LIMITS, TASK, FakeEngine, call, make, says, word_tokenizer
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose sleeps take no time: when nothing is ready, the clock jumps to the next timer."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = 0.0
-        poll = self._selector.select
-
-        def select(timeout):
-            found = poll(0)
-            if not found and timeout is None:
-                raise RuntimeError("Everything waits for ever.")
-            self.now += 0.0 if found else timeout
-            return found
-
-        self._selector.select = select
-
-    def time(self):
-        return self.now
-
-
-@pytest.fixture
-def run(monkeypatch):
-    """Runs a coroutine function on a fresh jumping clock; the watchdog reads the same clock."""
-    loops = []
-    monkeypatch.setattr(watchdog, "monotonic", lambda: loops[-1].time())
-
-    def run(main):
-        loops.append(JumpingLoop())
-        with asyncio.Runner(loop_factory=lambda: loops[-1]) as runner:
-            return runner.run(main())
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -76,27 +41,27 @@ def roll(run, collector, script, **options):
         (
             (HANG,),
             {"deadline_s": 8, "tool_deadline_s": 1},
-            "the trajectory took longer than its deadline of 8 s, waiting for engine turn 1",
+            "engine turn 1 took longer than its deadline of 8 s",
             [],
         ),
         (
             (call("echo"), call("echo", "hang") + call("model") + call("echo", "slow")),
             {"deadline_s": 8},
-            "the trajectory took longer than its deadline of 8 s, waiting for tool echo turn 2",
+            "tool echo turn 2 took longer than its deadline of 8 s",
             ["echo"],
         ),
         (
             ("judge never",),
             {"deadline_s": 8, "tool_deadline_s": 1, "turn_deadline_s": 1},
-            "the trajectory took longer than its deadline of 8 s, waiting for score turn 1",
+            "score turn 1 took longer than its deadline of 8 s",
             ["judge"],
         ),
         ((call("echo", "late"),), {}, "tool echo turn 1 timed out: no answer in 9 s", []),
     ],
-    ids=["turn", "tool", "trajectory in a turn", "trajectory in a tool", "trajectory in the score", "the tool's own"],
+    ids=["turn", "tool", "a turn alone", "a tool alone", "the score alone", "the tool's own"],
 )
 def test_what_is_overdue_is_named_given_up_and_never_a_wrong_answer(run, words, script, limits, reason, given_up):
-    collector, world, _ = make(words, limits=replace(LIMITS, max_calls=9, retries=0, **limits))
+    collector, world, _ = make(words, limits=replace(LIMITS, max_calls=9, retries=0, **limits), seconds=None)
     (trajectory,), engine = roll(run, collector, says(*script))
     assert (trajectory.status, trajectory.reason) == (Status.FAILED, reason)
     assert (trajectory.solved, trajectory.valid, trajectory.answer) == (False, False, None)
@@ -106,15 +71,28 @@ def test_what_is_overdue_is_named_given_up_and_never_a_wrong_answer(run, words, 
     assert len(trajectory.turns) == len(script) - ("judge never" not in script)
 
 
-@pytest.mark.parametrize("slow", [HANG, call("echo", "hang")], ids=["turn", "tool"])
-def test_an_overdue_turn_or_tool_is_tried_afresh(run, words, slow):
-    limits = replace(LIMITS, turn_deadline_s=5, tool_deadline_s=5, retries=1)
-    collector, world, _ = make(words, limits=limits)
-    (trajectory,), engine = roll(
-        run, collector, lambda session, turn: ANSWER if turn else (slow, call("echo"))[session]
-    )
+def test_an_overdue_turn_is_tried_afresh_alone(run, words):
+    collector, world, _ = make(words, limits=replace(LIMITS, turn_deadline_s=5, retries=1))
+    said = iter((call("echo"), HANG, ANSWER))
+    (trajectory,), engine = roll(run, collector, lambda session, turn: next(said))
     assert trajectory.solved
-    assert (world.scored, len(engine.log), len(set(engine.seeds))) == ([ANSWER], 2, len(engine.seeds))
+    assert (world.calls, world.scored, len(engine.log), engine.aborted) == (["hello"], [ANSWER], 1, [0])
+    assert len(set(engine.seeds)) == len(engine.seeds) == 2
+
+
+def test_an_overdue_tool_is_tried_afresh_alone(run, words):
+    collector, world, _ = make(words, limits=replace(LIMITS, tool_deadline_s=5, retries=1))
+    repeated = world.echo
+
+    async def slow_at_first(arguments, budget):
+        return await repeated({"x": arguments["x"] if world.given_up else "hang"}, budget)
+
+    world.echo = slow_at_first
+    (trajectory,), engine = roll(run, collector, says(call("model"), call("echo"), ANSWER))
+    assert trajectory.solved
+    assert (world.calls, world.given_up, world.scored) == (["hang", "hello"], ["echo"], [ANSWER])
+    assert (len(engine.log), len(engine.log[0])) == (1, 3)
+    assert [row.name for row in trajectory.ledger if row.role == "tool"] == ["model", "echo"]
 
 
 def test_a_deadline_holds_for_each_turn_and_tool_and_not_for_their_sum(run, words):
@@ -131,13 +109,13 @@ def test_within_gives_what_it_waited_for_and_passes_on_other_errors(run):
             raise value
         return value
 
-    assert run(lambda: within(gives(3), None, "x")) == run(lambda: within(gives(3), 2, "x")) == 3
+    assert run(lambda: within(gives(3), Stopwatch(), "x")) == run(lambda: within(gives(3), Stopwatch(2), "x")) == 3
     with pytest.raises(KeyError):
-        run(lambda: within(gives(KeyError("bug")), 2, "x"))
+        run(lambda: within(gives(KeyError("bug")), Stopwatch(2), "x"))
     with pytest.raises(InfrastructureError, match=r"^x took longer than its deadline of 0\.5 s$"):
-        run(lambda: within(gives(3), 0.5, "x"))
+        run(lambda: within(gives(3), Stopwatch(0.5), "x"))
     with pytest.raises(InfrastructureError, match=r"^x timed out$"):
-        run(lambda: within(gives(TimeoutError()), 2, "x"))
+        run(lambda: within(gives(TimeoutError()), Stopwatch(2), "x"))
 
 
 # --- the watchdog ---

@@ -85,10 +85,12 @@ class ScriptedPolicy:
     def __init__(self, engine: Any, params: Any, seed: tuple[int, ...], max_length: int) -> None:
         self._seed = seed
 
-    async def act(self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int) -> Generation:
+    async def act(
+        self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int
+    ) -> Generation:
         self.begun.add(task.id)
         names = [spec.name for spec in task.tools if spec.name != "answer"]
-        rng = np.random.default_rng([*self._seed, turn])
+        rng = np.random.default_rng([*self._seed, attempt, turn])
         action: ToolCall | str = demonstrations.random_tool(task, results)
         if turn < 2 and names:
             action = demonstrations.reference_call(task, names[int(rng.integers(len(names)))])

@@ -1,10 +1,12 @@
 """One SGLang server: what is known of it, and the release of its GPU memory."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestra_jax.http_json import JsonClient, ServerError
+from orchestra_jax.stopwatch import Stopwatch, current
 
 _MEMORY_S = 120.0  # for a server to give its memory back or to take it again
 # Memory by SGLang's tags, in the order in which a server takes it again: room for the weights before their update; the
@@ -35,16 +37,41 @@ class SGLangClient(JsonClient):
         self.released: tuple[str, ...] = ()
         self.slots, self.settled = asyncio.Semaphore(concurrency), asyncio.Event()
         self.settled.set()
+        self._asked = list[Stopwatch]()  # of the generations under way
         self.looked = asyncio.Event()
         self.watch: asyncio.Task[None] | None = None
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float | None = None) -> Any:
         if path == "/pause_generation":
             # From here on its weights may be mixed, until the update says that they are not.
-            self.settled.clear()
+            if self.settled.is_set():
+                self.settled.clear()
+                for watch in self._asked:
+                    watch.pause()
         elif path == "/continue_generation":
             await self.resume(CACHE)
         return await super().post(path, body, timeout_s=timeout_s)
+
+    def settle(self) -> None:
+        """It is known which weights it holds: generations go on."""
+        if not self.settled.is_set():
+            self.settled.set()
+            for watch in self._asked:
+                watch.resume()
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[Stopwatch]:
+        """A generation runs here for as long as the block; the current watch stands still during weight updates."""
+        watch = current()
+        self._asked.append(watch)
+        if not self.settled.is_set():
+            watch.pause()
+        try:
+            yield watch
+        finally:
+            self._asked.remove(watch)
+            if not self.settled.is_set():
+                watch.resume()
 
     async def release(self) -> None:
         """Gives its GPU memory back. It must be idle; it is paused, so that no request runs without memory.

@@ -20,6 +20,7 @@ from orchestra_jax.engines.sglang.server_check import check_server
 from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from orchestra_jax.http_json import ServerError
 from orchestra_jax.models.base import DecoderConfig
+from orchestra_jax.stopwatch import current, queued
 
 _ABORT_S = 5.0
 _BUSY = 503  # the server's queue is full, or it is shutting down: it did nothing
@@ -235,15 +236,18 @@ class SGLangEngine:
 
     async def _piece(self, ids: tuple[int, ...], params: SamplingParams, count: int, session: int | None) -> Piece:
         """The answer to one request, which is repeated where the server was lost or did nothing."""
+        watch = current()
         for attempt in itertools.count():
+            start = watch.seconds
             try:
                 async with self._pool.slot(lambda up: self._choose(up, session)) as server:
                     return await self._ask(server, ids, params, count)
             except ServerError as error:
                 if (error.kind != "transport" and error.status != _BUSY) or attempt >= self._retries:
                     raise
+            watch.add(start - watch.seconds)  # what is lost was no work
             backoff = min(self._backoff_s * 2**attempt, _LONGEST_BACKOFF_S)
-            await asyncio.sleep(backoff * self._jitter.uniform(0.5, 1.5))
+            await queued(asyncio.sleep(backoff * self._jitter.uniform(0.5, 1.5)))
         raise AssertionError
 
     def _choose(self, up: Sequence[SGLangClient], session: int | None) -> SGLangClient:
@@ -263,8 +267,11 @@ class SGLangEngine:
         rid, losses, since = uuid.uuid4().hex, server.losses, server.since
         try:
             body = request_body(rid, ids, params, count)
-            answer = await server.post("/generate", body, timeout_s=self._timeout_s)
-            await server.settled.wait()
+            with server.asked() as watch:
+                start = watch.seconds
+                answer = await server.post("/generate", body, timeout_s=self._timeout_s)
+                spent = watch.seconds - start
+            await queued(server.settled.wait())
         except ServerError as error:
             if error.kind in ("transport", "timeout"):
                 self._pool.lose(server, str(error))
@@ -278,10 +285,12 @@ class SGLangEngine:
             raise ServerError(f"The server {server.url} lost its weights during a generation.", "transport")
         allowed = server.versions[since:]
         try:
-            return read_answer(
+            piece = read_answer(
                 answer, rid=rid, prompt_length=len(ids), count=count, stop_ids=params.stop_ids,
                 vocab_size=self.vocab_size, versions=allowed,
             )  # fmt: skip
+            watch.add(-min(piece.queue_s, spent))
+            return piece
         except (ValueError, TypeError, AttributeError) as error:
             problem = f"The answer of {server.url}/generate cannot be used: {error}."
             if _version_of(answer) != str(allowed[-1]):

@@ -10,6 +10,7 @@ import jax
 from orchestra_jax.engines.sglang.client import WEIGHTS, SGLangClient
 from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from orchestra_jax.http_json import ServerError
+from orchestra_jax.stopwatch import queued
 
 _HEALTH_S = 5.0  # /health samples a token, which takes a second or more
 
@@ -75,14 +76,17 @@ class SGLangPool:
             ServerError: no server was up for `down_timeout_s`.
         """
         while True:
-            server = choose(await self._up())
+            server = choose(await queued(self._up()))
             server.load += 1
             try:
-                async with server.slots:
-                    await server.settled.wait()
+                await queued(server.slots.acquire())
+                try:
+                    await queued(server.settled.wait())
                     if server.up:  # else it was lost while this waited for a slot
                         yield server
                         return
+                finally:
+                    server.slots.release()
             finally:
                 server.load -= 1
 
@@ -253,7 +257,7 @@ class SGLangPool:
                 else:
                     server.since = len(server.versions) - 1
                     self._ready(server)
-                server.settled.set()
+                server.settle()
 
     def _ready(self, server: SGLangClient) -> None:
         server.up, server.problem, server.unknown = True, "", False

@@ -22,6 +22,8 @@ class Piece:
             ends a text for its model but not for us, and the generation has to go on.
         spans: (version, number of tokens) in order; together they cover all tokens.
         cached_tokens: prompt tokens whose keys and values were there.
+        queue_s: seconds that the request waited in the server's queue; 0 where the server does not say: SGLang does
+            with --enable-metrics.
     """
 
     token_ids: tuple[int, ...]
@@ -29,6 +31,7 @@ class Piece:
     finish: str
     spans: tuple[tuple[int, int], ...]
     cached_tokens: int
+    queue_s: float = 0.0
 
 
 def request_body(rid: str, ids: Sequence[int], params: SamplingParams, count: int) -> dict[str, Any]:
@@ -92,12 +95,15 @@ def read_answer(
         raise ValueError("it goes on after a stop id")
     cached = meta.get("cached_tokens", 0)
     cached = min(cached, prompt_length) if type(cached) is int and cached > 0 else 0
+    queue_s = meta.get("queue_time")
+    waited = isinstance(queue_s, int | float) and math.isfinite(queue_s)
     return Piece(
         token_ids=ids,
         logprobs=logprobs,
         finish=finish,
         spans=_spans(meta, len(ids), versions),
         cached_tokens=cached,
+        queue_s=max(float(queue_s or 0), 0.0) if waited else 0.0,
     )
 
 

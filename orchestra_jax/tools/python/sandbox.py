@@ -6,6 +6,7 @@ import weakref
 from collections import deque
 from typing import Any
 
+from orchestra_jax.stopwatch import queued
 from orchestra_jax.tools.python.isolation import START_S, Launch, choose
 from orchestra_jax.types import CODE, InfrastructureError, ToolResult, ToolSpec, Usage
 
@@ -123,7 +124,7 @@ class PythonSandbox:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
             try:
-                await future
+                await queued(future)
             except asyncio.CancelledError:
                 if future.done() and not future.cancelled():
                     self._wake()

@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.http_json import JsonClient, require_aiohttp
+from orchestra_jax.stopwatch import current, queued
 from orchestra_jax.tools.python.sandbox import TOOL, PythonSandbox
 from orchestra_jax.types import InfrastructureError, ToolResult, Usage
 
@@ -48,7 +49,8 @@ class RemoteSandbox:
         # A connection for each snippet: `close` is no coroutine and could not close one that is kept.
         client = JsonClient(self._url, headers=headers, timeout_s=self._timeout_s)
         try:
-            answer = await client.post("/run", {"code": code})
+            answer = await queued(client.post("/run", {"code": code}))  # there is a queue too
+            current().add(answer["seconds"])
             return ToolResult(answer["text"], (Usage(TOOL.name, seconds=answer["seconds"]),), answer["error"])
         except (KeyError, TypeError):
             raise InfrastructureError(f"The sandbox server {self._url} gave an answer that cannot be read.") from None

@@ -5,7 +5,6 @@ import json
 import logging
 import re
 import shutil
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.stopwatch import worked
 from orchestra_jax.tools.base import ToolHandler
 from orchestra_jax.types import SEARCH, ToolResult, ToolSpec, Usage
 
@@ -152,10 +152,10 @@ def search_handler(index: LocalIndex | BatchIndex, k: int = 3) -> ToolHandler:
     """The handler of `TOOL` on any index; its ledger row carries the seconds that the search took."""
 
     async def search(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        start = time.perf_counter()
+        start = worked()
         answer = index.answer(arguments["query"], k)
         text = answer if isinstance(answer, str) else await answer
-        return ToolResult(text, (Usage(TOOL.name, seconds=time.perf_counter() - start),))
+        return ToolResult(text, (Usage(TOOL.name, seconds=worked() - start),))
 
     return search
 
