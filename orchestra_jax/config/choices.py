@@ -134,8 +134,16 @@ class Device(Choice):
 
 
 class History(Choice):
+    """Whether earlier turns keep their reasoning.
+
+    keep: a trajectory is one sequence that only grows. strip_thinking: the chat template renders every turn anew;
+    Qwen3's drops the reasoning before the last user message, and keeps that of the tool calls since. drop_thinking: the
+    reasoning of all earlier turns is dropped: the context holds calls and results, and every turn that thought forks.
+    """
+
     keep = "keep"
     strip_thinking = "strip_thinking"
+    drop_thinking = "drop_thinking"
 
 
 class QuestionFormat(Choice):

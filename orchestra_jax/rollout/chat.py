@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from orchestra_jax.config.choices import History
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.models import tokenizer as tokenizers
@@ -43,7 +44,8 @@ class ChatFormat:
     Args:
         tokenizer: Hugging Face fast tokenizer with a chat template.
         history: "keep" appends to one sequence; "strip_thinking" lets the template re-render every turn, which for
-            Qwen3 drops the thinking of turns before the last user message.
+            Qwen3 drops the thinking of turns before the last user message; "drop_thinking" re-renders without that of
+            any earlier turn.
         enable_thinking: handed to the template; None leaves the template's default. With False, Qwen3 opens every
             turn with an empty thinking block that it leaves out when it re-renders the turn: use "keep" there.
         compact_menu: show price_usd, latency_s and local as keys of the tool's "function" instead of in words at the
@@ -61,16 +63,16 @@ class ChatFormat:
         self,
         tokenizer: "PreTrainedTokenizerFast",
         *,
-        history: Literal["keep", "strip_thinking"] = "keep",
+        history: Literal["keep", "strip_thinking", "drop_thinking"] | History = "keep",
         enable_thinking: bool | None = None,
         compact_menu: bool = False,
     ) -> None:
         if tokenizer.chat_template is None:
             raise ValueError("The tokenizer has no chat template; use the tokenizer of a chat model.")
-        if history not in ("keep", "strip_thinking"):
-            raise ValueError(f"history must be 'keep' or 'strip_thinking', not {history!r}.")
+        if history not in list(History):
+            raise ValueError(f"history must be one of {', '.join(History)}, not {history!r}.")
         self.tokenizer = tokenizer
-        self.history = history
+        self.history = History(history)
         self._compact_menu = compact_menu
         self._options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._backend = tokenizer.backend_tokenizer
@@ -111,7 +113,7 @@ class ChatFormat:
     ) -> tuple[tuple[int, ...], bool]:
         """What to feed before the next turn is sampled: `(suffix, True)` to append, or `(whole prompt, False)` to fork.
 
-        "keep" always appends. "strip_thinking" appends if the re-rendered conversation starts with `old_ids`, or if
+        "keep" always appends. The others append if the re-rendered conversation starts with `old_ids`, or if
         only its tokenization differs (the policy may sample another split of the same text): then the sampled ids stay.
 
         Args:
@@ -122,7 +124,7 @@ class ChatFormat:
         Raises:
             ValueError: with "keep", if the new messages are neither tool results nor one user message.
         """
-        if self.history == "keep":
+        if self.history is History.keep:
             last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
             new = messages[last + 1 :]
             if new and all(message["role"] == "tool" for message in new):
@@ -130,6 +132,8 @@ class ChatFormat:
             if [message["role"] for message in new] == ["user"]:
                 return self.user_ids(new[0]["content"]), True
             raise ValueError("After an assistant turn, history 'keep' takes tool results or one user message.")
+        if self.history is History.drop_thinking:
+            messages = [_without_thinking(message) for message in messages]
         new_ids = self.prompt_ids(messages, tools)
         if common_prefix_extends(old_ids, new_ids):
             return new_ids[len(old_ids) :], True
@@ -203,6 +207,13 @@ def _split(match: re.Match[str]) -> str:
     return f"{token[0]} {token[1:]}"
 
 
+def _without_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message as Qwen3's template shows an assistant's of before the last user message."""
+    if message["role"] != "assistant":
+        return message
+    return {**message, "content": message["content"].rpartition(END_THINK)[2].lstrip("\n")}
+
+
 def _alternatives(tokens: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
 
@@ -231,9 +242,9 @@ def make_chat(cfg: RunConfig) -> ChatFormat:
             raise ConfigError(
                 f"The environment {cfg.env.name} has no tokenizer of its own: set model.tokenizer=FOLDER."
             )
-        return ChatFormat(own.tokenizer, compact_menu=own.compact_menu)
+        return ChatFormat(own.tokenizer, history=cfg.rollout.history, compact_menu=own.compact_menu)
     try:
         tokenizer = tokenizers.load(str(cfg.model.tokenizer))
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
-    return ChatFormat(tokenizer, history="keep")
+    return ChatFormat(tokenizer, history=cfg.rollout.history)

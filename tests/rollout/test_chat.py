@@ -272,6 +272,20 @@ def test_strip_thinking_goes_on_within_one_query_and_forks_at_the_next(qwen3):
     assert "Let me see" not in qwen3.decode(prompt)
 
 
+def test_drop_thinking_forks_after_every_turn_that_thought(qwen3):
+    chat = ChatFormat(qwen3, history="drop_thinking")
+    old = (*chat.prompt_ids([USER], TOOLS), *chat.encode(THINKING + CALL), chat.stop_ids[0])
+    messages = [USER, assistant(THINKING + CALL), tool("148")]
+    prompt, extends = chat.next_prompt(old, messages, TOOLS)
+    assert not extends
+    assert prompt == chat.prompt_ids([USER, assistant(CALL), tool("148")], TOOLS)
+
+    old = (*prompt, *chat.encode(CALL), chat.stop_ids[0])
+    messages += [assistant(CALL), tool("4")]
+    suffix, extends = chat.next_prompt(old, messages, TOOLS)
+    assert (suffix, extends) == (chat.observation_ids(["4"]), True)
+
+
 def test_strip_thinking_keeps_sampled_ids_that_split_the_text_otherwise(qwen3):
     chat = ChatFormat(qwen3, history="strip_thinking")
     letters = tuple(index for letter in "answer" for index in chat.encode(letter))

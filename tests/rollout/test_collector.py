@@ -62,6 +62,18 @@ async def test_what_was_sampled_is_what_is_trained(tokenizer, history):
     assert keep[1].prompt_ids == chat.observation_ids(["hello"])
 
 
+async def test_fifty_turns_of_thought_fit_where_earlier_reasoning_is_dropped(words):
+    """With history=keep 50 turns share the context: 640 tokens of 32,000 for each."""
+    limits = replace(LIMITS, max_turns=50, max_calls=50, max_length=4500)
+    script = [f"<think>{' hm' * 60}</think>" + call("echo")] * 49 + [ANSWER]
+    for history, fits in (("keep", False), ("drop_thinking", True)):
+        collector, _, _ = make(words, history=history, limits=limits, seconds=0.0)
+        (trajectory,), engine = await roll(collector, says(*script))
+        exact(trajectory, engine.log[0])
+        assert trajectory.solved is (len(trajectory.turns) == 50) is fits
+        assert len(trajectory.sequences) == (50 if fits else 1)
+
+
 async def test_ids_that_no_tokenizer_would_choose_are_kept(real):
     for history in ("keep", "strip_thinking"):
         collector, _, chat = make(real, history=history)

@@ -101,7 +101,7 @@ def canonical(rows):
     return sorted((ids, sorted((place, np.float32(value)) for place, value in loss.items())) for ids, loss in rows)
 
 
-@pytest.mark.parametrize("history", ["keep", "strip_thinking"])
+@pytest.mark.parametrize("history", ["keep", "strip_thinking", "drop_thinking"])
 async def test_the_learners_arrays_hold_what_the_engine_sampled(tokenizer, history):
     collector, _, chat = make(tokenizer, history=history)
     scripts = list(CONVERSATIONS)

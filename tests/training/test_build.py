@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 
 from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
+from orchestra_jax.config.choices import History
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS
 from orchestra_jax.envs.registry import make_environment
@@ -85,6 +86,11 @@ def test_demonstrations_and_baselines_have_no_unknown_token(tmp_path: Path, seed
         assert trajectory.valid, trajectory.reason
         for turn in trajectory.turns:
             assert unknown not in (*turn.prompt_ids, *turn.sampled_ids), turn.text
+
+
+def test_the_history_of_the_config_is_that_of_the_chat(tmp_path: Path):
+    for history in History:
+        assert make_chat(config(tmp_path, f"rollout.history={history}")).history is history
 
 
 def test_training_tasks_and_demonstrations_do_not_overlap(tmp_path: Path):
