@@ -34,6 +34,7 @@ class Remat(Choice):
 
 
 class AttentionBackend(Choice):
+    auto = "auto"  # cuDNN for long rows on GPUs that have it, else XLA
     xla = "xla"
     cudnn = "cudnn"
 

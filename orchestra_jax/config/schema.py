@@ -49,7 +49,7 @@ class ModelConfig(Settings):
     param_dtype: DType = DType.float32  # storage dtype of the parameters
     scan_layers: bool = False  # scan over stacked layers: compiles fast on a GPU; unrolled runs faster on a CPU
     remat: Remat = Remat.none  # what the backward pass recomputes
-    attention: AttentionBackend = AttentionBackend.xla  # backend
+    attention: AttentionBackend = AttentionBackend.auto  # backend
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 

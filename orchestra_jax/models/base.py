@@ -14,14 +14,13 @@ import flax.linen as nn
 from jaxtyping import Array, Float
 
 from orchestra_jax.config.choices import Remat
-from orchestra_jax.models.sharding import PARAM_AXES
+from orchestra_jax.models.sharding import PARAM_AXES, ActivationSharding
 
 Params = Mapping[str, Any]
 LayerKV = tuple[Float[Array, "B Hkv M d"], Float[Array, "B Hkv M d"]]
 # Unrolled: one (k, v) of [B, Hkv, M, d] per layer. scan_layers: a single (k, v) of [L, B, Hkv, M, d].
 KVCache = tuple[LayerKV, ...] | tuple[Float[Array, "L B Hkv M d"], Float[Array, "L B Hkv M d"]]
-# Pins the sharding of an activation, given its logical axes; see `models.sharding.activation_constraint`.
-Constrain = Callable[[Array, tuple[str | None, ...]], Array]
+Constrain = ActivationSharding  # of the activations between layers
 
 
 def _from_scratch(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
@@ -55,7 +54,7 @@ class DecoderConfig(ABC):
         scan_layers: scan one layer over stacked parameters (fast GPU compilation) instead of unrolling (fast CPU).
         remat: what the backward pass recomputes in a layer: "none", "full" (all of it) or "dots" (all but the
             outputs of weight matrix products).
-        attention: backend of `models.attention.base.attention`.
+        attention: backend of `models.attention.base.attention`, by name or as a function.
 
     A family sets:
         model_type, architecture: Hugging Face's names of the family, in config.json.
@@ -83,7 +82,7 @@ class DecoderConfig(ABC):
     param_dtype: str = "float32"
     scan_layers: bool = False
     remat: str = "none"
-    attention: str = "xla"
+    attention: str | Callable[..., Array] = "auto"
 
     model_type: ClassVar[str]
     architecture: ClassVar[str]

@@ -149,13 +149,53 @@ def batch_sharding(mesh: Mesh, rules: ShardingRules) -> NamedSharding:
     return NamedSharding(mesh, rules.spec(["batch"]))
 
 
-def activation_constraint(mesh: Mesh, rules: ShardingRules) -> Callable[[Array, tuple[str | None, ...]], Array]:
-    """For `models.decoder.forward`: keeps activations split by batch, so that FSDP gathers weights, not activations."""
+@dataclass(frozen=True)
+class ActivationSharding:
+    """For `models.decoder.forward`: keeps activations split by batch, so that FSDP gathers weights, not activations.
 
-    def constrain(x: Array, axes: tuple[str | None, ...]) -> Array:
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, rules.spec(axes)))
+    Attributes:
+        mesh, rules: over which activations are split.
+    """
 
-    return constrain
+    mesh: Mesh
+    rules: ShardingRules
+
+    def __call__(self, x: Array, axes: Sequence[str | None]) -> Array:
+        """Pins the sharding of an activation with these logical axes."""
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.rules.spec(axes)))
+
+    def on_own_parts(
+        self,
+        function: Callable[..., Array],
+        arguments: Sequence[PyTree[Array]],
+        axes: Sequence[Sequence[str | None]],
+        result: Sequence[str | None],
+    ) -> Array:
+        """`function(*arguments)` with every device on its own parts, so that what it skips depends on no other device.
+
+        Args:
+            arguments: arrays, tuples of arrays that have the same axes, or None.
+            axes: logical axes of each argument.
+            result: logical axes of what the function returns.
+
+        Returns:
+            The function of the whole arrays where the mesh does not divide them.
+        """
+        specs = [self.rules.spec(names) for names in axes]
+        for argument, spec in zip(arguments, specs, strict=True):
+            for leaf in jax.tree.leaves(argument):
+                if any(size % _size(self.mesh, axis) for axis, size in zip(spec, leaf.shape, strict=True)):
+                    return function(*arguments)
+        given = tuple(None if argument is None else spec for argument, spec in zip(arguments, specs, strict=True))
+        own = jax.shard_map(
+            function, mesh=self.mesh, in_specs=given, out_specs=self.rules.spec(result), check_vma=False
+        )
+        return own(*arguments)
+
+
+def activation_constraint(mesh: Mesh, rules: ShardingRules) -> ActivationSharding:
+    """What pins the activations of a model on this mesh."""
+    return ActivationSharding(mesh, rules)
 
 
 def _size(mesh: Mesh, axis: Axis) -> int:

@@ -19,10 +19,12 @@ from jax.experimental import topologies
 
 from orchestra_jax.config.choices import Compiler
 from orchestra_jax.config.schema import ConfigError, PlanConfig
+from orchestra_jax.models.attention.base import DENSE_SCORES
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.sharding import ShardingRules, batch_shards, make_mesh
+from orchestra_jax.planning.fused import attention_flops, in_its_place, uses_cudnn
 from orchestra_jax.planning.gpus import GPUS, Gpu
 from orchestra_jax.planning.hlo import Collective, ProgramCost, program_cost
 from orchestra_jax.rl.batching import BatchShape
@@ -219,16 +221,16 @@ def make_plan(job: Job, gpu: Gpu, options: PlanConfig) -> Plan:
             f"mesh {job.mesh} takes all devices that are left, and a plan has none: name a number, e.g. mesh.fsdp=16."
         )
     devices, compiled_for, notes = _devices(job.devices, gpu, options)
-    if job.model.attention == "cudnn":
-        job = dataclasses.replace(job, model=job.model.replace(attention="xla"))
-        notes = (
-            *notes,
-            "Planned with attention=xla: cuDNN cannot be compiled for here, takes less memory and is faster.",
-        )
+    compiled_model, kernel_flops = job.model, 0.0
+    if uses_cudnn(job.model, gpu):
+        compiled_model = job.model.replace(attention=in_its_place)
+        if job.shape.length**2 > DENSE_SCORES:
+            kernel_flops = attention_flops(job.model, job.shape.length, job.shape.rows) / job.mesh[2]
+        notes = (*notes, "cuDNN's attention is counted by the arrays it reads and writes, and by its causal FLOPs.")
     rules = ShardingRules()
     mesh = make_mesh(*job.mesh, devices=devices)
     learner = Learner(
-        job.model, job.learner, make_optimizer(job.optimizer), mesh=mesh, rules=rules, adapters=job.adapters
+        compiled_model, job.learner, make_optimizer(job.optimizer), mesh=mesh, rules=rules, adapters=job.adapters
     )
     lowered = learner.lowered(job.shape.abstract(batch_shards(mesh, rules)))
     programs, shardings = {}, {}
@@ -239,13 +241,14 @@ def make_plan(job: Job, gpu: Gpu, options: PlanConfig) -> Plan:
         stats, text = compiled.memory_analysis(), compiled.as_text()
         assert stats is not None, "both compilers know their memory"
         assert text is not None
+        cost = program_cost(text, options.gpus_per_node)
         programs[name] = Program(
             seconds=seconds,
             arguments=stats.argument_size_in_bytes,
             outputs=stats.output_size_in_bytes,
             aliased=stats.alias_size_in_bytes,
             temp=stats.temp_size_in_bytes,
-            cost=program_cost(text, options.gpus_per_node),
+            cost=dataclasses.replace(cost, flops=cost.flops + kernel_flops) if name == "gradients" else cost,
         )
         shardings[name] = compiled.input_shardings[0]
     state = _state_bytes(job, lowered, shardings)

@@ -106,7 +106,7 @@ def show(plan: Plan, console: Console) -> None:
     if plan.seconds["memory"] > plan.seconds["compute"]:
         console.print(
             "The kernels as compiled move more than arithmetic at that MFU leaves time for, unless caches catch it: "
-            "with long rows, model.attention=cudnn (Hopper or newer) keeps attention's scores out of memory."
+            "with long rows, model.attention=auto in bfloat16 (Hopper or newer) keeps attention's scores out of memory."
         )
     for name, program in plan.programs.items():
         console.print(f"Compiled {name} for {plan.compiled_for} in {program.seconds:.0f} s.")

@@ -21,6 +21,7 @@ class PackShapes:
         sequences: sequences of a micro-batch.
         response_fractions: shares of a micro-batch's tokens that may be sampled ones, ascending; only so many positions
             are projected onto the vocabulary, and each share (and 1) is compiled when it is first needed.
+        row_sequences: sequences of a row, at most; None: as many as fit.
 
     Raises:
         ValueError: a size below 1, or fewer sequences than rows.
@@ -30,9 +31,10 @@ class PackShapes:
     rows: int = 1
     sequences: int = 64
     response_fractions: tuple[float, ...] = (0.5,)
+    row_sequences: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.row_length, self.rows) < 1 or self.sequences < self.rows:
+        if min(self.row_length, self.rows, self.row_sequences or 1) < 1 or self.sequences < self.rows:
             raise ValueError(
                 f"PackShapes needs row_length >= 1 and sequences >= rows >= 1, not row_length={self.row_length}, "
                 f"rows={self.rows} and sequences={self.sequences}."
@@ -92,7 +94,8 @@ def pack(sequences: Sequence[TokenSequence], shapes: PackShapes, shards: int = 1
         )
     # Rows of many sequences first, each into the first micro-batch with room for it.
     parts: list[list[list[int]]] = []
-    for row in sorted(bin_rows(lengths, shapes.row_length, shapes.sequences), key=len, reverse=True):
+    most = min(shapes.sequences, shapes.row_sequences or shapes.sequences)
+    for row in sorted(bin_rows(lengths, shapes.row_length, most), key=len, reverse=True):
         for part in parts:
             if len(part) < shapes.rows and sum(map(len, part)) + len(row) <= shapes.sequences:
                 part.append(row)

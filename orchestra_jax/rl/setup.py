@@ -11,9 +11,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
-from orchestra_jax.config.choices import Aggregation, FilteredRows
+from orchestra_jax.config.choices import Aggregation, AttentionBackend, DType, FilteredRows
 from orchestra_jax.config.rollout import RolloutLimits
-from orchestra_jax.config.schema import MeshConfig, RewardConfig, RunConfig
+from orchestra_jax.config.schema import MeshConfig, ModelConfig, RewardConfig, RunConfig
+from orchestra_jax.models.attention.cudnn import max_segments
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.sharding import make_mesh
@@ -88,7 +89,8 @@ def policy_shapes(cfg: RunConfig) -> MicroShapes | PackShapes:
     if algorithm.packing:
         length = algorithm.row_length or longest
         rows = max(1, algorithm.micro_tokens // length)
-        return PackShapes(length, rows, max(rows, algorithm.row_sequences), fractions)
+        most = most_packed(cfg.model, length)
+        return PackShapes(length, rows, max(rows, algorithm.row_sequences), fractions, most)
 
     def reaching(widths: list[int]) -> tuple[int, ...]:
         return tuple(sorted({*(width for width in widths if width < longest), longest}))
@@ -99,6 +101,16 @@ def policy_shapes(cfg: RunConfig) -> MicroShapes | PackShapes:
         reaching(algorithm.prefix_widths) if algorithm.share_prefix else (),
         response_fractions=fractions,
     )
+
+
+def most_packed(model: ModelConfig, length: int) -> int | None:
+    """Most sequences of a packed row of `length` tokens; None: no limit.
+
+    Where cuDNN may compute attention it has room for so many, and its padding counts as one. The same rows are packed
+    on every machine: what runs is not known before the model is traced.
+    """
+    may = model.attention is not AttentionBackend.xla and model.dtype is DType.bfloat16
+    return max_segments(length) - 1 if may else None
 
 
 def policy_batches(cfg: RunConfig, rows: Sequence[TokenSequence], shards: int) -> list[MicroBatch]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from orchestra_jax.envs.base import Environment
 from orchestra_jax.rl.batching import MicroBatch, TokenSequence, sequences
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.packing import PackShapes, pack
+from orchestra_jax.rl.setup import most_packed
 from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import Task, ToolCall, ToolResult, Trajectory
@@ -41,6 +43,7 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
         size, shards = settings.batch_size, learner.shards
         fractions = tuple(cfg.algorithm.response_fractions)
         shapes = demonstration_shapes(rows, size, cfg.algorithm.micro_tokens, fractions, shards)
+        shapes = replace(shapes, row_sequences=most_packed(cfg.model, shapes.row_length))
         batches = supervised_batches(rows, size, shapes, cfg.seed, state.step, shards)
         copied = state.notes.get("copy_accuracy", 0.0)
         while state.step < settings.steps and copied < settings.min_copy_accuracy:

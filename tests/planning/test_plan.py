@@ -16,6 +16,7 @@ from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.planning import report as plan_report
+from orchestra_jax.planning.fused import attention_flops
 from orchestra_jax.planning.gpus import GPUS, Gpu, find_gpu
 from orchestra_jax.planning.plan import Job, Plan, make_plan, smallest_gpu
 from orchestra_jax.planning.report import advice, job_of, model_config, show
@@ -126,6 +127,25 @@ def test_compiled_flops_agree_with_the_formula() -> None:
     masked_half = 3 * (16 * 4 * 4 * length * length * 64 // 2)  # dense attention computes what the mask hides
     norms = 6 * NORMS * 16 * length  # in the formula, but no matrix product
     assert compiled == pytest.approx(job.model_flops + recomputed + masked_half - norms, rel=0.01)
+
+
+def test_cudnns_attention_is_counted_without_its_scores() -> None:
+    length = 1024
+    shape = BatchShape(1, length, 4, length, 1, 0, True, length // 2)
+    model = CONFIG.replace(scan_layers=True, remat="full", dtype="bfloat16", attention="auto", num_layers=2)
+    job = make_job(shape, model=model, sequences=8, tokens=length)
+    found = {name: make_plan(dataclasses.replace(job, model=model.replace(attention=name)), H100, CPU)
+             for name in ("xla", "auto")}  # fmt: skip
+    xla, auto = (found[name].programs["gradients"] for name in ("xla", "auto"))
+    scores = 4 * 16 * length**2  # of one layer, in fp32
+    assert xla.cost.bytes - auto.cost.bytes > 2 * 8 * scores  # 8: written and read, forward twice and backward
+    # Blocks above the diagonal are the difference: XLA's blocks of 512 compute 3/4 of the square, the kernel 1/2.
+    kernel = attention_flops(model, length, 1)
+    assert kernel == 2 * 9 * 2 * 64 * length**2 / 2
+    assert xla.cost.flops - auto.cost.flops == pytest.approx(kernel / 2, rel=0.02)
+    assert any("cuDNN" in note for note in found["auto"].notes)
+    l40s = make_plan(job, GPUS["l40s-48gb"], CPU)  # before Hopper cuDNN packs nothing
+    assert l40s.programs["gradients"].cost.bytes == xla.cost.bytes
 
 
 def test_fits_and_fits_not(plan: Plan) -> None:

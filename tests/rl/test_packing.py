@@ -4,12 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestra_jax.models.attention.cudnn import max_segments, segment_table
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.packing import PackShapes, bin_rows, pack
+from orchestra_jax.rl.setup import policy_batches
+from tests.training.test_trainer import config
 
 from .packed_rows import VOCAB, assert_trees_close, random_sequences, recording_sgd
 
@@ -42,6 +45,24 @@ def test_less_than_5_percent_of_the_tokens_are_padding(seed):
     assert sum(lengths) > 0.95 * len(rows) * 32_768
     shuffled = rng.permutation(lengths).tolist()
     assert len(bin_rows(shuffled, 32_768, 64)) == len(rows)
+
+
+def test_a_row_holds_no_more_than_cudnn_has_room_for(tmp_path):
+    """40 short sequences fill less than a row, which more than 16 runs, padding among them, would make NaN."""
+    sequences = [TokenSequence((1,) * 20, (False,) + (True,) * 19, (-1.0,) * 20, 0, 1.0)] * 40
+    for overrides, fits in (
+        (("model.dtype=bfloat16",), True),
+        (("model.dtype=bfloat16", "model.attention=cudnn"), True),
+        (("model.dtype=bfloat16", "model.attention=xla"), False),
+        ((), False),  # cuDNN takes no fp32: nothing is given away
+    ):
+        cfg = config(
+            tmp_path, "algorithm.packing=true", "algorithm.row_length=2048", "algorithm.micro_tokens=4096", *overrides
+        )
+        batches = policy_batches(cfg, sequences, 1)
+        ids = np.concatenate([batch.segment_ids for batch in batches])
+        assert segment_table(ids, max_segments(2048))[2].all() == fits, overrides
+        assert sum(batch.num_sequences for batch in batches) == 40
 
 
 # --- packed micro-batches --------------------------------------------------------------------------------------------

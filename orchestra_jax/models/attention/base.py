@@ -1,12 +1,15 @@
 """Causal grouped-query attention over an optional cached past and a new chunk, with interchangeable backends."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from orchestra_jax.config.choices import AttentionBackend
 from orchestra_jax.models.attention.blockwise import blockwise_attention
-from orchestra_jax.models.attention.cudnn import cudnn_attention, require_support
+from orchestra_jax.models.attention.cudnn import cudnn_attention, is_supported, require_support
 
 # Queries x keys up to which the dense path is used. On one CPU core a blockwise training step takes 1.4 times as long
 # as a dense one for 512 x 512, and 0.7 times for 1024 x 1024.
@@ -22,7 +25,8 @@ def attention(
     past: tuple[Float[Array, "B Hkv M d"], Float[Array, "B Hkv M d"]] | None = None,
     past_lengths: Int[Array, " B"] | None = None,
     segment_ids: Int[Array, "B S"] | None = None,
-    backend: str = "xla",
+    backend: str | Callable[..., Array] = "xla",
+    device: Any = None,
 ) -> Float[Array, "B S H d"]:
     """Softmax attention, scale 1/sqrt(d), softmax in fp32.
 
@@ -37,8 +41,10 @@ def attention(
         segment_ids: packed sequences of the chunk; 0 is padding, which sees padding only. With a past, every
             segment of a row sees that row's past.
         backend: "xla", which computes by blocks where S x (M + S) is large and then has a reverse-mode gradient only;
-            or "cudnn" (`models.attention.cudnn`), which leaves a chunk with a past to "xla", since cuDNN's causal mask
-            starts at the first key and not at the end of the past.
+            "cudnn" (`models.attention.cudnn`), which leaves a chunk with a past to "xla", since cuDNN's causal mask
+            starts at the first key and not at the end of the past; "auto", which is "cudnn" for long rows where this
+            device, dtype and jax have it; or a function of (q, k, v, segment_ids) for chunks without a past.
+        device: that it will run on; None: the first one.
 
     Returns:
         Attention output in q's dtype.
@@ -46,18 +52,26 @@ def attention(
     Raises:
         ValueError: unknown backend, heads that do not divide, or a GPU, dtype or head size that cuDNN does not take.
     """
+    length = q.shape[1]
+    keys = length + (0 if past is None else past[0].shape[2])
+    long = length > 1 and length * keys > DENSE_SCORES
+    if callable(backend):
+        if past is None and long:
+            return backend(q, k, v, segment_ids=segment_ids)
+        backend = "xla"
     if backend not in tuple(AttentionBackend):
         raise ValueError(f"Unknown attention backend {backend!r}; choose one of {', '.join(AttentionBackend)}.")
     if q.shape[2] % k.shape[1]:
         raise ValueError(f"{q.shape[2]} query heads do not divide into {k.shape[1]} key-value heads.")
+    device = device or jax.devices()[0]
+    needs = (device, q.dtype, q.shape[-1])
     if backend == "cudnn":
-        require_support(jax.devices()[0], q.dtype, q.shape[-1], packed=segment_ids is not None)
-        if past is None:
-            return cudnn_attention(q, k, v, segment_ids=segment_ids)
-    length = q.shape[1]
-    keys = length + (0 if past is None else past[0].shape[2])
+        require_support(*needs, packed=segment_ids is not None)
+    fused = backend == "cudnn" or (backend == "auto" and long and is_supported(*needs, packed=segment_ids is not None))
+    if fused and past is None:
+        return cudnn_attention(q, k, v, segment_ids=segment_ids)
     # One query per row needs no blocks: its scores are as many as the cache's entries.
-    method = dense_attention if length == 1 or length * keys <= DENSE_SCORES else blockwise_attention
+    method = blockwise_attention if long else dense_attention
     return method(q, k, v, past=past, past_lengths=past_lengths, segment_ids=segment_ids)
 
 

@@ -39,8 +39,8 @@ def cudnn_attention(
         # The padding on the right of a row comes after all of its tokens, so causality hides it.
         return jax.nn.dot_product_attention(q, keys, values, is_causal=True, implementation="cudnn")
 
-    groups = q.shape[2] // k.shape[1]
-    if groups > 1 and jax.__version_info__ < _GROUPED_SINCE:
+    groups = repeats(q.shape[2], k.shape[1])
+    if groups > 1:
         keys, values = jnp.repeat(keys, groups, axis=2), jnp.repeat(values, groups, axis=2)
     fused, mask_type = _packed_function()
     offsets, lengths, fits = segment_table(segment_ids, max_segments(q.shape[1]))
@@ -56,6 +56,11 @@ def cudnn_attention(
         mask_type=mask_type,
     )
     return jnp.where(fits[:, None, None, None], out, jnp.nan)
+
+
+def repeats(heads: int, kv_heads: int) -> int:
+    """How often each key head of packed rows is repeated, so that this jax finds its keys; 1 where it finds them."""
+    return heads // kv_heads if jax.__version_info__ < _GROUPED_SINCE else 1
 
 
 def max_segments(length: int) -> int:
@@ -109,6 +114,17 @@ def require_support(device: Any, dtype: Any, head_dim: int, *, packed: bool) -> 
             "Attention backend 'cudnn' packs sequences on GPUs of compute capability 9.0 (Hopper) or later, and this "
             f"one has {device.compute_capability}; {_USE_XLA} or do not pack."
         )
+
+
+def is_supported(device: Any, dtype: Any, head_dim: int, *, packed: bool) -> bool:
+    """Whether cuDNN attends on this device with these inputs, under the jax that is installed."""
+    try:
+        require_support(device, dtype, head_dim, packed=packed)
+        if packed:
+            _packed_function()
+    except ValueError:
+        return False
+    return True
 
 
 def _packed_function() -> tuple[Callable[..., Array], Any]:

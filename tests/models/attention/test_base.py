@@ -93,7 +93,7 @@ def test_long_chunks_go_by_blocks_and_short_ones_do_not(length: int, past: int, 
 
 def test_errors() -> None:
     q, k = normal(0, 1, 2, 3, 4), normal(1, 1, 2, 2, 4)
-    with pytest.raises(ValueError, match=r"Unknown attention backend 'flash'; choose one of xla, cudnn"):
+    with pytest.raises(ValueError, match=r"Unknown attention backend 'flash'; choose one of auto, xla, cudnn"):
         attention(q, k, k, backend="flash")
     with pytest.raises(ValueError, match="3 query heads"):
         attention(q, k, k)

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from orchestra_jax.models.attention import blockwise
 from orchestra_jax.models.attention.base import attention, dense_attention
 from orchestra_jax.models.attention.blockwise import blockwise_attention
-from orchestra_jax.models.sharding import make_mesh
+from orchestra_jax.models.sharding import ShardingRules, activation_constraint, batch_sharding, make_mesh
+from orchestra_jax.planning.hlo import program_cost
 
 B, DIM = 2, 8
 
@@ -186,3 +188,56 @@ def test_gradients_inside_a_rematerialised_scan() -> None:
 
     got, want = (jax.jit(jax.grad(loss), static_argnums=1)(k, m) for m in (blocks_of_8, dense_attention))
     np.testing.assert_allclose(got, want, atol=2e-4, rtol=1e-5)
+
+
+# --- what is skipped on a mesh ----------------------------------------------------------------------------------------
+
+ROW = 1024  # tokens: 16 blocks of 64, 136 pairs
+
+
+def packed_row(seed: int) -> np.ndarray:
+    """Segments of about 100 tokens, at other places in every row."""
+    cuts = np.sort(np.random.default_rng(seed).choice(np.arange(1, ROW), 9, replace=False))
+    return np.searchsorted(cuts, np.arange(ROW), side="right").astype(np.int32) + 1
+
+
+def connected(rows: np.ndarray, block: int = 64) -> int:
+    """Pairs of blocks in which a query of any of the rows sees a key, counted by hand."""
+    blocks = rows.reshape(len(rows), -1, block)
+    count = blocks.shape[1]
+    return sum(any(np.isin(row[i], row[j]).any() for row in blocks) for i in range(count) for j in range(i + 1))
+
+
+@pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
+def test_a_device_skips_what_its_own_rows_do_not_connect(monkeypatch: pytest.MonkeyPatch):
+    visits: list[int] = []
+    scores = blockwise._scores
+
+    def counted(*args: Any) -> jax.Array:
+        jax.debug.callback(lambda: visits.append(1))
+        return scores(*args)
+
+    monkeypatch.setattr(blockwise, "_scores", counted)
+    rows = np.stack([packed_row(seed) for seed in range(8)])
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        jnp.asarray(rng.standard_normal(shape, np.float32))
+        for shape in ((8, ROW, 2, DIM), (8, 1, ROW, DIM), (8, 1, ROW, DIM))
+    )
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+        return blockwise_attention(q, k, v, segment_ids=ids, block=64)
+
+    sharding = activation_constraint(make_mesh(fsdp=8), ShardingRules())
+    axes = (("batch", None, "kv_heads", None), *2 * [("batch", "kv_heads", None, None)], ("batch", None))
+    split = jax.jit(lambda *arrays: sharding.on_own_parts(run, arrays, axes, axes[0]))
+    spread = [jax.device_put(x, batch_sharding(sharding.mesh, sharding.rules)) for x in (q, k, v, rows)]
+    out = split(*spread)
+    jax.effects_barrier()
+    own = [connected(row[None]) for row in rows]
+    assert len(visits) == sum(own)
+    # As if all rows were one device's: what any of them connects, all would compute.
+    assert connected(rows) * 8 > 1.5 * sum(own)
+    np.testing.assert_allclose(out, dense_attention(q, k, v, segment_ids=jnp.asarray(rows)), atol=2e-6)
+    # Nothing is asked of another device.
+    assert program_cost(split.lower(*spread).compile().as_text()).collectives == ()

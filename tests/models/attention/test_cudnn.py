@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax._src.cudnn import fused_attention_stablehlo as fused
 
+from orchestra_jax.models.attention import base
 from orchestra_jax.models.attention import cudnn as module
 from orchestra_jax.models.attention.base import attention, dense_attention
 from orchestra_jax.models.attention.cudnn import cudnn_attention, max_segments, require_support, segment_table
@@ -166,3 +167,25 @@ def test_parity_on_a_gpu(heads: int, kv_heads: int, packed: bool) -> None:
         exact = run(tuple(x.astype(jnp.float32) for x in arrays), dense_attention)
     got = run(arrays, cudnn)
     jax.tree.map(lambda a, b: np.testing.assert_array_less(np.linalg.norm(a - b), 0.02 * np.linalg.norm(b)), got, exact)
+
+
+def test_auto_takes_cudnn_for_long_rows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fused_attention(q: Any, k: Any, v: Any, *, segment_ids: Any) -> Any:
+        asked.append(q.shape[1])
+        return dense_attention(q, k, v, segment_ids=segment_ids)
+
+    monkeypatch.setattr(base, "cudnn_attention", fused_attention)
+    for length in (256, 1024):
+        q, k, v = inputs(4, 2, 8, length, jnp.bfloat16)
+        found = attention(q, k, v, backend="auto", device=device())
+        np.testing.assert_array_equal(found, attention(q, k, v) if length == 256 else dense_attention(q, k, v))
+    assert asked == [1024]
+    attention(q, k, v, past=(k, v), backend="auto", device=device())  # the mask of a chunk with a past is not cuDNN's
+    attention(q, k, v, backend="auto")  # on this CPU
+    attention(q, k, v, segment_ids=jnp.ones((4, 1024), jnp.int32), backend="auto", device=device(capability="8.0"))
+    attention(*inputs(4, 2, 8, 1024), backend="auto", device=device())  # in fp32
+    monkeypatch.delattr(fused, "MaskType")  # a jax that has no packed attention where it is looked for
+    attention(q, k, v, segment_ids=jnp.ones((4, 1024), jnp.int32), backend="auto", device=device())
+    assert asked == [1024]
