@@ -13,7 +13,7 @@ FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 \
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart test test-sglang test-sglang-training sglang-cpu lint format clean
+.PHONY: help install install-dev quickstart test test-processes test-sglang test-sglang-training sglang-cpu lint format clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,10 @@ quickstart: install ## warm start, RL and the proof: 8 minutes on 2 fast, quiet 
 	$(FAST_MALLOC) $(PY) experiments/train.py $(RUN)
 
 test: install-dev ## every test without torch, GPU or server, in random order; TESTS=tests/rl for a part, TEST_ORDER=7 for an order
-	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow)" $(TESTS)
+	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow or release)" $(TESTS)
+
+test-processes: install-dev ## before a release: 20 steps in two processes against one, and ten times kill -9
+	$(FAST_COMPILE) $(PY) -m pytest -q -s -m release tests/training/test_processes.py
 
 test-sglang: install-dev sglang-cpu ## the tests that start a real SGLang server, on this CPU
 	$(FAST_COMPILE) SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m pytest -q --durations=10 -m "sglang and not release" tests/sglang

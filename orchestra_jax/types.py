@@ -1,7 +1,7 @@
 """The nouns everybody shares: plain frozen dataclasses, no JAX, no I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -173,6 +173,15 @@ class Turn:
     results: tuple[ToolResult, ...] = ()
     version_spans: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """(version, number of tokens) of everything that was sampled."""
+        return self.version_spans or ((self.weight_version, len(self.sampled_ids)),)
+
+    def without_ids(self) -> "Turn":
+        """All that figures and transcripts need: the counts of tokens, not the tokens."""
+        return replace(self, prompt_ids=(), sampled_ids=(), logprobs=(), version_spans=self.spans)
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
@@ -202,6 +211,10 @@ class Trajectory:
     @property
     def turns(self) -> Sequence[Turn]:
         return [turn for sequence in self.sequences for turn in sequence]
+
+    def without_ids(self) -> "Trajectory":
+        """See `Turn.without_ids`."""
+        return replace(self, sequences=tuple(tuple(t.without_ids() for t in turns) for turns in self.sequences))
 
     @property
     def valid(self) -> bool:

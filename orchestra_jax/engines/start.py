@@ -13,6 +13,7 @@ from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess, re
 from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
+from orchestra_jax.processes import Processes
 from orchestra_jax.types import InfrastructureError
 
 
@@ -44,26 +45,49 @@ class RunEngine:
             await server.stop()
 
 
+def first_model(cfg: RunConfig, model: DecoderConfig, params: Params, directory: Path) -> None:
+    """Writes the folder that the run's own servers start from, where it has any; of several processes one does it.
+
+    Args:
+        params: all of them in this process.
+    """
+    r = cfg.rollout
+    if r.engine is EngineName.sglang and not r.urls:
+        checkpoint.save(_model_folder(directory), model, params, dtype=r.serving_dtype, overwrite=True, alone=True)
+
+
 async def start_engine(
-    cfg: RunConfig, model: DecoderConfig, params: Params, version: int, *, tokenizer_size: int, directory: Path
+    cfg: RunConfig,
+    model: DecoderConfig,
+    params: Params,
+    version: int,
+    *,
+    tokenizer_size: int,
+    directory: Path,
+    processes: Processes | None = None,
 ) -> RunEngine:
     """The engine, ready and holding `params` as `version`.
 
     The tokenizer has `tokenizer_size` ids. Servers of the run have their first weights and their logs in `directory`.
+    Each of `processes` has servers of its own: those it starts, once one process has written `first_model`, or its
+    share of rollout.urls.
 
     Raises:
         ConfigError: a server does not start, does not answer, or has another model.
     """
-    r = cfg.rollout
+    r, processes = cfg.rollout, processes or Processes()
     if r.engine is EngineName.embedded:
         return RunEngine(EmbeddedEngine(model, params, r, version=version))
-    servers = [] if r.urls else _servers(cfg, version, directory)
-    urls = r.urls or [server.url for server in servers]
+    servers = [] if r.urls else _servers(cfg, version, directory, processes)
+    urls = processes.mine(r.urls) or [server.url for server in servers]
+    folder = r.weight_folder
+    if folder is not None and processes.count > 1:
+        folder = str(Path(folder) / str(processes.index))
     engine = SGLangEngine(
         urls,
         max_length=r.limits.max_length,
         vocab_size=model.vocab_size,
-        weight_sync=DiskWeightSync(model, r.weight_folder, dtype=r.serving_dtype),
+        weight_sync=DiskWeightSync(model, folder, dtype=r.serving_dtype),
         version=version,
         concurrency=max(1, r.slots // len(urls)),
         request_timeout_s=r.limits.deadline_s,
@@ -71,8 +95,8 @@ async def start_engine(
     )
     running = RunEngine(engine, servers, r.server.share_gpus)
     try:
-        if servers:
-            checkpoint.save(directory / "server" / "model", model, params, dtype=r.serving_dtype, overwrite=True)
+        if processes.count == 1:
+            first_model(cfg, model, params, directory)
         for number, server in enumerate(servers, 1):
             print(f"Starting SGLang server {number} of {len(servers)} ...", flush=True)
             server.launch()
@@ -89,17 +113,23 @@ async def start_engine(
     return running
 
 
-def _servers(cfg: RunConfig, version: int, directory: Path) -> list[SGLangProcess]:
+def _model_folder(directory: Path) -> Path:
+    return directory / "server" / "model"
+
+
+def _servers(cfg: RunConfig, version: int, directory: Path, processes: Processes) -> list[SGLangProcess]:
     r, s = cfg.rollout, cfg.rollout.server
     assert s.python is not None  # config_checks
     gpus = s.gpus or [[]] * s.count
+    logs = directory / "server" / (str(processes.index) if processes.count > 1 else "")
+    port = s.port + processes.index * s.count if s.port else 0  # processes may share a host
     return [
         SGLangProcess(
             ServerConfig(
                 python=Path(s.python).absolute(),
-                model=directory / "server" / "model",
-                log=directory / "server" / f"{number}.log",
-                port=s.port + number if s.port else 0,
+                model=_model_folder(directory),
+                log=logs / f"{number}.log",
+                port=port + number if port else 0,
                 device=s.device,
                 gpus=tuple(gpus[number]),
                 version=version,

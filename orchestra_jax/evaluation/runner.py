@@ -14,14 +14,17 @@ from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT
 from orchestra_jax.evaluation.kept import Kept
 from orchestra_jax.evaluation.metrics import by_part, preference_utility, summarize, tool_shares
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.sharing import play_all, share_all
 from orchestra_jax.types import Task, Trajectory
 
 
 class Evaluator:
     """Measures the policy that the engine holds, on fixed tasks of the environment; `budget`, of the run, pays for it.
 
-    Trajectories are kept in `directory`, if there is one.
+    Trajectories are kept in `directory`, if there is one. Each of `processes` plays its share of the tasks, keeps what
+    it played in a file of its own, and has the figures of all; None: this one alone.
 
     Attributes:
         benchmarks: tasks by benchmark, where there are any; by part, where it has parts. None with
@@ -39,9 +42,11 @@ class Evaluator:
         engine: Engine,
         budget: Budget,
         directory: Path | None = None,
+        processes: Processes | None = None,
     ) -> None:
         self._directory, self._when = directory, ""
         self._policy: str | None = None
+        self._processes = processes or Processes()
         self.cfg, self.collector, self.engine, self._budget = cfg, collector, engine, budget
         names = cfg.evaluation.benchmarks if cfg.evaluation.questions else []
         made = {name: BENCHMARKS.get(name)(environment, cfg) for name in names}
@@ -84,15 +89,23 @@ class Evaluator:
         return summarize(run) | utility | {"tool_shares": tool_shares(run)}
 
     async def _collect(self, name: str, tasks: Sequence[Task], temperature: float) -> list[Trajectory]:
+        own = self._processes.mine(range(len(tasks)))
+        return await share_all(self._processes, self._played(name, tasks, own, temperature))
+
+    async def _played(
+        self, name: str, tasks: Sequence[Task], own: Sequence[int], temperature: float
+    ) -> list[Trajectory]:
+        """This process's `own` trajectories of the tasks."""
         seed = self.cfg.evaluation.seed
         found: dict[int, Trajectory] = {}
         kept = None
         if self._directory is not None:
             policy = self._policy and f"{self._policy} {temperature} {seed} {self.collector.limits}"
-            file = re.sub(r"[^\w.-]+", "-", f"{name}.t{temperature:g}.jsonl")
+            part = f".{self._processes.index}" if self._processes.index else ""
+            file = re.sub(r"[^\w.-]+", "-", f"{name}.t{temperature:g}{part}.jsonl")
             kept = Kept(self._directory / self._when / file, policy, tasks)
             found = dict(kept.found)
-        missing = [number for number in range(len(tasks)) if number not in found]
+        missing = [number for number in own if number not in found]
         made = await self.collector.collect(
             self.engine,
             [tasks[number] for number in missing],
@@ -103,7 +116,7 @@ class Evaluator:
             numbers=missing,
         )
         found |= zip(missing, made, strict=True)
-        return [found[number] for number in range(len(tasks))]
+        return [found[number] for number in own]
 
     async def _runs(self) -> dict[str, list[Trajectory]]:
         """The baselines' trajectories; they depend on nothing that is trained and are played once."""
@@ -111,7 +124,7 @@ class Evaluator:
             tasks = self.benchmarks.get(HELD_OUT, ())
             assert not isinstance(tasks, Mapping)
             self._baseline_runs = {
-                name: await self.collector.play(script, tasks, budget=self._budget)
+                name: await play_all(self._processes, self.collector, script, tasks, budget=self._budget)
                 for name, script in self.scripts.items()
                 if tasks
             }

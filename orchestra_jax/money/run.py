@@ -2,12 +2,14 @@
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.schema import BudgetConfig
-from orchestra_jax.money.budgets import Budget, Limits
+from orchestra_jax.money.budgets import Budget, Limits, Spending, added, total
+from orchestra_jax.processes import Processes
 
 FILE_NAME = "spent.json"
 
@@ -24,19 +26,49 @@ def limits(budget: BudgetConfig, level: str) -> Limits:
 class RunBudget:
     """The budget of the run, kept in a file of its own: a run that goes back to a checkpoint has spent it all the same.
 
+    Of several processes each has a file, and a share of what is left, which `share` deals out anew.
+
     Attributes:
-        run: the budget of the whole run, what was spent before a restart included.
+        run: this process's budget of the whole run, what was spent before a restart included.
     """
 
-    def __init__(self, budget: BudgetConfig, directory: Path) -> None:
-        self._config, self._file = budget, directory / FILE_NAME
+    def __init__(self, budget: BudgetConfig, directory: Path, processes: Processes | None = None) -> None:
+        self._config, self._processes = budget, processes or Processes()
+        self._file = _file(directory, self._processes.index)
         self.run = Budget(limits(budget, "run"), name="run")
-        if self._file.exists():
-            self.run.set_state(json.loads(self._file.read_text()))
+        left = _files_of_others(directory, self._processes.count) if self._processes.first else []
+        self.run.set_state(added([json.loads(file.read_text()) for file in (self._file, *left) if file.exists()]))
+        self._others = Budget()
+        if left:
+            self.save()
+            for file in left:
+                file.unlink()
+
+    @property
+    def spent(self) -> Spending:
+        """What all processes spent, the others until the last `share`."""
+        return total([self.run.spent, self._others.spent])
+
+    def share(self, states: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Deals out what is left of the run's budget among the processes; all of them call this.
+
+        Args:
+            states: `run.get_state()` of every process; None: they exchange them.
+        """
+        processes = self._processes
+        if processes.count == 1:
+            return
+        states = states or processes.gather(self.run.get_state())
+        whole, own = Budget(), Budget()
+        whole.set_state(added(states))
+        own.set_state(states[processes.index])
+        self._others.set_state(added([*states[: processes.index], *states[processes.index + 1 :]]))
+        self.run.limits = _share(limits(self._config, "run"), processes, whole.spent, own.spent)
 
     def step(self) -> Budget:
-        """The budget of a new step."""
-        return Budget(limits(self._config, "step"), name="step", parent=self.run)
+        """The budget of a new step, or this process's share of it."""
+        share = _share(limits(self._config, "step"), self._processes, Spending(), Spending())
+        return Budget(share, name="step", parent=self.run)
 
     def save(self) -> None:
         """Writes what was spent until now; calls in flight count with their worst case."""
@@ -45,6 +77,32 @@ class RunBudget:
         os.replace(part, self._file)
 
     def summary(self) -> dict[str, Any]:
-        """Dollars, tokens and calls, in all and by model or tool, dearest first."""
-        names = sorted(self.run.by_name().items(), key=lambda item: -item[1].usd)
-        return {**asdict(self.run.spent), "by_name": {name: asdict(spent) for name, spent in names}}
+        """Dollars, tokens and calls of all processes, in all and by model or tool, dearest first."""
+        whole = self.run
+        if self._processes.count > 1:
+            whole = Budget()
+            whole.set_state(added(self._processes.gather(self.run.get_state())))
+        names = sorted(whole.by_name().items(), key=lambda item: -item[1].usd)
+        return {**asdict(whole.spent), "by_name": {name: asdict(spent) for name, spent in names}}
+
+
+def _file(directory: Path, index: int) -> Path:
+    return directory / (FILE_NAME if index == 0 else f"spent-{index}.json")
+
+
+def _files_of_others(directory: Path, count: int) -> list[Path]:
+    """Of processes that the run had before it was restarted with `count` of them."""
+    found = {int(file.stem.removeprefix("spent-")): file for file in directory.glob("spent-[0-9]*.json")}
+    return [file for index, file in sorted(found.items()) if index >= count]
+
+
+def _share(whole: Limits, processes: Processes, spent: Spending, own: Spending) -> Limits:
+    """What one process may have spent when its share of what is left is used up too."""
+    if processes.count == 1:
+        return whole
+
+    def part(limit: int | None, spent: int, own: int) -> int | None:
+        return None if limit is None else own + len(processes.mine(range(max(0, limit - spent))))
+
+    usd = None if whole.usd is None else own.usd + max(0.0, whole.usd - spent.usd) / processes.count
+    return Limits(usd, part(whole.tokens, spent.tokens, own.tokens), part(whole.calls, spent.calls, own.calls))

@@ -1,6 +1,7 @@
 """The planner's answer in print: memory, work, time, and what to change where a run does not fit."""
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
@@ -9,6 +10,7 @@ from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.families import preset_config, read_config, run_settings
 from orchestra_jax.planning.gpus import GIB, GPUS, find_gpu
+from orchestra_jax.planning.layout import layout_of
 from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices, smallest_gpu
 from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
 from orchestra_jax.rl.packing import PackShapes
@@ -17,7 +19,7 @@ from orchestra_jax.rollout.chat import make_chat
 
 
 def run(cfg: RunConfig) -> bool:
-    """Plans a run as `cfg.plan` says, prints the answer, and returns whether it fits.
+    """Plans a run as `cfg.plan` says, prints the answer, and returns whether it fits and can run.
 
     Raises:
         ConfigError: the GPU, the mesh or the model is not known.
@@ -31,9 +33,13 @@ def run(cfg: RunConfig) -> bool:
     plan = make_plan(job_of(cfg), gpu, cfg.plan)
     console = Console(width=118)
     show(plan, console)
+    layout = layout_of(cfg)
+    console.print(layout.text(), markup=False, highlight=False)
+    for problem in layout.problems:
+        console.print(f"[bold red]It cannot run[/]: {escape(problem)}", highlight=False)
     if sentence := environment_class(cfg).forecast(cfg):
         console.print(sentence, markup=False, highlight=False)
-    return plan.fits
+    return plan.fits and not layout.problems
 
 
 def job_of(cfg: RunConfig) -> Job:

@@ -85,14 +85,16 @@ class Lifeline:
             time.sleep(0.1)  # beats of many others are heard in one go
 
     def _lost(self, index: int) -> None:
-        if not self._closing:
-            for peer in self._peers.values():
-                with contextlib.suppress(OSError):
-                    peer.sendall(b"%d;" % index)
-            self._end(
-                f"Process {index} of {self._count} is gone, so process {self._index} ends too; the same command "
-                "continues from the last checkpoint."
-            )
+        if self._closing:
+            return
+        self._closing = True
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):
+                peer.sendall(b"%d;" % index)
+        self._end(
+            f"Process {index} of {self._count} is gone, so process {self._index} ends too; the same command "
+            "continues from the last checkpoint."
+        )
 
 
 def _exit(sentence: str) -> None:

@@ -114,6 +114,8 @@ def _join(found: Ranks) -> tuple[Processes, Lifeline]:
             # Without a word JAX takes one device for each process of a launcher, also where a process has a whole node.
             local_device_ids=[] if found.device is None else [found.device],
             cluster_detection_method="deactivate",
+            initialization_timeout=180,
+            shutdown_timeout_seconds=60,
         )
     except RuntimeError as error:
         raise ConfigError(

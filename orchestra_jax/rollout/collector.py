@@ -80,9 +80,8 @@ class Collector:
         group_size: int = 1,
         temperature: float = 1.0,
         seed: Sequence[int] = (0,),
-        first: int = 0,
-        on_done: Callable[[Trajectory], None] | None = None,
         numbers: Sequence[int] | None = None,
+        on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
         """Rolls every task out `group_size` times with the policy behind `engine`.
 
@@ -92,9 +91,8 @@ class Collector:
             budget: parent of the trajectories' budgets: the run's, or a step's.
             temperature: sampling temperature; 0 is greedy.
             seed: reproducible: the same seed, groups, tasks and weights give the same trajectories.
-            first: number of the first task's group; groups of one seed need different ones.
+            numbers: of the tasks' groups, None: 0, 1, ...; groups of one seed need different ones.
             on_done: called as each trajectory ends, for progress bars.
-            numbers: of the tasks' groups, where they do not follow on `first`.
 
         Returns:
             Trajectories ordered by task, then member.
@@ -104,7 +102,7 @@ class Collector:
         def actor(group: int, member: int) -> Actor:
             return EngineActor(engine, params, (*seed, group, member), self.limits.max_length)
 
-        groups = list(enumerate(tasks, first)) if numbers is None else list(zip(numbers, tasks, strict=True))
+        groups = list(zip(range(len(tasks)) if numbers is None else numbers, tasks, strict=True))
         return await self._collect(actor, groups, group_size, budget, on_done)
 
     async def play(

@@ -11,8 +11,10 @@ from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
+from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.event_loop import LoopThread
+from orchestra_jax.rollout.sharing import OwnTasks, own_groups, whole_position
 from orchestra_jax.rollout.stream import GroupStream
 from orchestra_jax.types import Task, Trajectory
 
@@ -23,55 +25,75 @@ class RolloutSource:
     With rollout.max_staleness=0 and no spare groups every step collects its own batch: nothing runs during an update,
     and the run is reproducible. Else groups run ahead, under way across updates.
 
+    Of several processes each collects its own groups of every batch, under the seeds they have in the whole.
+
     Args:
         tasks: batches of algorithm.tasks_per_step.
         runner: the loop that the engine and the environment belong to.
+        processes: that share the batches; None: this one alone.
     """
 
     def __init__(
-        self, cfg: RunConfig, collector: Collector, engine: Engine, tasks: TaskIterator, runner: LoopThread
+        self,
+        cfg: RunConfig,
+        collector: Collector,
+        engine: Engine,
+        tasks: TaskIterator,
+        runner: LoopThread,
+        processes: Processes | None = None,
     ) -> None:
-        self._cfg, self._collector, self._engine, self._tasks, self._runner = cfg, collector, engine, tasks, runner
+        self._cfg, self._collector, self._engine, self._runner = cfg, collector, engine, runner
+        self._processes = processes or Processes()
+        self._own = own_groups(cfg.algorithm, self._processes)
+        self._tasks = OwnTasks(tasks, self._own)
         self._stream: GroupStream | None = None
         if cfg.rollout.max_staleness or cfg.rollout.spare_groups:
             self._stream = GroupStream(
                 self._roll,
-                tasks,
-                per_step=cfg.algorithm.tasks_per_step,
+                self._tasks,
+                per_step=len(self._own),
                 max_staleness=cfg.rollout.max_staleness,
-                spare=cfg.rollout.spare_groups,
+                spare=len(self._processes.mine(range(cfg.rollout.spare_groups))),
             )
 
     def take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, float]]:
-        """The trajectories of step `step`, ordered by group and member, and the metrics of their age.
+        """This process's trajectories of step `step`, ordered by group and member, and metrics of the whole step's age.
 
         `version` is that of the learner's weights; `budget`, of the step, pays for the trajectories that begin in it.
 
         Raises:
-            BudgetExceeded, ReplayMiss: the position in the tasks is that before the step.
+            BudgetExceeded, ReplayMiss: in all processes; the position in the tasks is that before the step.
         """
-        cfg, metrics = self._cfg, {}
-        if self._stream is None:
-            position = self._tasks.get_state()
-            try:
-                trajectories = self._runner.run(
-                    self._collector.collect(
-                        self._engine,
-                        next(self._tasks),
-                        budget=budget,
-                        group_size=cfg.algorithm.group_size,
-                        temperature=cfg.rollout.temperature,
-                        seed=(cfg.seed, 2, step),
-                    )
-                )
-            except (BudgetExceeded, ReplayMiss):
-                self._tasks.set_state(position)  # the run that goes on repeats this step
-                raise
-        else:
+        position = self._state()
+        try:
+            with self._processes.together():
+                taken, restarted = self._take(step, version, budget)
+        except (BudgetExceeded, ReplayMiss):
+            self._set_state(position)  # the run that goes on repeats this step
+            raise
+        spans = [span for trajectory in taken for turn in trajectory.turns for span in turn.spans]
+        everyone = self._processes.gather((spans, restarted))
+        metrics = _staleness([span for spans, _ in everyone for span in spans], version)
+        if self._stream is not None:
+            metrics["groups/restarted"] = float(sum(restarted for _, restarted in everyone))
+        return taken, metrics
+
+    def _take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], int]:
+        """This process's trajectories, and how many of its groups had to begin again."""
+        cfg = self._cfg
+        if self._stream is not None:
             groups, restarted = self._runner.run(self._stream.take(version, budget))
-            trajectories = [replace(t, group=g) for g, group in enumerate(groups) for t in group]
-            metrics["groups/restarted"] = float(restarted)
-        return trajectories, metrics | _staleness(trajectories, version)
+            return [replace(t, group=g) for g, group in zip(self._own, groups, strict=True) for t in group], restarted
+        collecting = self._collector.collect(
+            self._engine,
+            next(self._tasks),
+            budget=budget,
+            group_size=cfg.algorithm.group_size,
+            temperature=cfg.rollout.temperature,
+            seed=(cfg.seed, 2, step),
+            numbers=self._own,
+        )
+        return self._runner.run(collecting), 0
 
     def stop(self) -> None:
         """Ends what is under way; `take` begins it again."""
@@ -79,33 +101,51 @@ class RolloutSource:
             self._runner.run(self._stream.stop())
 
     def get_state(self) -> dict[str, Any]:
-        """The position in the stream of tasks, for a checkpoint."""
-        return self._tasks.get_state() if self._stream is None else self._stream.get_state()
+        """The position of all processes in the stream of tasks, for a checkpoint."""
+        state, size = self._state(), self._cfg.algorithm.tasks_per_step
+        if self._stream is None or self._processes.count == 1:
+            return state
+        return whole_position(self._processes.gather(state | {"own": self._own, "size": size}))
 
     def set_state(self, state: dict[str, Any]) -> None:
-        (self._tasks if self._stream is None else self._stream).set_state(state)
+        self._set_state(state)
+
+    def _state(self) -> dict[str, Any]:
+        """This process's own position; groups are counted in whole batches."""
+        if self._stream is None:
+            return self._tasks.get_state()
+        state = self._stream.get_state()
+        return state | {"used": [self._whole(index) for index in state["used"]]}
+
+    def _set_state(self, state: dict[str, Any]) -> None:
+        if self._stream is None:
+            self._tasks.set_state(state)
+            return
+        places = {place: n for n, place in enumerate(self._own)}
+        used = [divmod(index, self._cfg.algorithm.tasks_per_step) for index in state["used"]]
+        own = [number * len(self._own) + places[place] for number, place in used if place in places]
+        self._stream.set_state(state | {"used": own})
+
+    def _whole(self, index: int) -> int:
+        """The number in whole batches of the stream's own group `index`."""
+        number, place = divmod(index, len(self._own))
+        return number * self._cfg.algorithm.tasks_per_step + self._own[place]
 
     async def _roll(self, index: int, task: Task, budget: Budget) -> list[Trajectory]:
-        step, group = divmod(index, self._cfg.algorithm.tasks_per_step)
+        step, group = divmod(self._whole(index), self._cfg.algorithm.tasks_per_step)
         return await self._collector.collect(
             self._engine,
             [task],
             budget=budget,
-            first=group,
+            numbers=[group],
             group_size=self._cfg.algorithm.group_size,
             temperature=self._cfg.rollout.temperature,
             seed=(self._cfg.seed, 2, step),
         )
 
 
-def _staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+def _staleness(spans: Sequence[tuple[int, int]], version: int) -> dict[str, float]:
     """Mean over the sampled tokens, and largest, number of versions that they are older than the learner."""
-    spans = [
-        span
-        for trajectory in trajectories
-        for turn in trajectory.turns
-        for span in turn.version_spans or ((turn.weight_version, len(turn.sampled_ids)),)
-    ]
     ages, tokens = np.array([version - v for v, _ in spans]), np.array([count for _, count in spans])
     if not tokens.sum():
         return {}

@@ -109,6 +109,8 @@ class GroupStream:
         self._batches, self._read = {}, state["number"]
         for index in state["used"]:
             self._batch(index // self._per_step).used.add(index % self._per_step)
+        # Of several processes one may have used up batches that another has not.
+        self._batches = {n: batch for n, batch in self._batches.items() if len(batch.used) < self._per_step}
 
     def _in_order(self) -> list[_Group]:
         return [self._running[index] for index in sorted(self._running)]

@@ -44,11 +44,11 @@ def preflight(cfg: RunConfig) -> None:
     if cfg.rollout.engine is EngineName.sglang:
         found += _unreachable(cfg.rollout.urls) + gpu_conflicts(cfg.rollout)
     try:
-        device_mesh(cfg.mesh)
+        mesh = device_mesh(cfg.mesh)
+        if jax.process_count() > 1:
+            found += _process_problems(cfg, mesh)
     except ValueError as error:
         found.append(str(error))
-    if jax.process_count() > 1:
-        found.append("This version's rollouts run in one process: start one, on the node that has the devices.")
     try:
         price_book(cfg)
     except ConfigError as error:
@@ -70,6 +70,27 @@ def _not_to_be_had(cfg: RunConfig) -> list[str]:
         found.append(hub.problem("model.tokenizer", model.tokenizer, "model", hub.SMALL))
     found += [hub.problem(name, path, "dataset") for name, path in sources]
     return [problem for problem in found if problem]
+
+
+def _process_problems(cfg: RunConfig, mesh: Mesh | None) -> list[str]:
+    """What does not go with several processes."""
+    found, count, algorithm = [], jax.process_count(), cfg.algorithm
+    if mesh is None or jax.local_device_count() % mesh.shape["tensor"]:
+        found.append(
+            f"The mesh {(cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor)} does not go with {count} processes of "
+            f"{jax.local_device_count()} device(s): set mesh.fsdp=-1, and keep mesh.tensor within a process."
+        )
+    if algorithm.tasks_per_step % algorithm.minibatches or algorithm.tasks_per_step < count * algorithm.minibatches:
+        found.append(
+            f"algorithm.tasks_per_step={algorithm.tasks_per_step} in {algorithm.minibatches} minibatches does not give "
+            f"each of {count} processes whole groups of each: raise it, or lower algorithm.minibatches."
+        )
+    if algorithm.reference_offload:
+        found.append("A reference in host memory is for one process: set algorithm.reference_offload=false.")
+    urls = cfg.rollout.urls if cfg.rollout.engine is EngineName.sglang else []
+    if 0 < len(urls) < count:
+        found.append(f"rollout.urls names {len(urls)} server(s) for {count} processes: give each at least one.")
+    return found
 
 
 def _unreachable(urls: Sequence[str]) -> list[str]:

@@ -4,11 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 from rich.console import Console
 
 from orchestra_jax import hub
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.engines.start import start_engine
+from orchestra_jax.engines.start import first_model, start_engine
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.evaluation.report import benchmark_rows, figures_table, plain
 from orchestra_jax.evaluation.runner import Evaluator
@@ -16,6 +18,7 @@ from orchestra_jax.models.lora import load_peft
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run import Halted, RunBudget
+from orchestra_jax.processes import Processes, joined
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
@@ -35,11 +38,16 @@ def evaluate(cfg: RunConfig) -> None:
     Raises:
         SystemExit: see `exit_status`.
     """
-    with exit_status():
+    with exit_status(), joined(cfg.mesh) as processes, exit_status(processes):
         try:
-            found = _evaluate(cfg)
+            found = _evaluate(cfg, processes)
         except (BudgetExceeded, ReplayMiss) as error:
             raise Halted(f"{error} The evaluation ended before its figures were known.") from None
+        if processes.first:
+            _report(cfg, found)
+
+
+def _report(cfg: RunConfig, found: dict[str, Any]) -> None:
     rows = [row for name, figures in found["benchmarks"].items() for row in benchmark_rows(name, figures, "bold")]
     rows += [(plain(name), figures, "dim") for name, figures in found["baselines"].items()]
     folder = Path(cfg.output_dir) / FOLDER
@@ -48,28 +56,40 @@ def evaluate(cfg: RunConfig) -> None:
     print(f"summary.json is in {folder}")
 
 
-def _evaluate(cfg: RunConfig) -> dict[str, Any]:
-    cfg, adapters = _policy_of(cfg)
-    keep_compiled(cfg)
-    preflight(cfg)
-    chat, environment = make_chat(cfg), make_environment(cfg)
+def _evaluate(cfg: RunConfig, processes: Processes) -> dict[str, Any]:
     folder = Path(cfg.output_dir) / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    mesh = device_mesh(cfg.mesh)
-    model, params = make_policy(cfg, chat, mesh)
+    with processes.together():
+        cfg, adapters = _policy_of(cfg)
+        keep_compiled(cfg)
+        preflight(cfg)
+        chat, environment = make_chat(cfg), make_environment(cfg)
+        folder.mkdir(parents=True, exist_ok=True)
+        money = RunBudget(cfg.budget, folder, processes)
+        collector = make_collector(cfg, environment, chat)
+        mesh = device_mesh(cfg.mesh)
+        model, params = make_policy(cfg, chat, mesh)
+        if adapters is not None:
+            lora, trained = load_peft(adapters, model)
+            trained = jax.tree.map(np.asarray, trained)  # on no device: the policy may be on those of all processes
+    money.share()
     if adapters is None:
         params = engine_params(cfg, params, None, None, mesh)
     else:
-        lora, trained = load_peft(adapters, model)
         params = engine_params(cfg, trained, params, lora, mesh)
-    money = RunBudget(cfg.budget, folder)
-    collector = make_collector(cfg, environment, chat)
+    with processes.together():
+        if processes.first and processes.count > 1:
+            first_model(cfg, model, params, folder)
     with LoopThread() as loop:
-        starting = start_engine(cfg, model, params, 0, tokenizer_size=len(chat.tokenizer), directory=folder)
-        serving = loop.run(starting)
+        with processes.together():
+            starting = start_engine(
+                cfg, model, params, 0, tokenizer_size=len(chat.tokenizer), directory=folder, processes=processes
+            )
+            serving = loop.run(starting)
         try:
             trajectories = folder / "trajectories"
-            evaluator = Evaluator(cfg, environment, collector, serving.engine, money.run, trajectories)
+            evaluator = Evaluator(
+                cfg, environment, collector, serving.engine, money.run, trajectories, processes=processes
+            )
             return {
                 "name": cfg.name,
                 "policy": str(adapters or cfg.model.path),

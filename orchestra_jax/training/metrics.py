@@ -1,6 +1,8 @@
 """The figures of one training step, by their names in metrics.jsonl (docs/metrics.md)."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,8 @@ from jaxtyping import Bool, Float
 
 from orchestra_jax.evaluation.benchmarks import HELD_OUT
 from orchestra_jax.evaluation.metrics import summarize
-from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.budgets import Spending, total
+from orchestra_jax.processes import Processes
 from orchestra_jax.types import Status, Trajectory
 
 # The learner's metrics that are logged, and their names there.
@@ -45,6 +48,43 @@ _FIRST = ("mismatch", "importance_p", "sequence_")
 _SUMMARY = {"cost": "cost_usd", "latency": "latency_s", "refused": "calls/refused"}
 
 
+@dataclass(frozen=True)
+class StepPart:
+    """What one process collected in a step, or all of them together.
+
+    Attributes:
+        trajectories: ordered by group and member.
+        rewards: of its groups [G, N]; kept: groups that have a gradient [G].
+        spent, step_spent: in the run until now, and in this step.
+    """
+
+    trajectories: Sequence[Trajectory]
+    rewards: np.ndarray
+    kept: np.ndarray
+    spent: Spending
+    step_spent: Spending
+
+
+def whole_step(processes: Processes, own: StepPart) -> StepPart:
+    """The whole step's groups in their order; the trajectories of several processes come without ids."""
+    if processes.count == 1:
+        return own
+    size = own.rewards.shape[1]
+    sent = dataclasses.replace(own, trajectories=[t.without_ids() for t in own.trajectories])
+    parts = processes.gather(sent)
+    groups = sorted(
+        ((part.trajectories[g * size].group, part, g) for part in parts for g in range(len(part.kept))),
+        key=lambda group: group[0],
+    )
+    return StepPart(
+        [t for _, part, g in groups for t in part.trajectories[g * size : (g + 1) * size]],
+        np.stack([part.rewards[g] for _, part, g in groups]),
+        np.stack([part.kept[g] for _, part, g in groups]),
+        total([part.spent for part in parts]),
+        total([part.step_spent for part in parts]),
+    )
+
+
 def rollout_metrics(
     trajectories: Sequence[Trajectory], rewards: Float[np.ndarray, "G N"], kept: Bool[np.ndarray, " G"]
 ) -> dict[str, float]:
@@ -60,7 +100,7 @@ def rollout_metrics(
         "reward/std": float(rewards.std(axis=1).mean()),
         "groups/kept": float(kept.mean()),
         **{_SUMMARY.get(name, name): value for name, value in figures.items()},
-        "tokens/sampled": float(np.mean([sum(len(turn.sampled_ids) for turn in t.turns) for t in trajectories])),
+        "tokens/sampled": float(np.mean([sum(n for turn in t.turns for _, n in turn.spans) for t in trajectories])),
     }
 
 
@@ -73,9 +113,9 @@ def update_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {shown: merged[name] for name, shown in _UPDATE.items() if name in merged}
 
 
-def spending_metrics(run: Budget, step: Budget) -> dict[str, float]:
+def spending_metrics(run: Spending, step: Spending) -> dict[str, float]:
     """What was paid outside; nothing where all is simulated, local or replayed."""
-    return {"spend/usd": run.spent.usd, "spend/step_usd": step.spent.usd} if run.spent.calls else {}
+    return {"spend/usd": run.usd, "spend/step_usd": step.usd} if run.calls else {}
 
 
 def evaluation_metrics(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

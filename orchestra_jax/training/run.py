@@ -11,6 +11,7 @@ from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.lora import save_peft
 from orchestra_jax.money.run import Halted, RunBudget
+from orchestra_jax.processes import Processes, joined
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training.build import keep_compiled, preflight
@@ -25,8 +26,11 @@ _EXIT_STATUS = {ConfigError: 2, Halted: 3, Interrupted: 130}
 
 
 @contextmanager
-def exit_status() -> Iterator[None]:
+def exit_status(processes: Processes | None = None) -> Iterator[None]:
     """Ends the process with one sentence, not a stack trace, where the user can mend or wanted what happened.
+
+    Args:
+        processes: of the run; what ends all of them is told by the first.
 
     Raises:
         SystemExit: status 2 after one sentence per thing that is missing; 3 after a budget or the record ended the run;
@@ -35,7 +39,8 @@ def exit_status() -> Iterator[None]:
     try:
         yield
     except tuple(_EXIT_STATUS) as end:
-        print(end, file=sys.stderr)
+        if processes is None or processes.first or not processes.agreed:
+            print(end, file=sys.stderr, flush=True)
         raise SystemExit(next(status for kind, status in _EXIT_STATUS.items() if isinstance(end, kind))) from None
 
 
@@ -48,25 +53,26 @@ def run(cfg: RunConfig) -> None:
     # Rollouts make many small objects and few cycles: Python's default looks for cycles so often that it takes a tenth
     # of a quickstart step.
     gc.set_threshold(20_000, 20, 20)
-    with exit_status():
-        _train(cfg)
+    with exit_status(), joined(cfg.mesh) as processes, exit_status(processes):
+        _train(cfg, processes)
 
 
-def _train(cfg: RunConfig) -> None:
-    keep_compiled(cfg)
-    preflight(cfg)
-    chosen(cfg)
-    chat, environment = make_chat(cfg), make_environment(cfg)
+def _train(cfg: RunConfig, processes: Processes) -> None:
     directory = Path(cfg.output_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    if sentence := environment_class(cfg).forecast(cfg):
-        print(sentence, flush=True)
-    money = RunBudget(cfg.budget, directory)
+    with processes.together():
+        keep_compiled(cfg)
+        preflight(cfg)
+        chosen(cfg)
+        chat, environment = make_chat(cfg), make_environment(cfg)
+        directory.mkdir(parents=True, exist_ok=True)
+        if sentence := environment_class(cfg).forecast(cfg):
+            print(sentence, flush=True)
+        money = RunBudget(cfg.budget, directory, processes)
     with LoopThread() as loop:
         try:
-            trainer = Trainer(cfg, environment, chat, money, loop)
+            trainer = Trainer(cfg, environment, chat, money, loop, processes)
             done = trainer.state.step if trainer.state.phase == "policy" else 0
-            with trainer.running(), RunLog(cfg, done + 1) as log:
+            with trainer.running(), RunLog(cfg, done + 1, writes=processes.first) as log:
                 if trainer.state.phase == "warm_start":
                     if trainer.warm is not None:
                         warm_start(trainer, trainer.warm, environment)
@@ -80,7 +86,8 @@ def _train(cfg: RunConfig) -> None:
         finally:
             loop.run(environment.close())
             money.save()  # requests under way have ended: their bill is known now
-    report(found, directory, evaluated=bool(cfg.evaluation.questions))
+    if processes.first:
+        report(found, directory, evaluated=bool(cfg.evaluation.questions))
 
 
 def _export(trainer: Trainer, chat: ChatFormat) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import jax
 
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.engines.start import start_engine
+from orchestra_jax.engines.start import RunEngine, first_model, start_engine
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.models.base import Params
@@ -18,6 +18,7 @@ from orchestra_jax.models.lora import init_adapters
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run import Halted, RunBudget
+from orchestra_jax.processes import Processes
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.optimizer import learning_rate
 from orchestra_jax.rl.setup import (
@@ -36,7 +37,14 @@ from orchestra_jax.training.checkpointing import Checkpoints, RunState
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.loggers.transcripts import write_transcripts
-from orchestra_jax.training.metrics import evaluation_metrics, rollout_metrics, spending_metrics, update_metrics
+from orchestra_jax.training.metrics import (
+    StepPart,
+    evaluation_metrics,
+    rollout_metrics,
+    spending_metrics,
+    update_metrics,
+    whole_step,
+)
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
 from orchestra_jax.training.weights import abstract_reference, engine_params, starting_reference
@@ -50,19 +58,27 @@ class Trainer:
     """
 
     def __init__(
-        self, cfg: RunConfig, environment: Environment, chat: ChatFormat, money: RunBudget, loop: LoopThread
+        self,
+        cfg: RunConfig,
+        environment: Environment,
+        chat: ChatFormat,
+        money: RunBudget,
+        loop: LoopThread,
+        processes: Processes | None = None,
     ) -> None:
-        self.cfg, self.money, self.loop = cfg, money, loop
+        self.cfg, self.money, self.loop, self.processes = cfg, money, loop, processes or Processes()
         self.directory, self._began = Path(cfg.output_dir), time.monotonic()
         self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg)
         self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep)
-        meta, params = self.checkpoints.run_meta(cfg), None
-        if meta is None or self.lora is not None:
-            self.model, params = make_policy(cfg, chat, self.mesh)
-        else:
-            self.model = policy_config(cfg, chat)  # the weights are the checkpoint's
-        self.collector = make_collector(cfg, environment, chat)
-        self._menu = environment.largest_menu()  # K of the rewards' arrays
+        params: Params | None = None
+        with self.processes.together():
+            meta = self.checkpoints.run_meta(cfg)
+            if meta is None or self.lora is not None:
+                self.model, params = make_policy(cfg, chat, self.mesh)
+            else:
+                self.model = policy_config(cfg, chat)  # the weights are the checkpoint's
+            self.collector = make_collector(cfg, environment, chat)
+            self._menu = environment.largest_menu()  # K of the rewards' arrays
         self.policy = policy_learner(cfg, self.model, self.mesh)
         # Only a policy with random weights has a warm start to go through, or to resume.
         warms = cfg.warm_start.steps and cfg.model.path is None
@@ -74,24 +90,19 @@ class Trainer:
             params = init_adapters(jax.random.key(cfg.seed), self.model, self.lora)
         self.state, position = self._restore_or_init(meta, params)
         del params  # used up
-        starting = start_engine(
-            cfg,
-            self.model,
-            self._engine_params(),
-            self.state.version,
-            tokenizer_size=len(chat.tokenizer),
-            directory=self.directory,
-        )
-        self.serving = self.loop.run(starting)
+        self.serving = self._start_engine(len(chat.tokenizer))
         self.engine = self.serving.engine
-        tasks = environment.train_tasks(cfg.algorithm.tasks_per_step)
-        self.rollouts = RolloutSource(cfg, self.collector, self.engine, tasks, loop)
-        if position is not None:
-            self.rollouts.set_state(position)
-        self.evaluator = Evaluator(
-            cfg, environment, self.collector, self.engine, money.run, self.directory / "evaluation" / "trajectories"
-        )
+        with self.processes.together():
+            tasks = environment.train_tasks(cfg.algorithm.tasks_per_step)
+            self.rollouts = RolloutSource(cfg, self.collector, self.engine, tasks, loop, self.processes)
+            if position is not None:
+                self.rollouts.set_state(position)
+            trajectories = self.directory / "evaluation" / "trajectories"
+            self.evaluator = Evaluator(
+                cfg, environment, self.collector, self.engine, money.run, trajectories, self.processes
+            )
         self.interrupt = CleanInterrupt()
+        money.share()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -109,7 +120,7 @@ class Trainer:
                     self.save()  # the last finished step; what was spent since is in the run's budget
                 raised = f" with a higher budget.{error.scope}_*" if isinstance(error, BudgetExceeded) else ""
                 raise Halted(
-                    f"{error} Stopped after step {state.step} of {state.phase} with ${self.money.run.spent.usd:.6g} "
+                    f"{error} Stopped after step {state.step} of {state.phase} with ${self.money.spent.usd:.6g} "
                     f"spent; the same command{raised} continues from there."
                 ) from None
             finally:
@@ -153,7 +164,8 @@ class Trainer:
         budget = self.money.step()
         trajectories, ages = self.rollouts.take(state.step, state.version, budget)
         rolled = time.monotonic()
-        self.loop.run(self.serving.free_gpus())
+        with self.processes.together():
+            self.loop.run(self.serving.free_gpus())
         arrays = group_arrays(trajectories, cfg.algorithm.group_size, self._menu)
         self._menu = arrays.tool_counts.shape[-1]
         rewards, advantages, kept = score_groups(cfg, arrays)
@@ -170,13 +182,15 @@ class Trainer:
         )
         self.sync_engine()
         state.step += 1
-        shown = trajectories[:: cfg.algorithm.group_size][: cfg.logger.trajectories]
-        write_transcripts(self.directory / "trajectories", state.step, shown)
+        whole = whole_step(self.processes, StepPart(trajectories, rewards, kept, self.money.run.spent, budget.spent))
+        if self.processes.first:
+            shown = whole.trajectories[:: cfg.algorithm.group_size][: cfg.logger.trajectories]
+            write_transcripts(self.directory / "trajectories", state.step, shown)
         return {
-            **rollout_metrics(trajectories, rewards, kept),
+            **rollout_metrics(whole.trajectories, whole.rewards, whole.kept),
             **ages,
             **update_metrics(updates),
-            **spending_metrics(self.money.run, budget),
+            **spending_metrics(whole.spent, whole.step_spent),
             "lr": rate,
             "time/rollout": rolled - start,
             "time/update": time.monotonic() - rolled,
@@ -198,7 +212,9 @@ class Trainer:
     def sync_engine(self) -> None:
         """Hands the engine the current weights under a new version."""
         self.state.version += 1
-        self.loop.run(self.engine.update_weights(self._engine_params(), self.state.version))
+        params = self._engine_params()
+        with self.processes.together():
+            self.loop.run(self.engine.update_weights(params, self.state.version))
 
     def evaluate(self, when: str) -> dict[str, Any]:
         """Figures of the current weights, by benchmark; nothing with evaluation.questions=0."""
@@ -220,7 +236,10 @@ class Trainer:
         """Raises:
         Interrupted: Ctrl-C was pressed; the last finished step is saved.
         """
-        if self.interrupt.asked:
+        words = self.processes.gather((self.interrupt.asked, self.money.run.get_state()))
+        self.money.share([spent for _, spent in words])
+        if any(asked for asked, _ in words):
+            self.processes.agreed = True
             self.save()
             raise Interrupted(
                 f"Stopped after step {self.state.step} of {self.state.phase}; the same command continues from there."
@@ -242,6 +261,23 @@ class Trainer:
             return self.checkpoints.restore_run(meta, first.abstract_state(), None), None
         like = self.policy.abstract_state()
         return self.checkpoints.restore_run(meta, like, abstract_reference(self.cfg, like.params)), meta["data"]
+
+    def _start_engine(self, tokenizer_size: int) -> RunEngine:
+        params, version = self._engine_params(), self.state.version
+        with self.processes.together():
+            if self.processes.first and self.processes.count > 1:
+                first_model(self.cfg, self.model, params, self.directory)
+        with self.processes.together():
+            starting = start_engine(
+                self.cfg,
+                self.model,
+                params,
+                version,
+                tokenizer_size=tokenizer_size,
+                directory=self.directory,
+                processes=self.processes,
+            )
+            return self.loop.run(starting)
 
     def _engine_params(self) -> Params:
         return engine_params(self.cfg, self.state.trained.params, self.base, self.lora, self.mesh)

@@ -43,17 +43,22 @@ def update(
     algorithm = cfg.algorithm
     kl_scale = kl_share(algorithm, step, cfg.steps)
     pulled = algorithm.loss.kl_coef * kl_scale > 0
-    minibatches = _minibatches(cfg, trajectories, advantages, learner.shards, pulled=pulled)
     found: list[Mapping[str, float]] = []
     with jax.transfer_guard("disallow"):
+        # Of several processes one may have no rows where another has some: a minibatch is skipped that nobody has.
+        minibatches = [
+            placed
+            for batches in _minibatches(cfg, trajectories, advantages, learner.shards, pulled=pulled)
+            if (placed := learner.place(batches))
+        ]
         if scores_old(algorithm):
             minibatches = [
                 [learner.score(state.params, batch, base=base) for batch in batches] for batches in minibatches
             ]
         if pulled:
-            placed = learner.place_params(reference)
-            minibatches = [[learner.score_reference(placed, batch) for batch in batches] for batches in minibatches]
-            del placed  # an offloaded one leaves the devices before the update
+            whole = learner.place_params(reference)
+            minibatches = [[learner.score_reference(whole, batch) for batch in batches] for batches in minibatches]
+            del whole  # an offloaded one leaves the devices before the update
         for _ in range(algorithm.epochs):
             for batches in minibatches:
                 state, metrics = learner.policy_step(state, batches, kl_scale=kl_scale, base=base)
@@ -86,6 +91,5 @@ def _minibatches(
             if a != 0 or (regularised and trajectory.status is not Status.FAILED)
             for row in sequences(trajectory, float(a))
         ]
-        if rows:
-            minibatches.append(policy_batches(cfg, rows, shards))
+        minibatches.append(policy_batches(cfg, rows, shards) if rows else [])
     return minibatches

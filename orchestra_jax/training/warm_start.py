@@ -8,11 +8,13 @@ import jax
 import numpy as np
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.envs.base import Environment
+from orchestra_jax.envs.base import Demonstrations, Environment
+from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch, TokenSequence, sequences
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import most_packed
+from orchestra_jax.rollout.sharing import collect_all
 from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import Task, ToolCall, ToolResult, Trajectory
@@ -36,18 +38,16 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
         )
     with ProgressBar(settings.steps, phase="warm start", start=state.step, every=50) as progress:
         progress.print(f"Making {settings.demonstrations} demonstrations with random tools ...")
-        played = trainer.collector.play(
-            demonstrations.script, demonstrations.tasks, demonstrations.think, budget=trainer.money.run
-        )
-        rows = demonstration_rows(trainer.loop.run(played))
-        size, shards = settings.batch_size, learner.shards
+        rows = trainer.loop.run(_all_rows(trainer, demonstrations))
+        size, shards, processes = settings.batch_size, learner.shards, trainer.processes
         fractions = tuple(cfg.algorithm.response_fractions)
-        shapes = demonstration_shapes(rows, size, cfg.algorithm.micro_tokens, fractions, shards)
+        shapes = demonstration_shapes(rows, size, cfg.algorithm.micro_tokens, fractions, shards * processes.count)
         shapes = replace(shapes, row_sequences=most_packed(cfg.model, shapes.row_length))
-        batches = supervised_batches(rows, size, shapes, cfg.seed, state.step, shards)
+        batches = supervised_batches(rows, size, shapes, cfg.seed, state.step, shards, processes)
         copied = state.notes.get("copy_accuracy", 0.0)
         while state.step < settings.steps and copied < settings.min_copy_accuracy:
-            trainer.loop.run(trainer.serving.free_gpus())
+            with processes.together():
+                trainer.loop.run(trainer.serving.free_gpus())
             batch = next(batches)
             with jax.transfer_guard("disallow"):
                 state.trained, metrics = learner.supervised_step(state.trained, batch)
@@ -56,7 +56,9 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
                 trainer.sync_engine()
                 # On tasks that no demonstration was made of.
                 seed, budget = (cfg.seed, 1, state.step), trainer.money.run
-                sampling = trainer.collector.collect(trainer.engine, demonstrations.gate, budget=budget, seed=seed)
+                sampling = collect_all(
+                    processes, trainer.collector, trainer.engine, demonstrations.gate, budget=budget, seed=seed
+                )
                 sampled = trainer.loop.run(sampling)
                 copied = copy_accuracy(sampled, demonstrations.reference_call, demonstrations.answer_from)
                 state.notes["copy_accuracy"] = copied
@@ -68,6 +70,21 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
                 f"The warm start ended at copy accuracy {copied:.2f}, below warm_start.min_copy_accuracy="
                 f"{settings.min_copy_accuracy}: more warm_start.steps or demonstrations would help."
             )
+
+
+async def _all_rows(trainer: Trainer, demonstrations: Demonstrations) -> list[TokenSequence]:
+    """The rows of all demonstrations; each process plays its share."""
+
+    async def play() -> list[list[TokenSequence]]:
+        played = await trainer.collector.play(
+            demonstrations.script,
+            trainer.processes.mine(demonstrations.tasks),
+            demonstrations.think,
+            budget=trainer.money.run,
+        )
+        return [demonstration_rows([demonstration]) for demonstration in played]
+
+    return [row for rows in await trainer.processes.merged(play()) for row in rows]
 
 
 def demonstration_rows(demonstrations: Sequence[Trajectory]) -> list[TokenSequence]:
@@ -111,19 +128,27 @@ def demonstration_shapes(
 
 
 def supervised_batches(
-    rows: Sequence[TokenSequence], batch_size: int, shapes: PackShapes, seed: int, start: int, shards: int = 1
+    rows: Sequence[TokenSequence],
+    batch_size: int,
+    shapes: PackShapes,
+    seed: int,
+    start: int,
+    shards: int = 1,
+    processes: Processes | None = None,
 ) -> Iterator[list[MicroBatch]]:
     """Endless shuffled batches from step `start` on; step n is the same wherever the iterator began.
 
     Args:
-        shards: batch shards of the mesh.
+        shards: batch shards of the mesh that this process feeds.
+        processes: each gets its part of every batch.
     """
+    mine = (processes or Processes()).mine
     per_epoch = max(1, len(rows) // batch_size)
     step = start
     while True:
         order = np.random.default_rng([seed, step // per_epoch]).permutation(len(rows))
         first = step % per_epoch * batch_size
-        yield pack([rows[i] for i in order[first : first + batch_size]], shapes, shards)
+        yield pack([rows[i] for i in mine(order[first : first + batch_size].tolist())], shapes, shards)
         step += 1
 
 

@@ -1,9 +1,12 @@
 """The policy's weights outside the update: as the reference, and for the engine."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from orchestra_jax.config.choices import EngineName
@@ -54,9 +57,43 @@ def engine_params(cfg: RunConfig, trained: Any, base: Params | None, lora: LoRA 
         base: what the adapters change, else None.
     """
     params = trained if base is None or lora is None else jax.jit(merge, static_argnums=2)(base, trained, lora)
+    if jax.process_count() > 1:
+        # Once, all processes together: an engine may need them again when no other process takes part.
+        params = on_host(params, cfg.rollout.serving_dtype if cfg.rollout.engine is EngineName.sglang else None)
+        if cfg.rollout.engine is EngineName.embedded:
+            params = jax.device_put(params, jax.local_devices()[0])
+        return params
     if cfg.rollout.engine is EngineName.sglang:
         return params  # gathered part by part on its way out
     if mesh is not None:
         params = jax.device_put(params, jax.local_devices()[0])
     # The update uses up its parameters: an engine that samples meanwhile needs its own.
     return jax.tree.map(jnp.copy, params) if cfg.rollout.max_staleness else params
+
+
+def on_host(params: Params, dtype: str | None) -> Params:
+    """Whole parameters in this process's host memory, gathered one layer's tensor after the other.
+
+    Args:
+        dtype: they are cast to it on the devices, before they travel; None: they keep their own.
+    """
+
+    def gathered(leaf: jax.Array) -> np.ndarray:
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+    def whole(leaf: jax.Array) -> np.ndarray:
+        kept = jnp.dtype(dtype or leaf.dtype)
+        if leaf.ndim < 3:
+            return gathered(_cut(leaf, None, kept))
+        out = np.empty(leaf.shape, kept)  # stacked layers
+        for layer in range(len(out)):
+            out[layer] = gathered(_cut(leaf, layer, kept))
+        return out
+
+    with jax.transfer_guard("allow"):  # explicit, but JAX does not count it as such
+        return jax.tree.map(whole, params)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _cut(param: jax.Array, layer: int | None, dtype: jnp.dtype) -> jax.Array:
+    return (param if layer is None else jax.lax.dynamic_index_in_dim(param, layer, keepdims=False)).astype(dtype)

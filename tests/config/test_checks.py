@@ -186,7 +186,7 @@ def test_every_placement_composes_with_every_experiment(name: str) -> None:
     servers = nodes if name == "nodes" else ["rollout.server.python=python"]
     for experiment in (path.stem for path in (CONF / "experiment").glob("*.yaml")):
         config = compose([f"+experiment={experiment}", f"+placement={name}", *servers])
-        assert (config.rollout.engine, config.rollout.server.share_gpus) == ("sglang", name == "shared")
+        assert (config.rollout.engine, config.rollout.server.share_gpus) == ("sglang", name.startswith("shared"))
         assert config.mesh == MeshConfig(1, -1, 1)
     # Without its server it says what it lacks.
     assert "rollout.urls=[http://HOST:PORT]" in explained([f"+placement={name}"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config.schema import ConfigError, MeshConfig
-from orchestra_jax.processes import Processes
+from orchestra_jax.processes import Processes, lifeline
 from orchestra_jax.processes.lifeline import GONE, Lifeline
 from orchestra_jax.processes.start import Ranks, ranks
 
@@ -22,7 +22,7 @@ MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
 
 def run_workers(mode: str, count: int = 2) -> list:
     port = free_port()
-    return wait([start([WORKER, mode, str(process), str(count), str(port)]) for process in range(count)])
+    return wait([start([WORKER, mode, str(process), str(count), str(port)], devices=2) for process in range(count)])
 
 
 # --- one process -----------------------------------------------------------------------------------------------------
@@ -103,6 +103,17 @@ def test_a_connection_that_breaks_ends_all_others_and_names_the_lost_one():
     second.close()
 
 
+def test_silence_is_a_lost_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lifeline, "_SILENT_S", 1.0)
+    monkeypatch.setattr(lifeline, "_BEAT_S", 0.1)
+    (first, second), said = lifelines(2)
+    time.sleep(2)
+    assert said.empty()  # they hear each other
+    second._closing = True
+    assert said.get(timeout=10).startswith("Process 1 of 2 is gone")
+    first.close()
+
+
 def test_a_farewell_ends_nobody():
     (first, second), said = lifelines(2)
     second.close()
@@ -123,6 +134,11 @@ def test_two_processes_agree():
     assert lines(second.stdout) == []  # one of them prints
     for ended in (first, second):
         assert lines(ended.stderr) == ["raised too dear step True"]
+
+
+def test_weights_are_gathered_into_the_memory_of_each_process():
+    for ended in run_workers("weights"):
+        assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize(("mode", "lost", "left"), [("vanish", 1, 0), ("first_vanishes", 0, 1)])

@@ -9,9 +9,16 @@ import signal
 import sys
 import time
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
 from orchestra_jax.config.schema import MeshConfig
+from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.processes import Processes, joined
+from orchestra_jax.training.weights import on_host
 
 
 def agree(processes: Processes) -> None:
@@ -34,6 +41,22 @@ def agree(processes: Processes) -> None:
         print(f"raised {error} {error.scope} {processes.agreed}", file=sys.stderr)
     with processes.together():
         pass
+
+
+def weights(processes: Processes) -> None:
+    """Parameters on the mesh of all devices, whole in each process's memory: stacked and not, cast and not."""
+    sharding = NamedSharding(make_mesh(fsdp=-1), PartitionSpec(None, "fsdp"))
+    stacked, flat = np.arange(3 * 8 * 2, dtype=np.float32).reshape(3, 8, 2) / 7, np.ones((2, 8), np.float32)
+    placed = jax.tree.map(
+        lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index]),
+        {"layers": stacked, "embed": flat},
+    )
+    assert not placed["layers"].is_fully_addressable
+    for dtype in (None, "bfloat16"):
+        found = on_host(placed, dtype)
+        for name, wanted in (("layers", stacked), ("embed", flat)):
+            assert isinstance(found[name], np.ndarray)
+            np.testing.assert_array_equal(found[name], wanted.astype(jnp.dtype(dtype or "float32")))
 
 
 def vanish(processes: Processes) -> None:
@@ -63,4 +86,6 @@ if __name__ == "__main__":
     mode, process, count, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     with joined(MeshConfig(coordinator=f"127.0.0.1:{port}", processes=count, process=process)) as found:
         print(f"process {found.index} of {found.count}", flush=True)
-        {"agree": agree, "vanish": vanish, "first_vanishes": first_vanishes, "fail": fail}[mode](found)
+        {"agree": agree, "weights": weights, "vanish": vanish, "first_vanishes": first_vanishes, "fail": fail}[mode](
+            found
+        )

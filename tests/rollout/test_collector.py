@@ -319,7 +319,7 @@ async def test_groups_rolled_out_one_by_one_are_those_of_the_whole_step(words):
         groups = await asyncio.gather(
             *(
                 collector.collect(
-                    alone, [tasks[g]], first=g, group_size=2, temperature=1.0, seed=(4, 2), budget=Budget()
+                    alone, [tasks[g]], numbers=[g], group_size=2, temperature=1.0, seed=(4, 2), budget=Budget()
                 )
                 for g in (2, 0, 1)
             )
@@ -338,9 +338,9 @@ async def test_a_cancelled_group_ends_its_own_actors_only(words, steps):
     )
     options = {"group_size": 2, "temperature": 1.0, "seed": (0,)}
     async with asyncio.timeout(SECONDS):
-        doomed = asyncio.ensure_future(collector.collect(engine, [TASK], first=0, **options, budget=Budget()))
+        doomed = asyncio.ensure_future(collector.collect(engine, [TASK], numbers=[0], **options, budget=Budget()))
         await asyncio.sleep(0)  # its sessions are the first two
-        other = asyncio.ensure_future(collector.collect(engine, [TASK], first=1, **options, budget=Budget()))
+        other = asyncio.ensure_future(collector.collect(engine, [TASK], numbers=[1], **options, budget=Budget()))
         for _ in range(10 * steps):
             await asyncio.sleep(0)
         doomed.cancel()

@@ -5,8 +5,6 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-import jax
-
 from orchestra_jax.engines.sglang.client import WEIGHTS, SGLangClient
 from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from orchestra_jax.http_json import ServerError
@@ -146,9 +144,7 @@ class SGLangPool:
             await asyncio.gather(*map(self._resume_weights, self.servers))
             self.params, self.version = params, version
             deadline = self._now() + self._down_timeout_s
-            while not (servers := await self._answering()) and self._now() < deadline:
-                if jax.process_count() > 1:
-                    break  # the other processes wait for this one in the update
+            while not (servers := await self._answering()) and self._now() < deadline:  # noqa: ASYNC110  no event
                 await asyncio.sleep(self._probe_s)
             await self._give(servers)
             if not any(server.up for server in servers):
@@ -218,8 +214,6 @@ class SGLangPool:
                 f"It holds weight version {found!r} instead of '{self.version}'; start it with "
                 f"--weight-version {self.version}, or update the weights first."
             )
-        elif jax.process_count() > 1:
-            server.problem = "It waits for the next weight update, which all processes make together."
         else:
             await self._give([server])
 

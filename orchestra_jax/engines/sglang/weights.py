@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from orchestra_jax.config.checks import on_this_host
 from orchestra_jax.http_json import JsonClient, ServerError
 from orchestra_jax.models.base import DecoderConfig, Params
@@ -101,8 +99,8 @@ class DiskWeightSync:
     def _parent(self, servers: Sequence[JsonClient]) -> Path:
         if self._folder is None:
             far = [server.url for server in servers if not on_this_host(server.url)]
-            if far or jax.process_count() > 1 or not _SHARED_MEMORY.is_dir():
-                who = far[0] if far else "Every process and server"
+            if far or not _SHARED_MEMORY.is_dir():
+                who = far[0] if far else "Every server"
                 raise ValueError(
                     f"{who} cannot read a temporary folder of this process: set rollout.weight_folder to a path that "
                     "all see, on a shared disk."
@@ -112,18 +110,17 @@ class DiskWeightSync:
         return self._folder
 
     def _save(self, folder: Path, params: Params, size: int) -> None:
-        if jax.process_index() == 0:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            for path in folder.parent.iterdir():
-                if _FOLDER.fullmatch(path.name):
-                    shutil.rmtree(path, ignore_errors=True)
-            free = shutil.disk_usage(folder.parent).free
-            if free < size:
-                raise InfrastructureError(
-                    f"{str(folder.parent)!r} has {free / 1e9:.1f} GB free, but the weights need {size / 1e9:.1f} GB; "
-                    "free some space there, or set rollout.weight_folder to another path."
-                )
-        safetensors.save(folder, self.config, params, dtype=self.dtype, overwrite=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for path in folder.parent.iterdir():
+            if _FOLDER.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+        free = shutil.disk_usage(folder.parent).free
+        if free < size:
+            raise InfrastructureError(
+                f"{str(folder.parent)!r} has {free / 1e9:.1f} GB free, but the weights need {size / 1e9:.1f} GB; "
+                "free some space there, or set rollout.weight_folder to another path."
+            )
+        safetensors.save(folder, self.config, params, dtype=self.dtype, overwrite=True, alone=True)
 
     async def _load(self, servers: Sequence[JsonClient], folder: Path, version: int) -> dict[str, str]:
         """Has the servers read the folder, and each go on as soon as it reports the version; what failed, by URL."""

@@ -95,17 +95,19 @@ def save(
     dtype: str | None = None,
     max_shard_bytes: int = 2_000_000_000,
     overwrite: bool = False,
+    alone: bool = False,
 ) -> None:
     """Writes a checkpoint that transformers and SGLang load, a tied head is left out.
 
-    Under its own name the folder is complete or absent, see `whole_folder`. With several processes all must call this:
-    parameters are gathered tensor by tensor, and process 0 writes.
+    Under its own name the folder is complete or absent, see `whole_folder`. With several processes all must call this,
+    unless `alone`: parameters are gathered tensor by tensor, and process 0 writes.
 
     Args:
         dtype: of the files; None: each parameter's own.
         tokenizer: saved into the folder; its end-of-turn and padding ids go to config.json.
         max_shard_bytes: largest file, unless one tensor alone is larger.
         overwrite: replace an existing folder, whatever it holds.
+        alone: no other process takes part; this one holds the parameters whole.
 
     Raises:
         FileExistsError: the folder exists, is not empty, and `overwrite` is off.
@@ -113,7 +115,7 @@ def save(
     """
     folder = Path(folder).absolute()
     tensors = host_tensors(config, params, dtype)
-    writer = jax.process_index() == 0
+    writer = alone or jax.process_index() == 0
     with whole_folder(folder, overwrite=overwrite) if writer else nullcontext(folder) as partial:
         _write_tensors(partial, tensors, max_shard_bytes, writer)
         if writer:
@@ -124,7 +126,7 @@ def save(
                 hf |= {key: value for key, value in ids.items() if value is not None}
                 tokenizer.save_pretrained(partial)
             (partial / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
-    if jax.process_count() > 1:
+    if jax.process_count() > 1 and not alone:
         multihost_utils.sync_global_devices(f"saved {folder}")
 
 

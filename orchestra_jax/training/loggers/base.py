@@ -44,12 +44,16 @@ def chosen(cfg: RunConfig) -> list[LoggerFactory]:
 
 
 class RunLog(ExitStack):
-    """All loggers of a run as one; a context manager that closes them. It is made as a `Logger` is."""
+    """All loggers of a run as one; a context manager that closes them. It is made as a `Logger` is.
 
-    def __init__(self, cfg: RunConfig, first_step: int) -> None:
+    Of several processes only one `writes`.
+    """
+
+    def __init__(self, cfg: RunConfig, first_step: int, *, writes: bool = True) -> None:
         super().__init__()
+        factories = chosen(cfg) if writes else []
         with ExitStack() as opened:
-            self._loggers = [opened.enter_context(closing(make(cfg, first_step))) for make in chosen(cfg)]
+            self._loggers = [opened.enter_context(closing(make(cfg, first_step))) for make in factories]
             self.push(opened.pop_all())
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:

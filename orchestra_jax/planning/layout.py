@@ -1,0 +1,92 @@
+"""Which GPUs of which nodes a run would use: its processes, its servers, and what cannot start."""
+
+import math
+from dataclasses import dataclass
+
+from orchestra_jax.config.choices import EngineName
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.processes import Processes
+from orchestra_jax.rollout.sharing import own_groups
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of a run are.
+
+    Attributes:
+        nodes: with trainers; there is one process on each.
+        trainer: GPUs of each of them that the trainer has.
+        servers: GPUs of each server that a process starts itself; none where they are elsewhere, or in the trainer.
+        turns: the servers have the trainer's GPUs in turns.
+        urls: servers elsewhere.
+        groups: most groups of a step that one process collects.
+        problems: one sentence, with the fix, for each thing that cannot run.
+    """
+
+    nodes: int
+    trainer: int
+    servers: tuple[tuple[int, ...], ...]
+    turns: bool
+    urls: int
+    groups: int
+    problems: tuple[str, ...]
+
+    def text(self) -> str:
+        """What `experiments/plan.py` prints."""
+        each = "one process" if self.nodes == 1 else f"{self.nodes} processes, one on each node,"
+        where = f"{each} with {self.trainer} GPU{'s' if self.trainer > 1 else ''} for the trainer"
+        if self.urls:
+            where += f"; {self.urls} servers on other nodes, dealt out among the processes"
+        elif self.servers:
+            gpus = ", ".join("+".join(map(str, server)) for server in self.servers)
+            how = "on the same GPUs in turns" if self.turns else "beside it"
+            where += f"; {len(self.servers)} server{'s' if len(self.servers) > 1 else ''} {how} (GPUs {gpus})"
+        else:
+            where += ", whose first one also samples"
+        return f"Layout: {where}. A process collects at most {self.groups} groups of a step."
+
+
+def layout_of(cfg: RunConfig) -> Layout:
+    """The layout of a run on nodes of `plan.gpus_per_node` GPUs, started with one process a node."""
+    rollout, server, node = cfg.rollout, cfg.rollout.server, cfg.plan.gpus_per_node
+    devices = math.prod(size for size in (cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor) if size > 0)
+    own = rollout.engine is EngineName.sglang and not rollout.urls
+    servers = tuple(tuple(gpus) for gpus in server.gpus) if own else ()
+    taken = sorted(gpu for gpus in servers for gpu in gpus)
+    free = node if server.share_gpus or not own else node - len(taken)
+    problems = []
+    if len(set(taken)) < len(taken) or any(gpu >= node for gpu in taken):
+        problems.append(
+            f"rollout.server.gpus={list(map(list, servers))} does not name distinct GPUs of a node of {node} "
+            "(plan.gpus_per_node)."
+        )
+    if free < 1:
+        problems.append("The servers take all GPUs of the node: leave some to the trainer, or +placement=shared.")
+        free = 1
+    nodes, trainer = (1, devices) if devices <= free else (-(-devices // free), free)
+    if devices > free and devices % free:
+        problems.append(
+            f"{devices} trainer GPUs do not fill nodes that have {free} for it: make mesh.* a multiple of {free}."
+        )
+    if server.share_gpus and own and len(taken) not in (0, trainer):
+        problems.append(
+            f"Each process has {trainer} GPUs and {len(taken)} of them have servers in turns: set "
+            f"rollout.server.count={trainer} and name each GPU in rollout.server.gpus."
+        )
+    if trainer % max(1, cfg.mesh.tensor):
+        problems.append(f"mesh.tensor={cfg.mesh.tensor} must divide the {trainer} GPUs of a process.")
+    urls = len(rollout.urls) if rollout.engine is EngineName.sglang else 0
+    if 0 < urls < nodes:
+        problems.append(f"rollout.urls names {urls} server(s) for {nodes} processes: give each at least one.")
+    algorithm = cfg.algorithm
+    if nodes > 1 and (
+        algorithm.tasks_per_step % algorithm.minibatches or algorithm.tasks_per_step < nodes * algorithm.minibatches
+    ):
+        problems.append(
+            f"{algorithm.tasks_per_step} groups in {algorithm.minibatches} minibatches do not give each of {nodes} "
+            "processes whole groups of each: raise algorithm.tasks_per_step, or lower algorithm.minibatches."
+        )
+    if nodes > 1 and algorithm.reference_offload:
+        problems.append("A reference in host memory is for one process: set algorithm.reference_offload=false.")
+    most = max(len(own_groups(algorithm, Processes(index, nodes))) for index in range(nodes))
+    return Layout(nodes, trainer, servers, server.share_gpus and own, urls, most, tuple(problems))

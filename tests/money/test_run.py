@@ -1,0 +1,63 @@
+"""The budget of a run in several processes: shares of what is left, a file each, and a restart with fewer."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config.schema import BudgetConfig
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
+from orchestra_jax.money.run import RunBudget
+from orchestra_jax.types import Usage
+from tests.processes.others import Prepared
+
+
+def pay(budget: Budget, usd: float, name: str = "gpt-5") -> None:
+    row = Usage(name, cost_usd=usd, prompt_tokens=10)
+    asyncio.run(budget.acquire(row)).settle(row)
+
+
+def test_each_process_gets_its_share_of_what_is_left(tmp_path: Path):
+    processes = Prepared(1, 4)
+    money = RunBudget(BudgetConfig(run_usd=10.0, run_calls=11, step_usd=2.0, step_tokens=90), tmp_path, processes)
+    pay(money.run, 1.0)
+    processes.others = [{"gpt-5": ["2", 10, 1]}, {}, {"judge": ["1", 10, 1]}]
+    money.share()
+    # 6 dollars and 8 calls are left for four processes; this one has spent a dollar and a call already.
+    assert money.run.limits == Limits(usd=2.5, calls=3)
+    assert money.spent.usd == pytest.approx(4.0)
+    steps = [RunBudget(BudgetConfig(step_tokens=90), tmp_path, Prepared(p, 4)).step() for p in range(4)]
+    assert [step.limits.tokens for step in steps] == [23, 23, 22, 22]
+    step = money.step()
+    pay(step, 0.5)
+    with pytest.raises(BudgetExceeded, match=r"the step could come to 0\.6 dollars"):
+        pay(step, 0.1)
+    assert money.summary() == {
+        "usd": 4.5, "tokens": 40, "calls": 4,
+        "by_name": {
+            "gpt-5": {"usd": 3.5, "tokens": 30, "calls": 3}, "judge": {"usd": 1.0, "tokens": 10, "calls": 1},
+        },
+    }  # fmt: skip
+
+
+def test_what_is_overdrawn_is_nobodys_share(tmp_path: Path):
+    money = RunBudget(BudgetConfig(run_usd=1.0), tmp_path, Prepared(0, 2, [{"x": ["3", 0, 1]}]))
+    pay(money.run, 0.4)
+    money.share()
+    assert money.run.limits.usd == pytest.approx(0.4)
+
+
+def test_each_process_has_a_file_and_those_of_lost_ones_are_taken_over(tmp_path: Path):
+    for index in range(3):
+        money = RunBudget(BudgetConfig(), tmp_path, Prepared(index, 3))
+        pay(money.run, 1.0 + index)
+        money.save()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["spent-1.json", "spent-2.json", "spent.json"]
+    first = RunBudget(BudgetConfig(), tmp_path, Prepared(0, 2))
+    assert first.run.spent.usd == pytest.approx(1.0 + 3.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["spent-1.json", "spent.json"]
+    assert json.loads((tmp_path / "spent.json").read_text()) == first.run.get_state()
+    assert RunBudget(BudgetConfig(), tmp_path, Prepared(1, 2)).run.spent.usd == pytest.approx(2.0)
+    assert RunBudget(BudgetConfig(), tmp_path, Prepared(4, 5)).run.spent.usd == 0
+    assert RunBudget(BudgetConfig(), tmp_path).run.spent.usd == pytest.approx(1.0 + 2.0 + 3.0)
