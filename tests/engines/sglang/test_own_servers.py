@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.schema import RolloutConfig, RunConfig, ServerOptions
+from orchestra_jax.config.rollout import RolloutConfig, ServerOptions
+from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.engines import start as engines
 from orchestra_jax.engines.start import first_model, start_engine
 from orchestra_jax.processes import Processes
