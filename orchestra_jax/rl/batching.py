@@ -30,6 +30,8 @@ class TokenSequence:
         logprobs: behaviour log-probs where sampled, 0 elsewhere.
         prefix: how many leading ids may be shared with other rows.
         advantage: one number for the whole sequence.
+        trajectory: number of the trajectory that it is of; a trajectory that forked has several sequences.
+        share: its sampled ids as a share of its trajectory's.
     """
 
     tokens: tuple[int, ...]
@@ -37,11 +39,18 @@ class TokenSequence:
     logprobs: tuple[float, ...]
     prefix: int
     advantage: float
+    trajectory: int = 0
+    share: float = 1.0
 
 
-def sequences(trajectory: Trajectory, advantage: float) -> list[TokenSequence]:
-    """The trajectory's sequences; a trajectory that forked has several, all with its advantage."""
+def sequences(trajectory: Trajectory, advantage: float, number: int = 0) -> list[TokenSequence]:
+    """The trajectory's sequences; a trajectory that forked has several, all with its advantage.
+
+    Args:
+        number: of the trajectory, different from the others' of an optimizer step.
+    """
     found = []
+    total = sum(len(turn.sampled_ids) for turn in trajectory.turns)
     for turns in trajectory.sequences:
         tokens: list[int] = []
         sampled: list[bool] = []
@@ -53,7 +62,15 @@ def sequences(trajectory: Trajectory, advantage: float) -> list[TokenSequence]:
         if turns:
             # The last prompt token stays in the row: its hidden state predicts the first sampled one.
             found.append(
-                TokenSequence(tuple(tokens), tuple(sampled), tuple(logprobs), len(turns[0].prompt_ids) - 1, advantage)
+                TokenSequence(
+                    tokens=tuple(tokens),
+                    sampled=tuple(sampled),
+                    logprobs=tuple(logprobs),
+                    prefix=len(turns[0].prompt_ids) - 1,
+                    advantage=advantage,
+                    trajectory=number,
+                    share=sum(sampled) / total,
+                )
             )
     return found
 
@@ -103,12 +120,16 @@ class BatchShape:
             old_logprobs=floats(sequences, self.sequence_length),
             ref_logprobs=floats(sequences, self.sequence_length),
             advantages=floats(sequences),
+            trajectory=ints(sequences),
+            share=floats(sequences),
+            elsewhere=floats(sequences),
         )
 
     def empty(self, shards: int = 1) -> "MicroBatch":
         """A micro-batch of padding only, as numpy arrays: no token of it carries loss."""
         batch: Any = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.abstract(shards))
         batch.positions[:] = np.arange(self.length)
+        batch.share[:] = 1.0
         batch.select[:] = self.rows * self.length - 1
         batch.place[:] = self.sequences * self.sequence_length
         return cast(MicroBatch, batch)
@@ -136,6 +157,9 @@ class MicroBatch:
         old_logprobs: log-probs at the start of the step; the engine's unless the learner scored the rows itself.
         ref_logprobs: the reference policy's, for a KL; 0 until the learner has scored them.
         advantages: per sequence.
+        trajectory, share: per sequence, see `TokenSequence`.
+        elsewhere: of a sequence's trajectory, the sum of log-ratios of new to old policy over its other sequences; 0
+            until the learner has told (`Learner.relate`), which is right on the first update of a batch.
     """
 
     prefix: Int[Array, "G P"]
@@ -151,6 +175,9 @@ class MicroBatch:
     old_logprobs: Float[Array, "N L"]
     ref_logprobs: Float[Array, "N L"]
     advantages: Float[Array, " N"]
+    trajectory: Int[Array, " N"]
+    share: Float[Array, " N"]
+    elsewhere: Float[Array, " N"]
 
     @property
     def num_tokens(self) -> float:
@@ -159,8 +186,8 @@ class MicroBatch:
 
     @property
     def num_sequences(self) -> float:
-        """Sequences with a token that carries loss."""
-        return float(jax.device_get(self.mask.sum(1).astype(bool).sum()))
+        """Sequences with a token that carries loss; those of one trajectory are one together."""
+        return float(jax.device_get((self.mask.sum(1).astype(bool) * self.share).sum()))
 
     @property
     def longest(self) -> float:
@@ -331,7 +358,7 @@ def _micro_batch(
         arrays.mask[b, :length] = row.sampled[start:]
         arrays.rollout_logprobs[b, :length] = row.logprobs[start:]
         arrays.prefix_row[b] = prefixes[row.tokens[:start]]
-        arrays.advantages[b] = row.advantage
+        arrays.advantages[b], arrays.trajectory[b], arrays.share[b] = row.advantage, row.trajectory, row.share
     carrying = np.flatnonzero(arrays.mask)
     arrays.select[0, :found], arrays.place[0, :found] = carrying - 1, carrying
     return dataclasses.replace(arrays, old_logprobs=arrays.rollout_logprobs)

@@ -33,6 +33,7 @@ from orchestra_jax.rl.objectives import (
     frozen_tree,
     init_state,
     model_tree,
+    other_rows,
     policy_objective,
     score_logprobs,
     supervised_objective,
@@ -118,6 +119,7 @@ class Learner:
         self._apply = jit("apply", functools.partial(apply_gradients, optimizer), (state, sums), (state, scalar), (0,))
         self._init = jit("init", functools.partial(init_state, optimizer=optimizer), (params,), state, (0,))
         self._score = jit("score", functools.partial(score_logprobs, score, compute), (params, frozen, batch), batch)
+        self._others = jax.jit(other_rows, out_shardings=batch)
         self._score_reference = jit(
             "score_reference", functools.partial(score_logprobs, score, frozen_tree), (base, None, batch), batch
         )
@@ -183,6 +185,14 @@ class Learner:
         (batch,) = self.place([batch])
         scored = self._score_reference(self.place_params(params), None, self._on_device(batch))
         return dataclasses.replace(batch, ref_logprobs=scored)
+
+    def relate(self, params: Params, batches: Sequence[MicroBatch], *, base: Params | None = None) -> list[MicroBatch]:
+        """The micro-batches of one optimizer step with `elsewhere`: what a trajectory's sequences have to know of each
+        other for a ratio over all of it, once the policy is no longer the old one.
+        """
+        batches = [self._on_device(batch) for batch in self.place(batches)]
+        others = self._others([self._score(params, base, batch) for batch in batches], batches)
+        return [dataclasses.replace(batch, elsewhere=found) for batch, found in zip(batches, others, strict=True)]
 
     def policy_step(
         self,

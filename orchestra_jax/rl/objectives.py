@@ -1,6 +1,7 @@
 """The pure functions of the update, before `rl.learner` compiles them: objectives, accumulation, the optimizer step."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,17 @@ def score_logprobs(
     return score(compute(params, base), batch=batch)[0]
 
 
+def other_rows(scored: list[Float[Array, "N L"]], batches: list[MicroBatch]) -> list[Float[Array, " N"]]:
+    """`MicroBatch.elsewhere` of every micro-batch, from the current log-probs of all of them."""
+    own = [((new - batch.old_logprobs) * batch.mask).sum(1) for new, batch in zip(scored, batches, strict=True)]
+    values, numbers = jnp.concatenate(own), jnp.concatenate([batch.trajectory for batch in batches])
+    total = jnp.where(numbers[:, None] == numbers, values, 0.0).sum(1)
+    forked = jnp.concatenate([batch.share for batch in batches]) < 1
+    others = jnp.where(forked, total - values, 0.0)
+    ends = list(itertools.accumulate(len(part) for part in own))
+    return jnp.split(others, ends[:-1])
+
+
 def policy_objective(
     cfg: LearnerConfig,
     score: Callable[..., tuple[Array, Array]],
@@ -121,6 +133,8 @@ def policy_objective(
         denominator=normalisers.policy,
         kl_denominator=normalisers.kl,
         kl_scale=kl_scale,
+        share=batch.share,
+        elsewhere=batch.elsewhere,
     )
     tokens = jnp.maximum(batch.mask.sum(), 1.0)
     # On the first update of a step nothing has changed yet: the gap is that between learner and engine.

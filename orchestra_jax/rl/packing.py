@@ -121,7 +121,8 @@ def _packed(rows: Sequence[Sequence[TokenSequence]], shapes: PackShapes) -> Micr
             batch.tokens[b, where], batch.segment_ids[b, where] = sequence.tokens, segment
             batch.positions[b, where] = np.arange(length)
             batch.mask[n, :length], batch.rollout_logprobs[n, :length] = sequence.sampled, sequence.logprobs
-            batch.advantages[n] = sequence.advantage
+            batch.advantages[n], batch.trajectory[n] = sequence.advantage, sequence.trajectory
+            batch.share[n] = sequence.share
             sources.append(b * shapes.row_length + start)
             start, n = start + length, n + 1
     sequence_of, token_of = np.nonzero(batch.mask)

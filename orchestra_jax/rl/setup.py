@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
-from orchestra_jax.config.choices import Aggregation, AttentionBackend, DType, FilteredRows
+from orchestra_jax.config.choices import Aggregation, AttentionBackend, DType, FilteredRows, History
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import MeshConfig, ModelConfig, RewardConfig, RunConfig
 from orchestra_jax.models.attention.cudnn import max_segments
@@ -22,7 +22,7 @@ from orchestra_jax.rl.advantages import group_advantages, informative_groups, me
 from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.groups import GroupArrays
 from orchestra_jax.rl.learner import Learner, LearnerConfig
-from orchestra_jax.rl.losses import LossConfig, aggregation_of, recomputes_old
+from orchestra_jax.rl.losses import LOSSES, LossConfig, aggregation_of, recomputes_old
 from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.rewards import feature_matrix, preference_reward
@@ -143,9 +143,15 @@ def policy_updates(cfg: RunConfig) -> int:
     return max(1, cfg.steps * cfg.algorithm.epochs * cfg.algorithm.minibatches)
 
 
-def longest_response(limits: RolloutLimits) -> int:
-    """Tokens that one trajectory may sample."""
-    return min(limits.max_length, limits.max_turns * limits.max_new_tokens)
+def longest_response(limits: RolloutLimits, history: History = History.keep) -> int:
+    """Tokens that one trajectory may sample: those of one sequence, or of a fork for every turn."""
+    sampled = limits.max_turns * limits.max_new_tokens
+    return min(limits.max_length, sampled) if history is History.keep else sampled
+
+
+def relates_rows(cfg: RunConfig) -> bool:
+    """Whether trajectories may have several sequences, and a ratio that is over all of them."""
+    return cfg.rollout.history is not History.keep and LOSSES.get(cfg.algorithm.loss.loss).sequence_ratio
 
 
 def policy_loss_config(cfg: RunConfig) -> LossConfig:
@@ -156,7 +162,7 @@ def policy_loss_config(cfg: RunConfig) -> LossConfig:
     if loss.constant is not None or aggregation_of(loss) is not Aggregation.constant:
         return loss
     sequences = algorithm.tasks_per_step * algorithm.group_size / algorithm.minibatches
-    return dataclasses.replace(loss, constant=sequences * longest_response(cfg.rollout.limits))
+    return dataclasses.replace(loss, constant=sequences * longest_response(cfg.rollout.limits, cfg.rollout.history))
 
 
 def scores_old(algorithm: AlgorithmConfig) -> bool:

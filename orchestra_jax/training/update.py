@@ -1,5 +1,6 @@
 """The update of one step: trajectories and their advantages to micro-batches, and all optimizer steps on them."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.models.base import Params
 from orchestra_jax.rl.batching import MicroBatch, sequences
 from orchestra_jax.rl.learner import Learner, TrainState
-from orchestra_jax.rl.setup import kl_share, policy_batches, scores_old
+from orchestra_jax.rl.setup import kl_share, policy_batches, relates_rows, scores_old
 from orchestra_jax.types import Status, Trajectory
 
 
@@ -59,10 +60,10 @@ def update(
             whole = learner.place_params(reference)
             minibatches = [[learner.score_reference(whole, batch) for batch in batches] for batches in minibatches]
             del whole  # an offloaded one leaves the devices before the update
-        for _ in range(algorithm.epochs):
-            for batches in minibatches:
-                state, metrics = learner.policy_step(state, batches, kl_scale=kl_scale, base=base)
-                found.append(metrics if pulled else {k: v for k, v in metrics.items() if k != "kl_ref"})
+        for number, batches in enumerate(minibatches * algorithm.epochs):
+            related = learner.relate(state.params, batches, base=base) if number and relates_rows(cfg) else batches
+            state, metrics = learner.policy_step(state, related, kl_scale=kl_scale, base=base)
+            found.append(metrics if pulled else {k: v for k, v in metrics.items() if k != "kl_ref"})
     return state, found
 
 
@@ -85,11 +86,12 @@ def _minibatches(
     minibatches = []
     for first in range(0, len(trajectories), size):
         part = zip(trajectories[first : first + size], advantages[first : first + size], strict=True)
+        numbers = itertools.count(jax.process_index() * size)  # no other process has them
         rows = [
             row
-            for trajectory, a in part
+            for number, (trajectory, a) in zip(numbers, part, strict=False)
             if a != 0 or (regularised and trajectory.status is not Status.FAILED)
-            for row in sequences(trajectory, float(a))
+            for row in sequences(trajectory, float(a), number)
         ]
         minibatches.append(policy_batches(cfg, rows, shards) if rows else [])
     return minibatches

@@ -26,8 +26,9 @@ def test_sequences_hold_every_id_and_mark_what_was_sampled():
             logprobs=(0, 0, 0, -0.04, -0.05, 0, -0.07, 0, 0, -0.1),
             prefix=2,
             advantage=0.7,
+            share=4 / 5,
         ),
-        TokenSequence((1, 2, 11), (False, False, True), (0, 0, -0.11), 1, 0.7),
+        TokenSequence((1, 2, 11), (False, False, True), (0, 0, -0.11), 1, 0.7, share=1 / 5),
     ]
 
 

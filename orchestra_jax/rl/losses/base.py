@@ -24,6 +24,8 @@ class LossInputs:
         advantages: of every token; constant along a row unless the caller gave one per token.
         mask: tokens that the policy sampled and that carry loss.
         cfg: clip ranges and other constants.
+        share: tokens of the row as a share of its trajectory's, which are of several rows where it forked.
+        elsewhere: sum of the log-ratios over the trajectory's other rows, without gradient.
     """
 
     logprobs: Float[Array, "B T"]
@@ -31,6 +33,8 @@ class LossInputs:
     advantages: Float[Array, "B T"]
     mask: Bool[Array, "B T"]
     cfg: LossConfig
+    share: Float[Array, "B 1"]
+    elsewhere: Float[Array, "B 1"]
 
 
 @dataclass(frozen=True)

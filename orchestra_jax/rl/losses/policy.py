@@ -1,6 +1,7 @@
 """The loss of a batch: token losses, importance correction, KL to a reference, aggregation, and the metrics.
 
-Axes: B sequences, T tokens. A row is one sequence: its ratio and its mean are taken over the row's masked tokens.
+Axes: B sequences, T tokens. A row is one sequence: its ratio and its mean are taken over the row's masked tokens, or
+with `share` and `elsewhere` over those of all rows of its trajectory.
 """
 
 import chex
@@ -34,14 +35,19 @@ def kl_estimate(new: Float[Array, "B T"], ref: Float[Array, "B T"], kl: KL) -> F
 
 
 def _aggregate(
-    values: Float[Array, "B T"], mask: Bool[Array, "B T"], cfg: LossConfig, denominator: Float[Array, ""] | float | None
+    values: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    cfg: LossConfig,
+    denominator: Float[Array, ""] | float | None,
+    share: Float[Array, "B 1"],
 ) -> Float[Array, ""]:
-    """Sum over tokens (or over each sequence's token mean), divided by the aggregation's normaliser."""
+    """Sum over tokens (or over each trajectory's token mean), divided by the aggregation's normaliser."""
     kept = jnp.where(mask, values, 0.0)
     lengths = mask.sum(axis=-1)
     aggregation = aggregation_of(cfg)
     if aggregation is Aggregation.sequence:
-        total, normaliser = (kept.sum(axis=-1) / jnp.maximum(lengths, 1)).sum(), (lengths > 0).sum()
+        total = (kept.sum(axis=-1) / jnp.maximum(lengths, 1) * share[:, 0]).sum()
+        normaliser = ((lengths > 0) * share[:, 0]).sum()
     else:
         total, normaliser = kept.sum(), lengths.sum()
         if aggregation is Aggregation.constant:
@@ -78,6 +84,10 @@ def _constant(values: Float[Array, "B T"], kept: Bool[Array, "B T"]) -> Float[Ar
     return jax.lax.stop_gradient(_clean(values, kept))
 
 
+def _column(given: Float[Array, " B"] | None, fill: float, mask: Bool[Array, "B T"]) -> Float[Array, "B 1"]:
+    return jnp.full((len(mask), 1), fill) if given is None else jax.lax.stop_gradient(given)[:, None]
+
+
 def policy_loss(
     logprobs: Float[Array, "B T"],
     old_logprobs: Float[Array, "B T"],
@@ -90,14 +100,15 @@ def policy_loss(
     denominator: Float[Array, ""] | float | None = None,
     kl_denominator: Float[Array, ""] | float | None = None,
     kl_scale: Float[Array, ""] | float = 1.0,
+    share: Float[Array, " B"] | None = None,
+    elsewhere: Float[Array, " B"] | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
     """Loss to minimise, and its metrics; all arithmetic is at least float32.
 
     Per token: the loss that `cfg.loss` names (Eq. 4 for "sequence"), times the importance weight, 0 in a sequence that
-    a mask of `cfg` takes out; then
-    `kl_coef * KL(new || ref)` is added and `cfg.aggregation` applied. Only `logprobs` carry a gradient. Masked
-    positions may hold anything, NaN included: they change nothing and their gradient is exactly 0, and a row or batch
-    without a token adds 0.
+    a mask of `cfg` takes out; then `kl_coef * KL(new || ref)` is added and `cfg.aggregation` applied. Only `logprobs`
+    carry a gradient. Masked positions may hold anything, NaN included: they change nothing and their gradient is
+    exactly 0, and a row or batch without a token adds 0.
 
     Args:
         logprobs: of the policy being trained, at the sampling temperature.
@@ -112,11 +123,11 @@ def policy_loss(
             losses and gradients of its micro-batches add up exactly to those of the batch.
         kl_denominator: the same for the KL, where it is over other rows than the policy term; None: `denominator`.
         kl_scale: multiplies `cfg.kl_coef`; a schedule passes it, so that a new value compiles nothing.
+        share, elsewhere: see `LossInputs`; None: every row is a trajectory.
 
     Returns:
-        loss: scalar.
-        metrics: scalars without gradient. All fractions, means, maxima and percentiles are over the masked tokens of
-            this call. policy_loss; tokens, sequences (counts); ratio_mean, ratio_max, ratio_p01, ratio_p50, ratio_p99;
+        loss, and metrics: scalars without gradient; fractions, means, maxima and percentiles are over masked tokens.
+            policy_loss; tokens, sequences (counts); ratio_mean, ratio_max, ratio_p01, ratio_p50, ratio_p99;
             clip_fraction_low / _high (ratio below / above the range where that stops the gradient: A < 0 / A > 0;
             cispo: at any A), clip_fraction_dual (a loss may have others); approx_kl (k3 estimate of KL(old || new)).
             With rollout_logprobs: mismatch_mean and mismatch_max of |old - rollout| in nats; importance_ess, (sum w)^2
@@ -125,8 +136,7 @@ def policy_loss(
             With ref_logprobs: kl_ref (token mean of k3), kl_loss (before kl_coef).
 
     Raises:
-        ConfigError: there is no loss of that name.
-        ValueError: `rollout_logprobs` or `ref_logprobs` is missing for what `cfg` asks.
+        ConfigError, ValueError: no loss of that name; `rollout_logprobs` or `ref_logprobs` is missing where `cfg` asks.
     """
     given = [values for values in (rollout_logprobs, ref_logprobs) if values is not None]
     chex.assert_rank(mask, 2)
@@ -138,15 +148,15 @@ def policy_loss(
     adv = _constant(jnp.broadcast_to(advantages, kept.shape), kept)
     new, old = _clean(logprobs, kept), _constant(old_logprobs, kept)
 
-    found = LOSSES.get(cfg.loss).tokens(LossInputs(new, old, adv, kept, cfg))
+    whole, others = _column(share, 1.0, kept), _column(elsewhere, 0.0, kept)
+    found = LOSSES.get(cfg.loss).tokens(LossInputs(new, old, adv, kept, cfg, whole, others))
     rollout = None if rollout_logprobs is None else _constant(rollout_logprobs, kept)
     weight, metrics = correction(old, rollout, kept, cfg)
-    objective = _aggregate(found.tokens * weight, kept, cfg, denominator)
-    loss = objective
+    loss = objective = _aggregate(found.tokens * weight, kept, cfg, denominator, whole)
     if ref_logprobs is not None:
         ref = _constant(ref_logprobs, kept)
         normaliser = denominator if kl_denominator is None else kl_denominator
-        kl_loss = _aggregate(kl_estimate(new, ref, cfg.kl), kept, cfg, normaliser)
+        kl_loss = _aggregate(kl_estimate(new, ref, cfg.kl), kept, cfg, normaliser, whole)
         loss = loss + cfg.kl_coef * kl_scale * kl_loss
         metrics |= {"kl_ref": masked_mean(kl_estimate(new, ref, KL.k3), kept), "kl_loss": kl_loss}
     elif cfg.kl_coef != 0:

@@ -25,13 +25,13 @@ dapo = Loss(grpo.tokens)
 
 
 def _gspo(inputs: LossInputs) -> LossOutputs:
-    """`exp(mean of log-ratios)` for all tokens of a sequence; its clip range is small, about 3e-4 and 4e-4."""
-    lengths = jnp.maximum(inputs.mask.sum(axis=-1, keepdims=True), 1)
+    """`exp(mean of log-ratios)` for all tokens of a trajectory; its clip range is small, about 3e-4 and 4e-4."""
+    lengths = jnp.maximum(inputs.mask.sum(axis=-1, keepdims=True), 1) / inputs.share
     return clipped_surrogate(inputs, _along_rows(lengths, inputs))
 
 
 def _sequence(inputs: LossInputs) -> LossOutputs:
-    """The trajectory ratio of Eq. 4, `exp(sum of log-ratios)`, for all tokens of a sequence."""
+    """The trajectory ratio of Eq. 4, `exp(sum of log-ratios)`, for all tokens of a trajectory."""
     return clipped_surrogate(inputs, _along_rows(jnp.ones((len(inputs.mask), 1)), inputs))
 
 
@@ -69,14 +69,20 @@ def clipped_surrogate(inputs: LossInputs, ratio: Float[Array, "B T"]) -> LossOut
 
 
 def _along_rows(divisor: Float[Array, "B 1"], inputs: LossInputs) -> Float[Array, "B T"]:
-    """`exp(sum of log-ratios / divisor)` of each sequence at all of its tokens; the log is held within [-20, 20].
+    """`exp(sum of log-ratios / divisor)` of each trajectory at all of its tokens; the log is held within [-20, 20].
+
+    A trajectory that forked has several rows, which may lie in several micro-batches. Each has the ratio of the whole
+    and the gradient of its own part over its share, so that means over the trajectory's tokens add up to the gradient
+    of the whole.
 
     With `token_form` the gradient of token t of T is that of its own log-ratio times T / divisor: of the same sum over
     equal tokens, but what weighs a token now weighs its own gradient.
     """
     differences = inputs.logprobs - inputs.old_logprobs
-    log_ratio = jnp.broadcast_to(differences.sum(axis=-1, keepdims=True) / divisor, inputs.mask.shape)
+    own = differences.sum(axis=-1, keepdims=True)
+    whole = jax.lax.stop_gradient(own + inputs.elsewhere) + (own - jax.lax.stop_gradient(own)) / inputs.share
+    log_ratio = jnp.broadcast_to(whole / divisor, inputs.mask.shape)
     if inputs.cfg.token_form:
-        own = differences * inputs.mask.sum(axis=-1, keepdims=True) / divisor
+        own = differences * inputs.mask.sum(axis=-1, keepdims=True) / inputs.share / divisor
         log_ratio = jax.lax.stop_gradient(log_ratio) + own - jax.lax.stop_gradient(own)
     return jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))

@@ -1,0 +1,61 @@
+"""The update of trajectories that forked: their sequences know of each other from the second optimizer step on."""
+
+import jax
+import numpy as np
+import pytest
+
+from orchestra_jax.config.algorithm import AlgorithmConfig, LossConfig, OptimizerConfig
+from orchestra_jax.config.choices import History
+from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.models.decoder import init_params
+from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.rl.learner import Learner
+from orchestra_jax.rl.setup import policy_learner
+from orchestra_jax.training.update import update
+from orchestra_jax.types import Preference, Turn
+from tests.rl.trajectories import task, trajectory
+
+MODEL = Qwen3Config(
+    vocab_size=32, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
+    tie_word_embeddings=True, initializer_range=0.3,
+)  # fmt: skip
+
+
+def forked(count):
+    """Two sequences of eight sampled ids each, so that every micro-batch has one of them."""
+    rng = np.random.default_rng(0)
+
+    def turn():
+        return Turn((1, 2, 3), tuple(rng.integers(1, 32, 8).tolist()), (-3.4,) * 8, 0, "stop")
+
+    return [trajectory(task("t", "", Preference("", "")), turn(), forks=[(turn(),)]) for _ in range(count)]
+
+
+@pytest.mark.parametrize("history", [History.keep, History.drop_thinking])
+def test_later_optimizer_steps_have_the_ratio_of_whole_trajectories(monkeypatch, history):
+    algorithm = AlgorithmConfig(
+        loss=LossConfig(loss="sequence", clip_low=0.9, clip_high=9.0), tasks_per_step=2, group_size=2, epochs=2,
+        packing=True, micro_tokens=16, optimizer=OptimizerConfig(learning_rate=0.05, warmup_steps=0),
+    )  # fmt: skip
+    limits = RolloutLimits(max_turns=2, max_length=16, max_new_tokens=8)
+    cfg = RunConfig(algorithm=algorithm, rollout=RolloutConfig(limits=limits, history=history))
+    related = []
+    relate = Learner.relate
+
+    def told(*args, **options):
+        related.append(relate(*args, **options))
+        return related[-1]
+
+    monkeypatch.setattr(Learner, "relate", told)
+    learner = policy_learner(cfg, MODEL)
+    state = learner.init(init_params(MODEL, jax.random.key(0)))
+    advantages = np.array([1.0, -1.0, 0.5, -0.5], np.float32)
+    _, found = update(cfg, learner, state, forked(4), advantages, step=0, base=None, reference=None)
+    assert [metrics["sequences"] for metrics in found] == [8, 8]  # rows
+    assert found[0]["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    assert len(related) == (history is not History.keep)
+    for batches in related:
+        elsewhere = np.concatenate([np.asarray(batch.elsewhere)[np.asarray(batch.mask).any(1)] for batch in batches])
+        assert (np.abs(elsewhere) > 1e-4).all()
+        assert found[1]["ratio_max"] >= np.exp(elsewhere.min())
