@@ -13,6 +13,7 @@ from orchestra_jax.engines import gpus as placement
 from orchestra_jax.engines import start as engines
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.engines.start import RunEngine, _servers
+from orchestra_jax.processes import Processes
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.build import preflight
@@ -86,7 +87,7 @@ def test_only_servers_that_share_are_asked_for_their_memory(monkeypatch: pytest.
 
 def test_separate_gpus(tmp_path: Path):
     cfg = config(tmp_path, "+experiment=hle", "+placement=separate", *OWN)
-    servers = _servers(cfg, 3, tmp_path)
+    servers = _servers(cfg, 3, tmp_path, Processes())
     assert [server.config.gpus for server in servers] == [(4,), (5,), (6,), (7,)]
     assert len({server.url for server in servers}) == 4
     assert {server.config.environment()["CUDA_VISIBLE_DEVICES"] for server in servers} == {"4", "5", "6", "7"}
@@ -109,7 +110,7 @@ def test_separate_nodes(tmp_path: Path):
 
 def test_shared_gpus(tmp_path: Path):
     cfg = config(tmp_path, "+experiment=hle", "+placement=shared", *OWN)
-    (server,) = _servers(cfg, 3, tmp_path)
+    (server,) = _servers(cfg, 3, tmp_path, Processes())
     command = server.config.command(1)
     assert "--enable-memory-saver" in command
     assert command[-1] == "--mem-fraction-static=0.5"
@@ -119,12 +120,15 @@ def test_shared_gpus(tmp_path: Path):
         tmp_path, "+experiment=hle", "+placement=shared", *OWN, "rollout.server.count=2",
         "rollout.server.gpus=[[0,1],[2,3]]",
     )  # fmt: skip
-    assert ["--tp-size=2" in server.config.command(1) for server in _servers(eight, 3, tmp_path)] == [True, True]
+    assert ["--tp-size=2" in server.config.command(1) for server in _servers(eight, 3, tmp_path, Processes())] == [
+        True,
+        True,
+    ]
 
 
 def test_a_cpu_server_has_no_memory_to_save(tmp_path: Path):
     cfg = config(tmp_path, "+placement=shared", *OWN, "rollout.server.device=cpu")
-    (server,) = _servers(cfg, 0, tmp_path)
+    (server,) = _servers(cfg, 0, tmp_path, Processes())
     assert "--enable-memory-saver" not in server.config.command(1)
 
 
