@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,17 +58,12 @@ def test_optimizer_state_follows_the_parameters() -> None:
         param_shardings(make_mesh(8), ShardingRules(), {"bias": jnp.zeros(3)})
 
 
-@needs_8
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
-@pytest.mark.parametrize("scan", [False, True])
-def test_sharded_loss_and_gradients_equal_one_device(sizes: tuple[int, int, int], scan: bool) -> None:
-    config = CONFIG.replace(scan_layers=scan, remat="full" if scan else "none", tie_word_embeddings=not scan)
-    mesh, rules = make_mesh(*sizes), ShardingRules()
-    shardings = param_shardings(mesh, rules, abstract_params(config))
-    params = jax.jit(init_params, static_argnums=0, out_shardings=shardings)(config, jax.random.key(0))
-    local = init_params(config, jax.random.key(0))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), params, local)
-    tokens = jax.random.randint(jax.random.key(1), (8, 6), 0, config.vocab_size)
+TOKENS = jax.random.randint(jax.random.key(1), (8, 6), 0, CONFIG.vocab_size)
+
+
+@functools.cache
+def value_and_gradients(config: Qwen3Config):
+    """Of log-probs and entropies: a function of parameters, tokens and a constraint on activations."""
 
     def loss(params, tokens, constrain):
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
@@ -80,8 +77,27 @@ def test_sharded_loss_and_gradients_equal_one_device(sizes: tuple[int, int, int]
         )
         return (logprobs + 0.1 * entropy).mean()
 
-    step = jax.jit(jax.value_and_grad(loss), static_argnums=2, out_shardings=(None, shardings))
-    value, grads = step(params, jax.device_put(tokens, batch_sharding(mesh, rules)), activation_constraint(mesh, rules))
-    expected_value, expected = jax.jit(jax.value_and_grad(loss), static_argnums=2)(local, tokens, None)
+    return jax.value_and_grad(loss)
+
+
+@functools.cache
+def on_one_device(config: Qwen3Config):
+    """Parameters, value and gradients, for the meshes to share."""
+    local = init_params(config, jax.random.key(0))
+    return local, *jax.jit(value_and_gradients(config), static_argnums=2)(local, TOKENS, None)
+
+
+@needs_8
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
+@pytest.mark.parametrize("scan", [False, True])
+def test_sharded_loss_and_gradients_equal_one_device(sizes: tuple[int, int, int], scan: bool) -> None:
+    config = CONFIG.replace(scan_layers=scan, remat="full" if scan else "none", tie_word_embeddings=not scan)
+    mesh, rules = make_mesh(*sizes), ShardingRules()
+    shardings = param_shardings(mesh, rules, abstract_params(config))
+    params = jax.jit(init_params, static_argnums=0, out_shardings=shardings)(config, jax.random.key(0))
+    local, expected_value, expected = on_one_device(config)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), params, local)
+    step = jax.jit(value_and_gradients(config), static_argnums=2, out_shardings=(None, shardings))
+    value, grads = step(params, jax.device_put(TOKENS, batch_sharding(mesh, rules)), activation_constraint(mesh, rules))
     assert float(value) == pytest.approx(float(expected_value), abs=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads, expected)

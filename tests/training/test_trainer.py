@@ -31,7 +31,8 @@ from orchestra_jax.training.run import run
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 5
 MICRO = (
-    f"steps={STEPS}", "warm_start.steps=4", "warm_start.check_every=2", "warm_start.demonstrations=64",
+    f"steps={STEPS}", "model.family=tests.training.micro:OneLayer",
+    "warm_start.steps=4", "warm_start.check_every=2", "warm_start.demonstrations=64",
     "warm_start.batch_size=16", "algorithm.tasks_per_step=2", "algorithm.group_size=4",
     "algorithm.optimizer.warmup_steps=0",
     "rollout.slots=8", "evaluation.questions=8", "evaluation.swap_questions=4", "evaluation.every=2",
