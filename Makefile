@@ -28,7 +28,7 @@ quickstart: install ## warm start, RL and the proof: 8 minutes on 2 fast, quiet 
 test: install-dev ## every test without torch, GPU or server, in random order; TESTS=tests/rl for a part, TEST_ORDER=7 for an order
 	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow or release)" $(TESTS)
 
-test-processes: install-dev ## before a release: 20 steps in two processes against one, and ten times kill -9
+test-processes: install-dev ## before a release: 20 steps in two processes against one, ten times kill -9, evaluations, rollouts ahead
 	$(FAST_COMPILE) $(PY) -m pytest -q -s -m release tests/training/test_processes.py
 
 test-sglang: install-dev sglang-cpu ## the tests that start a real SGLang server, on this CPU

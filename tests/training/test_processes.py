@@ -170,7 +170,7 @@ def test_what_ends_the_rollouts_of_one_process_ends_both(tmp_path: Path, policy:
     assert_same_bits(tmp_path, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_rollouts_run_ahead_in_both_and_another_number_of_processes_goes_on(tmp_path: Path, policy: Path):
     ahead = ("rollout.lockstep=false", "rollout.max_staleness=1", "rollout.slots=16", "rollout.spare_groups=1")
     assert_ended(run(tmp_path, policy, *ahead, stops={0: "policy 2 SIGINT"}), 130, 130)
@@ -214,7 +214,7 @@ def test_what_several_processes_cannot_do_is_said_once(tmp_path: Path, policy: P
     assert lines(second.stderr) == []
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_warm_start_and_its_evaluations_are_those_of_one_process(tmp_path: Path):
     found = []
     for count in (1, 2):
