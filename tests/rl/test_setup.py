@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import jax
 import numpy as np
+import pytest
 
 from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.rl import setup
 from orchestra_jax.rl.groups import group_arrays
-from orchestra_jax.rl.setup import _score_groups, score_groups
+from orchestra_jax.rl.setup import score_groups
 from orchestra_jax.types import Task
 from tests.training.test_trainer import config
 
@@ -19,7 +22,7 @@ def members(task: Task) -> list:
     return [trajectory(task, turn([1], [2], calls * solved), solved=bool(solved)) for solved in (1, 1, 0)]
 
 
-async def test_menus_of_all_sizes_are_scored_by_one_program(tmp_path: Path):
+async def test_menus_of_all_sizes_are_scored_by_one_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     cfg = config(tmp_path)
     environment = make_environment(cfg)
     stream = environment.train_tasks(8)
@@ -27,14 +30,21 @@ async def test_menus_of_all_sizes_are_scored_by_one_program(tmp_path: Path):
     sizes = {len(task.tools) for task in tasks}
     assert len(sizes) > 2, "the test needs menus of several sizes"
     assert max(sizes) <= environment.largest_menu()
-    _score_groups.clear_cache()  # what other tests have compiled
+    traced, score = [], setup._score_groups.__wrapped__
+
+    def counted(arrays, reward, advantage):
+        traced.append(arrays["tool_counts"].shape)
+        return score(arrays, reward, advantage)
+
+    # A function of its own: what other tests have traced is none of it.
+    monkeypatch.setattr(setup, "_score_groups", jax.jit(counted, static_argnames=("reward", "advantage")))
     found = []
     for task in tasks:
         found.append(score_groups(cfg, group_arrays(members(task), 3, environment.largest_menu())))
-    assert _score_groups._cache_size() == 1
+    assert len(traced) == 1
     # Padding changes nothing but the number of programs.
     for task, padded in zip(tasks, found, strict=True):
         for wide, narrow in zip(padded, score_groups(cfg, group_arrays(members(task), 3)), strict=True):
             np.testing.assert_allclose(wide, narrow, rtol=1e-6)
-    assert _score_groups._cache_size() == len(sizes | {environment.largest_menu()})
+    assert len(traced) == len(sizes | {environment.largest_menu()})
     await environment.close()
