@@ -67,9 +67,10 @@ class Lifeline:
 
     def _watch(self) -> None:
         heard = dict.fromkeys(self._peers, time.monotonic())
-        while self._peers and not self._closing:
-            ready, _, _ = select.select(list(self._peers.values()), [], [], _BEAT_S)
-            for index, peer in list(self._peers.items()):
+        staying = dict(self._peers)  # without those that said farewell
+        while staying and not self._closing:
+            ready, _, _ = select.select(list(staying.values()), [], [], _BEAT_S)
+            for index, peer in list(staying.items()):
                 now, said = time.monotonic(), b""
                 with contextlib.suppress(OSError):
                     if peer in ready:
@@ -79,7 +80,7 @@ class Lifeline:
                 if gone := _GONE.search(said):
                     self._lost(int(gone[1]))
                 elif _BYE in said:
-                    del self._peers[index]
+                    del staying[index]
                 elif (peer in ready and not said) or now - heard[index] > _SILENT_S:
                     self._lost(index)
             time.sleep(0.1)  # beats of many others are heard in one go

@@ -124,6 +124,25 @@ def test_a_farewell_ends_nobody():
     first.close()
 
 
+def test_one_may_leave_while_another_says_farewell():
+    (first, second, third), said = lifelines(3)
+    own = first._peers[1]
+
+    class Slow:
+        """The connection to the second, whose farewell takes until that of the third is heard."""
+
+        def sendall(self, said: bytes) -> None:
+            third.close()
+            first._thread.join(timeout=10)
+            own.sendall(said)
+
+    first._peers[1] = Slow()
+    first.close()
+    assert not first._thread.is_alive()
+    second.close()
+    assert said.empty()
+
+
 # --- two processes ---------------------------------------------------------------------------------------------------
 
 
