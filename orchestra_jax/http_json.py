@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from orchestra_jax.outside import MOST_BYTES, Unreadable, read_json, valid_text
 from orchestra_jax.stopwatch import queued
 from orchestra_jax.types import InfrastructureError
 
@@ -158,7 +159,10 @@ class JsonClient:
                 headers={**self._headers, **kind},
             ) as response:  # fmt: skip
                 answered = True
-                return Response(response.status, response.headers, await response.read())
+                content = await _read(response)
+                if content is not None:
+                    return Response(response.status, response.headers, content)
+                failure = ServerError(f"{name} gave an answer of more than {MOST_BYTES} bytes.", "protocol")
         except aiohttp.ConnectionTimeoutError:
             failure = ServerError(f"{name} did not accept a connection in {CONNECT_S:g} s.", "transport", sent=False)
         except TimeoutError:
@@ -184,7 +188,7 @@ class JsonClient:
         """The start of a server's text, without the headers' values: some servers repeat a bad key."""
         for value in self._headers.values():
             text = text.replace(value.removeprefix("Bearer "), "***")
-        return text.strip()[:_SHOWN]
+        return valid_text(text.strip()[:_SHOWN])
 
     async def _json(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> Any:
         """The JSON of an answer with a status of success; None where it is empty."""
@@ -196,9 +200,10 @@ class JsonClient:
         if not answer.content.strip():
             return None
         try:
-            return json.loads(answer.content)
-        except ValueError:
-            raise ServerError(f"{name} answered with what is not JSON: {shown!r}.", "protocol") from None
+            return read_json(answer.content)
+        except Unreadable as problem:
+            said = f"{name} gave an answer that cannot be read, as {problem}: {shown!r}."
+            raise ServerError(said, "protocol") from None
 
     def _name(self, path: str) -> str:
         return f"The server {self.url}{path}"
@@ -231,11 +236,21 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         except ValueError:
             try:
                 seconds = (parsedate_to_datetime(value).astimezone(UTC) - datetime.now(UTC)).total_seconds()
-            except ValueError:
-                continue
+            except (ValueError, OverflowError, TypeError, LookupError):
+                continue  # no date, or one beyond the last year
         if math.isfinite(seconds):
             return max(0.0, seconds)
     return None
+
+
+async def _read(response: "aiohttp.ClientResponse") -> bytes | None:
+    """The whole content; None where it is more than an answer may have."""
+    content = bytearray()
+    async for part in response.content.iter_any():
+        content += part
+        if len(content) > MOST_BYTES:
+            return None
+    return bytes(content)
 
 
 def require_aiohttp(part: str = "") -> Any:

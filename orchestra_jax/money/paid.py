@@ -7,6 +7,7 @@ with the caller: a caller may give up, but the request still ends, and its cost 
 import asyncio
 import itertools
 import logging
+import math
 import os
 import random
 import time
@@ -149,7 +150,7 @@ class PaidCalls:
                 return replace(outcome, usage=tuple(charged))
             wait_s = outcome.wait_s if isinstance(outcome, Refused) else None
             if wait_s is not None and wait_s > _LONGEST_RETRY_AFTER_S:
-                raise InfrastructureError(f"{outcome.reason} It asks to wait {wait_s:.0f} s, which is too long.")
+                raise InfrastructureError(f"{outcome.reason} It asks to wait {wait_s:.7g} s, which is too long.")
             if attempt >= self._retries or (isinstance(outcome, Refused) and not outcome.retry):
                 raise InfrastructureError(outcome.reason)
             _log.debug("%s: request %d failed and is made again: %s", worst.name, attempt + 1, outcome.reason)
@@ -176,7 +177,11 @@ class PaidCalls:
         try:
             outcome = await asyncio.wait_for(send(), limit)
             if isinstance(outcome, Recorded):
-                (row,) = outcome.usage
+                (billed,) = outcome.usage
+                if math.isfinite(billed.cost_usd) and math.isfinite(billed.seconds):
+                    row = billed
+                else:
+                    outcome = Lost(f"{worst.name} billed ${billed.cost_usd}, which is no amount.")
             elif isinstance(outcome, Refused):
                 row = None
         except TimeoutError:

@@ -13,6 +13,7 @@ from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
+from orchestra_jax.outside import valid_text
 from orchestra_jax.stopwatch import worked
 from orchestra_jax.tools import schema
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec, Usage
@@ -24,8 +25,10 @@ T = TypeVar("T")
 
 
 def as_result(answer: ToolResult | str) -> ToolResult:
-    """What a handler gave, where a text alone will do."""
-    return ToolResult(answer) if isinstance(answer, str) else answer
+    """What a handler gave, where a text alone will do, with texts that every tokenizer can take."""
+    result = ToolResult(answer) if isinstance(answer, str) else answer
+    final = None if result.final is None else valid_text(result.final)
+    return replace(result, text=valid_text(result.text), final=final)
 
 
 @dataclass

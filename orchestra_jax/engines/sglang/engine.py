@@ -291,8 +291,8 @@ class SGLangEngine:
             )  # fmt: skip
             watch.add(-min(piece.queue_s, spent))
             return piece
-        except (ValueError, TypeError, AttributeError) as error:
-            problem = f"The answer of {server.url}/generate cannot be used: {error}."
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            problem = f"The answer of {server.url}/generate cannot be used: {str(error)[:_SHOWN]}."
             if _version_of(answer) != str(allowed[-1]):
                 self._pool.lose(server, problem)  # restarted without our knowledge: it needs the weights
             raise ServerError(problem, "protocol") from error
@@ -309,6 +309,7 @@ class SGLangEngine:
         task.add_done_callback(self._aborts.discard)
 
 
+_SHOWN = 500  # characters of what is wrong with an answer
 _CLOSED = "The engine is closed; make a new one."
 
 

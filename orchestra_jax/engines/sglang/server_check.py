@@ -63,4 +63,4 @@ def _computes_in(details: Mapping[str, Any], model: Mapping[str, Any]) -> str | 
     if said == "auto" and model:
         stored = model.get("dtype") or model.get("torch_dtype") or "float32"
         return "float16" if stored == "float32" else str(stored)  # what SGLang makes of it
-    return None if said in (None, "auto") else _DTYPES.get(said, str(said))
+    return None if said in (None, "auto") else _DTYPES.get(str(said), str(said))

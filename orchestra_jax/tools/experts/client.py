@@ -4,7 +4,6 @@ The `openai` client carries the requests; retries, limits, budgets and the recor
 single attempt is counted.
 """
 
-import json
 import logging
 import re
 import time
@@ -19,9 +18,11 @@ from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
+from orchestra_jax.outside import Unreadable, valid_text
 from orchestra_jax.tools.experts.context import ChatMessage, TokenCounter, fit
+from orchestra_jax.tools.experts.endpoint import connect, read_refusal, read_reply
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.types import Usage
+from orchestra_jax.types import InfrastructureError, Usage
 
 if TYPE_CHECKING:
     import openai
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
 _RETRIED = {408, 409, 429}  # and every 5xx
 _NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}  # of httpx, under whatever name openai ships it
 _TOO_LONG = re.compile(r"context.?(length|window)|context_length_exceeded|too many tokens|prompt is too long", re.I)
+_RECORDED = ("text", "finish_reason")
 _SHORTER = 0.75  # what is kept of the prompt when the server finds it too long
 _SHOWN = 200  # characters of a server's own error text that a message repeats
-_CONNECT_S = 10.0
-_KEEP_ALIVE_S = 2.0  # below the servers' own 5 s: a connection that we drop first never breaks under a request
 
 for _name in ("httpx", "httpx2"):
     logging.getLogger(_name).setLevel(logging.WARNING)  # a line for every request otherwise
@@ -123,7 +123,7 @@ class ExpertClient:
         expert = self.expert
         most = min(max_tokens or expert.max_tokens, expert.max_tokens)
         room = expert.context_tokens - most
-        fitted = fit(messages, room, self._counter)
+        fitted = fit([_sound(message) for message in messages], room, self._counter)
         body = {"model": expert.model, "messages": fitted, expert.max_tokens_field: most, **expert.extra}
         if expert.temperature is not None:
             body["temperature"] = expert.temperature
@@ -146,7 +146,7 @@ class ExpertClient:
         # The address is no part of it: a record made with one server serves for another with the same model.
         request = {"expert": expert.name, "role": role, "sample": sample, **body}
         recorded = await self._calls.call("chat", request, worst, send, budget=budget)
-        return Completion(recorded.value["text"], recorded.usage, recorded.value["finish_reason"])
+        return self._completion(recorded)
 
     def check(self) -> None:
         """Sees that the expert can be called: raises now what `chat` would raise later.
@@ -184,45 +184,50 @@ class ExpertClient:
             if cause in _NEVER_SENT:
                 return Refused(f"{server} cannot be reached ({cause}).", retry=True)
             return Lost(f"The connection to {server} broke ({cause}).")
+        except ValueError as error:  # what is no HTTP, or has no end
+            said = str(error) if isinstance(error, Unreadable) else type(error).__name__
+            return Lost(f"The answer of {server} cannot be read: {said}.")
         seconds = time.perf_counter() - start
         try:
-            answer = json.loads(content)
-            choice = answer["choices"][0]
-            text, finish = choice["message"].get("content") or "", str(choice.get("finish_reason"))
-        except (ValueError, LookupError, TypeError, AttributeError):
-            return Lost(f"The answer of {server} cannot be read.")
-        tokens = read_usage(answer.get("usage"))
+            reply = read_reply(content)
+        except Unreadable as problem:
+            return Lost(f"The answer of {server} cannot be read: {problem}.")
+        tokens = reply.tokens
         if tokens is None:
-            written = min(self._counter.count(text), body[self.expert.max_tokens_field])
-            counted = {"prompt_tokens": self._counter.estimate(body["messages"]), "completion_tokens": written}
-        row = Usage(self.expert.name, role, seconds=seconds, estimated=tokens is None, **(tokens or counted))
-        return Recorded({"text": text, "finish_reason": finish}, (self.prices.charge(row),))
+            written = min(self._counter.count(reply.text), body[self.expert.max_tokens_field])
+            tokens = {"prompt_tokens": self._counter.estimate(body["messages"]), "completion_tokens": written}
+        row = Usage(self.expert.name, role, seconds=seconds, estimated=reply.tokens is None, **tokens)
+        return Recorded({"text": reply.text, "finish_reason": reply.finish_reason}, (self.prices.charge(row),))
+
+    def _completion(self, recorded: Recorded) -> Completion:
+        """The completion, from a record too that others wrote."""
+        value = recorded.value
+        if not isinstance(value, dict) or not all(isinstance(value.get(key), str) for key in _RECORDED):
+            raise InfrastructureError(
+                f"What is recorded of a call of {self.expert.name} is no completion; record to another replay.path."
+            )
+        return Completion(valid_text(value["text"]), recorded.usage, value["finish_reason"])
 
     def _refused(self, server: str, error: "openai.APIStatusError") -> Refused:
-        status, body = error.status_code, error.body
-        said = body.get("message", body) if isinstance(body, dict) else body or "no reason given"
-        said = " ".join(str(said).split()).rstrip(".")
+        status, (said, code) = error.status_code, read_refusal(error)
         if self._key:
             said = said.replace(self._key, "***")  # some servers repeat what they were sent
         reason = f"{server} answered with status {status}: {said[:_SHOWN]}"
+        if 300 <= status < 400:
+            reason = f"{reason}; it has moved, correct base_url"
         if status in (401, 403) and self.expert.api_key_env:
             reason = f"{reason}; check the key in {self.expert.api_key_env}"
-        if status in (400, 413, 422) and _TOO_LONG.search(f"{error.code} {said}"):
+        if status in (400, 413, 422) and _TOO_LONG.search(f"{code} {said}"):
             return _TooLong(f"{reason}; lower context_tokens={self.expert.context_tokens}.", retry=True)
-        retry = (status in _RETRIED or status >= 500) and error.code != "insufficient_quota"
+        retry = (status in _RETRIED or status >= 500) and code != "insufficient_quota"
         return Refused(f"{reason}.", retry, retry_after(error.response.headers) if retry else None)
 
     def _connect(self) -> "openai.AsyncOpenAI":
         """The client, made when it is first needed: a run that is replayed needs neither key nor package."""
         if self._client is None:
             self.check()
-            openai = _openai()
-            limits = type(openai.DEFAULT_CONNECTION_LIMITS)(keepalive_expiry=_KEEP_ALIVE_S)
-            timeout = openai.Timeout(self.expert.timeout_s + GRACE_S, connect=_CONNECT_S)
-            self._client = openai.AsyncOpenAI(
-                base_url=self.expert.provider, api_key=self._key or "none", max_retries=0, timeout=timeout,
-                http_client=openai.DefaultAsyncHttpxClient(limits=limits, timeout=timeout),
-            )  # fmt: skip
+            expert = self.expert
+            self._client = connect(_openai(), expert.provider, self._key, expert.timeout_s + GRACE_S)
         return self._client
 
 
@@ -250,24 +255,9 @@ def expert_clients(
     return clients
 
 
-def read_usage(usage: Any) -> dict[str, Any] | None:
-    """The tokens of a response by the fields of `Usage`; None where it gives none that make sense.
-
-    Reasoning is completion: where a server leaves it out of `completion_tokens`, the total tells.
-    """
-    try:
-        prompt, completion = usage["prompt_tokens"], usage["completion_tokens"]
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        total = usage.get("total_tokens") or 0
-        if min(prompt, completion, cached, total) < 0:
-            return None
-        return {
-            "prompt_tokens": int(prompt),
-            "cached_tokens": int(min(cached, prompt)),
-            "completion_tokens": int(max(completion, total - prompt)),
-        }
-    except (TypeError, KeyError, AttributeError, ValueError):
-        return None
+def _sound(message: ChatMessage) -> dict[str, str]:
+    """The message with texts that every server and tokenizer can take."""
+    return {key: valid_text(value) for key, value in message.items()}
 
 
 def _openai() -> ModuleType:

@@ -1,6 +1,7 @@
 """Texts as vectors for dense search, from an embedding server."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -9,8 +10,10 @@ import numpy as np
 from jaxtyping import Float
 
 from orchestra_jax.http_json import JsonClient
+from orchestra_jax.outside import Unreadable, count_of
 from orchestra_jax.types import InfrastructureError
 
+_MOST_TOKENS = 10**9  # of a request: more is no usage
 Vectors = Float[np.ndarray, "N D"]
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -103,7 +106,8 @@ class EndpointEmbedder:
         answer = await self._client.post("/embeddings", body)
         try:
             rows = sorted(answer["data"], key=lambda row: row["index"])
-            vectors = np.asarray([row["embedding"] for row in rows], np.float32)
+            with np.errstate(over="ignore"):  # found below
+                vectors = np.asarray([row["embedding"] for row in rows], np.float32)
             if [row["index"] for row in rows] != list(range(len(batch))) or vectors.ndim != 2:
                 raise ValueError(f"{len(rows)} vectors for {len(batch)} texts")
             if vectors.shape[1] < (self._dim or 1):
@@ -112,8 +116,10 @@ class EndpointEmbedder:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             if not np.all(np.isfinite(lengths)) or not np.all(lengths > 0):
                 raise ValueError("a vector that is zero or not finite")
-        except (KeyError, TypeError, ValueError) as error:
-            problem = f"The embedding server {self._client.url} gave an answer that cannot be used: {error}."
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            said = str(error)[:200]
+            problem = f"The embedding server {self._client.url} gave an answer that cannot be used: {said}."
             raise InfrastructureError(problem) from None
-        self.prompt_tokens += (answer.get("usage") or {}).get("prompt_tokens") or 0
+        with contextlib.suppress(Unreadable, AttributeError):  # a figure for reports, which nothing depends on
+            self.prompt_tokens += count_of((answer.get("usage") or {}).get("prompt_tokens"), _MOST_TOKENS)
         return vectors / lengths

@@ -18,6 +18,7 @@ from typing import Any
 
 from orchestra_jax import hub
 from orchestra_jax.http_json import JsonClient, require_aiohttp
+from orchestra_jax.outside import read_json, text_of
 from orchestra_jax.tools.search.dense import MANIFEST, DenseIndex
 from orchestra_jax.tools.search.local import BatchIndex, Hit, LocalIndex, Passage
 from orchestra_jax.types import InfrastructureError
@@ -94,8 +95,8 @@ class RetrievalServer:
     async def _retrieve(self, request: Any) -> Any:
         web = require_aiohttp("web")
         try:
-            queries, topk = _parse(await request.json())
-        except ValueError as error:  # JSON's errors are ValueErrors too
+            queries, topk = _parse(read_json(await request.read()))
+        except ValueError as error:  # `Unreadable` is one too
             return web.json_response({"error": f"Bad request: {error}"}, status=400)
         if not queries:
             return web.json_response({"result": []})
@@ -160,8 +161,8 @@ class RemoteIndex(BatchIndex):
         answer = await self._client.post("/retrieve", {"queries": list(queries), "topk": k})
         try:
             found = [[_hit(row) for row in hits] for hits in answer["result"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise InfrastructureError(f"{self._client.url} gave no list of documents ({error!r}).") from None
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise InfrastructureError(f"{self._client.url} gave no list of documents ({str(error)[:80]!r}).") from None
         if len(found) != len(queries):
             raise InfrastructureError(f"{self._client.url} gave {len(found)} results for {len(queries)} queries.")
         return found
@@ -191,9 +192,10 @@ def _parse(body: Any) -> tuple[list[str], int]:
 
 def _hit(row: Mapping[str, Any]) -> Hit:
     document = row["document"]
-    if not isinstance(document["text"], str):
-        raise TypeError("text")
-    return Hit(Passage(document.get("title") or "", document["text"]), float(row["score"]))
+    score = row["score"]
+    if not isinstance(document["text"], str) or isinstance(score, bool) or not isinstance(score, int | float):
+        raise TypeError("a hit has a text and a score")
+    return Hit(Passage(text_of(document.get("title")), document["text"]), float(score))
 
 
 async def _serve(options: argparse.Namespace) -> None:

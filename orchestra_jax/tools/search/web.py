@@ -20,6 +20,7 @@ from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
+from orchestra_jax.outside import Unreadable, read_json, text_of, valid_text
 from orchestra_jax.tools.search.local import NO_RESULTS
 from orchestra_jax.types import SEARCH, ToolResult, ToolSpec, Usage
 
@@ -45,9 +46,12 @@ EXTRACT_TOOL = ToolSpec(
 TAVILY_URL = "https://api.tavily.com"
 _RETRIED = {408, 429}  # and every 5xx
 _HINTS = dict.fromkeys((401, 403), "; check its key") | dict.fromkeys((432, 433), "; its credits are used up")  # Tavily
+_SHOWN = 300  # characters of a service's own error text
 _WIKI_RETRIED = {"maxlag", "ratelimited", "readonly"}
 
-Read = Callable[[Any], Any]  # from the answer's JSON to what is recorded; raises LookupError or TypeError on nonsense
+Read = Callable[
+    [Any], Any
+]  # from the answer's JSON to what is recorded; raises Unreadable, LookupError or TypeError on nonsense
 
 
 class WebSearch(ABC):
@@ -151,12 +155,14 @@ class WebSearch(ABC):
         if response.status != 200:
             return self._refused(response.status, said, response.headers)
         try:
-            answer = json.loads(response.content)
+            answer = read_json(response.content)
             if isinstance(answer, dict) and "error" in answer:
                 return self._error(answer["error"], row, response.headers)
             value = read(answer)
-        except (ValueError, LookupError, TypeError, AttributeError):
-            return Lost(f"The answer of {self.provider} cannot be read.")
+        except Unreadable as problem:
+            return Lost(f"The answer of {self.provider} cannot be read: {problem}.")
+        except (LookupError, TypeError, AttributeError):
+            return Lost(f"The answer of {self.provider} cannot be read: it is not of the documented form.")
         return Recorded(value, (row if value is not None else replace(row, cost_usd=0.0),))
 
     def _refused(self, status: int, said: str, headers: Mapping[str, str]) -> Refused:
@@ -167,7 +173,7 @@ class WebSearch(ABC):
 
     def _error(self, error: Any, row: Usage, headers: Mapping[str, str]) -> Outcome:
         """An error in an answer of status 200, as MediaWiki gives them."""
-        code, said = str(error["code"]), str(error.get("info", "")).rstrip(".")
+        code, said = text_of(error["code"]), text_of(error.get("info"))[:_SHOWN].rstrip(".")
         if code in _WIKI_RETRIED:
             return Refused(f"{self.provider} answered with {code}: {said}.", True, retry_after(headers))
         return Recorded({"error": said}, (replace(row, cost_usd=0.0),), is_error=True)
@@ -221,9 +227,7 @@ class TavilySearch(WebSearch):
         fields = {"query": arguments["query"], "max_results": self._max_results, "search_depth": self._depth}
 
         def read(answer: Any) -> list[dict[str, str]]:
-            return [
-                {key: str(result[key] or "") for key in ("title", "url", "content")} for result in answer["results"]
-            ]
+            return [{key: text_of(result[key]) for key in ("title", "url", "content")} for result in answer["results"]]
 
         return self._results(await self._call(self._search_name, fields, "/search", fields, read, budget))
 
@@ -232,7 +236,7 @@ class TavilySearch(WebSearch):
         fields = {"urls": [arguments["url"]], "extract_depth": "basic", "format": "text"}
 
         def read(answer: Any) -> str | None:
-            texts = [str(result["raw_content"]) for result in answer["results"] if result["raw_content"]]
+            texts = [text for result in answer["results"] if (text := text_of(result["raw_content"]))]
             return texts[0] if texts else None
 
         found = await self._call(self._extract_name, fields, "/extract", fields, read, budget)
@@ -282,9 +286,9 @@ class WikipediaSearch(WebSearch):
             pages = sorted(answer.get("query", {}).get("pages", []), key=lambda page: page["index"])
             return [
                 {
-                    "title": str(page["title"]),
-                    "url": f"{self._site}/wiki/{page['title'].replace(' ', '_')}",
-                    "content": str(page.get("extract", "")),
+                    "title": text_of(page["title"]),
+                    "url": f"{self._site}/wiki/{text_of(page['title']).replace(' ', '_')}",
+                    "content": text_of(page.get("extract")),
                 }
                 for page in pages
             ]
@@ -295,7 +299,10 @@ class WikipediaSearch(WebSearch):
         """The text of the page {"url"}: an address on this Wikipedia, or a title."""
         title = arguments["url"]
         if title.startswith(("http://", "https://")):
-            parts = urlsplit(title)
+            try:
+                parts = urlsplit(title)
+            except ValueError:
+                return ToolResult(f"{title} is no address of a page.", is_error=True, refused=True)
             if parts.hostname != urlsplit(self._site).hostname or not parts.path.startswith("/wiki/"):
                 return ToolResult(f"Only pages of {self._site} can be read, not {title}.", is_error=True, refused=True)
             title = unquote(parts.path.removeprefix("/wiki/"))
@@ -307,7 +314,7 @@ class WikipediaSearch(WebSearch):
 
         def read(answer: Any) -> str | None:
             page = answer["query"]["pages"][0]
-            return str(page.get("extract", "")) or None
+            return text_of(page.get("extract")) or None
 
         request = {"language": self._language, "title": title}
         found = await self._call(self._extract_name, request, "", fields, read, budget)
@@ -323,8 +330,8 @@ def _reason(content: bytes) -> str:
     """The server's own words about an error, on one line."""
     text = content.decode("utf-8", "replace")
     try:
-        detail = json.loads(text)["detail"]
-        text = str(detail["error"] if isinstance(detail, dict) else detail)
-    except (ValueError, LookupError, TypeError):
+        detail = read_json(content)["detail"]
+        text = text_of(detail["error"] if isinstance(detail, dict) else detail)
+    except (Unreadable, LookupError, TypeError):
         pass
-    return " ".join(text.split())
+    return valid_text(" ".join(text.split()))

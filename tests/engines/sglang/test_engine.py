@@ -125,6 +125,11 @@ FAULTS = {
     "reset in mid-body": (stub.reset_in_body, "protocol", "cut off"),
     "truncated JSON": (stub.text(lambda text: text[:-20]), "protocol", "not JSON"),
     "no JSON": (stub.text(lambda text: "<html>"), "protocol", "not JSON"),
+    "100,000 brackets": (stub.text(lambda text: "[" * 10**5), "protocol", "more than 64 levels"),
+    "an id of 400 digits": (stub.text(lambda text: text.replace("cached_tokens", "x\": " + "9" * 400 + ', "y')),
+                            "protocol", "400 digits"),
+    "spans that are none": (changed(lambda a, meta, r: meta.update(weight_versions=7)), "protocol", "cannot be used"),
+    "a reason without an end": (other_finish({"type": "x" * 10**5}), "protocol", "finish reason"),
     "an empty body": (stub.text(lambda text: ""), "protocol", "no meta_info"),
     "a list": (stub.text(lambda text: f"[{text}]"), "protocol", "no meta_info"),
     "an id beyond the vocabulary": (put(1, 1, VOCAB), "protocol", "outside of the vocabulary"),
@@ -175,6 +180,7 @@ async def test_an_answer_that_is_not_right_is_an_error_and_never_a_sample(make, 
     with pytest.raises(ServerError, match=rf"{servers[0].url}/generate.*{sentence}.*\.$") as caught:
         await one(engine)
     assert caught.value.kind == kind
+    assert len(str(caught.value)) < 1000
     assert len(servers[0].bodies) == 1
     found = await one(engine)  # the next one is fine
     assert list(found.token_ids) == continuation(PROMPT, 5)

@@ -14,7 +14,8 @@ from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice
 from orchestra_jax.money.replay import Replay, ReplayMiss
-from orchestra_jax.tools.experts.client import ExpertClient, expert_clients, read_usage
+from orchestra_jax.tools.experts.client import ExpertClient, expert_clients
+from orchestra_jax.tools.experts.endpoint import read_usage
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.types import InfrastructureError
 from tests.tools import openai_stub

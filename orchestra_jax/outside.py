@@ -1,0 +1,109 @@
+"""What comes from outside, JSON and text, within limits: whatever a server writes, no reader of ours falls over it.
+
+`read_json` is the one decoder of foreign JSON. What it returns holds only text that has a UTF-8 form, numbers that are
+finite and not absurd, and no more levels than a walk can take; what is beyond that is one kind of error.
+"""
+
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+MOST_BYTES = 64 << 20  # of one answer; SGLang's longest, 128k tokens with their log-probs, have a tenth of it
+MOST_LEVELS = 64  # brackets within brackets
+_MOST_DIGITS = 20  # of a whole number: all that 64 bits hold
+_SHOWN = 40  # characters of a value that a reason repeats
+# Possessive, and an open string ends with the text: linear on every input.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)', re.DOTALL)
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class Unreadable(ValueError):  # noqa: N818  named like the fact it states
+    """What came from outside cannot be used; the message is a clause that says why."""
+
+
+def read_json(content: bytes, most_bytes: int = MOST_BYTES) -> Any:
+    """The value of a JSON text. Half surrogate pairs and bytes that are no UTF-8 become U+FFFD.
+
+    Raises:
+        Unreadable: no JSON, more than `most_bytes`, more than MOST_LEVELS levels, NaN, Infinity, a number that
+            overflows, or a whole number beyond 64 bits. No other exception, and in time linear in the length.
+    """
+    if len(content) > most_bytes:
+        raise Unreadable(f"it has more than {most_bytes} bytes")
+    if _levels(content) > MOST_LEVELS:
+        raise Unreadable(f"it has more than {MOST_LEVELS} levels")
+    text = content.decode("utf-8-sig", "replace")
+    try:
+        value = _DECODER.decode(text)
+    except Unreadable:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"it is not JSON: {error}") from None
+    return _valid(value) if _ESCAPED_SURROGATE.search(text) else value
+
+
+def valid_text(text: str) -> str:
+    """The text with every half of a surrogate pair, which has no UTF-8 form, as U+FFFD; cut emoji leave such."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def text_of(value: Any) -> str:
+    """A text, or "" for null; raises Unreadable: it is something else, such as a list of parts."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise Unreadable(f"a text in it is a {type(value).__name__}")
+    return value
+
+
+def count_of(value: Any, most: int) -> int:
+    """A count from 0 to `most`, 0 for null; raises Unreadable: it is none, or beyond all sense."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most or value != int(value):
+        raise Unreadable(f"a count in it is {str(value)[:_SHOWN]}")
+    return int(value)
+
+
+def _levels(content: bytes) -> int:
+    """The most brackets within brackets, outside of strings: found without descending into them."""
+    brackets = np.frombuffer(_STRING.sub(b"", content).translate(None, _NO_BRACKET), np.uint8)
+    opens = (brackets == ord("[")) | (brackets == ord("{"))
+    return int(np.cumsum(np.where(opens, 1, -1)).max(initial=0))
+
+
+def _valid(value: Any) -> Any:
+    """The value with all its texts made valid; it has MOST_LEVELS levels at most."""
+    if isinstance(value, str):
+        return valid_text(value)
+    if isinstance(value, dict):
+        return {valid_text(key): _valid(inner) for key, inner in value.items()}
+    return [_valid(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise Unreadable(f"a number in it, {text[:_SHOWN]}, overflows")
+    return value
+
+
+def _whole(text: str) -> int:
+    if len(text.lstrip("-")) > _MOST_DIGITS:
+        raise Unreadable(f"a number in it has {len(text.lstrip('-'))} digits")
+    return int(text)
+
+
+def _constant(name: str) -> Any:
+    raise Unreadable(f"a number in it is {name}, which is not finite")
+
+
+_DECODER = json.JSONDecoder(parse_float=_float, parse_int=_whole, parse_constant=_constant)

@@ -1,0 +1,103 @@
+"""What an OpenAI-compatible endpoint sends back, read within limits whatever it says."""
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from orchestra_jax.outside import Unreadable, count_of, read_json, text_of, valid_text
+
+if TYPE_CHECKING:
+    import openai
+
+MOST_BYTES = 16 << 20  # of an answer, uncompressed
+MOST_TOKENS = 10**9  # of a request: more is no usage
+_REASON_BYTES = 1 << 16  # of a refusal, which is cut there
+_KEEP_ALIVE_S = 2.0  # below the servers' own 5 s: a connection that we drop first never breaks under a request
+_CONNECT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer.
+
+    Attributes:
+        text: "" where there is none.
+        finish_reason: "stop" | "length" | "content_filter" | what else the server says.
+        tokens: see `read_usage`.
+    """
+
+    text: str
+    finish_reason: str
+    tokens: dict[str, Any] | None
+
+
+def read_reply(content: bytes) -> Reply:
+    """The first choice of a chat completion; raises Unreadable: it has none, or its content is no text."""
+    try:
+        answer = read_json(content, MOST_BYTES)
+        choice = answer["choices"][0]
+        text, finish = text_of(choice["message"].get("content")), choice.get("finish_reason")
+    except (LookupError, TypeError, AttributeError):
+        raise Unreadable("it is no chat completion") from None
+    return Reply(text, finish if isinstance(finish, str) else "unknown", read_usage(answer.get("usage")))
+
+
+def read_usage(usage: Any) -> dict[str, Any] | None:
+    """The tokens of a response by the fields of `Usage`; None where it gives none that make sense.
+
+    Reasoning is completion: where a server leaves it out of `completion_tokens`, the total tells.
+    """
+    try:
+        prompt, completion = (count_of(usage[key], MOST_TOKENS) for key in ("prompt_tokens", "completion_tokens"))
+        cached = count_of((usage.get("prompt_tokens_details") or {}).get("cached_tokens"), MOST_TOKENS)
+        total = count_of(usage.get("total_tokens"), MOST_TOKENS)
+    except (TypeError, LookupError, AttributeError, Unreadable):
+        return None
+    return {
+        "prompt_tokens": prompt,
+        "cached_tokens": min(cached, prompt),
+        "completion_tokens": max(completion, total - prompt),
+    }
+
+
+def read_refusal(error: "openai.APIStatusError") -> tuple[str, str]:
+    """(the server's own words on one line, its code) of an answer with a status of error."""
+    body = error.body
+    said = body.get("message") if isinstance(body, dict) else body
+    text = said if isinstance(said, str) else error.response.text
+    code = error.code if isinstance(error.code, str) else ""
+    return valid_text(" ".join(text.split())).rstrip(".") or "no reason given", valid_text(code)
+
+
+def connect(library: ModuleType, url: str, key: str, timeout_s: float) -> "openai.AsyncOpenAI":
+    """A client that makes each request once, follows no redirect, and reads MOST_BYTES of an answer at most."""
+
+    class Limited(library.DefaultAsyncHttpxClient):  # type: ignore[name-defined]
+        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            response = await super().send(request, stream=True, **options)
+            return response if stream else await _read(response)
+
+    limits = type(library.DEFAULT_CONNECTION_LIMITS)(keepalive_expiry=_KEEP_ALIVE_S)
+    timeout = library.Timeout(timeout_s, connect=_CONNECT_S)
+    transport = Limited(limits=limits, timeout=timeout, follow_redirects=False)
+    options = {"max_retries": 0, "timeout": timeout, "http_client": transport}
+    return library.AsyncOpenAI(base_url=url, api_key=key or "none", **options)
+
+
+async def _read(response: Any) -> Any:
+    """The response with its whole content; raises Unreadable: that is too much."""
+    content, most = bytearray(), _REASON_BYTES if response.is_error else MOST_BYTES
+    try:
+        async for part in response.aiter_bytes():
+            content += part
+            if len(content) > most:
+                if not response.is_error:
+                    raise Unreadable(f"it has more than {most} bytes")
+                break
+    finally:
+        await response.aclose()
+    encoded = ("content-encoding", "content-length", "transfer-encoding")
+    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in encoded]
+    return type(response)(
+        response.status_code, headers=headers, content=bytes(content[:most]), request=response.request
+    )

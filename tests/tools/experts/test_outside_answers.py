@@ -1,0 +1,224 @@
+"""Servers of experts that write nonsense: nothing ends a run, leaks a reservation or is recorded."""
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+
+from orchestra_jax.money.budgets import Budget, Limits
+from orchestra_jax.money.limits import Limiter
+from orchestra_jax.money.paid import Lost, PaidCalls
+from orchestra_jax.money.replay import Recorded, Replay
+from orchestra_jax.tools.experts import endpoint
+from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.experts.endpoint import read_usage
+from orchestra_jax.tools.experts.expert import Expert
+from orchestra_jax.types import InfrastructureError, Usage
+from tests.tools.openai_stub import PRICES, After, Before, StubOpenAI, changed, failure, status
+
+HANGS_S = 60
+QUESTION = [{"role": "user", "content": "[a] How far?"}]
+
+
+@pytest.fixture
+async def stub():
+    async with StubOpenAI() as server:
+        yield server
+
+
+@pytest.fixture
+async def make(stub):
+    made = []
+
+    def client(**options):
+        fields = {"name": "small", "model": "small", "base_url": stub.url, "max_tokens": 50, "retries": 0}
+        replay = options.pop("replay", None)
+        made.append(ExpertClient(Expert(**fields | options), PRICES, replay=replay, backoff_s=0.001))
+        return made[-1]
+
+    yield client
+    await asyncio.gather(*(client.close() for client in made))
+
+
+def raw(change) -> After:
+    """The answer's text as `change` makes it of the sound one, as bytes."""
+
+    async def act(request: web.Request, answer) -> web.Response:
+        return web.Response(body=change(json.dumps(answer)), content_type="application/json")
+
+    return After(act)
+
+
+def content(value) -> After:
+    return changed(lambda answer: answer["choices"][0]["message"].update(content=value))
+
+
+def usage(text: str) -> After:
+    return raw(lambda sound: sound.replace('"completion_tokens": ', f'"completion_tokens": {text}, "was": ').encode())
+
+
+async def ask(client, budget, **options):
+    """The completion, or what was raised instead; the next call does not hang behind a reservation."""
+    async with asyncio.timeout(HANGS_S):
+        try:
+            return await client.chat(QUESTION, budget=budget, **options)
+        finally:
+            assert budget.reserved.calls == 0
+            await client.chat(QUESTION, budget=budget, sample=99)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [("\ud83d", "\ufffd"), ("cut \ud83d\ude00 \ud83d", "cut \U0001f600 \ufffd"), (None, ""), ("\x00", "\x00")],
+)
+async def test_texts_are_made_valid(stub, make, tmp_path, said, text):
+    replay = Replay(tmp_path / "calls.db", "replay_or_record")
+    stub.faults.append(content(said))
+    client, budget = make(replay=replay), Budget(Limits(usd=1.0))
+    found = await ask(client, budget)
+    assert found.text == text
+    assert (await client.chat(QUESTION, budget=budget)).text == text  # recorded
+    assert len(stub.bills) == 2
+    replay.close()
+
+
+UNREADABLE = {
+    "a list": content([{"type": "text", "text": "hi"}]),
+    "a number": content(7),
+    "an object": content({"text": "hi"}),
+    "no choices": changed(lambda answer: answer.update(choices=[])),
+    "choices that are text": changed(lambda answer: answer.update(choices="abc")),
+    "a message that is text": changed(lambda answer: answer["choices"][0].update(message="abc")),
+    "a list for an answer": raw(lambda sound: b"[1, 2]"),
+    "nested": raw(lambda sound: b'{"choices":' + b"[" * 100_000),
+    "nested and closed": raw(lambda sound: (sound[:-1] + ', "x": ' + "[" * 9000 + "]" * 9000 + "}").encode()),
+    "no JSON": raw(lambda sound: b"<html>"),
+    "1e999": usage("1e999"),
+    "400 digits": usage("9" * 400),
+    "NaN": usage("NaN"),
+    "bad gzip": After(lambda request, answer: _encoded(b"no gzip")),
+}
+
+
+async def _encoded(body: bytes) -> web.Response:
+    return web.Response(body=body, headers={"Content-Encoding": "gzip"})
+
+
+@pytest.mark.parametrize("fault", UNREADABLE.values(), ids=UNREADABLE)
+async def test_an_answer_that_cannot_be_read_is_charged_at_its_worst_and_not_kept(stub, make, tmp_path, fault):
+    replay = Replay(tmp_path / "calls.db", "replay_or_record")
+    client, budget = make(replay=replay), Budget(Limits(usd=1.0))
+    stub.faults.append(fault)
+    with pytest.raises(InfrastructureError) as caught:
+        await ask(client, budget)
+    assert len(str(caught.value)) < 400
+    assert budget.spent.calls == 2
+    worst = PRICES.cost("small", prompt_tokens=64 + 8 + len("[a] How far?"), completion_tokens=50)
+    assert budget.spent.usd == pytest.approx(worst + stub.bills[-1].usd)
+    assert replay.recorded == 1  # the sound one
+    stub.faults.append(fault)
+    again = make(retries=1)
+    rows = (await again.chat(QUESTION, budget=budget)).usage
+    assert [row.estimated for row in rows] == [True, False]
+    replay.close()
+
+
+@pytest.mark.parametrize("tokens", ["1e308", "99999999999999999999", "-5", "2.5", '"many"', "true", "[1]", "{}"])
+async def test_usage_beyond_all_sense_is_no_usage(stub, make, tokens):
+    stub.faults.append(usage(tokens))
+    budget = Budget(Limits(usd=1.0))
+    (row,) = (await ask(make(), budget)).usage
+    assert row.estimated
+    assert row.completion_tokens <= 50
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"prompt_tokens": 1e308, "completion_tokens": 5},
+        {"prompt_tokens": 10**30, "completion_tokens": 5},
+        {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 1e308},
+        {"prompt_tokens": 10, "completion_tokens": float("nan")},
+        {"prompt_tokens": 10, "completion_tokens": float("inf")},
+        {"prompt_tokens": 10, "completion_tokens": True},
+        {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": [1]},
+        {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": "x"}},
+    ],
+)
+def test_read_usage_refuses_nonsense(given):
+    assert read_usage(given) is None
+
+
+async def test_an_answer_without_an_end_is_lost(stub, make, monkeypatch):
+    monkeypatch.setattr(endpoint, "MOST_BYTES", 10_000)
+    stub.faults.extend([raw(lambda sound: b" " * 20_000 + sound.encode()), Before(_long_refusal)])
+    client, budget = make(), Budget()
+    with pytest.raises(InfrastructureError, match="more than 10000 bytes"):
+        await client.chat(QUESTION, budget=budget)
+    assert (budget.spent.calls, budget.reserved.calls) == (1, 0)
+    with pytest.raises(InfrastructureError):
+        await client.chat(QUESTION, budget=budget)
+
+
+async def _long_refusal(request: web.Request) -> web.Response:
+    return failure(400, "x" * 20_000)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        status(429, "Fri, 31 Dec 9999 23:59:59 -2359"),  # beyond the last year that a date has
+        status(503, "Fri, 31 Dec 9999 23:59:59 GMT"),
+        status(503, "1e300"),
+        Before(lambda request: _body(b"[" * 50_000)),
+        Before(lambda request: _body(b'{"error": ' + b"[" * 900 + b"]" * 900 + b"}")),
+        Before(lambda request: _body(json.dumps({"error": {"message": ["\ud83d"], "code": {"a": 1}}}).encode())),
+        Before(lambda request: _body(b'{"error": {"message": "\\ud83d"}}')),
+    ],
+)
+async def test_refusals_beyond_all_sense_are_one_sentence(stub, make, fault):
+    stub.faults.append(fault)
+    budget = Budget(Limits(usd=1.0))
+    with pytest.raises(InfrastructureError) as caught:
+        await make().chat(QUESTION, budget=budget)
+    str(caught.value).encode()
+    assert len(str(caught.value)) < 400
+    assert (budget.spent.calls, budget.reserved.calls) == (0, 0)
+
+
+async def _body(body: bytes) -> web.Response:
+    return web.Response(status=400, body=body, content_type="application/json")
+
+
+async def test_half_a_pair_in_a_question_is_sent_as_a_mark(stub, make):
+    await make().chat([{"role": "user", "content": "cut \ud83d"}], budget=Budget())
+    assert stub.bodies[0]["messages"] == [{"role": "user", "content": "cut \ufffd"}]
+
+
+@pytest.mark.parametrize("value", [{"text": ["a"], "finish_reason": "stop"}, {"finish_reason": "stop"}, "text", None])
+async def test_a_record_of_such_an_answer_is_refused(make, tmp_path, value):
+    replay = Replay(tmp_path / "calls.db", "replay_or_record")
+    client = make(replay=replay)
+
+    async def earlier() -> Recorded:
+        return Recorded(value, (Usage("small"),))
+
+    request = {"expert": "small", "role": "tool", "sample": 0, "model": "small", "messages": QUESTION}
+    await replay.call("chat", {**request, "max_tokens": 50, "temperature": 0.0}, earlier)
+    with pytest.raises(InfrastructureError, match="recorded"):
+        await client.chat(QUESTION, budget=Budget())
+    replay.close()
+
+
+async def test_a_bill_that_is_no_number_is_charged_at_the_worst_case():
+    calls, budget = PaidCalls(Limiter(1), replay=None, timeout_s=9.0, retries=0), Budget(Limits(usd=10.0))
+    worst = Usage("small", cost_usd=2.0, seconds=1.0)
+
+    async def lies() -> Recorded | Lost:
+        return Recorded("text", (Usage("small", cost_usd=float("inf")),))
+
+    for calls_made in (1, 2):
+        with pytest.raises(InfrastructureError):
+            await asyncio.wait_for(calls.call("k", {}, worst, lies, budget=budget), HANGS_S)
+        assert (budget.spent.usd, budget.reserved.calls) == (2.0 * calls_made, 0)
