@@ -34,7 +34,7 @@ def read_json(content: bytes, most_bytes: int = MOST_BYTES) -> Any:
     """
     if len(content) > most_bytes:
         raise Unreadable(f"it has more than {most_bytes} bytes")
-    if _levels(content) > MOST_LEVELS:
+    if levels(content) > MOST_LEVELS:
         raise Unreadable(f"it has more than {MOST_LEVELS} levels")
     text = content.decode("utf-8-sig", "replace")
     try:
@@ -73,8 +73,8 @@ def count_of(value: Any, most: int) -> int:
     return int(value)
 
 
-def _levels(content: bytes) -> int:
-    """The most brackets within brackets, outside of strings: found without descending into them."""
+def levels(content: bytes) -> int:
+    """The most brackets within brackets in a JSON text, outside of strings: found without descending into them."""
     brackets = np.frombuffer(_STRING.sub(b"", content).translate(None, _NO_BRACKET), np.uint8)
     opens = (brackets == ord("[")) | (brackets == ord("{"))
     return int(np.cumsum(np.where(opens, 1, -1)).max(initial=0))

@@ -95,15 +95,7 @@ def test_limits():
 
 @pytest.mark.parametrize("part", [b"[", b'"', b'"\\"', b"[]", b'{"a":', b"[" * 65 + b"]" * 65, b"\\ud83d"])
 def test_time_is_linear(part):
-    """The shortest of a few tries is no more than a few times as long for four times the length."""
-
-    def seconds(size: int) -> float:
-        content, found = part * (size // len(part)), []
-        for _ in range(3):
-            start = time.perf_counter()
-            with pytest.raises(Unreadable):
-                read_json(b"[" + content)
-            found.append(time.perf_counter() - start)
-        return min(found)
-
-    assert seconds(1 << 20) < 20 * seconds(1 << 18) + 0.05
+    start = time.process_time()
+    with pytest.raises(Unreadable):
+        read_json(b"[" + part * ((1 << 20) // len(part)))
+    assert time.process_time() - start < 5.0  # some 0.05; a square of the length would take minutes

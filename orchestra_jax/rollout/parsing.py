@@ -18,7 +18,8 @@ opening tag without its closing tag             error, also at the end of the te
 closing tag without an opening tag              error
 no JSON, broken JSON, text after the object     error; so are raw control characters (newlines) in strings
 duplicate keys at any depth                     error: which one was meant is unknown
-NaN, Infinity, or a number that overflows       error: not JSON
+NaN, Infinity, or a number that overflows       error: not JSON; so is a whole number beyond all floating-point numbers
+more than 64 levels of brackets                 error
 thinking                                        text up to `</think>`, with or without `<think>` before it, is not
                                                 parsed, tags in it are ignored; more thinking may follow before a call
 `<think>` never closed                          no call and no answer: empty list and empty final answer
@@ -34,13 +35,16 @@ One bad call spoils the turn: the result is a `ParseError` even if other calls o
 import json
 import math
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
+from orchestra_jax.outside import MOST_LEVELS, levels
 from orchestra_jax.types import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, END_THINK = "<think>", "</think>"
+_MOST_DIGITS = 310  # of a whole number, with its sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,13 @@ def final_answer(text: str) -> str:
 
 def _after_thinking(text: str) -> str:
     """The text after thinking, "" while a `<think>` before any call is open; a `</think>` in it stands after a call."""
-    rest, closed = text, False
-    while (end := rest.find(END_THINK)) >= 0:
-        if closed and 0 <= rest.find(OPEN, 0, end) < _find(rest, THINK):
-            return rest
-        rest, closed = rest[end + len(END_THINK) :], True
+    start = 0
+    while (end := text.find(END_THINK, start)) >= 0:
+        call = text.find(OPEN, start, end) if start else -1
+        if call >= 0 and text.find(THINK, start, call) < 0:
+            return text[start:]
+        start = end + len(END_THINK)
+    rest = text[start:]
     return "" if _find(rest, THINK) < _find(rest, OPEN) else rest
 
 
@@ -96,6 +102,7 @@ def _calls(said: str) -> list[ToolCall] | ParseError:
         begin = _skip_space(said, start + len(OPEN))
         try:
             value, end = _JSON.raw_decode(said, begin)
+            _require_few_levels(said[begin:end])
             call = _call(value)
         except RecursionError:
             return ParseError("The JSON of a tool call is nested too deeply.")
@@ -116,6 +123,7 @@ def _call(value: Any) -> ToolCall:
     if not isinstance(name, str) or not name.strip():
         raise ValueError('"name" must be a non-empty string')
     if isinstance(arguments, str):
+        _require_few_levels(arguments)
         arguments = _JSON.decode(arguments)
     if not isinstance(arguments, dict):
         raise ValueError('"arguments" must be an object')
@@ -141,6 +149,20 @@ def _require_utf8(value: Any) -> None:
         value.encode()
 
 
+def _require_few_levels(text: str) -> None:
+    """Raises RecursionError where JSON is nested beyond what everything that walks through arguments can take."""
+    if levels(text.encode()) > MOST_LEVELS:
+        raise RecursionError
+
+
+def _whole(text: str) -> int:
+    if len(text) <= _MOST_DIGITS:  # as many as the largest floating-point number has
+        value = int(text)
+        if abs(value) <= sys.float_info.max:
+            return value
+    raise ValueError("a number is too large")
+
+
 def _float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
@@ -152,7 +174,7 @@ def _constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+_JSON = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_whole)
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 

@@ -4,8 +4,7 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 
-_THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BOXED, _BRACE = "\\boxed{", re.compile(r"[{}]")
 _LEAD = re.compile(r"^(?:the\s+)?(?:final\s+)?answer(?:\s+is\s*:?|\s*:)\s*", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
 _ARTICLES = frozenset(("a", "an", "the"))
@@ -17,7 +16,7 @@ def extract_answer(text: str) -> str:
     In this order: the last `\boxed{...}`, the last `<answer>...</answer>`, what follows the last `####` on its line,
     else the last line that is not empty, without a leading "The answer is". Reasoning in `<think>` does not count.
     """
-    reply = _THINKING.sub("", text).strip()
+    reply = _without_blocks(text).strip()
     marked = marked_answer(reply)
     if marked is not None:
         return marked
@@ -32,8 +31,19 @@ def marked_answer(reply: str) -> str | None:
     boxed = _last_boxed(reply)
     if boxed is not None:
         return boxed.strip()
-    tagged = _TAGGED.findall(reply)
-    return str(tagged[-1]).strip() if tagged else None
+    found = tagged(reply, "answer")
+    return found[-1].strip() if found else None
+
+
+def tagged(text: str, tag: str) -> list[str]:
+    """What stands between each `<tag>` and the next `</tag>`, in order; in linear time, unlike a regular expression."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    found = list[str]()
+    start = text.find(opening)
+    while start >= 0 and (end := text.find(closing, start)) >= 0:
+        found.append(text[start + len(opening) : end])
+        start = text.find(opening, end)
+    return found
 
 
 def without_thinking(text: str) -> str:
@@ -41,7 +51,7 @@ def without_thinking(text: str) -> str:
 
     A block that never ends is all reasoning: the model ran out of tokens.
     """
-    reply = _THINKING.sub("", text)
+    reply = _without_blocks(text)
     if "</think>" in reply:
         reply = reply.rpartition("</think>")[2]
     return reply.partition("<think>")[0].strip()
@@ -88,14 +98,27 @@ def normalize(text: str) -> str:
     return " ".join([word for word in words if word not in _ARTICLES] or words)
 
 
+def _without_blocks(text: str) -> str:
+    """The text without each `<think>` up to the next `</think>`."""
+    kept, position = list[str](), 0
+    while (start := text.find("<think>", position)) >= 0 and (end := text.find("</think>", start)) >= 0:
+        kept.append(text[position:start])
+        position = end + len("</think>")
+    return "".join(kept) + text[position:]
+
+
 def _last_boxed(text: str) -> str | None:
     r"""Content of the last `\boxed{...}` with its braces balanced; None without one."""
-    start = text.rfind("\\boxed{")
+    closes, open_ = dict[int, int](), list[int]()
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            open_.append(brace.start())
+        elif open_:
+            closes[open_.pop()] = brace.start()
+    start = text.rfind(_BOXED)
     while start >= 0:
-        depth, first = 0, start + len("\\boxed")
-        for position in range(first, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if depth == 0:
-                return text[first + 1 : position]
-        start = text.rfind("\\boxed{", 0, start)
+        first = start + len(_BOXED)
+        if (end := closes.get(first - 1)) is not None:
+            return text[first:end]
+        start = text.rfind(_BOXED, 0, start)
     return None

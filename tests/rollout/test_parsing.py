@@ -1,6 +1,12 @@
 """Every tool call and answer under the written policy: whole, and from beginnings that contradict nothing."""
 
+import json
+import math
+import time
+
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from orchestra_jax.rollout.parsing import ParseError, final_answer, parse_tool_calls
 from orchestra_jax.types import ToolCall
@@ -91,6 +97,8 @@ MALFORMED = [
     (wrap('{"name": "f", "arguments": {"a": NaN}}'), "NaN"),
     (wrap('{"name": "f", "arguments": {"a": -Infinity}}'), "-Infinity"),
     (wrap('{"name": "f", "arguments": {"a": 1e999}}'), "too large"),
+    (wrap('{"name": "f", "arguments": {"a": ' + "9" * 400 + "}}"), "too large"),
+    (wrap('{"name": "f", "arguments": {"a": -1' + "0" * 309 + "}}"), "too large"),
     (wrap('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}"), "not a valid call"),
     (wrap('{"name": "f", "arguments": {"a": "\\ud800"}}'), "not a valid call"),
     (wrap('{"name": "f", "arguments": {"a": [["\\udfff"]]}}'), "not a valid call"),
@@ -99,6 +107,8 @@ MALFORMED = [
     (wrap('{"name": "f", "arguments": {"code": "a\nb"}}'), "not a valid call"),
     (wrap('{"name": "f", "arguments": {"code": "\\x"}}'), "not a valid call"),
     (wrap('{"name": "f", "arguments": {"a": ' + "[" * 100_000 + "}}"), "nested too deeply"),
+    (wrap('{"name": "f", "arguments": {"a": ' + "[" * 64 + "]" * 64 + "}}"), "nested too deeply"),
+    (wrap('{"name": "f", "arguments": "{\\"a\\": ' + "[" * 64 + "]" * 64 + '}"}'), "nested too deeply"),
     (wrap('{"name": "f", "arguments": {"code": "</think>"}}'), "no <tool_call> before"),
     (THOUGHT + wrap('{"name": "f", "arguments": {"code": "</think>"}}'), "</think> follows a tool call"),
     (f"{THOUGHT}{CALL}\n{THOUGHT}{CALL}", "</think> follows a tool call"),
@@ -163,3 +173,58 @@ def test_the_policy_is_fed_enough():
 )
 def test_what_stands_before_the_end_of_thinking_is_thinking(text):
     assert parse_tool_calls(f"{text}</think>{CALL}") == one("python", code="37 * 4")
+
+
+def soundness(value):
+    """The levels of a value that every tool can take."""
+    if isinstance(value, str):
+        value.encode()
+    if isinstance(value, int | float):
+        assert math.isfinite(float(value))
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max((soundness(one) + 1 for one in inner), default=0)
+
+
+PIECES = [
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", '{"name": "f", "arguments": ',
+    '"{\\"a\\": 1}"',
+    "{}", "}", "[", "]", "{", '"', "\\", "\\ud83d", "\\u0000", "1e999", "-", "9" * 400, "NaN", "null",
+    ",", ":", '"a": ', "\n", " ",
+    "\x00", "\ud83d", "\u2028", CALL, "<|im_end|>",
+]  # fmt: skip
+
+
+@settings(max_examples=500, derandomize=True, deadline=None, database=None)
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=25).map("".join))
+@example("".join(PIECES))
+def test_any_text_is_calls_or_a_reason(text):
+    found = parse_tool_calls(text)
+    if isinstance(found, ParseError):
+        assert 0 < len(found.reason) < 300
+    else:
+        for call in found:
+            assert call.name.strip()
+            assert soundness(call.arguments) <= 64
+            json.dumps(call.arguments, allow_nan=False)
+    assert final_answer(text) == final_answer(text).strip()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "</think>" * 10**6,
+        "<think>" * 10**6,
+        f"{CALL}{'</think>' * 10**6}",
+        "</think>" + "<tool_call>" * 10**6,
+        "<tool_call>" + "[" * 10**6,
+        "<tool_call>" + " " * 10**6,
+        '<tool_call>{"name": "f", "arguments": {"a": ' + "1" * 10**6,
+        "</think><think>" * 10**6,
+    ],
+    ids=range(8),
+)
+def test_a_million_tags_take_linear_time(text):
+    start = time.process_time()
+    parse_tool_calls(text)
+    final_answer(text)
+    assert time.process_time() - start < 10.0  # some 0.3; a square of the length would take an hour

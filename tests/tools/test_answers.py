@@ -1,5 +1,7 @@
 """Answers found in replies, and what counts as equal."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,8 +12,10 @@ from orchestra_jax.tools.answers import (
     matches,
     normalize,
     parse_number,
+    tagged,
     without_thinking,
 )
+from orchestra_jax.tools.experts.roles import python_block
 
 
 @pytest.mark.parametrize(
@@ -129,3 +133,15 @@ def test_scoring_never_raises_and_is_reflexive(text: str):
     assert normalize(normalize(text)) == normalize(normalize(normalize(text)))
     assert matches(text, [text]) == bool(text.strip())
     matches(extract_answer(text), [text])
+
+
+@pytest.mark.parametrize(
+    "part", ["<think>", "</think>", "<answer>", "\\boxed{", "\\boxed{}", "{", "}", "####", "a\n", "1,", "```", "```a"]
+)
+def test_no_reply_takes_more_than_linear_time(part):
+    reply = part * (400_000 // len(part))
+    start = time.process_time()
+    for read in (extract_answer, marked_answer, without_thinking, normalize, parse_number, python_block):
+        read(reply)
+    tagged(reply, "answer")
+    assert time.process_time() - start < 20.0  # some 0.5; a square of the length takes many minutes

@@ -4,7 +4,6 @@ All calls are recorded as they are made, so a run that was stopped continues and
 """
 
 import asyncio
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from orchestra_jax.data.sources import Question
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay, ReplayMiss
-from orchestra_jax.tools.answers import extract_answer, matches, without_thinking
+from orchestra_jax.tools.answers import extract_answer, matches, tagged, without_thinking
 from orchestra_jax.tools.experts.client import ExpertClient, expert_clients
 from orchestra_jax.tools.experts.context import TokenCounter
 from orchestra_jax.tools.experts.descriptions import flaw, read, save
@@ -26,7 +25,6 @@ from orchestra_jax.types import InfrastructureError
 EXPECTED_TOKENS = 1000  # of a reply, where none is known yet
 TOTAL = "total"
 TRIES = 3  # descriptions asked for until one may be shown
-_WRITTEN = re.compile(r"<description>(.*?)</description>", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +248,7 @@ async def _write(
     problem = ""
     for number in range(TRIES):
         completion = await writer.chat(request(examples, answers, problem), budget=budget, sample=number)
-        written = _WRITTEN.findall(without_thinking(completion.text))
+        written = tagged(without_thinking(completion.text), "description")
         text = " ".join(written[-1].split()) if written else ""
         flawed = flaw(text, subject, examples)
         if flawed is None:

@@ -1,5 +1,6 @@
 """What an expert is: a model behind an endpoint, its limits, and the file that lists several."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +9,16 @@ from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 
+from orchestra_jax.money.store import CANONICAL
 from orchestra_jax.tools.experts.cards import api_fields
+
+_MAX_TOKENS = ("max_tokens", "max_completion_tokens")
+_OWN = ("max_tokens", "model", "temperature")
+# Set by the client, a part of a record's key, or answered in a form or number that is not the one reserved and read.
+_RESERVED = {
+    *_MAX_TOKENS, *_OWN, "messages", "stop", "response_format", "expert", "role", "sample", "n", "best_of", "stream",
+    "stream_options", "max_new_tokens", "max_output_tokens",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,7 +40,8 @@ class Expert:
         tokenizer: path of the model's tokenizer.json or its folder. Without it prompts are counted by a third of
             their characters, and reserved in budgets by their bytes.
         max_tokens_field: "max_completion_tokens" for OpenAI's reasoning models.
-        extra: further fields of the request, such as {"reasoning_effort": "low"}.
+        extra: further fields of the request, such as {"reasoning_effort": "low"}; none that the client sets itself,
+            and none that makes a call bill more than `max_tokens`.
 
     Raises:
         ValueError: a field that makes no sense, one sentence.
@@ -65,8 +76,23 @@ class Expert:
                 f"Expert {self.name!r} has max_tokens={self.max_tokens} and context_tokens={self.context_tokens}; the "
                 "answer must leave room for a question."
             )
-        if self.timeout_s <= 0 or self.retries < 0:
+        if not 0 < self.timeout_s < math.inf or self.retries < 0:
             raise ValueError(f"Expert {self.name!r} needs timeout_s > 0 and retries >= 0.")
+        if self.max_tokens_field not in _MAX_TOKENS:
+            known = " or ".join(_MAX_TOKENS)
+            raise ValueError(f"max_tokens_field of expert {self.name!r} is {known}, not {self.max_tokens_field!r}.")
+        self._check_extra()
+
+    def _check_extra(self) -> None:
+        """Raises ValueError: `extra` is no JSON, or sets what decides of the bill, the record or the answer's form."""
+        try:
+            CANONICAL.encode(self.extra)
+            taken = sorted(_RESERVED & self.extra.keys())
+        except (TypeError, ValueError, AttributeError):
+            raise ValueError(f"extra of expert {self.name!r} must be JSON: fields of the request by name.") from None
+        if taken:
+            fix = f"set the expert's own {taken[0]}" if taken[0] in _OWN else "leave it out"
+            raise ValueError(f"extra of expert {self.name!r} may not set {taken[0]}, which the client sets; {fix}.")
 
     @property
     def provider(self) -> str:

@@ -21,7 +21,7 @@ _CONTEXT = {
     "type": "string",
     "description": "What is known so far and may help: facts found, results of other tools, constraints.",
 }
-_FENCED = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_FENCE, _LANGUAGE = "```", re.compile(r"[ \t]*([\w+-]*)")
 _NO_NAME = re.compile(r"[^\w-]", re.ASCII)
 _QUERY_CHARS = 400  # what search services take
 JUDGE_SYSTEM = (
@@ -258,8 +258,15 @@ class UserSimulator:
 
 def python_block(text: str) -> str | None:
     """The last fenced block that is Python or names no language, closed or not; None without one."""
-    blocks = [body.strip("\n") for language, body in _FENCED.findall(text) if language.lower() in ("", "py", "python")]
-    return blocks[-1] or None if blocks else None
+    last, start = "", text.find(_FENCE)
+    while start >= 0 and (line_end := text.find("\n", start)) >= 0:
+        language = _LANGUAGE.match(text, start + len(_FENCE), line_end)
+        end = text.find(_FENCE, line_end)
+        body = text[line_end + 1 : end if end >= 0 else len(text)]
+        if language is not None and language[1].lower() in ("", "py", "python"):
+            last = body.strip("\n")
+        start = text.find(_FENCE, end + len(_FENCE)) if end >= 0 else -1
+    return last or None
 
 
 def messages(system: str, user: str) -> list[dict[str, str]]:

@@ -368,6 +368,10 @@ async def test_a_missing_key_or_package_is_one_sentence_and_costs_nothing(stub, 
     assert spent(budget) == (0.0, 0, 0)
 
 
+# What would undo a budget, a record or the reading of the answer.
+RESERVED = "max_tokens max_completion_tokens n stream sample role expert model messages temperature stop".split()
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -376,6 +380,13 @@ async def test_a_missing_key_or_package_is_one_sentence_and_costs_nothing(stub, 
         ({"base_url": "https://host/v1?key=secret"}, "keys go into api_key_env"),
         ({"max_tokens": 40000}, "must leave room"),
         ({"timeout_s": 0}, "timeout_s > 0"),
+        ({"timeout_s": math.nan}, "timeout_s > 0"),
+        ({"timeout_s": math.inf}, "timeout_s > 0"),
+        *(({"extra": {key: 3600}}, f"extra of expert 'small' may not set {key}") for key in RESERVED),
+        ({"extra": {"top_p": math.inf}}, "extra of expert 'small' must be JSON"),
+        ({"extra": {"logit_bias": object()}}, "extra of expert 'small' must be JSON"),
+        ({"extra": ["max_tokens"]}, "extra of expert 'small' must be JSON"),
+        ({"max_tokens_field": "sample"}, "max_tokens_field of expert 'small' is max_tokens or max_completion_tokens"),
     ],
 )
 def test_an_expert_that_makes_no_sense(fields, message):
