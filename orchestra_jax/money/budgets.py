@@ -9,6 +9,7 @@ is not paid for and reserves nothing.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from orchestra_jax.money.journal import Journal
 from orchestra_jax.stopwatch import queued
 from orchestra_jax.types import Usage
 
@@ -111,10 +113,19 @@ class Budget:
         limits: what may be spent here; the parents' limits hold as well.
         name: "run", "step", "trajectory": says in an error which limit it was.
         parent: the budget that this one is a part of.
+        journal: of one without a parent: where every call is noted before it is made; None: nowhere.
     """
 
-    def __init__(self, limits: Limits | None = None, *, name: str = "run", parent: "Budget | None" = None) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        name: str = "run",
+        parent: "Budget | None" = None,
+        journal: Journal | None = None,
+    ) -> None:
         self.limits, self.name, self.parent = limits or Limits(), name, parent
+        self.journal: Journal | None = parent.journal if parent else journal
         self._chain: tuple[Budget, ...] = (self, *(parent._chain if parent else ()))
         # One lock for the whole tree: a call is reserved at all levels or at none.
         self._lock: threading.Lock = parent._lock if parent else threading.Lock()
@@ -145,24 +156,29 @@ class Budget:
 
         Waits as long as only calls in flight are in the way: many calls at once rarely cost their worst case. A caller
         that waits must hold no reservation, or two of them could wait for each other. Those that wait for the same
-        level go on in their order.
+        level go on in their order. A call that may cost money is on the disk, in the journal, when this returns.
 
         Args:
             worst: the most that the call can cost; `name`, tokens and `cost_usd` count.
 
         Raises:
-            BudgetExceeded: it does not fit beside what is spent.
+            BudgetExceeded: it does not fit beside what is spent, or the journal cannot be written (scope "").
         """
-        call = Reservation(self, worst.name, _Amount.of(worst))
+        call = Reservation(self, worst)
         with self._lock:
             blocked = self._try(call)
-            if blocked is None:
-                return call
-            call._granted = asyncio.get_running_loop().create_future()
-            blocked._waiting.append(call)
+            if blocked is not None:
+                call._granted = asyncio.get_running_loop().create_future()
+                blocked._waiting.append(call)
         try:
-            await queued(call._granted)
-        except asyncio.CancelledError:
+            if blocked is not None:
+                await queued(call._granted)
+            if self.journal is not None and worst.cost_usd:
+                await queued(self.journal.durable())
+        except OSError as error:
+            call.release()
+            raise _unwritable(error) from error
+        except BaseException:
             call.release()  # it may have been granted meanwhile
             raise
         return call
@@ -217,14 +233,22 @@ class Budget:
                     f"its budget is {limit:.6g}; raise it to go on.",
                     level.name,
                 )
+        if self.journal is not None:
+            try:
+                call._number = self.journal.reserve(call._worst)
+            except OSError as error:
+                raise _unwritable(error) from error
         for level in self._chain:
             level._reserved += call._amount
             level._reserved_by[call._name] = level._reserved_by.get(call._name, _Amount()) + call._amount
         call._open = True
         return None
 
-    def _free(self, call: "Reservation") -> None:
+    def _free(self, call: "Reservation", billed: Usage | None) -> None:
         call._open = False
+        if self.journal is not None:
+            with contextlib.suppress(OSError):  # then its worst case stands there
+                self.journal.end(call._number, billed)
         for level in self._chain:
             level._reserved -= call._amount
             level._reserved_by[call._name] -= call._amount
@@ -252,13 +276,18 @@ class Budget:
             self._waiting.popleft()
 
 
+def _unwritable(error: OSError) -> BudgetExceeded:
+    return BudgetExceeded(f"The run's bill cannot be written ({error}), so nothing more is paid: free its disk.", "")
+
+
 class Reservation:
     """A worst case that is set aside until the call ends."""
 
     _granted: "asyncio.Future[None]"  # of one that has to wait
+    _number: int  # in the journal
 
-    def __init__(self, budget: Budget, name: str, amount: _Amount) -> None:
-        self._budget, self._name, self._amount = budget, name, amount
+    def __init__(self, budget: Budget, worst: Usage) -> None:
+        self._budget, self._worst, self._name, self._amount = budget, worst, worst.name, _Amount.of(worst)
         self._open = False
 
     def settle(self, row: Usage) -> None:
@@ -270,10 +299,10 @@ class Reservation:
             for level in self._budget._chain:
                 level._spent += billed
                 level._spent_by[row.name] = level._spent_by.get(row.name, _Amount()) + billed
-            self._budget._free(self)
+            self._budget._free(self, row)
 
     def release(self) -> None:
         """Gives the worst case back, as nothing was billed; does nothing after `settle`."""
         if self._open:
             with self._budget._lock:
-                self._budget._free(self)
+                self._budget._free(self, None)

@@ -1,7 +1,5 @@
 """The budget of a run and of its steps, and what is kept of it across restarts."""
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,9 +7,10 @@ from typing import Any
 
 from orchestra_jax.config.schema import BudgetConfig
 from orchestra_jax.money.budgets import Budget, Limits, Spending, added, total
+from orchestra_jax.money.journal import Journal, State, read_bill
 from orchestra_jax.processes import Processes
 
-FILE_NAME = "spent.json"
+FILE_NAME = "spent.jsonl"
 
 
 class Halted(Exception):  # noqa: N818  an event, no error
@@ -30,19 +29,23 @@ class RunBudget:
 
     Attributes:
         run: this process's budget of the whole run, what was spent before a restart included.
+
+    Raises:
+        ConfigError: a file is broken.
     """
 
     def __init__(self, budget: BudgetConfig, directory: Path, processes: Processes | None = None) -> None:
         self._config, self._processes = budget, processes or Processes()
-        self._file = _file(directory, self._processes.index)
-        self.run = Budget(limits(budget, "run"), name="run")
         left = _files_of_others(directory, self._processes.count) if self._processes.first else []
-        self.run.set_state(added([json.loads(file.read_text()) for file in (self._file, *left) if file.exists()]))
-        self._others = Budget()
+        self._journal = Journal(_file(directory, self._processes.index))
+        self.run = Budget(limits(budget, "run"), name="run", journal=self._journal)
+        taken = [part for file in left for part in read_bill(file)]
         if left:
-            self.save()
+            self._journal.take_over(added(taken))
             for file in left:
                 file.unlink()
+        self.run.set_state(added([self._journal.paid, self._journal.in_flight, *taken]))
+        self._others = Budget()
 
     @property
     def spent(self) -> Spending:
@@ -70,11 +73,9 @@ class RunBudget:
         share = _share(limits(self._config, "step"), self._processes, Spending(), Spending())
         return Budget(share, name="step", parent=self.run)
 
-    def save(self) -> None:
-        """Writes what was spent until now; calls in flight count with their worst case."""
-        part = self._file.with_suffix(".part")
-        part.write_text(json.dumps(self.run.get_state()) + "\n")
-        os.replace(part, self._file)
+    def close(self) -> None:
+        """Ends the writing of the bill; every call has ended."""
+        self._journal.close()
 
     def summary(self) -> dict[str, Any]:
         """Dollars, tokens and calls of all processes, in all and by model or tool, dearest first."""
@@ -86,13 +87,20 @@ class RunBudget:
         return {**asdict(whole.spent), "by_name": {name: asdict(spent) for name, spent in names}}
 
 
+def bill(directory: Path) -> tuple[State, State]:
+    """What the files of all processes of a run say was paid, and what was in flight at their end, at worst."""
+    files = [_file(directory, 0), *_files_of_others(directory, 1)]
+    paid, in_flight = zip(*(read_bill(file) for file in files), strict=True)
+    return added(paid), added(in_flight)
+
+
 def _file(directory: Path, index: int) -> Path:
-    return directory / (FILE_NAME if index == 0 else f"spent-{index}.json")
+    return directory / (FILE_NAME if index == 0 else f"spent-{index}.jsonl")
 
 
 def _files_of_others(directory: Path, count: int) -> list[Path]:
     """Of processes that the run had before it was restarted with `count` of them."""
-    found = {int(file.stem.removeprefix("spent-")): file for file in directory.glob("spent-[0-9]*.json")}
+    found = {int(file.stem.removeprefix("spent-")): file for file in directory.glob("spent-[0-9]*.jsonl")}
     return [file for index, file in sorted(found.items()) if index >= count]
 
 

@@ -100,7 +100,7 @@ def _evaluate(cfg: RunConfig, processes: Processes) -> dict[str, Any]:
         finally:
             loop.run(serving.close())
             loop.run(environment.close())
-            money.save()
+            money.close()
 
 
 def _weights(cfg: RunConfig, adapters: Path | None) -> str:

@@ -85,7 +85,7 @@ def _train(cfg: RunConfig, processes: Processes) -> None:
                 found = summary(trainer)
         finally:
             loop.run(environment.close())
-            money.save()  # requests under way have ended: their bill is known now
+            money.close()  # requests under way have ended: their bill is known now
     if processes.first:
         report(found, directory, evaluated=bool(cfg.evaluation.questions))
 

@@ -106,7 +106,7 @@ class Trainer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Heeds Ctrl-C, and at the end, however it comes, saves the bill and closes everything.
+        """Heeds Ctrl-C, and at the end, however it comes, closes everything.
 
         Raises:
             Halted: a budget is used up, or a call was never recorded; the last finished step is saved.
@@ -118,13 +118,13 @@ class Trainer:
                 state = self.state
                 if (state.step and self.warm) if state.phase == "warm_start" else "before" in state.notes:
                     self.save()  # the last finished step; what was spent since is in the run's budget
-                raised = f" with a higher budget.{error.scope}_*" if isinstance(error, BudgetExceeded) else ""
+                scope = error.scope if isinstance(error, BudgetExceeded) else ""
+                raised = f" with a higher budget.{scope}_*" if scope else ""
                 raise Halted(
                     f"{error} Stopped after step {state.step} of {state.phase} with ${self.money.spent.usd:.6g} "
                     f"spent; the same command{raised} continues from there."
                 ) from None
             finally:
-                self.money.save()
                 self.checkpoints.close()
                 self.rollouts.stop()
                 self.loop.run(self.serving.close())
@@ -150,7 +150,6 @@ class Trainer:
                 metrics["seconds"] = self.seconds()
                 log.log(state.step, metrics)
                 show_step(progress, state.step, metrics)
-                self.money.save()
                 if state.step % cfg.checkpoint.every == 0 or state.step == cfg.steps:
                     self.save()
                 if refused is not None:

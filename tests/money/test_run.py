@@ -1,14 +1,13 @@
 """The budget of a run in several processes: shares of what is left, a file each, and a restart with fewer."""
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
 
 from orchestra_jax.config.schema import BudgetConfig
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
-from orchestra_jax.money.run import RunBudget
+from orchestra_jax.money.run import RunBudget, bill
 from orchestra_jax.types import Usage
 from tests.processes.others import Prepared
 
@@ -52,12 +51,13 @@ def test_each_process_has_a_file_and_those_of_lost_ones_are_taken_over(tmp_path:
     for index in range(3):
         money = RunBudget(BudgetConfig(), tmp_path, Prepared(index, 3))
         pay(money.run, 1.0 + index)
-        money.save()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["spent-1.json", "spent-2.json", "spent.json"]
+        money.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["spent-1.jsonl", "spent-2.jsonl", "spent.jsonl"]
     first = RunBudget(BudgetConfig(), tmp_path, Prepared(0, 2))
     assert first.run.spent.usd == pytest.approx(1.0 + 3.0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["spent-1.json", "spent.json"]
-    assert json.loads((tmp_path / "spent.json").read_text()) == first.run.get_state()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["spent-1.jsonl", "spent.jsonl"]
+    paid, in_flight = bill(tmp_path)
+    assert (paid["gpt-5"][2], in_flight) == (3, {})
     assert RunBudget(BudgetConfig(), tmp_path, Prepared(1, 2)).run.spent.usd == pytest.approx(2.0)
     assert RunBudget(BudgetConfig(), tmp_path, Prepared(4, 5)).run.spent.usd == 0
     assert RunBudget(BudgetConfig(), tmp_path).run.spent.usd == pytest.approx(1.0 + 2.0 + 3.0)

@@ -100,4 +100,4 @@ def test_the_script_trains_in_two_processes(tmp_path: Path, policy: Path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert [row["step"] for row in read_metrics(tmp_path / "run")] == [1]
-    assert (tmp_path / "run" / "spent-1.json").is_file()
+    assert (tmp_path / "run" / "spent-1.jsonl").is_file()

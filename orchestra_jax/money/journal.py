@@ -1,0 +1,147 @@
+"""The bill of a run on disk: every paid call's worst case before its request leaves, and what it cost after.
+
+Lines are only ever added, so that whatever ends the process leaves the file whole but for a torn last line, whose
+request never left. A call that was in flight at the end may have been billed: it counts with its worst case.
+
+    {"call": 7, "name": "gpt-5", "worst": [dollars, tokens]}
+    {"call": 7, "name": "gpt-5", "paid": [dollars, tokens]}
+    {"call": 8}                                                nothing was billed
+    {"spent": {name: [dollars, tokens, calls]}}                by a process that is no more
+"""
+
+import asyncio
+import errno
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.types import Usage
+
+State = dict[
+    str, list[Any]
+]  # by name: dollars as the text of a fraction, tokens, calls; as `Budget.get_state` gives it
+_Amounts = tuple[str, Any, Any, Any]  # name, dollars, tokens, calls
+
+
+def read_bill(file: Path) -> tuple[State, State]:
+    """What the file says was paid, and the worst cases of the calls that were in flight at its end.
+
+    Raises:
+        ConfigError: a line is broken that is not the last.
+    """
+    paid, in_flight = _read(file)
+    return _sums(paid), _sums(in_flight.values())
+
+
+class Journal:
+    """Adds to the bill in `file`, which is made if it is not there.
+
+    Attributes:
+        paid, in_flight: what `read_bill` found. What was in flight is noted as paid from now on.
+
+    Raises:
+        ConfigError: a line of the file is broken.
+    """
+
+    def __init__(self, file: Path) -> None:
+        paid, in_flight = _read(file)
+        self.paid, self.in_flight = _sums(paid), _sums(in_flight.values())
+        whole = file.read_bytes().rfind(b"\n") + 1 if file.exists() else 0
+        self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._size = self._calls = self._written = self._durable = 0
+        self._cut(whole)
+        self._syncing: asyncio.Task[None] | None = None
+        for call, (name, usd, tokens, _) in in_flight.items():
+            self._write({"call": call, "name": name, "paid": [usd, tokens]})
+
+    def reserve(self, worst: Usage) -> int:
+        """Notes what a call may cost; returns its number. OSError: it could not, so the call must not be made."""
+        self._calls += 1
+        self._write({"call": self._calls, "name": worst.name, "worst": _amount(worst)})
+        return self._calls
+
+    def end(self, call: int, billed: Usage | None) -> None:
+        """Notes what the call cost; None: nothing was billed. OSError: it could not; the worst case stands."""
+        self._write({"call": call} if billed is None else {"call": call, "name": billed.name, "paid": _amount(billed)})
+
+    def take_over(self, spent: Mapping[str, Sequence[Any]]) -> None:
+        """Notes what another process spent, for good."""
+        self._write({"spent": spent})
+        os.fsync(self._file)
+
+    async def durable(self) -> None:
+        """Returns once all that was noted until now would survive a loss of power; calls at once share one sync."""
+        wanted = self._written
+        while self._durable < wanted:
+            if self._syncing is None:
+                self._syncing = asyncio.create_task(self._sync())
+            await asyncio.shield(self._syncing)
+
+    def close(self) -> None:
+        """Ends the writing."""
+        os.fsync(self._file)
+        os.close(self._file)
+
+    async def _sync(self) -> None:
+        reached = self._written
+        try:
+            await asyncio.to_thread(os.fsync, self._file)
+            self._durable = reached
+        finally:
+            self._syncing = None
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        text = json.dumps(line).encode() + b"\n"
+        try:
+            if os.write(self._file, text) < len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            self._cut(self._size)  # what comes next must not follow half a line
+            raise
+        self._size += len(text)
+        self._written += 1
+
+    def _cut(self, size: int) -> None:
+        os.ftruncate(self._file, size)
+        self._size = os.lseek(self._file, 0, os.SEEK_END)
+
+
+def _read(file: Path) -> tuple[list[_Amounts], dict[int, _Amounts]]:
+    """What was paid, line by line, and by its number every call that was in flight."""
+    paid, in_flight = list[_Amounts](), dict[int, _Amounts]()
+    *lines, _ = file.read_bytes().split(b"\n") if file.exists() else [b""]
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+            if "spent" in line:
+                paid += [(name, Fraction(usd), tokens, calls) for name, (usd, tokens, calls) in line["spent"].items()]
+            elif "worst" in line:
+                usd, tokens = line["worst"]
+                in_flight[line["call"]] = (line["name"], usd, tokens, 1)
+            else:
+                del in_flight[line["call"]]
+                if "paid" in line:
+                    usd, tokens = line["paid"]
+                    paid.append((line["name"], usd, tokens, 1))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{str(file)!r}, line {number}, is no line of the run's bill: restore the file, or delete it if what "
+                "was spent until now need not count in budget.run_*."
+            ) from error
+    return paid, in_flight
+
+
+def _sums(amounts: Iterable[_Amounts]) -> State:
+    found: dict[str, tuple[Fraction, int, int]] = {}
+    for name, usd, tokens, calls in amounts:
+        before = found.get(name, (Fraction(0), 0, 0))
+        found[name] = (before[0] + Fraction(usd), before[1] + tokens, before[2] + calls)
+    return {name: [str(usd), tokens, calls] for name, (usd, tokens, calls) in found.items()}
+
+
+def _amount(row: Usage) -> list[Any]:
+    return [row.cost_usd, row.prompt_tokens + row.completion_tokens]

@@ -1,0 +1,123 @@
+"""The bill on disk: written before a request leaves, whole after any end, and never in the way of the run."""
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config.schema import BudgetConfig, ConfigError
+from orchestra_jax.money.budgets import Budget, BudgetExceeded
+from orchestra_jax.money.journal import Journal, read_bill
+from orchestra_jax.money.run import RunBudget, bill
+from orchestra_jax.types import Usage
+
+WORST = Usage("gpt-5", prompt_tokens=100, completion_tokens=900, cost_usd=0.1)
+PAID = Usage("gpt-5", prompt_tokens=90, completion_tokens=10, cost_usd=0.01)
+
+
+def state(usd: float, tokens: int, calls: int, name: str = "gpt-5") -> dict:
+    return {name: [str(calls * Fraction(usd)), calls * tokens, calls]}
+
+
+async def test_the_worst_case_is_on_the_disk_before_a_request_leaves(tmp_path: Path):
+    money = RunBudget(BudgetConfig(), tmp_path)
+    reservation = await money.step().acquire(WORST)
+    assert bill(tmp_path) == ({}, state(0.1, 1000, 1))
+    reservation.settle(PAID)
+    assert bill(tmp_path) == (state(0.01, 100, 1), {})
+    (await money.run.acquire(WORST)).release()
+    assert bill(tmp_path) == (state(0.01, 100, 1), {})
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from orchestra_jax.config.schema import BudgetConfig
+from orchestra_jax.money.run import RunBudget
+from orchestra_jax.types import Usage
+
+async def main():
+    money = RunBudget(BudgetConfig(run_usd=0.45), Path(sys.argv[1]))
+    for _ in range(2):
+        (await money.run.acquire(Usage("gpt-5", cost_usd=0.1))).settle(Usage("gpt-5", cost_usd=0.01))
+    await money.run.acquire(Usage("gpt-5", cost_usd=0.1))
+    print("in flight", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_run_has_spent_what_was_in_flight(tmp_path: Path):
+    """The first work of a run, killed again and again, cannot spend more than its budget unseen."""
+    for killed in range(1, 4):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout.readline() == "in flight\n"
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            process.stdout.close()
+        paid, in_flight = bill(tmp_path)
+        assert in_flight == state(0.1, 0, 1)
+        assert float(Fraction(paid["gpt-5"][0])) == pytest.approx(killed * 0.02 + (killed - 1) * 0.1)
+    money = RunBudget(BudgetConfig(run_usd=0.45), tmp_path)
+    assert money.spent.usd == pytest.approx(3 * 0.12)
+    with pytest.raises(BudgetExceeded, match="the run could come to"):
+        asyncio.run(money.run.acquire(WORST))
+
+
+def test_a_torn_last_line_is_a_request_that_never_left(tmp_path: Path):
+    file = tmp_path / "spent.jsonl"
+    journal = Journal(file)
+    journal.end(journal.reserve(WORST), PAID)
+    with file.open("ab") as stream:
+        stream.write(b'{"call": 2, "name": "gpt-5", "wor')
+    journal = Journal(file)
+    assert journal.paid == state(0.01, 100, 1)
+    journal.reserve(WORST)
+    assert read_bill(file) == (state(0.01, 100, 1), state(0.1, 1000, 1))
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"call": 9}', '{"call": 1, "worst": [1]}', '{"spent": {"x": [1]}}', "\0"])
+def test_a_broken_line_is_said_in_a_sentence(tmp_path: Path, line: str):
+    (tmp_path / "spent.jsonl").write_text(f'{line}\n{{"spent": {{}}}}\n')
+    with pytest.raises(ConfigError, match=r"spent\.jsonl', line 1, is no line of the run's bill: restore the file"):
+        RunBudget(BudgetConfig(), tmp_path)
+
+
+async def test_calls_at_once_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    syncs, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (syncs.append(file), fsync(file)))
+    budget = Budget(journal=Journal(tmp_path / "spent.jsonl"))
+    await asyncio.gather(*(budget.acquire(WORST) for _ in range(50)))
+    assert len(syncs) <= 2
+    await budget.acquire(Usage("simulated"))
+    assert len(syncs) <= 2  # what is free need not wait for the disk
+
+
+async def test_a_full_disk_stops_the_paying_and_harms_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    money, write = RunBudget(BudgetConfig(), tmp_path), os.write
+    under_way = await money.run.acquire(WORST)
+
+    def full(file: int, text: bytes) -> int:
+        write(file, text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(
+        BudgetExceeded, match="bill cannot be written .*No space left.* nothing more is paid"
+    ) as refused:
+        await money.run.acquire(WORST)
+    assert refused.value.scope == ""
+    under_way.settle(PAID)  # it was billed all the same
+    assert money.spent.usd == 0.01
+    monkeypatch.undo()
+    (await money.run.acquire(WORST)).settle(PAID)
+    assert bill(tmp_path) == (state(0.01, 100, 1), state(0.1, 1000, 1))
