@@ -111,9 +111,7 @@ async def test_a_full_disk_stops_the_paying_and_harms_no_line(tmp_path: Path, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(
-        BudgetExceeded, match="bill cannot be written .*No space left.* nothing more is paid"
-    ) as refused:
+    with pytest.raises(BudgetExceeded, match=r"bill cannot be written .*No space left") as refused:
         await money.run.acquire(WORST)
     assert refused.value.scope == ""
     under_way.settle(PAID)  # it was billed all the same
