@@ -28,8 +28,8 @@ quickstart: install ## warm start, RL and the proof: 8 minutes on 2 fast, quiet 
 test: install-dev ## every test without torch, GPU or server, in random order; TESTS=tests/rl for a part, TEST_ORDER=7 for an order
 	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow or release)" $(TESTS)
 
-test-processes: install-dev ## before a release: 20 steps in two processes against one, ten times kill -9, evaluations, rollouts ahead
-	$(FAST_COMPILE) $(PY) -m pytest -q -s -m release tests/training/test_processes.py
+test-processes: install-dev ## before a release: 20 steps in two processes against one, ten times kill -9, evaluations, rollouts ahead, refills
+	$(FAST_COMPILE) $(PY) -m pytest -q -s -m release tests/training/test_processes.py tests/training/test_refill.py
 
 test-sglang: install-dev sglang-cpu ## the tests that start a real SGLang server, on this CPU
 	$(FAST_COMPILE) SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m pytest -q --durations=10 -m "sglang and not release" tests/sglang

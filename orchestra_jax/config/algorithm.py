@@ -151,6 +151,7 @@ class AlgorithmConfig(Settings):
 
     tasks_per_step: int = at_least(16, 1)  # groups
     group_size: int = at_least(8, 2)  # rollouts of one task
+    refill: int | None = at_least(None, 1)  # times tasks_per_step: most groups more, until so many have a gradient
     loss: LossConfig = field(default_factory=lambda: LossConfig(loss="sequence"))
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(b2=0.999))

@@ -23,9 +23,10 @@ def dry_run(cfg: RunConfig, prices: PriceList) -> str | None:
     cost = {model: trajectories * (plan.calls * dollars(model) + judge) for model in models}
     mean, dearest = sum(cost.values()) / len(cost), max(cost, key=cost.__getitem__)
     limit = cfg.budget.run_usd
+    more = f" (with algorithm.refill up to {cfg.algorithm.refill + 1} times that)" if cfg.algorithm.refill else ""
     end = "no budget.run_usd is set" if limit is None else f"budget.run_usd={limit:g} ends the run"
     return (
         f"Dry run: with {plan.calls} calls of {plan.call_input} + {plan.call_output} tokens per trajectory a step of "
         f"{trajectories} trajectories costs about ${mean:.2f} with experts at random, ${cost[dearest]:.2f} with "
-        f"{dearest} alone, and {cfg.steps} steps ${mean * cfg.steps:.2f}; {end}."
+        f"{dearest} alone, and {cfg.steps} steps ${mean * cfg.steps:.2f}{more}; {end}."
     )

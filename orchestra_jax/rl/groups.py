@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from orchestra_jax.types import Status, Trajectory
 
@@ -29,6 +29,11 @@ class GroupArrays:
     latency_s: Float[np.ndarray, "G N"]
     preference: Float[np.ndarray, "G F"]
     tool_mask: Bool[np.ndarray, "G F"]
+
+
+def trained_groups(kept: Bool[np.ndarray, " G"], count: int) -> Int[np.ndarray, " count"]:
+    """The `count` groups that the update sees, in order: those with a gradient, then the first of the others."""
+    return np.sort(np.argsort(~kept, kind="stable")[:count])
 
 
 def group_arrays(trajectories: Sequence[Trajectory], group_size: int, max_tools: int | None = None) -> GroupArrays:

@@ -1,10 +1,11 @@
 """Where a step's trajectories come from: collected within the step, or by a stream that runs ahead of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool
 
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.data.pipeline import TaskIterator
@@ -27,10 +28,18 @@ class RolloutSource:
 
     Of several processes each collects its own groups of every batch, under the seeds they have in the whole.
 
+    With algorithm.refill a step takes more groups of the stream, as many as it lacks at a time, until those that have a
+    gradient are as many as the step began with. Each process makes up for its own: its servers stay as busy as the
+    others' and its share of every minibatch stays as large, and nobody need know of the others' groups.
+
     Args:
         tasks: batches of algorithm.tasks_per_step.
         runner: the loop that the engine and the environment belong to.
         processes: that share the batches; None: this one alone.
+        teaching: tells which groups of a step's trajectories have a gradient; algorithm.refill needs it.
+
+    Attributes:
+        per_step: groups that this process trains on in a step.
     """
 
     def __init__(
@@ -41,25 +50,30 @@ class RolloutSource:
         tasks: TaskIterator,
         runner: LoopThread,
         processes: Processes | None = None,
+        teaching: Callable[[Sequence[Trajectory]], Bool[np.ndarray, " G"]] | None = None,
     ) -> None:
         self._cfg, self._collector, self._engine, self._runner = cfg, collector, engine, runner
         self._processes = processes or Processes()
+        self._teaching, self._refill = teaching, cfg.algorithm.refill or 0
+        self._ahead = bool(cfg.rollout.max_staleness or cfg.rollout.spare_groups)
         self._own = own_groups(cfg.algorithm, self._processes)
+        self.per_step = len(self._own)
         self._tasks = OwnTasks(tasks, self._own)
         self._stream: GroupStream | None = None
-        if cfg.rollout.max_staleness or cfg.rollout.spare_groups:
+        if self._ahead or self._refill:
             self._stream = GroupStream(
                 self._roll,
                 self._tasks,
-                per_step=len(self._own),
+                per_step=self.per_step,
                 max_staleness=cfg.rollout.max_staleness,
                 spare=len(self._processes.mine(range(cfg.rollout.spare_groups))),
             )
 
     def take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, float]]:
-        """This process's trajectories of step `step`, ordered by group and member, and metrics of the whole step's age.
+        """This process's trajectories of step `step`, ordered by group and member, and metrics of the whole step.
 
-        `version` is that of the learner's weights; `budget`, of the step, pays for the trajectories that begin in it.
+        All that were collected, of groups without a gradient too. `version` is that of the learner's weights; `budget`,
+        of the step, pays for the trajectories that begin in it.
 
         Raises:
             BudgetExceeded, ReplayMiss: in all processes; the position in the tasks is that before the step.
@@ -67,23 +81,23 @@ class RolloutSource:
         position = self._state()
         try:
             with self._processes.together():
-                taken, restarted = self._take(step, version, budget)
+                taken, counts = self._take(step, version, budget)
         except (BudgetExceeded, ReplayMiss):
             self._set_state(position)  # the run that goes on repeats this step
             raise
         spans = [span for trajectory in taken for turn in trajectory.turns for span in turn.spans]
-        everyone = self._processes.gather((spans, restarted))
+        everyone = self._processes.gather((spans, counts))
         metrics = _staleness([span for spans, _ in everyone for span in spans], version)
-        if self._stream is not None:
-            metrics["groups/restarted"] = float(sum(restarted for _, restarted in everyone))
+        for name in counts:
+            figures = [float(theirs[name]) for _, theirs in everyone]
+            metrics[f"groups/{name}"] = max(figures) if name == "rounds" else sum(figures)
         return taken, metrics
 
-    def _take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], int]:
-        """This process's trajectories, and how many of its groups had to begin again."""
+    def _take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, int]]:
+        """This process's trajectories, and counts of its groups."""
         cfg = self._cfg
         if self._stream is not None:
-            groups, restarted = self._runner.run(self._stream.take(version, budget))
-            return [replace(t, group=g) for g, group in zip(self._own, groups, strict=True) for t in group], restarted
+            return self._take_of(self._stream, version, budget)
         collecting = self._collector.collect(
             self._engine,
             next(self._tasks),
@@ -93,7 +107,24 @@ class RolloutSource:
             seed=(cfg.seed, 2, step),
             numbers=self._own,
         )
-        return self._runner.run(collecting), 0
+        return self._runner.run(collecting), {}
+
+    def _take_of(self, stream: GroupStream, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, int]]:
+        """`_take` with a stream, in rounds of the groups that are missing."""
+        groups, again, taught = list[list[Trajectory]](), list[int](), 0
+        while lacking := min(self.per_step - taught, self.per_step * (1 + self._refill) - len(groups)):
+            found, restarted = self._runner.run(stream.take(version, budget, lacking, last=not self._refill))
+            groups += found
+            again.append(restarted)
+            taken = [replace(t, group=self._whole(n)) for n, group in enumerate(groups) for t in group]
+            if self._refill and self._teaching is not None:
+                taught = int(self._teaching(taken).sum())
+        counts = {"restarted": again[0]} if self._ahead else {}
+        if self._refill:
+            counts |= {"collected": len(groups), "taught": taught, "rounds": len(again)}
+            if not self._cfg.rollout.max_staleness:
+                self.stop()
+        return taken, counts
 
     def stop(self) -> None:
         """Ends what is under way; `take` begins it again."""

@@ -3,6 +3,7 @@
 With `max_staleness` N a step begins with N + 1 steps' groups under way and takes the first of them to end: a group has
 the time of N + 1 steps, and what is not taken runs on during the update. Groups that would be too old for the next step
 are waited for, and so are those that had to begin again: slow tasks are not lost, which would favour short ones.
+A step may take more groups afterwards; as many begin for them, so that what runs ahead stays as much and gets no older.
 """
 
 import asyncio
@@ -58,36 +59,43 @@ class GroupStream:
         self._running: dict[int, _Group] = {}
         self._again: set[int] = set()  # begun again: the next step waits for them
 
-    async def take(self, version: int, budget: Budget) -> tuple[list[list[Trajectory]], int]:
-        """The next `per_step` groups for the update of the learner's weights `version`.
+    async def take(
+        self, version: int, budget: Budget, count: int | None = None, *, last: bool = True
+    ) -> tuple[list[list[Trajectory]], int]:
+        """The next groups for the update of the learner's weights `version`.
 
         Groups that ended with an error of the program start again with the next call. `budget`, of the step, pays for
         the groups that begin now, also for what they cost later.
+
+        Args:
+            count: groups to take; None: `per_step`.
+            last: of this version. Where nothing may run during an update, what is under way then ends.
 
         Returns:
             Trajectories by group, in the order of the tasks, and how many groups had to begin again, because their
             tokens would have been too old.
         """
+        count = self._per_step if count is None else count
         for group in self._in_order():
             if version - group.version > self._staleness:
                 await self._stop(group)
         restarted = len(self._again)
         for index in sorted(self._again):
             self._start(index, version, budget)
-        self._fill(version, budget)
-        first = sorted(self._again)[: self._per_step]
-        while not self._suffice(first, version):
+        self._fill(count, version, budget)
+        first = sorted(self._again)[:count]
+        while not self._suffice(count, first, version):
             await asyncio.wait([g.job for g in self._in_order() if not g.job.done()], return_when="FIRST_COMPLETED")
         ended = [group for group in self._running.values() if group.job.done()]
         oldest = [g.index for g in sorted(ended, key=lambda g: (g.version, g.index)) if g.index not in first]
-        chosen = sorted([*first, *oldest][: self._per_step])
+        chosen = sorted([*first, *oldest][:count])
         for index in chosen:
             if self._running[index].job.exception() is not None:
                 self._running.pop(index).job.result()
         found = [self._running.pop(index).job.result() for index in chosen]
         for index in chosen:
             self._use(index)
-        if not self._staleness:
+        if last and not self._staleness:
             await self.stop()
         return found, restarted
 
@@ -125,21 +133,21 @@ class GroupStream:
     def _use(self, index: int) -> None:
         self._again.discard(index)
         number, place = divmod(index, self._per_step)
-        batch = self._batches[number]
+        batch = self._batch(number)
         batch.used.add(place)
         if len(batch.used) == self._per_step:
             del self._batches[number]
 
-    def _suffice(self, first: Sequence[int], version: int) -> bool:
-        """Whether a step's groups have ended, and among them the `first` and all but `spare` of the oldest."""
+    def _suffice(self, count: int, first: Sequence[int], version: int) -> bool:
+        """Whether `count` groups have ended, and among them the `first` and all but `spare` of the oldest."""
         ended = {group.index for group in self._running.values() if group.job.done()}
         oldest = {group.index for group in self._running.values() if version - group.version >= self._staleness}
-        due = min(len(oldest) - self._spare, self._per_step - len(first))
-        return len(ended) >= self._per_step and ended.issuperset(first) and len(ended & oldest) >= due
+        due = min(len(oldest) - self._spare, count - len(first))
+        return len(ended) >= count and ended.issuperset(first) and len(ended & oldest) >= due
 
-    def _fill(self, version: int, budget: Budget) -> None:
-        """Starts the first tasks that are neither used nor under way, until there are enough groups."""
-        wanted = self._per_step * (self._staleness + 1) + self._spare
+    def _fill(self, count: int, version: int, budget: Budget) -> None:
+        """Starts the first tasks that are neither used nor under way, until there are `count` more than run ahead."""
+        wanted = self._per_step * self._staleness + self._spare + count
         for number in itertools.chain(sorted(self._batches), itertools.count(self._read)):
             for place in range(self._per_step):
                 if len(self._running) >= wanted:

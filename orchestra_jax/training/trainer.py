@@ -1,13 +1,14 @@
 """The loop of a run: rollouts, rewards and advantages, the update, the new weights to the engine; all of it resumes."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import jax
+import numpy as np
 
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.engines.start import RunEngine, first_model, start_engine
@@ -19,7 +20,7 @@ from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run import Halted, RunBudget
 from orchestra_jax.processes import Processes
-from orchestra_jax.rl.groups import group_arrays
+from orchestra_jax.rl.groups import group_arrays, trained_groups
 from orchestra_jax.rl.optimizer import learning_rate
 from orchestra_jax.rl.setup import (
     adapters,
@@ -48,6 +49,7 @@ from orchestra_jax.training.metrics import (
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
 from orchestra_jax.training.weights import abstract_reference, engine_params, starting_reference
+from orchestra_jax.types import Trajectory
 
 
 class Trainer:
@@ -94,7 +96,9 @@ class Trainer:
         self.engine = self.serving.engine
         with self.processes.together():
             tasks = environment.train_tasks(cfg.algorithm.tasks_per_step)
-            self.rollouts = RolloutSource(cfg, self.collector, self.engine, tasks, loop, self.processes)
+            self.rollouts = RolloutSource(
+                cfg, self.collector, self.engine, tasks, loop, self.processes, lambda found: self._score(found)[2]
+            )
             if position is not None:
                 self.rollouts.set_state(position)
             trajectories = self.directory / "evaluation" / "trajectories"
@@ -165,16 +169,15 @@ class Trainer:
         rolled = time.monotonic()
         with self.processes.together():
             self.loop.run(self.serving.free_gpus())
-        arrays = group_arrays(trajectories, cfg.algorithm.group_size, self._menu)
-        self._menu = arrays.tool_counts.shape[-1]
-        rewards, advantages, kept = score_groups(cfg, arrays)
+        rewards, advantages, kept = self._score(trajectories)
+        trained, size = trained_groups(kept, self.rollouts.per_step), cfg.algorithm.group_size
         rate = float(self.schedule(int(state.trained.step)))
         state.trained, updates = update(
             cfg,
             self.policy,
             state.trained,
-            trajectories,
-            advantages.reshape(-1),
+            [member for g in trained for member in trajectories[g * size : (g + 1) * size]],
+            advantages[trained].reshape(-1),
             step=state.step,
             base=self.base,
             reference=self.base if state.reference is None else state.reference,
@@ -183,7 +186,7 @@ class Trainer:
         state.step += 1
         whole = whole_step(self.processes, StepPart(trajectories, rewards, kept, self.money.run.spent, budget.spent))
         if self.processes.first:
-            shown = whole.trajectories[:: cfg.algorithm.group_size][: cfg.logger.trajectories]
+            shown = whole.trajectories[::size][: cfg.logger.trajectories]
             write_transcripts(self.directory / "trajectories", state.step, shown)
         return {
             **rollout_metrics(whole.trajectories, whole.rewards, whole.kept),
@@ -194,6 +197,20 @@ class Trainer:
             "time/rollout": rolled - start,
             "time/update": time.monotonic() - rolled,
         }
+
+    def _score(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+        """What `score_groups` gives for whole groups, however many: in parts as large as a step without more groups.
+
+        So nothing is compiled anew, and a group's figures are the same to the bit whatever was collected after it.
+        """
+        members, parts = self.cfg.algorithm.group_size, []
+        part = self.rollouts.per_step * members
+        for first in range(0, len(trajectories), part):
+            found = trajectories[first : first + part]
+            arrays = group_arrays([*found, *trajectories[: part - len(found)]], members, self._menu)
+            self._menu = arrays.tool_counts.shape[-1]
+            parts.append(score_groups(self.cfg, arrays))
+        return [np.concatenate(figures)[: len(trajectories) // members] for figures in zip(*parts, strict=True)]
 
     def begin_policy_phase(self) -> None:
         """Ends the warm start: the policy optimizer, the reference of the KL, and the figures before training."""

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from orchestra_jax.rl.groups import group_arrays
+from orchestra_jax.rl.groups import group_arrays, trained_groups
 from orchestra_jax.types import Preference, Status, Usage
 
 from .trajectories import task, trajectory, turn
@@ -51,3 +51,11 @@ def test_a_menu_larger_than_promised_still_fits():
     asked = task("a", "x y z", Preference("", ""))
     arrays = group_arrays([trajectory(asked, turn([1], [2], "z"))], 1, max_tools=2)
     np.testing.assert_array_equal(arrays.tool_counts, [[[0, 0, 1]]])
+
+
+@pytest.mark.parametrize(
+    ("kept", "count", "wanted"),
+    [("0110", 4, [0, 1, 2, 3]), ("01011", 3, [1, 3, 4]), ("000010", 2, [0, 4]), ("0000", 2, [0, 1])],
+)
+def test_the_update_sees_groups_with_a_gradient_first(kept: str, count: int, wanted: list[int]):
+    assert trained_groups(np.array([flag == "1" for flag in kept]), count).tolist() == wanted

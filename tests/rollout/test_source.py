@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from orchestra_jax.config.checks import problems
@@ -84,15 +85,16 @@ def test_groups_of_a_stream_are_those_of_a_synchronous_step(tmp_path: Path):
     """With the same weights; the engine's seeds make it exact."""
     small = ("algorithm.tasks_per_step=2", "algorithm.group_size=2", "rollout.slots=4", "rollout.lockstep=false")
     found = []
-    for ahead in ((), ("rollout.max_staleness=1",)):
+    for ahead in ((), ("rollout.max_staleness=1",), ("algorithm.refill=1", "rollout.lockstep=true")):
         cfg = config(tmp_path, *MICRO, *small, *ahead)
         chat, environment = make_chat(cfg), make_environment(cfg)
         model, params = make_policy(cfg, chat)
         with LoopThread() as loop:
             engine = loop.run(start_engine(cfg, model, params, 3, tokenizer_size=1, directory=tmp_path))
             rollouts = RolloutSource(
-                cfg, make_collector(cfg, environment, chat), engine.engine, environment.train_tasks(2), loop
-            )
+                cfg, make_collector(cfg, environment, chat), engine.engine, environment.train_tasks(2), loop,
+                teaching=lambda found: np.ones(len(found) // 2, bool),
+            )  # fmt: skip
             steps = [rollouts.take(step, 3 + step, Budget()) for step in range(2)]
             rollouts.stop()
             loop.run(engine.close())
@@ -101,7 +103,7 @@ def test_groups_of_a_stream_are_those_of_a_synchronous_step(tmp_path: Path):
         ages = [metrics["staleness/max"] for _, metrics in steps]
         assert ages == [0.0, 1.0]  # nobody gave the engine new weights
     sampled = [[(t.task.id, t.group, t.member, [turn.sampled_ids for turn in t.turns]) for t in run] for run in found]
-    assert sampled[0] == sampled[1]
+    assert sampled[0] == sampled[1] == sampled[2]
 
 
 def test_running_ahead_needs_an_engine_that_does_not_wait_for_all(tmp_path: Path):

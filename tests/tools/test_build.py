@@ -368,7 +368,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path, override: str, words:
 
 
 def test_a_dry_run_tells_a_steps_cost(tmp_path: Path):
-    cfg = config(tmp_path, *PAPER, "tools.judge=match", "plan.calls=2", "budget.run_usd=5")
+    cfg = config(tmp_path, *PAPER, "tools.judge=match", "plan.calls=2", "budget.run_usd=5", "algorithm.refill=2")
     told = dry_run(cfg, price_book(cfg).base)
     assert told is not None
     # 2 calls of 2000 in at $3 and 1000 out at $8 per million, in 6 trajectories
@@ -378,7 +378,7 @@ def test_a_dry_run_tells_a_steps_cost(tmp_path: Path):
         for model in {model for models in cfg.tools.experts.values() for model in models}
     ]
     assert f"${sum(each) / len(each):.2f} with experts at random" in told
-    assert "budget.run_usd=5 ends the run" in told
+    assert "(with algorithm.refill up to 3 times that); budget.run_usd=5 ends the run" in told
     assert dry_run(config(tmp_path), price_book(cfg).base) is None
 
 

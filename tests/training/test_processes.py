@@ -53,10 +53,8 @@ if kind in ("BudgetExceeded", "ReplayMiss"):
 """
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def make_policy(folder: Path) -> Path:
     """A checkpoint of one layer with the words of the quickstart."""
-    folder = tmp_path_factory.mktemp("policy")
     chat = make_chat(config(folder))
     model = Qwen3Config(
         vocab_size=len(chat.tokenizer), hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4,
@@ -64,6 +62,11 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     checkpoint.save(folder / "policy", model, init_params(model, jax.random.key(0)), tokenizer=chat.tokenizer)
     return folder / "policy"
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_policy(tmp_path_factory.mktemp("policy"))
 
 
 def begin(

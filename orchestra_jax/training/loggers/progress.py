@@ -14,6 +14,7 @@ _LIVE = {
     "accuracy": "accuracy",
     "$/question": "cost_usd",
     "valid": "valid_rate",
+    "groups": "groups/collected",
     "$ spent": "spend/usd",
 }
 
