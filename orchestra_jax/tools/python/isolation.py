@@ -1,5 +1,7 @@
 """How the sandbox's worker process is started: inside bubblewrap, in namespaces of our own, or in nothing."""
 
+import contextlib
+import fcntl
 import functools
 import importlib.util
 import json
@@ -20,17 +22,15 @@ LIBRARIES = ("numpy", "scipy", "sympy", "mpmath")
 START_S = 60.0  # a worker that does not come up in this time is dead
 
 _SOURCE = Path(__file__).resolve().parents[3]
-_WORKER = "orchestra_jax/tools/python/worker.py"
-_WORKER_FILES = (
+_FOLDER = "orchestra_jax/tools/python"
+_WORKER_FILES = (  # all that the worker imports of this package
     "orchestra_jax/__init__.py",
     "orchestra_jax/tools/__init__.py",
-    "orchestra_jax/tools/python/__init__.py",
-    "orchestra_jax/tools/python/kernel.py",
-    _WORKER,
+    *(f"{_FOLDER}/{name}.py" for name in ("__init__", "kernel", "seccomp", "snippet", "worker")),
 )
-_SOURCE_INSIDE, _LIBRARIES_INSIDE = "/worker", "/libraries"  # where bubblewrap and we show what may lie anywhere
+_SOURCE_INSIDE, _LIBRARIES_INSIDE = Path("/worker"), "/libraries"  # where what may lie anywhere is shown
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
-_ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONPATH": str(_SOURCE)}
+_WORKSPACES = "orchestra-python-"  # folders of workers that nothing isolates
 _FIX = (
     "install bubblewrap (apt-get install bubblewrap), let this user create user namespaces (where they are restricted: "
     "sysctl kernel.apparmor_restrict_unprivileged_userns=0; in Docker: --security-opt seccomp=unconfined "
@@ -48,25 +48,29 @@ class Launch:
 
     Attributes:
         process: the outermost process; when it is killed, all inside are.
-        connection: blocking socket; the first message names the isolation, see `sandbox_worker`.
+        connection: blocking socket; the first message names the isolation, see `worker.py`.
     """
 
-    def __init__(self, isolation: str, limits: Mapping[str, Any], stderr: int | None = None) -> None:
-        self._directory = tempfile.mkdtemp(prefix="orchestra-sandbox-")
-        self.connection, theirs = socket.socketpair()
+    def __init__(
+        self, isolation: str, limits: Mapping[str, Any], libraries: Iterable[str] = (), stderr: int | None = None
+    ) -> None:
+        self._workspaces = Workspaces() if isolation == "none" else None
+        directory = self._workspaces and self._workspaces.path
+        config = {**limits, "libraries": sorted(libraries), "isolation": isolation, "directory": directory}
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.process = subprocess.Popen(
-                _command(isolation, limits, self._directory),
+                _command(isolation, config),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
-                env=_ENVIRONMENT,
+                env=_environment(_SOURCE),
                 cwd="/",
                 start_new_session=True,  # Ctrl-C in the terminal is for the trainer, which ends the workers itself
             )
         except OSError:
             self.connection.close()
-            os.rmdir(self._directory)
+            self._remove()
             raise
         finally:
             theirs.close()
@@ -76,12 +80,60 @@ class Launch:
         self.connection.close()
         self.process.kill()
         self.process.wait()
-        # Without isolation a snippet may have taken rights away; only root could remove such a directory as it is.
-        for path, names, _ in os.walk(self._directory):
-            for child in (os.path.join(path, name) for name in names):
-                if not os.path.islink(child):
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._workspaces is not None:
+            self._workspaces.remove()
+            self._workspaces = None
+
+
+class Workspaces:
+    """A temporary folder, locked as long as its owner lives: a killed one's is removed by the next owner.
+
+    Attributes:
+        path: of the folder.
+    """
+
+    def __init__(self) -> None:
+        for path in Path(tempfile.gettempdir()).glob(f"{_WORKSPACES}*"):
+            if (lock := _lock(path)) is not None:
+                _remove_folder(str(path))
+                os.close(lock)
+        while True:
+            self.path = tempfile.mkdtemp(prefix=_WORKSPACES)
+            if (lock := _lock(Path(self.path))) is not None:  # else another process already takes it for a dead one's
+                break
+        self._lock = lock
+
+    def remove(self) -> None:
+        """Removes the folder with all that is in it."""
+        _remove_folder(self.path)
+        os.close(self._lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """The descriptor that holds a folder's lock; None when it is gone, another's, or locked."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+    except OSError:
+        os.close(descriptor)
+        return None
+
+
+def _remove_folder(folder: str) -> None:
+    # Without isolation a snippet may have taken rights away; only root could remove such a folder as it is.
+    for path, names, _ in os.walk(folder):
+        for child in (os.path.join(path, name) for name in names):
+            if not os.path.islink(child):
+                with contextlib.suppress(OSError):
                     os.chmod(child, 0o700)
-        shutil.rmtree(self._directory, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def choose(wanted: str) -> str:
@@ -116,15 +168,14 @@ def why_not(isolation: str) -> str | None:
         return "bwrap is not installed"
     limits = {"timeout_s": 1.0, "memory_mb": 64, "max_output": 100, "file_mb": 1, "disk_mb": 1, "processes": 1}
     try:
-        launch = Launch(isolation, limits, subprocess.PIPE)
+        launch = Launch(isolation, limits, stderr=subprocess.PIPE)
     except OSError as error:
         return str(error)
     try:
         launch.connection.settimeout(START_S)
-        head = launch.connection.recv(4, socket.MSG_WAITALL)
-        if len(head) == 4:
-            hello = json.loads(launch.connection.recv(int.from_bytes(head), socket.MSG_WAITALL))
-            return cast(str | None, hello.get("refused"))
+        hello = launch.connection.recv(1 << 16)
+        if hello:
+            return cast(str | None, json.loads(hello).get("refused"))
         assert launch.process.stderr is not None
         return launch.process.stderr.read().decode(errors="replace").strip().split("\n")[-1] or "the worker died"
     except TimeoutError:
@@ -133,14 +184,15 @@ def why_not(isolation: str) -> str | None:
         launch.stop()
 
 
-def _command(isolation: str, limits: Mapping[str, Any], directory: str) -> list[str]:
-    config = {**limits, "isolation": isolation, "directory": directory, "source": str(_SOURCE)}
+def _command(isolation: str, config: Mapping[str, Any]) -> list[str]:
     shown, links, outside, inside = _shown()
     if isolation == "none":
-        return [*_python(_SOURCE), json.dumps({**config, "site": outside})]
-    config["site"] = inside
+        return [*_python(_SOURCE, "worker"), json.dumps({**config, "site": outside})]
+    worker = [*_python(_SOURCE_INSIDE, "worker"), json.dumps({**config, "site": inside})]
+    shown = shown | {f"{_SOURCE_INSIDE}/{name}": str(_SOURCE / name) for name in _WORKER_FILES}
     if isolation == "namespaces":
-        return [*_python(_SOURCE), json.dumps({**config, "shown": shown, "links": links})]
+        spaces = {"shown": shown, "links": links, "environment": _environment(_SOURCE_INSIDE)}
+        return [*_python(_SOURCE, "namespaces"), "all", json.dumps(spaces), *worker]
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise FileNotFoundError("bwrap is not installed")
@@ -152,7 +204,6 @@ def _command(isolation: str, limits: Mapping[str, Any], directory: str) -> list[
     # The worker mounts each snippet's workspace; the snippet itself has no capability.
     for capability in kernel.ROOT_CAPABILITIES if root else kernel.ROOT_CAPABILITIES[:1]:
         command += ["--cap-add", capability]
-    shown = shown | {f"{_SOURCE_INSIDE}/{name}": str(_SOURCE / name) for name in _WORKER_FILES}
     for folder in sorted({str(parent) for path in (*shown, *kernel.DEVICES) for parent in Path(path).parents} - {"/"}):
         command += ["--dir", folder]  # made for a mount they would be open to root only
     for target, path in shown.items():
@@ -162,16 +213,21 @@ def _command(isolation: str, limits: Mapping[str, Any], directory: str) -> list[
     for link, target in links.items():
         command += ["--symlink", target, link]
     command += ["--dir", kernel.WORKSPACE, "--proc", "/proc", "--remount-ro", "/", "--chdir", "/", "--as-pid-1"]
-    command += ["--setenv", "PYTHONPATH", _SOURCE_INSIDE, "--"]
-    command += [*_python(Path(_SOURCE_INSIDE)), json.dumps({**config, "source": _SOURCE_INSIDE})]
+    for name, value in _environment(_SOURCE_INSIDE).items():
+        command += ["--setenv", name, value]
+    command += ["--", *worker]
     # Root enters the user namespace first: bubblewrap's own would hold one id, and the kernel counts none of root's
     # processes.
-    return [*_python(_SOURCE), "enter", *command] if root else command
+    return [*_python(_SOURCE, "namespaces"), "user", *command] if root else command
 
 
-def _python(source: Path) -> list[str]:
+def _environment(source: Path) -> dict[str, str]:
+    return {"PYTHONHASHSEED": "0", "PYTHONPATH": str(source)}
+
+
+def _python(source: Path, script: str) -> list[str]:
     # -I would also ignore PYTHONHASHSEED, so its other parts are given one by one and the environment is ours.
-    return [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", str(source / _WORKER)]
+    return [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", str(source / _FOLDER / f"{script}.py")]
 
 
 def _interpreter() -> str:

@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import os
+import re
+import socket
 import weakref
 from collections import deque
 from typing import Any
 
-from orchestra_jax.stopwatch import queued
-from orchestra_jax.tools.python.isolation import START_S, Launch, choose
+from orchestra_jax.stopwatch import queued, waiting
+from orchestra_jax.tools.python.isolation import LIBRARIES, START_S, Launch, choose
+from orchestra_jax.tools.python.observation import observe
+from orchestra_jax.tools.python.snippet import FLOOD_BYTES
 from orchestra_jax.types import CODE, InfrastructureError, ToolResult, ToolSpec, Usage
 
 TOOL = ToolSpec(
@@ -22,10 +27,18 @@ TOOL = ToolSpec(
     traits=(CODE,),
 )
 _GRACE_S = 30.0  # beyond the time-out, which the worker itself enforces
+_KEPT = 3  # processes for each snippet that may run at the same time: those with other libraries wait
+_IMPORT = re.compile(r"\b(?:from[ \t]+([\w.]+)[ \t]+)?import[ \t]+\(?([\w., \t]+)")
+_SCIPY_PARTS = frozenset(
+    "cluster fft integrate interpolate linalg ndimage optimize signal sparse spatial special stats".split()
+)
 
 
 class PythonSandbox:
-    """A pool of warm worker processes that fork one child per snippet.
+    """A pool of warm worker processes that fork one child per snippet and never see what it contains.
+
+    There is a worker for each set of libraries that snippets name, so a snippet finds imported what it names and
+    nothing else, whatever ran before.
 
     The observation is what the snippet printed (stdout and stderr in order), and the value of its last statement
     where that is an expression, as in a REPL. An exception's last line, a time-out, a crash and a flood of output
@@ -82,8 +95,9 @@ class PythonSandbox:
             "disk_mb": disk_mb, "processes": processes,
         }  # fmt: skip
         self.kind = choose(isolation)
-        self._idle = [_Worker(self.kind, limits) for _ in range(workers)]
-        self._all = tuple(self._idle)
+        self._limits, self._slots, self._kept = limits, workers, _KEPT * workers
+        self._busy: set[_Worker] = set()
+        self._idle: list[_Worker] = []  # the one that ran last is the last
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed = False
 
@@ -93,21 +107,24 @@ class PythonSandbox:
         Raises:
             InfrastructureError: the worker died, or the sandbox is closed; the next call gets a new worker.
         """
-        worker = await self._acquire()
+        source, libraries = code.encode("utf-8", "surrogatepass"), named_libraries(code)
+        await self._turn()
+        worker = self._take(libraries)
         try:
-            answer = await worker.request(code)
+            answer, output = await worker.request(source)
         except BaseException:
             worker.stop()  # dead, or (cancelled) still busy with this snippet
             raise
         finally:
-            self._release(worker)
+            self._give(worker)
         self.isolation = worker.isolation
-        return ToolResult(answer["text"], (Usage(TOOL.name, seconds=answer["seconds"]),), answer["error"])
+        text, error = observe(output, answer["status"], answer["stopped"], self._limits)
+        return ToolResult(text, (Usage(TOOL.name, seconds=answer["seconds"]),), error)
 
     def close(self) -> None:
         """Stops the workers; calls in flight raise InfrastructureError."""
         self._closed = True
-        for worker in self._all:
+        for worker in (*self._busy, *self._idle):
             worker.stop()
         for future in self._waiting:
             if not future.done():
@@ -116,11 +133,12 @@ class PythonSandbox:
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the started workers."""
-        return tuple(worker.launch.process.pid for worker in self._all if worker.launch is not None)
+        workers = (*self._busy, *self._idle)
+        return tuple(worker.launch.process.pid for worker in workers if worker.launch is not None)
 
-    async def _acquire(self) -> "_Worker":
+    async def _turn(self) -> None:
         # Not asyncio.Semaphore: it is bound to one event loop, and a run may use several after one another.
-        while not self._idle and not self._closed:
+        while len(self._busy) == self._slots and not self._closed:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
             try:
@@ -131,10 +149,24 @@ class PythonSandbox:
                 raise
         if self._closed:
             raise InfrastructureError("The Python sandbox is closed; make a new one.")
-        return self._idle.pop()
 
-    def _release(self, worker: "_Worker") -> None:
-        self._idle.append(worker)
+    def _take(self, libraries: frozenset[str]) -> "_Worker":
+        """An idle worker with these libraries, else a new one, for which the longest idle may have to go."""
+        for worker in reversed(self._idle):
+            if worker.libraries == libraries:
+                self._idle.remove(worker)
+                break
+        else:
+            if len(self._busy) + len(self._idle) >= self._kept:
+                self._idle.pop(0).stop()
+            worker = _Worker(self.kind, self._limits, libraries)
+        self._busy.add(worker)
+        return worker
+
+    def _give(self, worker: "_Worker") -> None:
+        self._busy.remove(worker)
+        if worker.launch is not None:
+            self._idle.append(worker)
         self._wake()
 
     def _wake(self) -> None:
@@ -146,17 +178,18 @@ class PythonSandbox:
 
 
 class _Worker:
-    """One worker process, started at its first request and again after it died."""
+    """One worker process, started at its first request."""
 
-    def __init__(self, isolation: str, limits: dict[str, Any]) -> None:
+    def __init__(self, isolation: str, limits: dict[str, Any], libraries: frozenset[str]) -> None:
         self.launch: Launch | None = None
         self.isolation: tuple[str, ...] = ()
+        self.libraries = libraries
         self._kind, self._limits = isolation, limits
         self._clean: weakref.finalize[..., "_Worker"] | None = None
-        self._pending: asyncio.Task[dict[str, Any]] | None = None
+        self._pending: asyncio.Task[tuple[dict[str, Any], bytes]] | None = None
 
-    async def request(self, code: str) -> dict[str, Any]:
-        """The answer about one snippet.
+    async def request(self, code: bytes) -> tuple[dict[str, Any], bytes]:
+        """What became of one snippet, see `worker.py`, and what it printed, cut where it is a flood.
 
         Raises:
             InfrastructureError: the process died, gave no answer in time, or was stopped.
@@ -171,32 +204,39 @@ class _Worker:
         finally:
             self._pending = None
 
-    async def _ask(self, code: str) -> dict[str, Any]:
+    async def _ask(self, code: bytes) -> tuple[dict[str, Any], bytes]:
         if self.launch is None:
-            self._start()
-            hello = await self._receive(START_S)
-            if "refused" in hello:
-                raise InfrastructureError(f"The sandbox worker could not isolate itself: {hello['refused']}.")
-            self.isolation = tuple(hello["isolation"])
+            with waiting():
+                await self._start()
         assert self.launch is not None
-        body = json.dumps({"code": code}).encode()
+        files: list[int] = []
         try:
-            await asyncio.get_running_loop().sock_sendall(self.launch.connection, len(body).to_bytes(4) + body)
+            files += [os.memfd_create("code"), os.memfd_create("output")]
+            os.write(files[0], code)
+            socket.send_fds(self.launch.connection, [b"!"], files)
+            answer = await self._receive(self._limits["timeout_s"] + _GRACE_S)
+            return answer, os.pread(files[1], FLOOD_BYTES + 1, 0)
         except OSError as error:
-            raise InfrastructureError(f"The sandbox worker died before it took the code: {error}.") from error
-        return await self._receive(self._limits["timeout_s"] + _GRACE_S)
+            raise InfrastructureError(f"The sandbox worker died, or no file could be opened: {error}.") from error
+        finally:
+            for descriptor in files:
+                os.close(descriptor)
 
-    def _start(self) -> None:
+    async def _start(self) -> None:
         try:
-            self.launch = Launch(self._kind, self._limits)
+            self.launch = Launch(self._kind, self._limits, self.libraries)
         except OSError as error:
             raise InfrastructureError(f"The sandbox worker did not start: {error}.") from error
         self.launch.connection.setblocking(False)
         # Runs in stop(), else when the sandbox is garbage, else when the interpreter exits.
         self._clean = weakref.finalize(self, self.launch.stop)
+        hello = await self._receive(START_S)
+        if "refused" in hello:
+            raise InfrastructureError(f"The sandbox worker could not isolate itself: {hello['refused']}.")
+        self.isolation = tuple(hello["isolation"])
 
     def stop(self) -> None:
-        """Kills the process and removes its directory; the next request starts a new one."""
+        """Kills the process; may be called twice."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.cancel()
@@ -207,16 +247,27 @@ class _Worker:
     async def _receive(self, limit_s: float) -> dict[str, Any]:
         """One message."""
         assert self.launch is not None
-        loop, connection, data = asyncio.get_running_loop(), self.launch.connection, bytearray()
         try:
             async with asyncio.timeout(limit_s):
-                while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4]):
-                    chunk = await loop.sock_recv(connection, 1 << 16)
-                    if not chunk:
-                        raise InfrastructureError("The sandbox worker died while the code ran.")
-                    data += chunk
+                message = await asyncio.get_running_loop().sock_recv(self.launch.connection, 1 << 16)
         except TimeoutError:
             raise InfrastructureError(f"The sandbox worker gave no answer in {limit_s:g} s.") from None
         except OSError as error:
             raise InfrastructureError(f"The sandbox worker died while the code ran: {error}.") from error
-        return dict(json.loads(data[4:]))
+        if not message:
+            raise InfrastructureError("The sandbox worker died while the code ran.")
+        return dict(json.loads(message))
+
+
+def named_libraries(code: str) -> frozenset[str]:
+    """The modules that a worker for this code has imported."""
+    names = set()
+    for source, things in _IMPORT.findall(code):
+        first = [thing.split()[0] for thing in things.split(",") if thing.strip()]
+        for path in [f"{source}.{thing}" for thing in first] if source else first:
+            library, *parts = path.split(".")
+            if library in LIBRARIES:
+                names.add("numpy.random" if library == "numpy" else library)
+            if library == "scipy" and parts and parts[0] in _SCIPY_PARTS:
+                names.add(f"scipy.{parts[0]}")
+    return frozenset(names)

@@ -9,9 +9,10 @@ the variable ORCHESTRA_SANDBOX_KEY is set, on both machines, requests must bear 
 import argparse
 import hmac
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestra_jax.http_json import JsonClient, require_aiohttp
+from orchestra_jax.outside import Unreadable, read_json
 from orchestra_jax.stopwatch import current, queued
 from orchestra_jax.tools.python.sandbox import TOOL, PythonSandbox
 from orchestra_jax.types import InfrastructureError, ToolResult, Usage
@@ -50,12 +51,13 @@ class RemoteSandbox:
         client = JsonClient(self._url, headers=headers, timeout_s=self._timeout_s)
         try:
             answer = await queued(client.post("/run", {"code": code}))  # there is a queue too
-            current().add(answer["seconds"])
-            return ToolResult(answer["text"], (Usage(TOOL.name, seconds=answer["seconds"]),), answer["error"])
-        except (KeyError, TypeError):
-            raise InfrastructureError(f"The sandbox server {self._url} gave an answer that cannot be read.") from None
         finally:
             await client.close()
+        match answer:
+            case {"text": str(text), "error": bool(error), "seconds": int() | float() as seconds} if seconds >= 0:
+                current().add(seconds)
+                return ToolResult(text, (Usage(TOOL.name, seconds=seconds),), error)
+        raise InfrastructureError(f"The sandbox server {self._url} gave an answer that cannot be read.")
 
     def close(self) -> None:
         """Later calls raise InfrastructureError."""
@@ -68,17 +70,24 @@ def application(sandbox: PythonSandbox) -> "web.Application":
 
     key = os.environ.get(KEY_VARIABLE)
 
+    def refuse(problem: str, status: int) -> web.Response:
+        return web.json_response({"problem": problem}, status=status)
+
     async def run(request: web.Request) -> web.Response:
-        if key and not hmac.compare_digest(request.headers.get("Authorization", ""), f"Bearer {key}"):
-            return web.json_response({"problem": f"the request does not bear {KEY_VARIABLE}"}, status=401)
-        # A web page can make a browser send other types of content here, but not this one.
-        body: Any = await request.json() if request.content_type == "application/json" else None
+        said = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if key and not hmac.compare_digest(said, f"Bearer {key}".encode()):
+            return refuse(f"The request does not bear {KEY_VARIABLE}.", 401)
+        try:
+            # A web page can make a browser send other types of content here, but not this one.
+            body = read_json(await request.read()) if request.content_type == "application/json" else None
+        except (Unreadable, web.RequestPayloadError, ConnectionResetError):  # the last: it hung up
+            body = None
         if not isinstance(body, dict) or not isinstance(body.get("code"), str):
-            return web.json_response({"problem": 'send JSON like {"code": "1 + 1"}'}, status=400)
+            return refuse('Send JSON like {"code": "1 + 1"}.', 400)
         try:
             result = await sandbox.run(body["code"])
         except InfrastructureError as error:
-            return web.json_response({"problem": str(error)}, status=503)
+            return refuse(str(error), 503)
         seconds = sum(row.seconds for row in result.usage)
         return web.json_response({"text": result.text, "error": result.is_error, "seconds": seconds})
 

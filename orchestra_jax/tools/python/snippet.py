@@ -5,22 +5,32 @@ Imported by the worker before it forks; needs only the stdlib.
 
 import ast
 import builtins
+import contextlib
+import os
 import sys
 import types
 
 EXCEPTION_EXIT = 97  # the exit code of a snippet that raised
+FLOOD_BYTES = 1_000_000  # of output; more ends the snippet
 _EXCEPTION_LINE_MAX = 2000
 
 
 def _show_exception(error: BaseException) -> None:
     # traceback.format_exception_only would import and format more than the one line that is wanted.
-    sys.stdout.flush()
-    if isinstance(error, SyntaxError):
-        line = f"{type(error).__name__}: {error.msg} (line {error.lineno})"
-    else:
-        text = str(error)
-        line = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    print(line[:_EXCEPTION_LINE_MAX])
+    line = type(error).__name__
+    with contextlib.suppress(BaseException):  # its text is the snippet's own code, and may raise too
+        if isinstance(error, SyntaxError):
+            line = f"{line}: {error.msg} (line {error.lineno})"
+        elif text := str(error):
+            line = f"{line}: {text}"
+    with contextlib.suppress(OSError):  # its standard output is closed or full
+        os.write(1, line[:_EXCEPTION_LINE_MAX].encode("utf-8", "backslashreplace") + b"\n")
+
+
+def _flush(*streams: object) -> None:
+    for stream in streams:
+        with contextlib.suppress(BaseException):  # closed, or whatever the snippet put there
+            stream.flush()  # type: ignore[attr-defined]
 
 
 def compile_parts(code: str) -> list[types.CodeType]:
@@ -52,15 +62,16 @@ def compile_parts(code: str) -> list[types.CodeType]:
     return [compile(tree, "<code>", "exec"), compile(ast.Expression(last.value), "<code>", "eval")]
 
 
-def execute(code: str) -> int:
-    """Runs the snippet in this process; the exit code."""
+def execute(source: bytes) -> int:
+    """Runs the snippet in this process, shows the value of its last line or its exception; the exit code."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     scope = module.__dict__
     scope["__builtins__"] = builtins
+    out = sys.stdout  # the snippet may put another in its place, or close it
     try:
         value = None
-        for part in compile_parts(code):
+        for part in compile_parts(source.decode("utf-8", "surrogatepass")):
             value = eval(part, scope)
         if value is not None:
             print(repr(value))
@@ -68,12 +79,11 @@ def execute(code: str) -> int:
             for thread in threading.enumerate():
                 if thread is not threading.main_thread() and not thread.daemon:
                     thread.join()
-    except SystemExit as stop:
-        if stop.code in (None, 0):
-            return 0
-        _show_exception(stop)
-        return EXCEPTION_EXIT
     except BaseException as error:
+        _flush(sys.stdout, out)
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return 0
         _show_exception(error)
         return EXCEPTION_EXIT
+    _flush(sys.stdout, out)
     return 0

@@ -1,7 +1,12 @@
 """The worker process of `sandbox.py`: warm once, then one fork per snippet. A script that needs only the stdlib.
 
-Protocol on the socket at fd 0, each message a 4-byte big-endian length and JSON. First out: {"isolation": [...]}, or
-{"refused": str}. Then in: {"code": str}; out: {"text": str, "error": bool, "seconds": float}, until the stream ends.
+A fork inherits the worker's memory, so nothing of a snippet may ever lie there: code and output are two files that the
+sandbox makes for each. The child alone reads the one and writes the other; the worker passes them on.
+
+Protocol on the socket at fd 0, a message a packet. First out: {"isolation": [...]}, or {"refused": str}. Then in: any
+byte, with the descriptors of code and output; out: {"status": int, "stopped": str, "seconds": float}, where status is
+that of waitpid and `stopped` says why the snippet had to be ended ("time", "memory", "output", "" for not). Until the
+socket closes.
 """
 
 # ruff: noqa: F401, E402  (preloaded modules cost a snippet nothing to import)
@@ -13,6 +18,7 @@ import random
 
 os.register_at_fork = _register_at_fork
 
+import _socket  # all of `socket` that is wanted here
 import ast
 import builtins
 import collections
@@ -34,43 +40,41 @@ import shutil
 import signal
 import statistics
 import string
+import struct
 import sys
 import time
 import types
 
-from orchestra_jax.tools.python import kernel, snippet
+from orchestra_jax.tools.python import kernel, seccomp, snippet
 
-_FLOOD_BYTES = 1 << 20
-_WATCH_S = 0.05  # between two looks at the memory that all processes of a snippet use
+_WATCH_S = 0.05  # between two looks at the memory that all processes of a snippet use, and at what they printed
 _WORKSPACE_FILES = 4096
 _STACK_BYTES = 8 << 20
+_PENDING_SIGNALS = 256  # and timers: a user has some ten thousand
+_SOCKET_BYTES = 1 << 19  # what the kernel buffers at most for one, with the kernel's own limits as they usually are
 # One thread: a snippet has few processes, and each thread of OpenBLAS would reserve address space besides.
 _LIBRARY_ENVIRONMENT = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_LIBRARY = re.compile(r"\b(?:import|from)\s+(numpy|scipy|sympy|mpmath)\b(?:\.(\w+)|\s+import\s+(\w+))?")
-_SCIPY_PARTS = frozenset(
-    "cluster fft integrate interpolate linalg ndimage optimize signal sparse spatial special stats".split()
-)
+_UNBACKED = re.compile(rb"^(?:RssAnon|VmSwap):\s*(\d+) kB", re.MULTILINE)
 
 
 class _SnippetRunner:
     """Runs one snippet after another, each in a process that is forked from this one.
 
     Args:
-        config: the options of `PythonSandbox`, see `sandbox_isolation.launch`.
+        config: the options of `PythonSandbox`, and those of `isolation.Launch`.
+        connection: the socket to the sandbox.
         processes: descriptor of /proc of the sealed worker, None where nothing is isolated.
     """
 
-    def __init__(self, config: dict, processes: int | None) -> None:
+    def __init__(self, config: dict, connection: "_socket.socket", processes: int | None) -> None:
         self.timeout_s: float = config["timeout_s"]
-        self.max_output: int = config["max_output"]
         self.directory: str = config["directory"]
-        self.memory_mb: int = config["memory_mb"]
+        self.memory: int = config["memory_mb"] << 20
         self.disk_mb: int = config["disk_mb"]
-        self.processes = processes
+        self.connection, self.processes = connection, processes
         self.null = os.open(os.devnull, os.O_RDONLY)
-        self.filter = b"" if processes is None else kernel.system_call_filter()
+        self.filter = b"" if processes is None else seccomp.snippet_filter()
         self.count = 0
-        self.loaded: set[str] = set()
         cpu, file = math.ceil(self.timeout_s), config["file_mb"] << 20
         self.limits = [
             (resource.RLIMIT_CPU, (cpu, cpu + 1)),
@@ -78,138 +82,114 @@ class _SnippetRunner:
             (resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES)),
             (resource.RLIMIT_CORE, (0, 0)),
             (resource.RLIMIT_NOFILE, (64, 64)),
+            (resource.RLIMIT_SIGPENDING, (_PENDING_SIGNALS, _PENDING_SIGNALS)),
         ]
         # Outside a user namespace this counts every process of the user. The worker may count as one.
         if processes is not None:
             self.limits.append((resource.RLIMIT_NPROC, (config["processes"] + 1,) * 2))
-
-    def settle(self) -> None:
-        """Memory as it is now belongs to no snippet: the limits are on what a snippet adds."""
+        # Memory as it is now belongs to no snippet: the limits are on what a snippet adds.
         gc.collect()
         gc.freeze()
         gc.disable()
-        proc, self.base_bytes = "/proc/self/statm", 0
-        if self.processes is not None:
-            proc, self.base_bytes = "1/statm", _resident(self.processes, "1")
-        with open(os.open(proc, os.O_RDONLY, dir_fd=self.processes)) as file:
+        proc, self.base = "/proc/self/statm", 0
+        if processes is not None:
+            proc, self.base = "1/statm", self._unbacked("1")
+            kernel.take_filter(seccomp.worker_filter())
+        with open(os.open(proc, os.O_RDONLY, dir_fd=processes)) as file:
             mapped = int(file.read().split()[0]) * resource.getpagesize()
-        self.limit_memory = (resource.RLIMIT_AS, (mapped + (self.memory_mb << 20),) * 2)
+        self.limits.append((resource.RLIMIT_AS, (mapped + self.memory,) * 2))
 
-    def preload(self, code: str) -> None:
-        """Imports the libraries that the snippet names, so that it and those after it find them imported."""
-        new = _named_libraries(code) - self.loaded
-        if not new:
-            return
-        self.loaded |= new
-        for name in sorted(new):
-            with contextlib.suppress(Exception):  # not installed, or broken: the snippet shows its own exception
-                importlib.import_module(name)
-        if (numpy_random := sys.modules.get("numpy.random")) is not None:
-            numpy_random.seed(0)
-        self.settle()
-
-    def run(self, code: str) -> dict:
-        self.preload(code)
-        cwd = self._make_workspace()
+    def run(self, code: int, output: int) -> dict:
+        """What became of one snippet; closes both files."""
         start = time.monotonic()
-        reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            self._child(code, cwd, writer)
-        os.close(writer)
-        output, stopped = self._collect(pid, reader, start + self.timeout_s)
-        os.close(reader)
+            self._child(code, output)
+        os.close(code)
+        stopped = self._watch(pid, output, start + self.timeout_s)
         status = self._reap(pid)
         seconds = time.monotonic() - start
-        self._remove_workspace()
-        text, error = self._observation(output, stopped, status)
-        return {"text": text, "error": error, "seconds": seconds}
+        os.close(output)
+        return {"status": status, "stopped": stopped, "seconds": seconds}
 
-    def _make_workspace(self) -> str:
+    def make_workspace(self) -> None:
+        """An empty one, for the next snippet."""
         if self.processes is None:
             self.count += 1
-            os.mkdir(cwd := os.path.join(self.directory, str(self.count)), 0o700)
-            return cwd
-        kernel.mount_workspace(self.disk_mb, _WORKSPACE_FILES)
-        return f"{kernel.WORKSPACE}/work"
+            os.mkdir(os.path.join(self.directory, str(self.count)), 0o700)
+        else:
+            kernel.mount_workspace(self.disk_mb, _WORKSPACE_FILES)
 
-    def _remove_workspace(self) -> None:
-        if self.processes is not None:
+    def remove_workspace(self) -> None:
+        """With all that the last snippet left there."""
+        if self.processes is None:
+            shutil.rmtree(os.path.join(self.directory, str(self.count)), ignore_errors=True)
+        else:
             kernel.remove_workspace()
-            return
-        for name in os.listdir(self.directory):
-            shutil.rmtree(os.path.join(self.directory, name), ignore_errors=True)
 
-    def _child(self, code: str, cwd: str, writer: int) -> None:
+    def _child(self, code: int, output: int) -> None:
         exit_code = 1
         try:
             os.setsid()
+            source = os.pread(code, os.fstat(code).st_size, 0)
             os.dup2(self.null, 0)
-            os.dup2(writer, 1)
-            os.dup2(writer, 2)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
             os.closerange(3, 256)
-            if self.processes is not None:
+            if self.processes is None:
+                os.chdir(os.path.join(self.directory, str(self.count)))
+            else:
                 kernel.confine_snippet(self.filter)
-                os.mkdir(cwd)
-                os.mkdir(f"{kernel.WORKSPACE}/tmp")
-            os.chdir(cwd)
-            for name, limit in (*self.limits, self.limit_memory):
+                os.chdir(kernel.WORKSPACE)
+                os.mkdir("tmp")
+                os.mkdir("work")
+                os.chdir("work")
+            for name, limit in self.limits:
                 resource.setrlimit(name, limit)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             sys.stderr = sys.stdout  # in the order of printing
             gc.enable()
-            exit_code = snippet.execute(code)
-            sys.stdout.flush()
+            exit_code = snippet.execute(source)
         finally:
             os._exit(exit_code)
 
-    def _collect(self, pid: int, reader: int, deadline: float) -> tuple[bytearray, str]:
-        """Everything printed until the snippet ends, and why it had to be stopped ("" when it ended by itself)."""
-        output = bytearray()
-        watch = time.monotonic() + _WATCH_S if self.processes is not None else math.inf
+    def _watch(self, pid: int, output: int, deadline: float) -> str:
+        """Waits for the end of the snippet; why it has to be stopped, "" when it ended by itself."""
         pidfd = os.pidfd_open(pid)
         poll = select.poll()
-        poll.register(reader, select.POLLIN)
         poll.register(pidfd, select.POLLIN)
-        os.set_blocking(reader, False)
+        poll.register(self.connection, 0)  # its end
         try:
-            while True:
-                now = time.monotonic()
-                if now >= deadline:
-                    return output, f"The code was stopped after {self.timeout_s:g} s (time-out)."
-                if now >= watch:
-                    if self._memory() > self.memory_mb << 20:
-                        return output, f"The code was stopped because it used more than {self.memory_mb} MiB of memory."
-                    watch = now + _WATCH_S
-                ready = poll.poll((min(deadline, watch) - now) * 1000)
-                if not ready:
-                    continue
-                ended = any(fd == pidfd for fd, _ in ready)
-                while True:  # to the end once the snippet ended, else one read per wake-up
-                    try:
-                        chunk = os.read(reader, 1 << 16)
-                    except BlockingIOError:
-                        break
-                    if not chunk:
-                        if not ended:
-                            poll.unregister(reader)
-                        break
-                    output += chunk
-                    if len(output) > _FLOOD_BYTES:
-                        return output, f"The code was stopped because it printed more than {_FLOOD_BYTES} bytes."
-                    if not ended:
-                        break
-                if ended:
-                    return output, ""
+            while (left := deadline - time.monotonic()) > 0:
+                if poll.poll(min(left, _WATCH_S) * 1000):
+                    return ""
+                if os.fstat(output).st_size > snippet.FLOOD_BYTES:
+                    return "output"
+                if self._memory() > self.memory:
+                    return "memory"
+            return "time"
         finally:
             os.close(pidfd)
 
     def _memory(self) -> int:
-        """Bytes that the snippet's processes use together, beyond what they share with this one."""
-        assert self.processes is not None
+        """Bytes that the snippet's processes use together, beyond what they share with this one, and their sockets."""
+        if self.processes is None:
+            return 0
         names = [name for name in os.listdir(self.processes) if name.isdigit() and name != "1"]
-        used = [_resident(self.processes, name) - self.base_bytes for name in names]
-        return sum(bytes_ for bytes_ in used if bytes_ > 0)
+        used = sum(max(0, self._unbacked(name) - self.base) for name in names)
+        return used + self._read("1/net/unix").count(b"\n") * _SOCKET_BYTES - _SOCKET_BYTES  # the first line is a head
+
+    def _unbacked(self, pid: str) -> int:
+        """Bytes of a process in memory that no file backs; 0 when it is gone."""
+        return sum(int(kilobytes) << 10 for kilobytes in _UNBACKED.findall(self._read(f"{pid}/status")))
+
+    def _read(self, path: str) -> bytes:
+        """A file of /proc; empty when it is gone. It holds bytes: a process calls itself what it likes."""
+        try:
+            with open(os.open(path, os.O_RDONLY, dir_fd=self.processes), "rb") as file:
+                return file.read()
+        except OSError:
+            return b""
 
     def _reap(self, pid: int) -> int:
         """Kills whatever the snippet left behind and collects it; the snippet's wait status."""
@@ -228,103 +208,56 @@ class _SnippetRunner:
             pass
         return status
 
-    def _observation(self, output: bytearray, stopped: str, status: int) -> tuple[str, bool]:
-        text = output.decode("utf-8", "replace")
-        if len(text) > self.max_output:
-            head, tail = self.max_output * 3 // 4, self.max_output // 4
-            text = f"{text[:head]}\n[... {len(text) - head - tail} characters cut ...]\n{text[len(text) - tail :]}"
-        problem = stopped
-        if not stopped and os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            if number == signal.SIGXCPU:
-                problem = f"The code was stopped after {self.timeout_s:g} s of CPU time (time-out)."
-            else:
-                problem = f"The code was killed by {signal.Signals(number).name}."
-        elif not stopped and os.WEXITSTATUS(status) not in (0, snippet.EXCEPTION_EXIT):
-            problem = f"The code ended with exit code {os.WEXITSTATUS(status)}."
-        text = text.removesuffix("\n")
-        if problem:
-            text = f"{text}\n{problem}" if text else problem
-        return text, bool(problem) or status != 0
-
-
-def _named_libraries(code: str) -> set[str]:
-    names = set()
-    for library, part, imported in _LIBRARY.findall(code):
-        names.add("numpy.random" if library == "numpy" else library)
-        if library == "scipy" and (part or imported) in _SCIPY_PARTS:
-            names.add(f"scipy.{part or imported}")
-    return names
-
-
-def _resident(processes: int, pid: str) -> int:
-    """Bytes of a process in memory that no file backs; 0 when it is gone."""
-    try:
-        with open(os.open(f"{pid}/status", os.O_RDONLY, dir_fd=processes)) as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
-
-
-def _receive(fd: int) -> dict | None:
-    data = bytearray()
-    need = 4
-    while len(data) < need:
-        chunk = os.read(fd, 1 << 16)
-        if not chunk:
-            return None
-        data += chunk
-        if need == 4 and len(data) >= 4:
-            need += int.from_bytes(data[:4])
-    return json.loads(data[4:])
-
-
-def _send(fd: int, message: dict) -> None:
-    body = json.dumps(message).encode()
-    data = len(body).to_bytes(4) + body
-    while data:
-        data = data[os.write(fd, data) :]
-
 
 def _isolate(config: dict) -> tuple[tuple[str, ...], int | None]:
     """What isolates this process from now on, and the descriptor of /proc that is left to it."""
     if config["isolation"] == "none":
         kernel.adopt_orphans()
         return (), None
-    if config["isolation"] == "namespaces":
-        kernel.enter_namespaces(config["directory"], config["shown"], config["links"])
     processes = kernel.seal_worker()
     return (config["isolation"], "user", "mount", "network", "ipc", "pid", "seccomp"), processes
 
 
+def _import(libraries: list[str]) -> None:
+    for name in libraries:
+        with contextlib.suppress(Exception):  # not installed, or broken: the snippet shows its own exception
+            importlib.import_module(name)
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed(0)
+
+
 def main() -> None:
     """Isolates itself, then answers requests until the sandbox closes the socket."""
+    config = json.loads(sys.argv[1])
+    connection = _socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     try:
-        if sys.argv[1] == "enter":  # before bubblewrap, where it is root's
-            kernel.enter_user_namespace()
-            os.execv(sys.argv[2], sys.argv[2:])
-        config = json.loads(sys.argv[1])
-        connection = os.dup(0)
-        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         isolation, processes = _isolate(config)
     except OSError as error:
-        _send(0 if sys.argv[1] == "enter" else connection, {"refused": str(error.strerror)})
+        connection.send(json.dumps({"refused": str(error.strerror)}).encode())
         return
+    sys.path[:] = [path for path in sys.path if path != os.environ["PYTHONPATH"]] + config["site"]
     sys.argv = [""]
     os.environ.clear()
     for name in _LIBRARY_ENVIRONMENT:
         os.putenv(name, "1")  # for the C libraries; os.environ stays empty
-    sys.path[:] = [path for path in sys.path if path != config["source"]] + config["site"]
     sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    worker = _SnippetRunner(config, processes)
-    _send(connection, {"isolation": list(isolation)})
     snippet.compile_parts("x = 1\nx")  # creates what the compiler makes lazily
     random.seed(0)
-    worker.settle()
+    _import(config["libraries"])
+    worker = _SnippetRunner(config, connection, processes)
     with contextlib.suppress(ConnectionError):  # the sandbox gave this worker up
-        while (request := _receive(connection)) is not None:
-            _send(connection, worker.run(request["code"]))
+        connection.send(json.dumps({"isolation": list(isolation)}).encode())
+        while True:
+            worker.make_workspace()  # while nobody waits
+            byte, passed, _, _ = connection.recvmsg(1, _socket.CMSG_SPACE(8))
+            if not byte:
+                break
+            code, output = struct.unpack("2i", passed[0][2])
+            connection.send(json.dumps(worker.run(code, output)).encode())
+            worker.remove_workspace()
+    if processes is None:
+        shutil.rmtree(config["directory"], ignore_errors=True)  # the sandbox may have been killed
 
 
 if __name__ == "__main__":

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.tools.python import isolation as sandbox_isolation
-from orchestra_jax.tools.python import server as sandbox_server
 from orchestra_jax.tools.python import snippet
 from orchestra_jax.tools.python import worker as sandbox_worker
-from orchestra_jax.tools.python.sandbox import PythonSandbox
+from orchestra_jax.tools.python.sandbox import PythonSandbox, named_libraries
 from orchestra_jax.types import InfrastructureError, ToolResult
 
 SOURCE = Path(sandbox_worker.__file__).parents[3]
@@ -64,6 +63,18 @@ CASES = [
     ("import os; os._exit(4)", "The code ended with exit code 4.", True),
     ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "The code was killed by SIGKILL.", True),
     ("import ctypes\nctypes.string_at(0)", "The code was killed by SIGSEGV.", True),
+    ("import os\nos.kill(os.getpid(), 40)", "The code was killed by signal 40.", True),
+    ("import io, sys\nprint('a')\nsys.stdout = io.StringIO()\nprint('b')", "a", False),
+    ("import io, sys\nprint('a')\nsys.stdout = io.StringIO()\n1 / 0", "a\nZeroDivisionError: division by zero", True),
+    ("import sys\nprint('a')\nsys.stdout.close()\n1 / 0", "a\nZeroDivisionError: division by zero", True),
+    ("class E(Exception):\n  def __str__(self): raise self\nraise E", "E", True),
+    ("import os\nos.closerange(0, 9)\n1 / 0", "", True),
+    ("import os\nos.write(1, b'\\xff\\xed\\xa0\\xbd')", "\ufffd" * 4 + "4", False),
+    (
+        "'\ud83d'",
+        "UnicodeEncodeError: 'utf-8' codec can't encode character '\\ud83d' in position 1: surrogates not allowed",
+        True,
+    ),
     ("import sys\nprint('o'); print('e', file=sys.stderr); print('o')", "o\ne\no", False),
     ("import os\ndict(os.environ), os.listdir()", "({}, [])", False),
     ("import threading\nthreading.Thread(target=lambda: print('late')).start()", "late", False),
@@ -273,8 +284,13 @@ def test_numerical_libraries_work_within_the_limits(isolation: str):
 
 def test_libraries_that_a_snippet_names():
     code = "import numpy as np, os\nfrom scipy.stats import norm\nfrom scipy import optimize\nimport scipy.conftest"
-    assert sandbox_worker._named_libraries(code) == {"numpy.random", "scipy", "scipy.stats", "scipy.optimize"}
-    assert sandbox_worker._named_libraries("print('numpy')") == set()
+    assert named_libraries(code) == {"numpy.random", "scipy", "scipy.stats", "scipy.optimize"}
+    assert named_libraries("print('numpy')") == set()
+    assert named_libraries("import numpy\nimport sympy") == {"numpy.random", "sympy"}
+    assert named_libraries("import os, mpmath as mp\nfrom scipy import (stats, linalg)") == {
+        "mpmath", "scipy", "scipy.stats", "scipy.linalg",
+    }  # fmt: skip
+    assert named_libraries("import\nimport ,\nfrom . import numpy\nfrom scipy import") == set()
 
 
 def test_without_any_isolation_it_refuses_to_start(monkeypatch):
@@ -317,37 +333,3 @@ def test_a_worker_that_cannot_isolate_itself_runs_nothing(monkeypatch):
     monkeypatch.setattr(sandbox_isolation, "_shown", lambda: ({"/nowhere": "/nowhere"}, {}, [], []))
     with pytest.raises(InfrastructureError, match=r"could not isolate itself: .*nowhere"):
         run("print(1)", isolation="namespaces")
-
-
-def test_remote_sandbox(monkeypatch):
-    """Real HTTP: an executor and a server with a key, and what an executor says of a server that refuses or is away."""
-    web = pytest.importorskip("aiohttp.web")
-    monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "secret")
-
-    async def main() -> None:
-        python = PythonSandbox(workers=1)
-        runner = web.AppRunner(sandbox_server.application(python))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        remote = sandbox_server.RemoteSandbox(f"http://{host}:{port}")
-        results = await asyncio.gather(*(remote.run(code) for code in ("6 * 7", "1 / 0", "'é' * 3")))
-        assert [result.text for result in results] == ["42", "ZeroDivisionError: division by zero", "'ééé'"]
-        assert [result.is_error for result in results] == [False, True, False]
-        assert results[0].usage[0].seconds > 0
-        monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "wrong")
-        with pytest.raises(InfrastructureError, match="status 401") as failure:
-            await remote.run("1")
-        assert "wrong" not in str(failure.value)
-        monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "secret")
-        python.close()
-        with pytest.raises(InfrastructureError, match=r"status 503.*closed"):
-            await remote.run("1")
-        await runner.cleanup()
-        with pytest.raises(InfrastructureError, match="cannot be reached"):
-            await remote.run("1")
-        remote.close()
-        with pytest.raises(InfrastructureError, match="closed"):
-            await remote.run("1")
-
-    asyncio.run(main())
