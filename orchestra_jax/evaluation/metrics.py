@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.rewards import ToolFeature, feature_matrix
+from orchestra_jax.tools.answers import extract_answer, matches
 from orchestra_jax.types import Status, Trajectory
 
 
@@ -20,7 +21,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         accuracy: share solved. valid_rate: share that ended with an answer in the right format.
         cost: dollars a question. cost_per_correct: dollars spent on all questions per solved one (inf if none).
         latency: seconds a question. calls: executed tool calls a question. refused: calls a question that were not
-            executed. failed: infrastructure failures, a count.
+            executed. failed: infrastructure failures, a count. Where a judge was asked, `judge_figures` too.
     """
     counted = [t for t in trajectories if t.status is not Status.FAILED]
     failed = len(trajectories) - len(counted)
@@ -36,7 +37,30 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "calls": float(np.mean([len(t.calls) for t in counted])),
         "refused": float(np.mean([t.refused for t in counted])),
         "failed": float(failed),
+    } | judge_figures(counted)
+
+
+def judge_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """How far a judge and exact match differ; nothing where no judge was asked.
+
+    Returns:
+        exact_match: the accuracy by exact match alone. judged: share of the questions whose answer a judge was asked
+            about. judge_disagrees: share of those in which its verdict is not that of exact match. A judge that is
+            asked only about answers that do not match, as in `envs.qa`, disagrees where it finds one right: a share
+            that rises while `exact_match` does not is a policy that persuades its judge.
+    """
+    judged = [t for t in trajectories if t.valid and any(row.role == "judge" for row in t.ledger)]
+    if not judged:
+        return {}
+    return {
+        "exact_match": sum(t.valid and _matches(t) for t in trajectories) / len(trajectories),
+        "judged": len(judged) / len(trajectories),
+        "judge_disagrees": sum(bool(t.solved) != _matches(t) for t in judged) / len(judged),
     }
+
+
+def _matches(trajectory: Trajectory) -> bool:
+    return matches(extract_answer(trajectory.answer or ""), trajectory.task.answer)
 
 
 def tool_shares(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float]]:

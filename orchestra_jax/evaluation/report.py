@@ -13,7 +13,7 @@ pictures.
                                  {part: figures} instead
 
 Figures: accuracy, valid_rate and utility in [0, 1]; cost and cost_per_correct in dollars; latency in seconds; calls;
-failed, a count.
+failed, a count. Where a judge was asked: exact_match, judged and judge_disagrees in [0, 1].
 """
 
 import math
@@ -37,6 +37,8 @@ _COLUMNS: Mapping[str, tuple[str, float, int]] = {
     "cost per\ncorrect": ("cost_per_correct", 100, 2),
     "latency\ns": ("latency", 1, 1),
     "calls": ("calls", 1, 2),
+    "exact\n%": ("exact_match", 100, 1),
+    "judge\ndiffers %": ("judge_disagrees", 100, 1),
     "utility": ("utility", 1, 3),
 }
 _SWAP_COLUMNS: Mapping[str, tuple[str, float, int]] = {

@@ -21,7 +21,7 @@ from orchestra_jax.tools.experts import descriptions
 from orchestra_jax.tools.experts.cards import api_fields
 from orchestra_jax.tools.experts.client import expert_clients
 from orchestra_jax.tools.experts.expert import Expert, read_experts
-from orchestra_jax.tools.experts.roles import Judge
+from orchestra_jax.tools.experts.judge import Judge
 from orchestra_jax.tools.experts.simulated import SimulatedTool, experts_from_config
 from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.tools.schema import check_spec

@@ -45,7 +45,10 @@ _UPDATE = {
 # Of learner and engine: what they say before the first update of a step, everything else after the last one.
 _FIRST = ("mismatch", "importance_p", "sequence_")
 # `summarize`'s figures that have another name in metrics.jsonl.
-_SUMMARY = {"cost": "cost_usd", "latency": "latency_s", "refused": "calls/refused"}
+_SUMMARY = {
+    "cost": "cost_usd", "latency": "latency_s", "refused": "calls/refused", "judged": "judge/asked",
+    "judge_disagrees": "judge/disagrees",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,8 +47,30 @@ def test_summarize_by_hand():
         "calls": 1.0,
         "refused": 0.0,
         "failed": 1.0,
+        "exact_match": 0.75,  # all three that answered said "yes"
+        "judged": 0.75,
+        "judge_disagrees": 1 / 3,  # one of them was found wrong
     }
     assert all(type(number) is float for number in found.values())
+
+
+def test_a_judge_and_exact_match_by_hand():
+    def judged(answer: str | None, solved: bool, asked: bool = True) -> Trajectory:
+        made = run(solved=solved, status=Status.COMPLETED if answer else Status.NO_ANSWER)
+        return replace(made, answer=answer, ledger=made.ledger if asked else made.ledger[:2])
+
+    trajectories = [
+        judged("Yes.", True, asked=False),  # matches, so that nobody is asked
+        judged("It is so.", True),
+        judged("<think>yes</think> \\boxed{no}", False),
+        judged("Perhaps.", False),
+        judged(None, False, asked=False),
+    ]
+    found = summarize(trajectories)
+    assert (found["accuracy"], found["exact_match"], found["judged"]) == (0.4, 0.2, 0.6)
+    assert found["judge_disagrees"] == 1 / 3
+    alone = summarize([judged("Yes.", True, asked=False), judged("No.", False, asked=False)])
+    assert not {"exact_match", "judged", "judge_disagrees"} & alone.keys()  # there is no judge
 
 
 def test_nothing_solved_costs_infinitely_much_per_correct_answer():

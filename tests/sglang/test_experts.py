@@ -8,7 +8,8 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.tools.experts.roles import Judge, UserSimulator, expert_tool
+from orchestra_jax.tools.experts.judge import Judge
+from orchestra_jax.tools.experts.roles import UserSimulator, expert_tool
 from orchestra_jax.types import InfrastructureError
 from tests.sglang.conftest import TALKING_LENGTH
 

@@ -62,6 +62,7 @@ class StubOpenAI:
         reply: makes the text from the body; by default 1 to max_tokens words.
         context: longest prompt plus completion.
         accepted: keys let in; empty lets everybody in.
+        formats: whether it takes `response_format`.
         active, most: requests under way, and the most that ever were.
         on_bill: called with every bill.
     """
@@ -76,6 +77,7 @@ class StubOpenAI:
         self.reply: Callable[[dict[str, Any]], str] = some_words
         self.context = 10**6
         self.accepted: set[str] = set()
+        self.formats = True
         self.gate = asyncio.Event()  # requests wait here after they were billed
         self.gate.set()
         self.active = self.most = self.port = 0
@@ -117,6 +119,8 @@ class StubOpenAI:
             return failure(401, f"Incorrect API key provided: {self.keys[-1]}.", "invalid_api_key")
         if refused := _unsupported(body):
             return refused
+        if "response_format" in body and not self.formats:
+            return failure(400, "Unsupported parameter: 'response_format' is not supported.", "unsupported_parameter")
         fault = self.faults.popleft() if self.faults else self.chaos(number)
         if isinstance(fault, Before):
             return await fault.act(request)

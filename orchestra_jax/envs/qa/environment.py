@@ -18,7 +18,7 @@ from orchestra_jax.tools.answers import extract_answer, marked_answer, matches, 
 from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.tools.build import instance_seed, make_tools, price_book, tool_problems
 from orchestra_jax.tools.catalogue import ANSWER_TOOL, Instance
-from orchestra_jax.tools.experts.roles import Judge
+from orchestra_jax.tools.experts.judge import Judge
 from orchestra_jax.types import Preference, Task
 
 SYSTEM = (

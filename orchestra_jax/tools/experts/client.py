@@ -4,6 +4,7 @@ The `openai` client carries the requests; retries, limits, budgets and the recor
 single attempt is counted.
 """
 
+import json
 import logging
 import re
 import time
@@ -22,12 +23,14 @@ from orchestra_jax.outside import Unreadable, valid_text
 from orchestra_jax.tools.experts.context import ChatMessage, TokenCounter, fit
 from orchestra_jax.tools.experts.endpoint import connect, read_refusal, read_reply
 from orchestra_jax.tools.experts.expert import Expert
+from orchestra_jax.tools.experts.quoting import Neutraliser
 from orchestra_jax.types import InfrastructureError, Usage
 
 if TYPE_CHECKING:
     import openai
 
 _RETRIED = {408, 409, 429}  # and every 5xx
+_UNSUPPORTED = {400, 404, 422, 501}
 _NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}  # of httpx, under whatever name openai ships it
 _TOO_LONG = re.compile(r"context.?(length|window)|context_length_exceeded|too many tokens|prompt is too long", re.I)
 _RECORDED = ("text", "finish_reason")
@@ -58,10 +61,18 @@ class _TooLong(Refused):
     """The server finds the prompt longer than its context."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Unsupported(Refused):
+    """The server finds something wrong with the fields of the request."""
+
+
 class ExpertClient:
     """Calls one expert. Needs neither key nor network as long as every answer is in the record.
 
     A ledger row's seconds are those of the request that was answered, without the wait for a place at the provider.
+
+    Attributes:
+        counter: counts the tokens of its prompts.
 
     Args:
         expert: what to call.
@@ -86,13 +97,15 @@ class ExpertClient:
     ) -> None:
         prices.cost(expert.name)
         self.expert, self.prices = expert, prices
-        self._counter = TokenCounter(expert.tokenizer)
+        self.counter = TokenCounter(expert.tokenizer)
         self._calls = PaidCalls(
             limiter or Limiter(expert.concurrency, expert.requests_per_minute),
             replay=replay, timeout_s=expert.timeout_s, retries=expert.retries, backoff_s=backoff_s,
             prepare=self._connect,
         )  # fmt: skip
         self._key = ""
+        self._formats = True  # the server takes response_format, as far as we know
+        self._neutralise = Neutraliser(self.counter.control)
         self._client: openai.AsyncOpenAI | None = None
 
     async def chat(
@@ -103,15 +116,18 @@ class ExpertClient:
         role: str = "tool",
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
+        response_format: Mapping[str, Any] | None = None,
         sample: int = 0,
     ) -> Completion:
         """One completion.
 
         Args:
-            messages: {"role", "content"} each. Too long ones are cut: see `context.fit`.
+            messages: {"role", "content"} each. Too long ones are cut: see `context.fit`; control strings of chat
+                templates are broken up: see `quoting`.
             role: of the ledger rows: "tool", "judge" or "user_simulator".
             max_tokens: at most those of the expert.
             stop: texts that end the completion.
+            response_format: of a structured output. A server that refuses it is asked without, from then on.
             sample: another number is another sample of the same request in the record.
 
         Raises:
@@ -123,30 +139,39 @@ class ExpertClient:
         expert = self.expert
         most = min(max_tokens or expert.max_tokens, expert.max_tokens)
         room = expert.context_tokens - most
-        fitted = fit([_sound(message) for message in messages], room, self._counter)
+        fitted = fit([self._safe(message) for message in messages], room, self.counter)
         body = {"model": expert.model, "messages": fitted, expert.max_tokens_field: most, **expert.extra}
         if expert.temperature is not None:
             body["temperature"] = expert.temperature
         if stop:
             body["stop"] = list(stop)
-        tokens: dict[str, Any] = {"prompt_tokens": self._counter.most(fitted), "completion_tokens": most}
+        if response_format:
+            body["response_format"] = response_format
+        # The address is no part of it, nor what the server takes: a record made with one serves for another.
+        request = {"expert": expert.name, "role": role, "sample": sample, **body}
+        # Some servers bill the format as a part of the prompt.
+        told = [*fitted, {"content": json.dumps(response_format)}] if response_format else fitted
+        tokens: dict[str, Any] = {"prompt_tokens": self.counter.most(told), "completion_tokens": most}
         worst = self.prices.charge(Usage(expert.name, role, seconds=expert.timeout_s + GRACE_S, **tokens))
 
         async def send() -> Outcome:
             nonlocal room
-            outcome = await self._send(body, role)
+            outcome = await self._send_formatted(body, role)
             if isinstance(outcome, _TooLong):
-                room = int(min(room, self._counter.estimate(body["messages"])) * _SHORTER)
+                room = int(min(room, self.counter.estimate(body["messages"])) * _SHORTER)
                 try:
-                    body["messages"] = fit(body["messages"], room, self._counter)
+                    body["messages"] = fit(body["messages"], room, self.counter)
                 except ValueError:
                     return replace(outcome, retry=False)
             return outcome
 
-        # The address is no part of it: a record made with one server serves for another with the same model.
-        request = {"expert": expert.name, "role": role, "sample": sample, **body}
         recorded = await self._calls.call("chat", request, worst, send, budget=budget)
         return self._completion(recorded)
+
+    def spare(self, text: str, messages: int) -> int:
+        """Tokens that are left for a prompt of so many messages beside this text of it, by our own count."""
+        room = self.expert.context_tokens - self.expert.max_tokens
+        return room - self.counter.estimate([{"content": ""}] * messages) - self.counter.count(text)
 
     def check(self) -> None:
         """Sees that the expert can be called: raises now what `chat` would raise later.
@@ -159,12 +184,32 @@ class ExpertClient:
         variable = self.expert.api_key_env
         self._key = read_key(variable, f"Expert {self.expert.name!r}") if variable else ""
 
+    def _safe(self, message: ChatMessage) -> dict[str, str]:
+        """The message with texts that every tokenizer takes and none takes for a turn's beginning or end."""
+        return {key: self._neutralise(valid_text(value)) for key, value in message.items()}
+
     async def close(self, patience_s: float = CLOSE_S) -> None:
         """Waits for requests whose callers gave up, until `patience_s`, and drops the connections."""
         await self._calls.close(patience_s)
         if self._client is not None:
             await self._client.close()
             self._client = None
+
+    async def _send_formatted(self, body: dict[str, Any], role: str) -> Outcome:
+        """`_send`, once more without the format of the answer where the server refuses the request because of it."""
+        if not self._formats:
+            body.pop("response_format", None)
+        outcome = await self._send(body, role)
+        if "response_format" in body and isinstance(outcome, _Unsupported):
+            form = body.pop("response_format")
+            plain = await self._send(body, role)
+            if isinstance(plain, Recorded):
+                self._formats = False
+            elif isinstance(plain, _Unsupported):
+                body["response_format"] = form  # it was not that
+                return outcome
+            return plain
+        return outcome
 
     async def _send(self, body: Mapping[str, Any], role: str) -> Outcome:
         """One request, and what became of it. Never raises the client's errors: they hold the request and its key."""
@@ -194,8 +239,8 @@ class ExpertClient:
             return Lost(f"The answer of {server} cannot be read: {problem}.")
         tokens = reply.tokens
         if tokens is None:
-            written = min(self._counter.count(reply.text), body[self.expert.max_tokens_field])
-            tokens = {"prompt_tokens": self._counter.estimate(body["messages"]), "completion_tokens": written}
+            written = min(self.counter.count(reply.text), body[self.expert.max_tokens_field])
+            tokens = {"prompt_tokens": self.counter.estimate(body["messages"]), "completion_tokens": written}
         row = Usage(self.expert.name, role, seconds=seconds, estimated=reply.tokens is None, **tokens)
         return Recorded({"text": reply.text, "finish_reason": reply.finish_reason}, (self.prices.charge(row),))
 
@@ -220,6 +265,8 @@ class ExpertClient:
         if status in (400, 413, 422) and _TOO_LONG.search(f"{code} {said}"):
             return _TooLong(f"{reason}; lower context_tokens={self.expert.context_tokens}.", retry=True)
         retry = (status in _RETRIED or status >= 500) and code != "insufficient_quota"
+        if status in _UNSUPPORTED:
+            return _Unsupported(f"{reason}.")
         return Refused(f"{reason}.", retry, retry_after(error.response.headers) if retry else None)
 
     def _connect(self) -> "openai.AsyncOpenAI":
@@ -253,11 +300,6 @@ def expert_clients(
             )
         clients[expert.name] = ExpertClient(expert, prices, replay=replay, limiter=limiter, backoff_s=backoff_s)
     return clients
-
-
-def _sound(message: ChatMessage) -> dict[str, str]:
-    """The message with texts that every server and tokenizer can take."""
-    return {key: valid_text(value) for key, value in message.items()}
 
 
 def _openai() -> ModuleType:

@@ -23,6 +23,7 @@ class TokenCounter:
 
     Attributes:
         exact: whether there is a tokenizer.
+        control: its control strings; none without one.
 
     Args:
         path: of the model's tokenizer.json, or its folder or id on the hub; None estimates by characters.
@@ -40,6 +41,8 @@ class TokenCounter:
                 raise FileNotFoundError(f"No tokenizer at {str(file)!r}; give a tokenizer.json, or null to estimate.")
             self._tokenizer = Tokenizer.from_file(str(file))
         self.exact = self._tokenizer is not None
+        added = self._tokenizer.get_added_tokens_decoder().values() if self._tokenizer is not None else ()
+        self.control = tuple(token.content for token in added)
 
     def count(self, text: str) -> int:
         """Tokens of a text; without a tokenizer a third of its characters, rounded up."""

@@ -13,7 +13,8 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.tools.experts.roles import Judge, UserSimulator, expert_tool
+from orchestra_jax.tools.experts.judge import Judge
+from orchestra_jax.tools.experts.roles import UserSimulator, expert_tool
 from orchestra_jax.tools.search.web import TavilySearch
 from tests.tools import openai_stub
 from tests.tools.openai_stub import PRICES, StubOpenAI, status
@@ -62,7 +63,7 @@ async def test_the_canary_is_nowhere(monkeypatch, tmp_path, everything_logged):
         expert = Expert("small", "small", stub.url, "EXPERT_KEY", max_tokens=50, retries=1)
         client = ExpertClient(expert, PRICES, replay=record, backoff_s=0.001)
         tavily = TavilySearch(test_web_search.PRICES, url=web.url, replay=record, retries=1, backoff_s=0.001)
-        stub.reply = lambda body: "<answer>correct</answer> ```python\n1\n```"
+        stub.reply = lambda body: "```python\n1\n```\n<answer>correct</answer>"
         roles = [
             expert_tool(Role.query_writer, client, tavily.search),
             expert_tool(Role.code_writer, client),

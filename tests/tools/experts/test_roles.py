@@ -12,12 +12,11 @@ from orchestra_jax.tools import schema
 from orchestra_jax.tools.answers import extract_answer
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
+from orchestra_jax.tools.experts.judge import JUDGE_SYSTEM, Judge
 from orchestra_jax.tools.experts.roles import (
-    JUDGE_SYSTEM,
     NO_CODE,
     NO_QUERY,
     STOP,
-    Judge,
     UserSimulator,
     expert_tool,
     python_block,
@@ -177,6 +176,9 @@ async def test_a_long_context_is_cut_and_the_question_kept(stub, client):
         ("Same number. <answer>correct</answer>", True),
         ("Other city. <answer> Incorrect. </answer>", False),
         ("<think><answer>incorrect</answer></think>Same. <answer>correct</answer>", True),
+        ('{"reason": "Same number.", "verdict": "correct"}', True),
+        ('<think>hm</think>```json\n{"reason": "It says {42}.", "verdict": "incorrect"}\n```', False),
+        ('Here it is: {"reason": "Other city.", "verdict": "incorrect"}', False),
     ],
 )
 async def test_the_judge(stub, client, reply, correct):
@@ -186,8 +188,11 @@ async def test_the_judge(stub, client, reply, correct):
     assert [row.role for row in verdict.usage] == ["judge"]
     system, user = (message["content"] for message in stub.bodies[0]["messages"])
     assert system == JUDGE_SYSTEM
-    for part in ("How far?", "Reference answer: 384400 km\nReference answer: 384,000 km", "384k km"):
-        assert part in user
+    mark = user.split()[0]
+    assert user.splitlines() == [
+        f"{mark} question", "| How far?", f"{mark} reference answer", "| 384400 km", f"{mark} reference answer",
+        "| 384,000 km", f"{mark} candidate answer", "| 384k km", f"{mark} end", "", "Grade the candidate answer.",
+    ]  # fmt: skip
 
 
 async def test_a_judge_without_a_verdict_is_no_wrong_answer(stub, client):
