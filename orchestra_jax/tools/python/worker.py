@@ -76,7 +76,7 @@ class _SnippetRunner:
         self.filter = b"" if processes is None else seccomp.snippet_filter()
         self.count = 0
         cpu, file = math.ceil(self.timeout_s), config["file_mb"] << 20
-        self.limits = [
+        limits = [
             (resource.RLIMIT_CPU, (cpu, cpu + 1)),
             (resource.RLIMIT_FSIZE, (file, file)),
             (resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES)),
@@ -86,7 +86,7 @@ class _SnippetRunner:
         ]
         # Outside a user namespace this counts every process of the user. The worker may count as one.
         if processes is not None:
-            self.limits.append((resource.RLIMIT_NPROC, (config["processes"] + 1,) * 2))
+            limits.append((resource.RLIMIT_NPROC, (config["processes"] + 1,) * 2))
         # Memory as it is now belongs to no snippet: the limits are on what a snippet adds.
         gc.collect()
         gc.freeze()
@@ -97,7 +97,15 @@ class _SnippetRunner:
             kernel.take_filter(seccomp.worker_filter())
         with open(os.open(proc, os.O_RDONLY, dir_fd=processes)) as file:
             mapped = int(file.read().split()[0]) * resource.getpagesize()
-        self.limits.append((resource.RLIMIT_AS, (mapped + self.memory,) * 2))
+        limits.append((resource.RLIMIT_AS, (mapped + self.memory,) * 2))
+        self.limits = [(name, _allowed(name, wanted)) for name, wanted in limits]
+
+    def try_out(self) -> int:
+        """The wait status of a snippet without code: 0 where one can be set up with these limits."""
+        self.make_workspace()
+        answer = self.run(os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY))
+        self.remove_workspace()
+        return answer["status"]
 
     def run(self, code: int, output: int) -> dict:
         """What became of one snippet; closes both files."""
@@ -193,13 +201,12 @@ class _SnippetRunner:
 
     def _reap(self, pid: int) -> int:
         """Kills whatever the snippet left behind and collects it; the snippet's wait status."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             if self.processes is not None:
                 os.kill(-1, signal.SIGKILL)  # every process but this one: it is the first
             else:
+                os.kill(pid, signal.SIGKILL)  # it may not lead its group yet
                 os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         _, status = os.waitpid(pid, 0)
         try:
             while os.waitpid(-1, 0 if self.processes is not None else os.WNOHANG)[0]:
@@ -207,6 +214,12 @@ class _SnippetRunner:
         except ChildProcessError:
             pass
         return status
+
+
+def _allowed(name: int, wanted: tuple[int, int]) -> tuple[int, int]:
+    """A soft and a hard limit, no higher than this process may set them."""
+    _, most = resource.getrlimit(name)
+    return wanted if most == resource.RLIM_INFINITY else (min(wanted[0], most), min(wanted[1], most))
 
 
 def _isolate(config: dict) -> tuple[tuple[str, ...], int | None]:
@@ -226,6 +239,10 @@ def _import(libraries: list[str]) -> None:
         numpy_random.seed(0)
 
 
+def _refuse(connection: "_socket.socket", why: str) -> None:
+    connection.send(json.dumps({"refused": why}).encode())
+
+
 def main() -> None:
     """Isolates itself, then answers requests until the sandbox closes the socket."""
     config = json.loads(sys.argv[1])
@@ -234,7 +251,7 @@ def main() -> None:
     try:
         isolation, processes = _isolate(config)
     except OSError as error:
-        connection.send(json.dumps({"refused": str(error.strerror)}).encode())
+        _refuse(connection, str(error.strerror))
         return
     sys.path[:] = [path for path in sys.path if path != os.environ["PYTHONPATH"]] + config["site"]
     sys.argv = [""]
@@ -247,6 +264,9 @@ def main() -> None:
     _import(config["libraries"])
     worker = _SnippetRunner(config, connection, processes)
     with contextlib.suppress(ConnectionError):  # the sandbox gave this worker up
+        if status := worker.try_out():  # else each snippet would be blamed for it
+            _refuse(connection, f"an empty snippet ends with status {status}")
+            return
         connection.send(json.dumps({"isolation": list(isolation)}).encode())
         while True:
             worker.make_workspace()  # while nobody waits

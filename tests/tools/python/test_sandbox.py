@@ -5,6 +5,7 @@ import asyncio
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import time
 import types
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.tools.python import isolation as sandbox_isolation
+from orchestra_jax.tools.python import sandbox as sandbox_module
 from orchestra_jax.tools.python import snippet
 from orchestra_jax.tools.python import worker as sandbox_worker
 from orchestra_jax.tools.python.sandbox import PythonSandbox, named_libraries
@@ -325,6 +327,35 @@ def test_a_bubblewrap_that_fails_is_no_isolation(program: str, reason: str, tmp_
             PythonSandbox(isolation="bubblewrap")
     finally:
         sandbox_isolation.why_not.cache_clear()
+
+
+@pytest.mark.parametrize("isolation", ["namespaces", "none"])
+def test_limits_that_the_machine_sets_are_not_blamed_on_the_code(isolation: str):
+    """As on many clusters: files, stack, open files, processor time and memory below what we would allow."""
+    if isolation != "none" and (problem := sandbox_isolation.why_not(isolation)):
+        pytest.skip(problem)
+    program = (
+        "import asyncio, resource\n"
+        "from orchestra_jax.tools.python.sandbox import PythonSandbox\n"
+        "limits = {'FSIZE': 1 << 20, 'STACK': 4 << 20, 'NOFILE': 50, 'CPU': 9, 'SIGPENDING': 99, 'AS': 9 << 27}\n"
+        f"python = PythonSandbox(1, isolation={isolation!r})\n"
+        "for name, most in limits.items(): resource.setrlimit(getattr(resource, f'RLIMIT_{name}'), (most, most))\n"
+        "print(asyncio.run(python.run('6 * 7')).text)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout == "42\n"
+
+
+def test_a_worker_in_which_no_snippet_can_run_says_so(tmp_path, monkeypatch):
+    """Here because of a library that it imports for them; it is not the code's fault."""
+    (tmp_path / "broken.py").write_text("import os\nos.register_at_fork(after_in_child=lambda: os._exit(3))")
+    monkeypatch.setattr(sandbox_isolation, "_shown", lambda: ({}, {}, [str(tmp_path)], []))
+    monkeypatch.setattr(sandbox_module, "named_libraries", lambda code: frozenset({"broken"}))
+    with pytest.raises(InfrastructureError, match="an empty snippet ends with status 768"):
+        run("1", isolation="none")
 
 
 def test_a_worker_that_cannot_isolate_itself_runs_nothing(monkeypatch):
