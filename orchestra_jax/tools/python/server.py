@@ -8,6 +8,7 @@ the variable ORCHESTRA_SANDBOX_KEY is set, on both machines, requests must bear 
 
 import argparse
 import hmac
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -97,10 +98,21 @@ def application(sandbox: PythonSandbox) -> "web.Application":
     async def close(_: web.Application) -> None:
         sandbox.close()
 
+    logging.getLogger("aiohttp.server").addFilter(_short)
     app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
     app.add_routes([web.post("/run", run), web.get("/health", health)])
     app.on_cleanup.append(close)
     return app
+
+
+def _short(record: logging.LogRecord) -> bool:
+    """Takes the traceback from a log line about a request that is no HTTP: it is the client's mistake."""
+    from aiohttp import http_exceptions, web
+
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, http_exceptions.HttpProcessingError | web.RequestPayloadError):
+        record.msg, record.args, record.exc_info = "Refused what is no HTTP: %r", (str(error)[:200],), None
+    return True
 
 
 def main() -> None:

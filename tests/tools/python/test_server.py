@@ -56,7 +56,7 @@ REQUESTS = {
 }
 
 
-def test_malformed_requests_get_a_sentence(monkeypatch):
+def test_malformed_requests_get_a_sentence(monkeypatch, caplog):
     monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "secret")
 
     async def main() -> dict[str, bytes]:
@@ -73,6 +73,7 @@ def test_malformed_requests_get_a_sentence(monkeypatch):
         return answers
 
     answers = asyncio.run(main())
+    assert not [record for record in caplog.records if record.exc_info]
     found = {name: int(answer.split(b" ", 2)[1]) for name, answer in answers.items()}
     assert found == {name: status for name, (_, status) in REQUESTS.items()}
     assert not [name for name, answer in answers.items() if b"Traceback" in answer or answer.endswith(b"\r\n\r\n")]
