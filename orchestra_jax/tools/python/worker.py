@@ -54,7 +54,7 @@ _PENDING_SIGNALS = 256  # and timers: a user has some ten thousand
 _SOCKET_BYTES = 1 << 19  # what the kernel buffers at most for one, with the kernel's own limits as they usually are
 # One thread: a snippet has few processes, and each thread of OpenBLAS would reserve address space besides.
 _LIBRARY_ENVIRONMENT = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_UNBACKED = re.compile(rb"^(?:RssAnon|VmSwap):\s*(\d+) kB", re.MULTILINE)
+_UNBACKED = re.compile(rb"^(?:RssAnon|HugetlbPages|VmSwap):\s*(\d+) kB", re.MULTILINE)
 
 
 class _SnippetRunner:
