@@ -227,8 +227,10 @@ class PlanConfig(Settings):
     gpus_per_node: int = at_least(8, 1)  # GPUs that share a node
     memory_fraction: float = within(0.92, 0.01, 1)  # share of a GPU's memory that JAX may take
     compiler: Compiler = Compiler.auto  # auto: cuda where jax[cuda12] is installed
-    tokens: int | None = at_least(None, 1)  # mean tokens of a trajectory; null: rollout.limits.max_length
-    response: float = within(0.25, 0, 1)  # share of a trajectory's tokens that the policy sampled
+    tokens: int | None = at_least(None, 1)  # mean tokens of a trajectory at its end; null: rollout.limits.max_length
+    response: float = within(0.25, 0, 1)  # share of them that the policy sampled
+    turns: int | None = at_least(None, 1)  # assumed generations of a trajectory, its answer included; null: calls + 1
+    thoughts: int | None = at_least(None, 0)  # turns before the last that think, for rollout.history; null: all of them
     calls: int = at_least(3, 0)  # assumed calls of experts per trajectory, for the dry run of their cost
     call_input: int = at_least(2000, 0)  # assumed prompt tokens of such a call
     call_output: int = at_least(1000, 0)  # assumed tokens of its reply

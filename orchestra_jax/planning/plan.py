@@ -30,6 +30,7 @@ from orchestra_jax.planning.hlo import Collective, ProgramCost, program_cost
 from orchestra_jax.rl.batching import BatchShape
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.optimizer import OptimizerConfig, make_optimizer
+from orchestra_jax.rl.packing import PackShapes, bin_parts
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,15 @@ class Job:
         mesh: devices along data, fsdp and tensor.
         shape: the part of a micro-batch on one batch shard.
         sequences: trajectories of a step.
-        tokens: of each trajectory.
+        tokens: of each trajectory's longest sequence.
         response: share of the tokens that was sampled and carries loss.
         epochs, minibatches: passes over the step's trajectories, and optimizer steps of one.
         reference: dtype of the reference policy that scores every trajectory once, sharded as the policy is; None: no
             KL. With adapters their base is the reference.
         offload: whether the reference waits in host memory during the updates.
+        forks: sequences of a trajectory; its k-th sequence has k / forks of `tokens`, as its context grows evenly.
+        row_sequences: of a packed row, at most; None: as many as fit.
+        scored: forward passes over the step's tokens in which the learner scores them beside the updates.
     """
 
     model: DecoderConfig
@@ -62,6 +66,9 @@ class Job:
     reference: str | None = None
     offload: bool = False
     adapters: LoRA | None = None
+    forks: int = 1
+    row_sequences: int | None = None
+    scored: float = 0.0
 
     @property
     def devices(self) -> int:
@@ -73,24 +80,40 @@ class Job:
         return self.mesh[0] * self.mesh[1]
 
     @property
+    def lengths(self) -> list[int]:
+        """Tokens of the sequences of one trajectory."""
+        return [math.ceil(self.tokens * (k + 1) / self.forks) for k in range(self.forks)]
+
+    @property
+    def update_tokens(self) -> int:
+        """Of all sequences of a step: what one epoch runs."""
+        return self.sequences * sum(self.lengths)
+
+    @property
     def micro_batches(self) -> int:
-        """Of one training step, all epochs and mini-batches together."""
-        per_row = max(1, self.shape.length // self.tokens) if self.shape.packed else 1
-        per_batch = self.shards * min(self.shape.rows * per_row, self.shape.sequences)
-        return self.epochs * self.minibatches * math.ceil(self.sequences / self.minibatches / per_batch)
+        """Of one training step, all epochs and mini-batches together; unpacked rows all count at the full width."""
+        lengths = self.lengths * math.ceil(self.sequences / self.minibatches)
+        if self.shape.packed:
+            shapes = PackShapes(
+                self.shape.length, self.shape.rows, self.shape.sequences, row_sequences=self.row_sequences
+            )
+            parts = len(bin_parts(lengths, shapes))
+        else:
+            parts = math.ceil(len(lengths) / min(self.shape.rows, self.shape.sequences))
+        return self.epochs * self.minibatches * math.ceil(parts / self.shards)
 
     @property
     def forward_flops(self) -> float:
         """Model FLOPs of one forward pass over the step's tokens.
 
         Two per weight and token (the head's only for sampled tokens, the embedding is a look-up), and causal attention:
-        2 * tokens * heads * head_dim per layer and token for the scores and the mix together.
+        2 * tokens * heads * head_dim per layer and token of a sequence for the scores and the mix together.
         """
         m = self.model
         head = m.hidden_size * m.vocab_size
         layers = num_params(m) - head * (1 if m.tie_word_embeddings else 2)
-        attention = 2 * self.tokens * m.num_heads * m.head_dim * m.num_layers
-        return self.sequences * self.tokens * (2.0 * layers + 2.0 * head * self.response + attention)
+        attention = 2 * sum(length**2 for length in self.lengths) * m.num_heads * m.head_dim * m.num_layers
+        return self.update_tokens * (2.0 * layers + 2.0 * head * self.response) + self.sequences * attention
 
     @property
     def update_flops(self) -> float:
@@ -103,8 +126,8 @@ class Job:
 
     @property
     def model_flops(self) -> float:
-        """Model FLOPs of a training step; the reference policy adds one forward pass."""
-        return self.update_flops + (self.forward_flops if self.reference else 0.0)
+        """Model FLOPs of a training step; the reference policy adds one forward pass, the learner's scores theirs."""
+        return self.update_flops + self.forward_flops * ((1.0 if self.reference else 0.0) + self.scored)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.families import preset_config, read_config, run_settings
+from orchestra_jax.planning.assumed import forks
 from orchestra_jax.planning.gpus import GIB, GPUS, find_gpu
 from orchestra_jax.planning.layout import layout_of
 from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices, smallest_gpu
 from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
 from orchestra_jax.rl.packing import PackShapes
-from orchestra_jax.rl.setup import adapters, policy_learner, policy_shapes
+from orchestra_jax.rl.setup import adapters, policy_learner, policy_shapes, relates_rows, scores_old
 from orchestra_jax.rollout.chat import make_chat
 
 
@@ -44,13 +45,16 @@ def run(cfg: RunConfig) -> bool:
 
 def job_of(cfg: RunConfig) -> Job:
     """The step of a run at its largest shape: packed rows, or unpacked ones that hold the longest trajectory whole."""
-    algorithm, model = cfg.algorithm, model_config(cfg)
+    algorithm, model, shapes = cfg.algorithm, model_config(cfg), policy_shapes(cfg)
+    updates = algorithm.epochs * algorithm.minibatches
+    # Before every update but the first, what a trajectory's sequences have to know of each other.
+    related = algorithm.epochs * (updates - 1) / updates if relates_rows(cfg) else 0.0
     return Job(
         model=model,
         learner=policy_learner(cfg, model).cfg,
         optimizer=algorithm.optimizer,
         mesh=(cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor),
-        shape=largest_shape(policy_shapes(cfg), cfg.plan.response),
+        shape=largest_shape(shapes, cfg.plan.response),
         sequences=algorithm.tasks_per_step * algorithm.group_size,
         tokens=cfg.plan.tokens or cfg.rollout.limits.max_length,
         response=cfg.plan.response,
@@ -59,6 +63,9 @@ def job_of(cfg: RunConfig) -> Job:
         reference=algorithm.reference_dtype if algorithm.loss.kl_coef > 0 else None,
         offload=algorithm.reference_offload,
         adapters=adapters(cfg),
+        forks=forks(cfg),
+        row_sequences=shapes.row_sequences if isinstance(shapes, PackShapes) else None,
+        scored=related + (1.0 if scores_old(algorithm) else 0.0),
     )
 
 
@@ -103,7 +110,7 @@ def show(plan: Plan, console: Console) -> None:
     console.print(
         f"[bold]{num_params(job.model) / 1e9:.2f} B parameters on {job.devices} x {gpu.label}[/] "
         f"(data {job.mesh[0]}, fsdp {job.mesh[1]}, tensor {job.mesh[2]})\n"
-        f"A step: {job.sequences} trajectories of {job.tokens:,} tokens = {job.sequences * job.tokens:,} tokens, "
+        f"A step: {job.sequences} trajectories of {_sequences(job)} = {job.update_tokens:,} tokens, "
         f"in {job.micro_batches} micro-batches of {rows} tokens on each of {job.shards} batch shards, and "
         f"{plan.updates} optimizer step{'s' if plan.updates > 1 else ''}."
     )
@@ -129,6 +136,16 @@ def show(plan: Plan, console: Console) -> None:
         console.print(f"[bold red]It does not fit[/]: {room}. What would change that, with the peak it would give:")
         for line in advice(plan):
             console.print(f"  - {line}", markup=False)
+
+
+def _sequences(job: Job) -> str:
+    """Of one trajectory."""
+    if job.forks == 1:
+        return f"{job.tokens:,} tokens"
+    return (
+        f"{job.forks} sequences (a new one after every turn that thought, see plan.turns and plan.thoughts) of "
+        f"{job.lengths[0]:,} to {job.tokens:,} tokens, {sum(job.lengths):,} together,"
+    )
 
 
 def advice(plan: Plan) -> list[str]:
@@ -212,6 +229,8 @@ def _work(plan: Plan) -> Table:
     row("model FLOPs of the update (analytic, no recomputation)", job.update_flops / job.devices, "FLOP")
     if job.reference:
         row("model FLOPs of scoring with the reference policy", job.forward_flops / job.devices, "FLOP")
+    if job.scored:
+        row("model FLOPs of scoring with the policy", job.forward_flops * job.scored / job.devices, "FLOP")
     row("matrix FLOPs of the update as compiled", plan.per_step("flops"), "FLOP")
     row("bytes of the update as compiled, caches aside", plan.per_step("bytes"), "B")
     return table
@@ -233,7 +252,7 @@ def _collectives(plan: Plan) -> Table:
 
 def _time(plan: Plan) -> Table:
     table = Table("", "seconds", title="Time of a training step, rollouts aside", title_justify="left", min_width=60)
-    seconds, tokens = plan.seconds, plan.job.sequences * plan.job.tokens
+    seconds, tokens = plan.seconds, plan.job.update_tokens
     peak = f"{plan.gpu.tflops:,.0f} TFLOP/s (dense bf16)"
     table.add_row(f"[bold]at {plan.mfu:.0%} MFU[/] of {peak}", f"[bold]{seconds['compute']:.1f}[/]")
     table.add_row(

@@ -73,6 +73,21 @@ def bin_rows(lengths: Sequence[int], row_length: int, most: int) -> list[list[in
     return rows
 
 
+def bin_parts(lengths: Sequence[int], shapes: PackShapes) -> list[list[list[int]]]:
+    """The sequences' indices, micro-batch by micro-batch (of one batch shard) and row by row."""
+    # Rows of many sequences first, each into the first micro-batch with room for it.
+    parts: list[list[list[int]]] = []
+    most = min(shapes.sequences, shapes.row_sequences or shapes.sequences)
+    for row in sorted(bin_rows(lengths, shapes.row_length, most), key=len, reverse=True):
+        for part in parts:
+            if len(part) < shapes.rows and sum(map(len, part)) + len(row) <= shapes.sequences:
+                part.append(row)
+                break
+        else:
+            parts.append([row])
+    return parts
+
+
 def pack(sequences: Sequence[TokenSequence], shapes: PackShapes, shards: int = 1) -> list[MicroBatch]:
     """Packs sequences into micro-batches of one shape (up to the response fraction); every one lands in exactly one.
 
@@ -92,16 +107,7 @@ def pack(sequences: Sequence[TokenSequence], shapes: PackShapes, shards: int = 1
         raise ValueError(
             f"A sequence of {max(lengths)} tokens exceeds the packed row of {shapes.row_length}; lengthen the row."
         )
-    # Rows of many sequences first, each into the first micro-batch with room for it.
-    parts: list[list[list[int]]] = []
-    most = min(shapes.sequences, shapes.row_sequences or shapes.sequences)
-    for row in sorted(bin_rows(lengths, shapes.row_length, most), key=len, reverse=True):
-        for part in parts:
-            if len(part) < shapes.rows and sum(map(len, part)) + len(row) <= shapes.sequences:
-                part.append(row)
-                break
-        else:
-            parts.append([row])
+    parts = bin_parts(lengths, shapes)
     return stack_parts([_packed([[sequences[i] for i in row] for row in part], shapes) for part in parts], shards)
 
 

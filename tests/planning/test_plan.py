@@ -10,6 +10,7 @@ import jax
 import pytest
 from rich.console import Console
 
+from orchestra_jax.config.choices import History
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, LoraConfig, MeshConfig, ModelConfig, PlanConfig, RunConfig
 from orchestra_jax.models.decoder import num_params
@@ -109,6 +110,42 @@ def test_model_flops_by_hand() -> None:
     assert job.model_flops == pytest.approx(3 * forward)
     assert dataclasses.replace(job, reference="float32", epochs=2).model_flops == pytest.approx(7 * forward)
     assert dataclasses.replace(job, adapters=LoRA(4, 8.0)).model_flops == pytest.approx(2 * forward)
+
+
+def test_a_trajectory_that_forks_trains_all_of_its_sequences() -> None:
+    job = make_job(forks=4)
+    layers, head = 4 * (4 * 64 * 64 + 3 * 64 * 128) + NORMS, 512 * 64
+
+    assert job.lengths == [8, 16, 24, 32]
+    assert job.update_tokens == 64 * 80
+    squares = 8 * 8 + 16 * 16 + 24 * 24 + 32 * 32
+    attention = 64 * 4 * 2 * 2 * (squares / 2) * 64
+    assert job.forward_flops == pytest.approx(64 * 80 * (2 * layers + 2 * head * 0.5) + attention)
+    # 4 sequences a micro-batch: 24 rows of four (8 of 16, 16 of 8 tokens) and 32 of three (24, 24, 16) fill one each,
+    # 32 rows of two (32, 32) share 16: 72 on 8 shards.
+    assert job.micro_batches == 9
+    many = PackShapes(64, rows=2, sequences=64).batch_shape()
+    assert make_job(many, forks=4).micro_batches == 5
+    assert make_job(many, forks=4, row_sequences=1).micro_batches == 16
+    assert make_job(scored=2.0).model_flops == pytest.approx(5 * make_job().forward_flops)
+
+
+@pytest.mark.parametrize(
+    ("history", "plan", "sequences"),
+    [
+        ("keep", {}, 1),
+        ("strip_thinking", {}, 1),
+        ("drop_thinking", {}, 4),  # three calls and the answer
+        ("drop_thinking", {"turns": 10}, 10),
+        ("drop_thinking", {"turns": 10, "thoughts": 2}, 3),
+        ("drop_thinking", {"turns": 10, "thoughts": 30}, 10),
+        ("drop_thinking", {"turns": 90}, 50),  # rollout.limits.max_turns
+    ],
+)
+def test_thoughts_that_are_dropped_make_sequences(history: str, plan: dict[str, int], sequences: int) -> None:
+    rollout = dataclasses.replace(RunConfig().rollout, history=History(history))
+    cfg = RunConfig(model=ModelConfig(preset="qwen3-8b"), plan=PlanConfig(**plan), rollout=rollout)
+    assert job_of(cfg).forks == sequences
 
 
 def test_compiled_flops_agree_with_the_formula() -> None:
