@@ -12,6 +12,7 @@ from rich.progress import Progress
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import MissingPrice, PriceList
+from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.tools.experts import describing
 from orchestra_jax.tools.experts.descriptions import sample
 from orchestra_jax.tools.experts.expert import read_experts
@@ -29,9 +30,8 @@ async def run(options: argparse.Namespace) -> bool:
         print(f"{row.name:24} {row.calls:6.0f} calls  ${row.usd:9.4f} expected  ${row.worst_usd:9.4f} at most")
     if options.dry_run:
         return True
-    budget = Budget(Limits(usd=options.max_usd))
     with Progress() as bars:
-        bar = bars.add_task("calls", total=None)
+        bar, budget = bars.add_task("calls", total=None), Budget(Limits(usd=options.max_usd))
         done = await describing.describe(job, options.file, budget, lambda n, m: bars.update(bar, completed=n, total=m))
     failed = "".join(f"No description of {name}: {problem}\n" for name, problem in done.problems.items())
     print(f"{failed}{len(done.descriptions)} descriptions in {options.file}; ${budget.spent.usd:.4f} spent")
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only tell what it will cost")
     try:
         parser.exit(0 if asyncio.run(run(parser.parse_args(arguments))) else 1)
-    except (OSError, ValueError, ImportError, MissingPrice) as error:
+    except (OSError, ValueError, ImportError, MissingPrice, ReplayMiss) as error:
         parser.exit(2, f"{error}\n")
 
 

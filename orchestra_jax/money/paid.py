@@ -208,12 +208,7 @@ class PaidCalls:
         outcome, row = await task
         if self._replay is None or not isinstance(outcome, Recorded) or row is None:
             return
-        recorded = replace(outcome, usage=(*charged, row))
-
-        async def late() -> Recorded:
-            return recorded
-
-        await self._replay.call(kind, request, late)
+        await self._replay.keep(kind, request, replace(outcome, usage=(*charged, row)))
 
     async def _pause(self, attempt: int, wait_s: float | None) -> None:
         jitter = self._backoff_s * self._jitter.uniform(0.5, 1.5)

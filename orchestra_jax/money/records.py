@@ -7,6 +7,7 @@ python -m orchestra_jax.money.records merge INTO.db OTHER.db OTHER.jsonl ...
 
 import argparse
 import json
+import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,11 @@ def _rows(file: Path) -> Iterator[tuple[str, str, str, str]]:
     if file.suffix != ".jsonl":
         database = open_to_read(file)
         try:
-            yield from database.execute("SELECT key, kind, request, recorded FROM calls ORDER BY key")
+            for row in database.execute("SELECT key, kind, request, recorded FROM calls ORDER BY key"):
+                decode(row[3])
+                yield row
+        except (sqlite3.Error, ValueError) as error:
+            raise ValueError(f"{str(file)!r} cannot be read: {error}.") from None
         finally:
             database.close()
         return
@@ -88,7 +93,7 @@ def _rows(file: Path) -> Iterator[tuple[str, str, str, str]]:
             try:
                 row = json.loads(line)
                 name, kind, request, recorded = (row[part] for part in ("key", "kind", "request", "recorded"))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, LookupError, TypeError, RecursionError):
                 raise ValueError(f"Line {number} of {file.name!r} is no exported call.") from None
             if name != key(kind, request):
                 raise ValueError(f"Line {number} of {file.name!r} has another key than its request; export it again.")

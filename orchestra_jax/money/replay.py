@@ -5,6 +5,8 @@ on disk when `call` returns; killing the process loses none. `records` reads and
 """
 
 import asyncio
+import contextlib
+import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
@@ -12,11 +14,18 @@ from typing import Any
 
 from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.money.store import CANONICAL, Recorded, Writer, connect, decode, encode, key, open_to_read
+from orchestra_jax.money.unsaved import Row, Unsaved
 from orchestra_jax.stopwatch import queued
+
+_log = logging.getLogger(__name__)
 
 
 class ReplayMiss(Exception):  # noqa: N818  named like the fact it states
     """A call that has to be replayed was never recorded: the run cannot go on without the network."""
+
+
+class ReplayBroken(ReplayMiss):
+    """The record can be read or written no more: the run cannot go on without paying for what it could not keep."""
 
 
 class Replay:
@@ -25,6 +34,9 @@ class Replay:
     Modes: "off" runs every call; "record" runs every call and keeps it in place of an older one; "replay" runs none;
     "replay_or_record" runs and keeps what is not there yet. Identical calls at the same time are run once in the two
     modes that record; calls that are samples of the same request must say so in it ({"sample": 3}).
+
+    An answer that the file does not take is given all the same and kept beside it (`unsaved`); from then on nothing is
+    run before the file has taken it.
 
     Attributes:
         mode: see above.
@@ -49,11 +61,17 @@ class Replay:
         self._writer: Writer | None = None
         if path is None or mode == "off":
             return
+        self._path, self._unsaved = Path(path), Unsaved(Path(path))
         if mode == "replay":
             self._reader = open_to_read(Path(path))
         else:
             self._writer = Writer(Path(path), overwrite=mode == "record")
             self._reader = connect(Path(path))
+            with contextlib.suppress(OSError):  # still no room: the first call that has to be paid says so
+                for row in tuple(self._unsaved.rows.values()):
+                    self._writer.put(row).result()
+                if self._unsaved.rows:
+                    self._unsaved.saved()
 
     async def call(
         self, kind: str, request: Mapping[str, Any], run: Callable[[], Coroutine[Any, Any, Recorded]]
@@ -61,7 +79,8 @@ class Replay:
         """The recorded answer of a request, or that of `run`, recorded.
 
         A run that has begun is paid for: where it is recorded, it goes on and is kept although its caller is cancelled.
-        A run that raises is not recorded, and the calls that waited for it run for themselves.
+        A run that raises is not recorded, and of the calls that waited for it the next one runs for itself, while the
+        others wait again.
 
         Args:
             kind: what is called ("chat", "web_search"), a part of the key.
@@ -69,32 +88,35 @@ class Replay:
             run: makes the call.
 
         Raises:
-            ReplayMiss: mode "replay", and it was never recorded.
-            OSError: it could not be written.
+            ReplayMiss: mode "replay", and it was never recorded; or ReplayBroken: the file cannot be read, or could not
+                take what was paid before.
             Exception: whatever `run` raises.
         """
         if self.mode == "off":
             return await run()
         name = key(kind, request)
         if self.mode != "record":
-            # Some ten microseconds, so it runs here.
-            query = "SELECT recorded FROM calls WHERE key = ?"
-            if self._reader is not None and (row := self._reader.execute(query, (name,)).fetchone()):
+            if (found := self._find(name)) is not None:
                 self.replayed += 1
-                return decode(row[0])
+                return found
             if self.mode == "replay":
                 short = CANONICAL.encode(request)
                 short = short if len(short) <= 200 else f"{short[:200]}..."
                 raise ReplayMiss(f"No {kind!r} call {short} was recorded; record it with mode replay_or_record.")
-        under_way = self._flights.get(name)
-        if under_way is not None:
+        while (under_way := self._flights.get(name)) is not None:
             await queued(asyncio.wait([under_way]))  # the work is that of the caller who began it
             if not under_way.cancelled() and under_way.exception() is None:
                 return under_way.result()
+            self._landed(name, under_way)
         task = asyncio.create_task(self._run(name, kind, request, run))
         self._flights[name] = task
         task.add_done_callback(lambda done: self._landed(name, done))
         return await asyncio.shield(task)
+
+    async def keep(self, kind: str, request: Mapping[str, Any], recorded: Recorded) -> None:
+        """Records an answer that was paid for, whoever asked; nothing in the modes that record nothing."""
+        if self._writer is not None:
+            await self._save((key(kind, request), kind, CANONICAL.encode(request), encode(recorded)))
 
     def close(self) -> None:
         """Writes what is waiting and closes the file; more than once is harmless."""
@@ -107,12 +129,57 @@ class Replay:
     async def _run(
         self, name: str, kind: str, request: Mapping[str, Any], run: Callable[[], Awaitable[Recorded]]
     ) -> Recorded:
+        await self._catch_up()
         text = encode(await run())
-        assert self._writer is not None
-        await asyncio.wrap_future(self._writer.put((name, kind, CANONICAL.encode(request), text)))
-        self.recorded += 1
+        await self._save((name, kind, CANONICAL.encode(request), text))
         # Read back, so that a caller sees the same value (a tuple is a list now) recorded and replayed.
         return decode(text)
+
+    def _find(self, name: str) -> Recorded | None:
+        """What is recorded under a key. Some ten microseconds, so it runs in the event loop.
+
+        Raises:
+            ReplayBroken: it cannot be read.
+        """
+        query = "SELECT recorded FROM calls WHERE key = ?"
+        try:
+            if (waiting := self._unsaved.rows.get(name)) is not None:
+                return decode(waiting[3])
+            row = self._reader.execute(query, (name,)).fetchone() if self._reader is not None else None
+            return decode(row[0]) if row else None
+        except (sqlite3.Error, ValueError) as error:
+            raise ReplayBroken(
+                f"Replay file {str(self._path)!r} cannot be used: {error}; put a copy in its place, or record to "
+                "another replay.path."
+            ) from None
+
+    async def _save(self, row: Row) -> None:
+        """Writes a row; where the file does not take it, keeps it beside it."""
+        assert self._writer is not None
+        try:
+            await asyncio.wrap_future(self._writer.put(row))
+        except OSError as error:
+            with contextlib.suppress(OSError):  # in memory at least
+                self._unsaved.add(row)
+            _log.warning("%s: what was paid is kept in %s.", error, self._unsaved.file)
+        else:
+            self.recorded += 1
+
+    async def _catch_up(self) -> None:
+        """Writes what waits; raises ReplayBroken: the file still does not take it."""
+        waiting = tuple(self._unsaved.rows.values())
+        if not waiting:
+            return
+        assert self._writer is not None
+        try:
+            await asyncio.gather(*(asyncio.wrap_future(self._writer.put(row)) for row in waiting))
+        except OSError as error:
+            raise ReplayBroken(
+                f"{error}; what was paid until then is kept in {str(self._unsaved.file)!r}, and the next run takes it "
+                "up: make room, or end what locks the file, and start again."
+            ) from None
+        self.recorded += len(waiting)
+        self._unsaved.saved()
 
     def _landed(self, name: str, task: "asyncio.Task[Recorded]") -> None:
         if self._flights.get(name) is task:

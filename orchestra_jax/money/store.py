@@ -6,6 +6,7 @@ on network file systems).
 
 import hashlib
 import json
+import math
 import os
 import queue
 import sqlite3
@@ -25,6 +26,7 @@ BATCH = 256  # rows of one commit
 _VERSION = 1
 _TABLE = "CREATE TABLE calls (key TEXT PRIMARY KEY, kind TEXT NOT NULL, request TEXT NOT NULL, recorded TEXT NOT NULL)"
 _DEFAULTS = {field.name: field.default for field in fields(Usage) if field.default is not MISSING}
+_FIGURES = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_usd", "seconds")
 # ASCII, as a text that a model wrote may hold half of a surrogate pair, which is no UTF-8.
 CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -63,8 +65,15 @@ def encode(recorded: Recorded) -> str:
 
 
 def decode(text: str) -> Recorded:
-    row = json.loads(text)
-    return Recorded(row["value"], tuple(Usage(**usage) for usage in row["usage"]), row["is_error"])
+    """What `encode` wrote; raises ValueError, a clause: it did not write this."""
+    try:
+        row = json.loads(text)
+        usage = tuple(Usage(**usage) for usage in row["usage"])
+        if not all(math.isfinite(getattr(one, field)) for one in usage for field in _FIGURES):
+            raise ValueError("a figure of its usage is not finite")
+        return Recorded(row["value"], usage, bool(row["is_error"]))
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(f"a recorded call in it is damaged or foreign ({str(error)[:80]})") from None
 
 
 class Writer(threading.Thread):
@@ -104,8 +113,8 @@ class Writer(threading.Thread):
             batch = [item for item in waiting if item is not None]
             try:
                 _insert_all(self._database, self._insert, [row for row, _ in batch])
-            except sqlite3.Error as error:
-                failure = OSError(f"Replay file {str(self._file)!r} cannot be written: {error}.")
+            except Exception as error:  # whatever it is, none may wait for an answer that never comes
+                failure = OSError(f"Replay file {str(self._file)!r} cannot be written: {error}")
                 for _, done in batch:
                     done.set_exception(failure)
             else:

@@ -4,14 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestra_jax import hub
 from orchestra_jax.config.choices import WebProvider
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.config.tools import WebConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.base import Tool, ToolContext, unreachable
 from orchestra_jax.tools.catalogue import ANSWER_TOOL
+from orchestra_jax.tools.entries import recorded
 from orchestra_jax.tools.python import sandbox
 from orchestra_jax.tools.python.server import RemoteSandbox
 from orchestra_jax.tools.search import local, web
@@ -47,15 +49,22 @@ class Python(Tool):
 
 
 class LocalSearch(Tool):
-    """Searches the passages of `tools.search.corpus` or `tools.search.index`."""
+    """Searches the passages of `tools.search.corpus` or `tools.search.index`.
+
+    Its answers are recorded under the content of these, and so is the content under their name: a machine that only
+    replays need not have them.
+    """
 
     spec = local.TOOL
+    settings = None
 
     def __init__(self, context: ToolContext) -> None:
         cfg = context.cfg.tools.search
-        self._top_k = cfg.top_k
-        self.settings = {"top_k": cfg.top_k, "source": Path(cfg.index or cfg.corpus or "").name}
+        self._top_k, self._replay = cfg.top_k, context.replay
+        self._name = Path(cfg.index or cfg.corpus or "").name
         self._index: local.LocalIndex | local.BatchIndex | None = None
+        self._live, self._content = context.live, ""  # until the first call
+        self._here = _content(cfg.index or cfg.corpus, context.live)
         if not context.live:
             return
         if cfg.index is not None:
@@ -67,8 +76,27 @@ class LocalSearch(Tool):
             raise ValueError("local_search needs passages: set tools.search.corpus=FILE or tools.search.index=FOLDER.")
 
     async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult | str:
-        assert self._index is not None  # what is only replayed is not run
-        return await local.search_handler(self._index, self._top_k)(arguments, budget)
+        async def search(arguments: Mapping[str, Any], budget: Budget) -> ToolResult | str:
+            assert self._index is not None  # what is only replayed is not run
+            return await local.search_handler(self._index, self._top_k)(arguments, budget)
+
+        self._content = self._content or await self._find_content()
+        settings = {"top_k": self._top_k, "content": self._content}
+        return await recorded(self.spec.name, search, self._replay, settings)(arguments, budget)
+
+    async def _find_content(self) -> str:
+        """What tells the collection from others: of what is here, of what a server says, or as it was recorded."""
+        found = self._here
+        if isinstance(self._index, RemoteIndex):
+            found = await self._index.content()
+        if found and not self._live:
+            return found
+
+        async def known() -> Recorded:
+            return Recorded(found or self._name)
+
+        noted = await self._replay.call(f"{self.spec.name}.content", {"source": self._name}, known)
+        return found or str(noted.value)
 
     async def close(self) -> None:
         if isinstance(self._index, local.BatchIndex):
@@ -118,6 +146,13 @@ class Answer(Tool):
 
     async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         return ToolResult("The answer is given.", (Usage(self.spec.name),), final=arguments["answer"])
+
+
+def _content(source: str | None, live: bool) -> str:
+    """See `local.content_of`; what the hub has is fetched only where it will be searched."""
+    if source is None or source.startswith("http"):
+        return ""
+    return local.content_of(hub.local(source, "dataset", ("*",)) if live else source)
 
 
 def _web_of_run(context: ToolContext) -> web.WebSearch:

@@ -62,7 +62,7 @@ async def test_every_role_and_every_token(victim, folder):
         (row,) = completion.usage
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         assert row.prompt_tokens == len(tokenizer(text, add_special_tokens=False)["input_ids"])
-        assert row.prompt_tokens <= client._counter.most(messages)
+        assert row.prompt_tokens <= client.counter.most(messages)
         assert (row.completion_tokens, completion.finish_reason, row.estimated) == (NEW_TOKENS, "length", False)
     (cut,) = client.seen[-1][1].usage
     assert 1800 < cut.prompt_tokens <= 2000 - NEW_TOKENS

@@ -1,6 +1,7 @@
 """BM25 search over passages on this machine (library bm25s, numpy only)."""
 
 import functools
+import hashlib
 import json
 import logging
 import re
@@ -34,6 +35,7 @@ TOOL = ToolSpec(
 )
 NO_RESULTS = "no results"
 _WORDS = re.compile(r"\w+")
+_PASSAGES, _MANIFEST = "passages.jsonl", "manifest.json"  # within an index's folder; the latter of a dense one
 _PARAMETERS = "params.index.json"  # of bm25s: marks a folder as a saved index
 
 
@@ -109,7 +111,7 @@ class LocalIndex:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         self._scorer.save(str(partial), show_progress=False)
-        with (partial / "passages.jsonl").open("w", encoding="utf-8") as file:
+        with (partial / _PASSAGES).open("w", encoding="utf-8") as file:
             for passage in self.passages:
                 file.write(json.dumps({"title": passage.title, "text": passage.text}) + "\n")
         old = path.with_name(f"{path.name}.old")
@@ -125,7 +127,7 @@ class LocalIndex:
         path = Path(directory)
         if not (path / _PARAMETERS).is_file():
             raise FileNotFoundError(f"No local index in {str(path)!r}; write one with LocalIndex.save.")
-        return cls(read_passages(path / "passages.jsonl"), _bm25().load(str(path), show_progress=False))
+        return cls(read_passages(path / _PASSAGES), _bm25().load(str(path), show_progress=False))
 
 
 class BatchIndex(ABC):
@@ -191,6 +193,24 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
                 yield Passage(row["title"], row["text"])
         except json.JSONDecodeError as error:
             raise ValueError(f"{source.name!r} is not valid JSON: {error}.") from None
+
+
+def content_of(path: str | Path) -> str:
+    """A digest of the passages in a file or in an index's folder, of a dense one with its embedder too; "" of neither.
+
+    It does not depend on where they lie.
+    """
+    source = Path(path)
+    manifest = source / _MANIFEST
+    if manifest.is_file():  # it has the digest of its passages
+        said = json.loads(manifest.read_text())
+        parts = json.dumps([said.get(key) for key in ("format", "kind", "embedder", "source")])
+        return hashlib.sha256(parts.encode()).hexdigest()
+    passages = source / _PASSAGES if source.is_dir() else source
+    if not passages.is_file():
+        return ""
+    with passages.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _content_words(text: str) -> list[str]:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax import hub
-from orchestra_jax.http_json import JsonClient, require_aiohttp
-from orchestra_jax.outside import read_json, text_of
+from orchestra_jax.http_json import JsonClient, ServerError, require_aiohttp
+from orchestra_jax.outside import Unreadable, read_json, text_of
 from orchestra_jax.tools.search.dense import MANIFEST, DenseIndex
-from orchestra_jax.tools.search.local import BatchIndex, Hit, LocalIndex, Passage
+from orchestra_jax.tools.search.local import BatchIndex, Hit, LocalIndex, Passage, content_of
 from orchestra_jax.types import InfrastructureError
 
 MAX_TOPK = 1000
@@ -50,15 +50,22 @@ class RetrievalServer:
         index: BM25 or dense; a dense one is closed with the server.
         host, port: where to listen; port 0 takes a free one.
         max_batch: queries of different requests that are searched together.
+        content: what tells the collection from others, see `local.content_of`; clients record answers under it.
 
     Attributes:
         url: where it listens, once started.
     """
 
     def __init__(
-        self, index: LocalIndex | DenseIndex, host: str = "127.0.0.1", port: int = 0, *, max_batch: int = 256
+        self,
+        index: LocalIndex | DenseIndex,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        max_batch: int = 256,
+        content: str = "",
     ) -> None:
-        self.url = ""
+        self.url, self._content = "", content
         self._index, self._host, self._port, self._max_batch = index, host, port, max_batch
         self._queue: asyncio.Queue[_Request] = asyncio.Queue()
         self._workers: list[asyncio.Task[None]] = []
@@ -90,6 +97,7 @@ class RetrievalServer:
     async def _health(self, request: Any) -> Any:
         kind = self._index.kind if isinstance(self._index, DenseIndex) else "bm25"
         body = {"status": "ok", "passages": len(self._index.passages), "kind": kind, "waiting": self._queue.qsize()}
+        body |= {"content": self._content}
         return require_aiohttp("web").json_response(body)
 
     async def _retrieve(self, request: Any) -> Any:
@@ -167,6 +175,21 @@ class RemoteIndex(BatchIndex):
             raise InfrastructureError(f"{self._client.url} gave {len(found)} results for {len(queries)} queries.")
         return found
 
+    async def content(self) -> str:
+        """What the server says of its collection, see `RetrievalServer`; "" where it says nothing.
+
+        Raises:
+            InfrastructureError: it does not answer.
+        """
+        try:
+            return text_of((await self._client.get("/health")).get("content"))
+        except ServerError as error:
+            if error.kind == "protocol" or error.status in (404, 405, 501):  # a server of another make
+                return ""
+            raise
+        except Unreadable:
+            return ""
+
     async def close(self) -> None:
         await self._client.close()
 
@@ -199,7 +222,9 @@ def _hit(row: Mapping[str, Any]) -> Hit:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    server = RetrievalServer(open_index(options.index, options.embedder_url), options.host, options.port)
+    content = content_of(hub.local(options.index, "dataset", ("*",)))
+    index = open_index(options.index, options.embedder_url)
+    server = RetrievalServer(index, options.host, options.port, content=content)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

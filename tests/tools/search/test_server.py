@@ -122,6 +122,7 @@ async def test_many_clients_get_what_the_index_gives(kind: str, dense: Path, tmp
                 "passages": 200,
                 "kind": "flat" if kind == "dense" else "bm25",
                 "waiting": 0,
+                "content": "",
             }
         for client in clients:
             await client.close()

@@ -1,0 +1,221 @@
+"""A record that is broken, foreign, locked or on a full disk: a sentence, nothing paid twice, what is paid is kept."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.money import records, store, unsaved
+from orchestra_jax.money.replay import Replay, ReplayMiss
+from orchestra_jax.money.store import CANONICAL, Recorded, key
+from orchestra_jax.types import InfrastructureError, Usage
+
+ANSWER = Recorded({"text": "42"}, (Usage("gpt-5", cost_usd=0.5),))
+LONG = Recorded({"text": "x" * 200_000}, (Usage("gpt-5", cost_usd=0.5),))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "calls.db"
+
+
+class Service:
+    """Answers from its `fails`-th call on; counts what it was paid for."""
+
+    def __init__(self, answer: Recorded = ANSWER, fails: int = 0) -> None:
+        self.calls, self.paid, self.answer, self.fails = 0, 0, answer, fails
+
+    async def __call__(self) -> Recorded:
+        self.calls += 1
+        number = self.calls
+        await asyncio.sleep(0)
+        if number <= self.fails:
+            raise InfrastructureError("status 500")
+        self.paid += 1
+        return self.answer
+
+
+async def refuse() -> Recorded:
+    raise AssertionError("A replayed call must not be made.")
+
+
+@pytest.mark.parametrize("mode", ["record", "replay_or_record"])
+@pytest.mark.parametrize("fails", [0, 1, 5])
+async def test_of_identical_calls_one_pays_whoever_fails_before(file: Path, mode: str, fails: int):
+    replay, service = Replay(file, mode), Service(fails=fails)
+    found = await asyncio.gather(*(replay.call("chat", {"q": 1}, service) for _ in range(20)), return_exceptions=True)
+    assert [type(each) for each in found] == [InfrastructureError] * fails + [Recorded] * (20 - fails)
+    assert (service.paid, service.calls, replay.recorded) == (1, fails + 1, 1)
+    replay.close()
+
+
+async def test_a_waiter_that_gives_up_lets_the_next_one_go_on(file: Path):
+    replay, service, gate = Replay(file, "replay_or_record"), Service(), asyncio.Event()
+
+    async def fails_late() -> Recorded:
+        await gate.wait()
+        raise InfrastructureError("status 500")
+
+    first = asyncio.create_task(replay.call("chat", {"q": 1}, fails_late))
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(replay.call("chat", {"q": 1}, service)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    gate.set()
+    found = await asyncio.gather(first, *waiting, return_exceptions=True)
+    assert [type(each) for each in found] == [InfrastructureError, asyncio.CancelledError, Recorded, Recorded]
+    assert service.paid == 1
+    replay.close()
+
+
+def full(replay: Replay) -> None:
+    """No page can be added to the file any more, as on a full disk."""
+    assert replay._writer is not None
+    replay._writer._database.execute("PRAGMA max_page_count=1")
+
+
+def room(replay: Replay) -> None:
+    assert replay._writer is not None
+    replay._writer._database.execute("PRAGMA max_page_count=1000000")
+
+
+async def test_an_answer_that_finds_no_room_is_given_kept_and_taken_up(file: Path):
+    replay, service = Replay(file, "replay_or_record"), Service(LONG)
+    full(replay)
+    assert await replay.call("chat", {"q": 1}, service) == LONG  # it is paid and right
+    assert await replay.call("chat", {"q": 1}, service) == LONG
+    assert service.paid == 1
+    for _ in range(2):
+        with pytest.raises(ReplayMiss) as caught:
+            await replay.call("chat", {"q": 2}, service)
+        assert service.paid == 1  # nothing more is paid that could not be kept
+        said = str(caught.value)
+        assert "cannot be written: database or disk is full" in said
+        assert "calls.db.unsaved.jsonl" in said
+        assert len(said) < 400
+    replay.close()
+    assert (file.parent / "calls.db.unsaved.jsonl").is_file()
+    later = Replay(file, "replay_or_record")
+    assert await later.call("chat", {"q": 1}, refuse) == LONG
+    later.close()
+    assert not (file.parent / "calls.db.unsaved.jsonl").exists()
+    reader = Replay(file, "replay")
+    assert await reader.call("chat", {"q": 1}, refuse) == LONG
+    reader.close()
+
+
+async def test_a_run_goes_on_where_there_is_room_again(file: Path):
+    replay, service = Replay(file, "replay_or_record"), Service(LONG)
+    full(replay)
+    await replay.call("chat", {"q": 1}, service)
+    room(replay)
+    await replay.call("chat", {"q": 2}, service)
+    assert (service.paid, replay.recorded) == (2, 2)
+    replay.close()
+    assert not (file.parent / "calls.db.unsaved.jsonl").exists()
+    assert records.stats(file) == {"chat": (2, 1.0)}
+
+
+async def test_what_is_not_saved_yet_is_replayed_and_not_lost_by_a_reader(file: Path):
+    replay = Replay(file, "replay_or_record")
+    full(replay)
+    await replay.call("chat", {"q": 1}, Service(LONG))
+    replay.close()
+    reader = Replay(file, "replay")
+    assert await reader.call("chat", {"q": 1}, refuse) == LONG
+    reader.close()
+    assert (file.parent / "calls.db.unsaved.jsonl").is_file()
+
+
+async def test_where_nothing_can_be_written_beside_the_file_it_goes_to_the_temporary_folder(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(unsaved.tempfile, "tempdir", None)
+    replay, service = Replay(file, "replay_or_record"), Service(LONG)
+    full(replay)
+    (file.parent / "calls.db.unsaved.jsonl").mkdir()  # cannot be opened as a file
+    assert await replay.call("chat", {"q": 1}, service) == LONG
+    with pytest.raises(ReplayMiss, match=str(tmp_path / "temporary")):
+        await replay.call("chat", {"q": 2}, service)
+    replay.close()
+    (kept,) = (tmp_path / "temporary").iterdir()
+    (file.parent / "calls.db.unsaved.jsonl").rmdir()
+    assert records.merge(file, kept).added == 1
+
+
+async def test_a_locked_file_is_waited_for_and_then_told(file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store, "BUSY_S", 0.05)
+    replay, service = Replay(file, "replay_or_record"), Service()
+    with sqlite3.connect(file, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert await replay.call("chat", {"q": 1}, service) == ANSWER
+        with pytest.raises(ReplayMiss, match="locked"):
+            await replay.call("chat", {"q": 2}, service)
+        other.execute("ROLLBACK")
+    await replay.call("chat", {"q": 2}, service)
+    assert (service.paid, replay.recorded) == (2, 2)
+    replay.close()
+
+
+def spoil(file: Path) -> None:
+    """All but the first pages are gone."""
+    data = file.read_bytes()[: 4096 * 3]
+    file.write_bytes(data + b"\xff" * (file.stat().st_size - len(data)))
+
+
+@pytest.mark.parametrize("mode", ["record", "replay", "replay_or_record"])
+async def test_a_file_that_breaks_under_the_run_ends_it_with_a_sentence(file: Path, mode: str):
+    first = Replay(file, "record")
+    for number in range(200):
+        await first.call("chat", {"q": number}, Service(Recorded("x" * 3000)))
+    first.close()
+    spoil(file)
+    service, said = Service(), ""
+    try:
+        replay = Replay(file, mode)
+        for number in range(200):
+            await replay.call("chat", {"q": number}, service)
+        replay.close()
+    except (ReplayMiss, ValueError) as error:
+        said = str(error)
+    assert "calls.db" in said
+    assert len(said) < 400
+    assert service.paid <= 1
+
+
+ROWS = ["", "[]", "{}", '{"value": 1}', '{"value": 1, "usage": 7, "is_error": false}', "[" * 100_000,
+        '{"value": 1, "usage": [{"nme": "x"}], "is_error": false}', '{"value": NaN}',
+        '{"value": 1, "usage": [{"name": "x", "cost_usd": "free"}], "is_error": false}',
+        '{"value": 1, "usage": [{"name": "x", "cost_usd": 1e999}], "is_error": false}']  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
+async def test_a_row_that_is_none_of_ours_is_told_and_not_paid_again(file: Path, row: str):
+    Replay(file, "record").close()
+    with sqlite3.connect(file) as database:
+        request = CANONICAL.encode({"q": 1})
+        database.execute("INSERT INTO calls VALUES (?, ?, ?, ?)", (key("chat", {"q": 1}), "chat", request, row))
+    for mode in ("replay", "replay_or_record"):
+        replay, service = Replay(file, mode), Service()
+        with pytest.raises(ReplayMiss, match=r"calls\.db"):
+            await replay.call("chat", {"q": 1}, service)
+        assert service.paid == 0
+        replay.close()
+    with pytest.raises(ValueError, match=r"calls\.db"):
+        records.stats(file)
+
+
+async def test_a_spill_with_a_torn_last_line_gives_what_is_whole(file: Path):
+    replay = Replay(file, "replay_or_record")
+    full(replay)
+    await replay.call("chat", {"q": 1}, Service(LONG))
+    replay.close()
+    spill = file.parent / "calls.db.unsaved.jsonl"
+    spill.write_text(spill.read_text() + '{"key": "ab')
+    later = Replay(file, "replay_or_record")
+    assert await later.call("chat", {"q": 1}, refuse) == LONG
+    later.close()
+    assert not spill.exists()
