@@ -234,6 +234,9 @@ class PlanConfig(Settings):
     calls: int = at_least(3, 0)  # assumed calls of experts per trajectory, for the dry run of their cost
     call_input: int = at_least(2000, 0)  # assumed prompt tokens of such a call
     call_output: int = at_least(1000, 0)  # assumed tokens of its reply
+    call_seconds: float | None = at_least(None, 0)  # assumed seconds of such a call; null: the price list's mean
+    bandwidth: float = within(0.6, 0.001, 1)  # assumed share of a GPU's memory bandwidth that decoding reaches
+    server_gpus: int = at_least(1, 1)  # GPUs of each server of rollout.urls, of the kind plan.gpu
 
 
 @dataclass(frozen=True)

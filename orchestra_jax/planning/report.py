@@ -10,6 +10,7 @@ from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.families import preset_config, read_config, run_settings
 from orchestra_jax.planning.assumed import forks
+from orchestra_jax.planning.glance import show_glance
 from orchestra_jax.planning.gpus import GIB, GPUS, find_gpu
 from orchestra_jax.planning.layout import layout_of
 from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices, smallest_gpu
@@ -40,6 +41,8 @@ def run(cfg: RunConfig) -> bool:
         console.print(f"[bold red]It cannot run[/]: {escape(problem)}", highlight=False)
     if sentence := environment_class(cfg).forecast(cfg):
         console.print(sentence, markup=False, highlight=False)
+    console.print()
+    show_glance(cfg, plan, layout, console)
     return plan.fits and not layout.problems
 
 

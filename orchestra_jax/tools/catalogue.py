@@ -316,8 +316,10 @@ def _price(entry: Entry, prices: PriceList) -> str:
 
 
 def _latency(entry: Entry, prices: PriceList) -> float | None:
-    """Mean seconds of the expert in its role; of its other uses where that one was not measured."""
-    uses = prices.latencies.get(entry.model, {})
-    if not entry.role or not uses:
-        return None
-    return uses.get(ROLES[entry.role].use, sum(uses.values()) / len(uses))
+    return role_seconds(entry.model, entry.role, prices) if entry.role else None
+
+
+def role_seconds(model: str, role: str, prices: PriceList) -> float | None:
+    """Mean seconds of an expert in a role; of its other uses where that one was not measured; None: nothing was."""
+    uses = prices.latencies.get(model)
+    return uses.get(ROLES[role].use, sum(uses.values()) / len(uses)) if uses else None

@@ -1,0 +1,156 @@
+"""A plan in one look: memory of a GPU, seconds of the update and of the rollouts, dollars; and what that assumes."""
+
+import re
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestra_jax.config.choices import EngineName, ReplayMode
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.money.forecast import StepCost, step_cost
+from orchestra_jax.money.prices import PriceList
+from orchestra_jax.planning.assumed import turns
+from orchestra_jax.planning.gpus import GIB
+from orchestra_jax.planning.layout import Layout
+from orchestra_jax.planning.plan import Plan
+from orchestra_jax.planning.rollouts import Assumed, Rollouts, Servers, estimate
+from orchestra_jax.tools.build import price_book
+from orchestra_jax.tools.catalogue import role_seconds
+
+_SHARE = re.compile(r"--mem-fraction-static[= ]([0-9.]+)")  # of a server's flags
+
+
+def show_glance(cfg: RunConfig, plan: Plan, layout: Layout, console: Console) -> None:
+    """Prints the table and, below it, what it assumes.
+
+    Raises:
+        ConfigError: the price list is not there.
+    """
+    prices = price_book(cfg).base
+    cost = None if cfg.replay.mode is ReplayMode.replay else step_cost(cfg, prices)
+    assumed = assumptions(cfg, prices, cost)
+    rollouts = estimate(plan.job, plan.gpu, servers_of(cfg, plan, layout), assumed)
+    table = Table("", "", "", title="A step in one look", title_justify="left", show_header=False, min_width=60)
+    for row in _memory(plan, rollouts):
+        table.add_row(*row)
+    table.add_section()
+    for row in _seconds(cfg, plan, rollouts):
+        table.add_row(*row)
+    table.add_section()
+    for row in _dollars(cfg, cost):
+        table.add_row(*row)
+    console.print(table)
+    for sentence in _said(cfg, plan, rollouts, assumed):
+        console.print(sentence, markup=False, highlight=False)
+
+
+def servers_of(cfg: RunConfig, plan: Plan, layout: Layout) -> Servers:
+    """The servers of a layout, and the memory that they have; the embedded engine counts as one for each process."""
+    rollout, waiting = cfg.rollout, sum(plan.state.values()) - plan.state["gradients"]
+    if rollout.engine is EngineName.embedded:
+        return Servers(layout.nodes, 1, rollout.slots, plan.usable - waiting, waiting)
+    if layout.urls:
+        each = max(1, rollout.slots * layout.nodes // layout.urls)
+        return Servers(layout.urls, cfg.plan.server_gpus, each, plan.usable)
+    # Without rollout.server.gpus each server of a node has one.
+    own = layout.servers or tuple((number,) for number in range(rollout.server.count))
+    beside = waiting if layout.turns else 0
+    found = _SHARE.search(" ".join(rollout.server.flags))
+    share = float(found[1]) if found else cfg.plan.memory_fraction
+    room = share * (plan.gpu.memory - beside)  # SGLang's share is one of what is free when it starts
+    return Servers(layout.nodes * len(own), len(own[0]), max(1, rollout.slots // len(own)), room, beside)
+
+
+def assumptions(cfg: RunConfig, prices: PriceList, cost: StepCost | None) -> Assumed:
+    """Turns, calls and their mean seconds, the judge's verdict among them where one is asked.
+
+    A model's seconds are those of its role in the price list, a verdict's the shortest that the list has of the judge:
+    it is a short text.
+    """
+    plan, experts = cfg.plan, cfg.tools.experts
+    found = [role_seconds(model, role, prices) for role, models in experts.items() for model in models]
+    known = [seconds for seconds in found if seconds is not None]
+    each = sum(known) / len(known) if known else 0.0
+    if plan.call_seconds is not None:
+        each = plan.call_seconds
+    calls = plan.calls if cost else 0
+    verdict = min(prices.latencies.get(cfg.tools.judge, {}).values(), default=0.0)
+    return Assumed(turns(cfg), plan.mfu, plan.bandwidth, calls, each, verdict if cost else 0.0)
+
+
+def _memory(plan: Plan, rollouts: Rollouts) -> Sequence[tuple[str, str, str]]:
+    servers, parts = rollouts.servers, []
+    if servers.waiting:
+        parts.append(f"{servers.waiting / GIB:.1f} of the trainer")
+    parts += [f"{rollouts.weights / GIB:.1f} weights", f"{rollouts.cache / GIB:.1f} keys and values"]
+    total = servers.waiting + rollouts.weights + rollouts.cache
+    few = f" ({rollouts.wanted} would run side by side)" if rollouts.concurrent < rollouts.wanted else ""
+    each = "one server" if servers.count == 1 else f"each of {servers.count} servers"
+    gpus = "1 GPU" if servers.gpus == 1 else f"{servers.gpus} GPUs"
+    several = f"{rollouts.concurrent} sequences on {each} of {gpus}{few}"
+    return [
+        (
+            "memory of a GPU, update",
+            f"{'at most ' if plan.compiled_for == 'cpu' else ''}{plan.peak / GIB:.1f} GiB",
+            f"{'fits' if plan.fits else 'does not fit'} into {plan.usable / GIB:.1f}",
+        ),
+        ("memory of a GPU, rollouts", f"{total / GIB:.1f} GiB", f"{' + '.join(parts)} of {several}"),
+    ]
+
+
+def _seconds(cfg: RunConfig, plan: Plan, rollouts: Rollouts) -> Sequence[tuple[str, str, str]]:
+    update = plan.seconds["compute"]
+    rows = [("seconds of the update", _short(update), f"{plan.job.update_tokens:,} tokens at {plan.mfu:.0%} MFU")]
+    if not rollouts.concurrent:
+        return [*rows, ("seconds of the rollouts", "-", "the servers have no room for one sequence")]
+    parts = [f"{_short(rollouts.decode_s)} decoding", f"{_short(rollouts.prefill_s)} prefill"]
+    if rollouts.calls_s:
+        parts.append(f"{_short(rollouts.calls_s)} waiting for experts and judge")
+    ahead = cfg.rollout.max_staleness > 0
+    step = max(update, rollouts.seconds) if ahead else update + rollouts.seconds
+    how = "the longer of both, as rollouts run ahead" if ahead else "one after the other"
+    hours = step * cfg.steps / 3600
+    lasts = f"{hours / 24:.1f} days" if hours > 48 else f"{_short(hours)} hours"
+    return [
+        *rows,
+        ("seconds of the rollouts", _short(rollouts.seconds), " + ".join(parts)),
+        ("seconds of a step", _short(step), f"{how}; {cfg.steps} steps are {lasts}"),
+    ]
+
+
+def _dollars(cfg: RunConfig, cost: StepCost | None) -> Sequence[tuple[str, str, str]]:
+    if cost is None:
+        return [("dollars of a step", "0", "no expert is paid")]
+    parts = f"{cost.experts:.2f} experts at random + {cost.judge:.2f} judge"
+    return [
+        ("dollars of a step", f"{cost.total:.2f}", f"{parts}; {cost.alone:.2f} with {cost.dearest} alone"),
+        (f"dollars of {cfg.steps} steps", f"{cost.total * cfg.steps:.0f}", "the GPUs' own price is not in it"),
+    ]
+
+
+def _said(cfg: RunConfig, plan: Plan, rollouts: Rollouts, assumed: Assumed) -> Sequence[str]:
+    """Every number that is assumed, with its key."""
+    job, options = plan.job, cfg.plan
+    each = f"plan.call_seconds={assumed.call_seconds:g}" if options.call_seconds is not None else (
+        f"{assumed.call_seconds:.1f} s, the price list's mean (or plan.call_seconds)"
+    )  # fmt: skip
+    said = [
+        f"Assumed of a trajectory: plan.turns={assumed.turns}, plan.tokens={job.tokens} at its end, plan.response="
+        f"{job.response:g} of what the update trains sampled: {rollouts.sampled:,.0f} tokens, on average with "
+        f"{rollouts.context:,.0f} before them.",
+        f"Assumed of a server: decoding reads weights, keys and values at plan.bandwidth={assumed.bandwidth:g} of "
+        f"{plan.gpu.bandwidth / 1e12:.2f} TB/s ({_short(1e3 * rollouts.token_s)} ms a token), prefill runs at plan.mfu="
+        f"{assumed.mfu:g}, and its cache keeps what a turn has from the turns before.",
+    ]  # fmt: skip
+    if assumed.calls:
+        said.append(
+            f"Assumed of experts: plan.calls={assumed.calls} calls of plan.call_input={options.call_input} + "
+            f"plan.call_output={options.call_output} tokens, each {each}, none at the same time as another; of the "
+            f"judge one of as many tokens, {assumed.verdict_seconds:.0f} s."
+        )
+    return [*said, "Not in it: the way of new weights, checkpoints, evaluation, a wait for the slowest trajectory."]
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

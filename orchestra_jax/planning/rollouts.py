@@ -1,0 +1,144 @@
+"""A roofline of a step's rollouts: how long servers decode and prefill, and how long calls of experts are waited for.
+
+A decoding step reads all weights once, and the keys and values of every sequence that it serves; it takes the longer of
+these bytes at a share of the memory's bandwidth and of their arithmetic at the stated MFU. Prefill is arithmetic alone:
+what came before is in the servers' cache, so every token of a trajectory that was not sampled is prefilled once.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestra_jax.models.base import DecoderConfig
+from orchestra_jax.models.decoder import num_params
+from orchestra_jax.planning.gpus import Gpu
+from orchestra_jax.planning.plan import Job
+
+_DTYPE_BYTES = 2  # bfloat16, of weights and of keys and values
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Who samples.
+
+    Attributes:
+        count, gpus: servers, and GPUs of each.
+        slots: sequences that one of them may have under way.
+        room: bytes of each of its GPUs for weights, keys and values.
+        waiting: bytes of the trainer on each of these GPUs.
+    """
+
+    count: int
+    gpus: int
+    slots: int
+    room: float
+    waiting: float = 0.0
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What is not computed.
+
+    Attributes:
+        turns: generations of a trajectory.
+        mfu: share of the peak arithmetic, of prefill and of decoding.
+        bandwidth: share of the memory's bandwidth, of decoding.
+        calls: calls of experts of a trajectory, one after the other.
+        call_seconds: of one on average.
+        verdict_seconds: of the judge's answer at the end.
+    """
+
+    turns: int
+    mfu: float
+    bandwidth: float
+    calls: int
+    call_seconds: float
+    verdict_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The rollouts of one step.
+
+    Attributes:
+        servers: who samples.
+        concurrent: sequences that one server decodes side by side; 0: it cannot hold its weights and one sequence.
+        wanted: as many as its slots and its share of the trajectories allow.
+        weights, cache: bytes of each GPU for weights, and for the keys and values of `concurrent` sequences.
+        context: tokens that a sampled token has before it on average.
+        sampled: tokens that a trajectory samples.
+        token_s: seconds of a decoding step.
+        decode_s, prefill_s, calls_s: seconds of the step; trajectories that do not fit side by side follow each other.
+    """
+
+    servers: Servers
+    concurrent: int
+    wanted: int
+    weights: float
+    cache: float
+    context: float
+    sampled: float
+    token_s: float
+    decode_s: float
+    prefill_s: float
+    calls_s: float
+
+    @property
+    def seconds(self) -> float:
+        """All after each other; what overlaps (calls of some with tokens of others) makes it less."""
+        return self.decode_s + self.prefill_s + self.calls_s
+
+
+def estimate(job: Job, gpu: Gpu, servers: Servers, assumed: Assumed) -> Rollouts:
+    """The roofline of a step's rollouts on these servers.
+
+    Where the cache does not hold all that the slots allow, fewer sequences run side by side.
+    """
+    m = job.model
+    weights = num_params(m) * _DTYPE_BYTES / servers.gpus
+    context = mean_context(job.lengths, job.response, assumed.turns)
+    each = context * cache_bytes(m) / servers.gpus  # of a GPU
+    share = math.ceil(job.sequences / servers.count)
+    wanted = min(servers.slots, share)
+    concurrent = max(0, min(wanted, int((servers.room - weights) // each)))
+    bandwidth = gpu.bandwidth * assumed.bandwidth
+    rate = servers.gpus * gpu.tflops * 1e12 * assumed.mfu
+    head = m.hidden_size * m.vocab_size
+    layers = num_params(m) - head * (1 if m.tie_word_embeddings else 2)
+    attention = 4.0 * m.num_layers * m.num_heads * m.head_dim  # times the tokens that are attended to
+    token_s = max(
+        (weights + concurrent * each) / bandwidth,
+        concurrent * (2.0 * (layers + head) + attention * context) / rate,
+    )
+    sampled = job.response * sum(job.lengths)
+    waves = max(1.0, share / concurrent) if concurrent else 0.0
+    read = (1 - job.response) * job.tokens
+    return Rollouts(
+        servers=servers,
+        concurrent=concurrent,
+        wanted=wanted,
+        weights=weights,
+        cache=concurrent * each,
+        context=context,
+        sampled=sampled,
+        token_s=token_s,
+        decode_s=waves * sampled * token_s,
+        prefill_s=share * read * (2.0 * layers + attention * job.tokens / 2) / rate,
+        calls_s=waves * (assumed.calls * assumed.call_seconds + assumed.verdict_seconds),
+    )
+
+
+def cache_bytes(model: DecoderConfig) -> int:
+    """Keys and values of one token."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * _DTYPE_BYTES
+
+
+def mean_context(lengths: Sequence[int], response: float, turns: int) -> float:
+    """Tokens before a sampled token, on average over a trajectory.
+
+    A sequence's sampled tokens are at its end where a trajectory has several; one that holds all turns has them at the
+    end of each n-th of it.
+    """
+    if len(lengths) == 1:
+        return lengths[0] * (turns + 1 - response) / (2 * turns)
+    return (1 - response / 2) * sum(length**2 for length in lengths) / sum(lengths)
