@@ -13,7 +13,7 @@ from orchestra_jax.tools.catalogue import Entry
 from orchestra_jax.tools.experts.cards import model_cards
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.roles import ROLES, expert_tool
-from orchestra_jax.types import CODE, SEARCH, ToolResult
+from orchestra_jax.types import CODE, SEARCH, InfrastructureError, ToolResult
 
 OUT_OF_BUDGET = "This task's budget does not allow the call, so it was not made. Go on with what is known."
 _TRAITS: dict[str, tuple[str, ...]] = {Role.query_writer: (SEARCH,), Role.code_writer: (CODE,)}
@@ -106,6 +106,11 @@ def recorded(kind: str, handler: ToolHandler, replay: Replay, settings: Mapping[
 
         found = await replay.call(kind, {"arguments": dict(arguments), **settings}, run)
         told = {"text": found.value} if isinstance(found.value, str) else found.value
-        return ToolResult(usage=found.usage, is_error=found.is_error, **told)
+        try:
+            result = ToolResult(usage=found.usage, is_error=found.is_error, **told)
+            return as_result(result)
+        except (TypeError, AttributeError):
+            said = f"What is recorded of a call of {kind} is no answer of it; record to another replay.path."
+            raise InfrastructureError(said) from None
 
     return call

@@ -109,7 +109,7 @@ class SimulatedExpert:
     def _draw(self, question: str) -> tuple[float, float]:
         """Two independent uniforms in [0, 1)."""
         text = f"{self.seed}\x1f{self.name}\x1f{question}"
-        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         # 53 bits: more would round up to 1.0.
         first, second = (int.from_bytes(part) >> 11 for part in (digest[:8], digest[8:]))
         return first / 2**53, second / 2**53

@@ -22,7 +22,7 @@ from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.outside import Unreadable, read_json, text_of, valid_text
 from orchestra_jax.tools.search.local import NO_RESULTS
-from orchestra_jax.types import SEARCH, ToolResult, ToolSpec, Usage
+from orchestra_jax.types import SEARCH, InfrastructureError, ToolResult, ToolSpec, Usage
 
 SEARCH_TOOL = ToolSpec(
     name="web_search",
@@ -181,20 +181,36 @@ class WebSearch(ABC):
     def _results(self, found: Recorded) -> ToolResult:
         """The observation of a search: numbered results, each with title, address and text."""
         if found.is_error:
-            return ToolResult(found.value["error"], found.usage, is_error=True)
-        parts = [
-            f"[{number}] {result['title']}\n{result['url']}\n{_short(result['content'], self._max_chars)}"
-            for number, result in enumerate(found.value, 1)
-        ]
+            return self._said(found)
+        try:
+            parts = [
+                f"[{number}] {result['title']}\n{result['url']}\n{_short(result['content'], self._max_chars)}"
+                for number, result in enumerate(found.value, 1)
+            ]
+        except (LookupError, TypeError, AttributeError):
+            raise self._foreign() from None
         return ToolResult("\n\n".join(parts) or NO_RESULTS, found.usage)
 
     def _page(self, url: str, found: Recorded) -> ToolResult:
         """The observation of an extraction."""
         if found.is_error:
-            return ToolResult(found.value["error"], found.usage, is_error=True)
+            return self._said(found)
         if found.value is None:
             return ToolResult(f"There is no text to be had from {url}.", found.usage, is_error=True)
+        if not isinstance(found.value, str):
+            raise self._foreign()
         return ToolResult(_short(found.value, self._page_chars), found.usage)
+
+    def _said(self, found: Recorded) -> ToolResult:
+        """The service's own words about the arguments."""
+        if not isinstance(found.value, dict) or not isinstance(found.value.get("error"), str):
+            raise self._foreign()
+        return ToolResult(found.value["error"], found.usage, is_error=True)
+
+    def _foreign(self) -> InfrastructureError:
+        return InfrastructureError(
+            f"What is recorded of a call of {self.provider} is no answer of it; record to another replay.path."
+        )
 
 
 class TavilySearch(WebSearch):

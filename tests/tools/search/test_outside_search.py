@@ -10,8 +10,9 @@ from aiohttp import web
 from orchestra_jax.http_json import JsonClient, ServerError
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import Price, PriceList
-from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.base import ToolExecutor
+from orchestra_jax.tools.entries import recorded
 from orchestra_jax.tools.search.embeddings import EndpointEmbedder
 from orchestra_jax.tools.search.local import LocalIndex, Passage
 from orchestra_jax.tools.search.server import RemoteIndex, RetrievalServer
@@ -235,3 +236,33 @@ async def test_an_observation_of_any_tool_is_valid_text():
     spec = ToolSpec("t", "A tool.", {"type": "object", "properties": {}}, price_usd=0.0)
     found = await ToolExecutor([spec], {"t": handler}, Budget()).step(ToolCall("t", {}))
     assert (found.text, found.final) == ("cut \ufffd", "\ufffd")
+
+
+@pytest.mark.parametrize("value", [None, 7, "text", [7], [{"title": "t"}], {"error": ["x"]}, {"a": 1}, ["x"]], ids=repr)
+@pytest.mark.parametrize("is_error", [False, True])
+async def test_a_foreign_record_is_infrastructure(tavily, tmp_path, value, is_error):
+    replay = Replay(tmp_path / "calls.db", "replay_or_record")
+    tool = tavily("http://127.0.0.1:9", replay=replay)
+
+    async def foreign() -> Recorded:
+        return Recorded(value, (), is_error)
+
+    fields = {"provider": "tavily", "query": "oslo", "max_results": 5, "search_depth": "basic"}
+    await replay.call("web_search", fields, foreign)
+    fields = {"provider": "tavily", "urls": ["Oslo"], "extract_depth": "basic", "format": "text"}
+    await replay.call("web_extract", fields, foreign)
+    await replay.call("mine", {"arguments": {}}, foreign)
+
+    async def never(arguments, budget) -> str:
+        raise AssertionError
+
+    for call, arguments in ((tool.search, QUERY), (tool.extract, PAGE), (recorded("mine", never, replay, {}), {})):
+        said = ""
+        try:
+            said = (await call(arguments, Budget())).text  # one of them may have recorded just that
+        except InfrastructureError as error:
+            said = str(error)
+        assert isinstance(said, str)
+        assert 0 < len(said) < 300
+    await tool.close()
+    replay.close()
