@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orchestra_jax.outside import MOST_LEVELS, Unreadable, count_of, read_json, text_of, valid_text
 
-CHEAP = settings(max_examples=300, derandomize=True, deadline=None, database=None)
+CHEAP = settings(max_examples=150, derandomize=True, deadline=None, database=None)
 HALVES = "\ud83d", "\ude00"  # of one emoji
 VALUES = st.recursive(
     st.none()

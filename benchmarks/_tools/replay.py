@@ -55,10 +55,6 @@ async def lookups(file: Path) -> dict[str, float]:
         await replay.call("chat", each, refuse)
     seconds["Replay.call"] = time.perf_counter() - started
     started = time.perf_counter()
-    for name in names:
-        replay.lookup(name)
-    seconds["Replay.lookup"] = time.perf_counter() - started
-    started = time.perf_counter()
     for each in requests:
         key("chat", each)
     seconds["key of a request"] = time.perf_counter() - started

