@@ -9,6 +9,7 @@ import hydra
 from omegaconf import DictConfig
 
 from orchestra_jax.config import cli
+from orchestra_jax.config.experiment import changed_settings
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
@@ -18,7 +19,7 @@ def main(config: DictConfig) -> None:
     # Only now: `--cfg` and a mistyped key need no JAX.
     from orchestra_jax.training.run import run
 
-    run(run_config)
+    run(run_config, changed_settings(config))
 
 
 if __name__ == "__main__":

@@ -251,8 +251,8 @@ def resume_conflicts(saved: Mapping[str, Any], config: RunConfig) -> list[str]:
 
     Returns: `key: old -> new` for each, where keys of a changed schema count too.
     """
-    old = dict(_flat(saved))
-    new = dict(_flat(asdict(config)))
+    old = dict(flat(saved))
+    new = dict(flat(asdict(config)))
     return [
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old.keys() | new.keys())
@@ -314,10 +314,10 @@ def _outside(config: DictConfig, schema: type, prefix: str = "") -> Iterator[str
             yield problem
 
 
-def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of a tree of mappings; lists are values."""
     for key, value in node.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

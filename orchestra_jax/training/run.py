@@ -44,8 +44,11 @@ def exit_status(processes: Processes | None = None) -> Iterator[None]:
         raise SystemExit(next(status for kind, status in _EXIT_STATUS.items() if isinstance(end, kind))) from None
 
 
-def run(cfg: RunConfig) -> None:
+def run(cfg: RunConfig, opening: str = "") -> None:
     """Trains until `cfg.steps`, or continues a run in the same folder, and writes its summary and pictures.
+
+    Args:
+        opening: what the first process prints before anything else.
 
     Raises:
         SystemExit: see `exit_status`.
@@ -54,6 +57,8 @@ def run(cfg: RunConfig) -> None:
     # of a quickstart step.
     gc.set_threshold(20_000, 20, 20)
     with exit_status(), joined(cfg.mesh) as processes, exit_status(processes):
+        if opening:
+            print(opening, flush=True)
         _train(cfg, processes)
 
 

@@ -1,0 +1,121 @@
+"""Stand-ins for what a run pays, on this machine: experts and a judge behind OpenAI's API, and Tavily's web search.
+
+They answer without knowing anything, and keep books: what they billed is what the run's ledger must hold.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestra_jax.money.budgets import Spending
+from orchestra_jax.money.prices import PriceList
+from orchestra_jax.tools.experts.roles import JUDGE_SYSTEM, ROLES, Role
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_CACHED = 4  # every fourth token of a prompt is billed as a cached one
+_PAGES = 2
+
+
+@dataclass
+class Books:
+    """What was billed.
+
+    Attributes:
+        by_name: dollars, tokens and calls by entry of the price list.
+        judged: how often each verdict was given.
+    """
+
+    by_name: dict[str, Spending] = field(default_factory=dict)
+    judged: Counter[str] = field(default_factory=Counter)
+
+    def add(self, name: str, usd: float, tokens: int) -> None:
+        before = self.by_name.get(name, Spending())
+        self.by_name[name] = Spending(before.usd + usd, before.tokens + tokens, before.calls + 1)
+
+
+class Providers:
+    """A server on 127.0.0.1 that speaks for all providers of a run; an asynchronous context manager.
+
+    Args:
+        prices: what is billed.
+
+    Attributes:
+        books: what was billed until now.
+        url: where it listens; experts are at `url`/v1.
+    """
+
+    def __init__(self, prices: PriceList) -> None:
+        self._prices, self.books, self.url = prices, Books(), ""
+
+    async def __aenter__(self) -> "Providers":
+        from aiohttp import web
+
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_post("/search", self._search)
+        self._runner = web.AppRunner(app, shutdown_timeout=1.0, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024).start()
+        host, port = self._runner.addresses[0]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._runner.cleanup()
+
+    async def _complete(self, request: "web.Request") -> "web.Response":
+        from aiohttp import web
+
+        body = await request.json()
+        allowed = body.get("max_completion_tokens") or body["max_tokens"]
+        prompt = sum(4 + len(message["content"].split()) for message in body["messages"])
+        words = self._reply(body["messages"]).split(" ")
+        cut, completion, cached = len(words) > allowed, min(len(words), allowed), prompt // _CACHED
+        usd = self._prices.cost(
+            body["model"], prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion
+        )
+        self.books.add(body["model"], usd, prompt + completion)
+        message = {"role": "assistant", "content": " ".join(words[:completion])}
+        return web.json_response(
+            {
+                "id": f"chatcmpl-{sum(spent.calls for spent in self.books.by_name.values())}",
+                "object": "chat.completion",
+                "created": 0,
+                "model": body["model"],
+                "choices": [{"index": 0, "message": message, "finish_reason": "length" if cut else "stop"}],
+                "usage": {
+                    "prompt_tokens": prompt,
+                    "completion_tokens": completion,
+                    "total_tokens": prompt + completion,
+                    "prompt_tokens_details": {"cached_tokens": cached},
+                },
+            }
+        )
+
+    def _reply(self, messages: list[Mapping[str, str]]) -> str:
+        """What an expert in its role, or the judge, says; verdicts are drawn by the candidate's digest."""
+        system, asked = messages[0]["content"], messages[-1]["content"]
+        if system == JUDGE_SYSTEM:
+            verdict = ("correct", "incorrect")[hashlib.blake2b(asked.encode(), digest_size=1).digest()[0] % 2]
+            self.books.judged[verdict] += 1
+            return f"It was drawn. <answer>{verdict}</answer>"
+        if system == ROLES[Role.query_writer].system:
+            return f"<answer>{' '.join(asked.split()[-6:])}</answer>"
+        if system == ROLES[Role.code_writer].system:
+            return "```python\nprint(6 * 7)\n```"
+        return "Nobody is here who could know, so \\boxed{42}"
+
+    async def _search(self, request: "web.Request") -> "web.Response":
+        from aiohttp import web
+
+        query = (await request.json())["query"]
+        self.books.add("web_search", self._prices.cost("web_search"), 0)
+        pages = [
+            {"title": f"{query}, part {number}", "url": f"http://pages.invalid/{number}", "content": f"About {query}."}
+            for number in range(1, _PAGES + 1)
+        ]
+        return web.json_response({"results": pages})
