@@ -13,7 +13,7 @@ FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 \
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart test test-processes test-sglang test-sglang-training sglang-cpu lint format clean
+.PHONY: help install install-dev quickstart rehearsal test test-processes test-sglang test-sglang-training sglang-cpu lint format clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ install-dev: $(VENV)/.installed-dev ## .venv with the tools for tests and checks
 
 quickstart: install ## warm start, RL and the proof: 8 minutes on 2 fast, quiet cores; add RUN="seed=1 name=seed1" to change it
 	$(FAST_MALLOC) $(PY) experiments/train.py $(RUN)
+
+rehearsal: install-dev sglang-cpu ## the paper's run on this CPU: two trainers, two SGLang servers, a kill; add RUN="+experiment=frames --steps 10"
+	SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) experiments/rehearse.py $(RUN)
 
 test: install-dev ## every test without torch, GPU or server, in random order; TESTS=tests/rl for a part, TEST_ORDER=7 for an order
 	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow or release)" $(TESTS)

@@ -26,7 +26,9 @@ def changed_settings(config: DictConfig) -> str:
         for key in sorted(plain.keys() | ours.keys())
         if plain.get(key) != ours.get(key)
     ]
-    return "\n".join((f"Experiment {name}, with {len(lines) or 'no'} settings of this run's own:", *lines))
+    if not lines:
+        return f"Experiment {name}, with no settings of this run's own."
+    return "\n".join((f"Experiment {name}, with {len(lines)} settings of this run's own:", *lines))
 
 
 def _settings(config: DictConfig) -> dict[str, Any]:

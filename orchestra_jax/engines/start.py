@@ -76,6 +76,11 @@ async def start_engine(
         ConfigError: a server does not start, does not answer, or has another model.
     """
     r, processes = cfg.rollout, processes or Processes()
+    if r.limits.max_length > model.max_position_embeddings:
+        raise ConfigError(
+            f"The policy was made for {model.max_position_embeddings} tokens (max_position_embeddings in its "
+            f"config.json), but rollout.limits.max_length={r.limits.max_length}: lower that, or take another policy."
+        )
     if r.engine is EngineName.embedded:
         return RunEngine(EmbeddedEngine(model, params, r, version=version))
     servers = [] if r.urls else _servers(cfg, version, directory, processes)

@@ -33,7 +33,7 @@ def _from_scratch(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int,
         "head_dim": head_dim,
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 32768,
     }
 
 

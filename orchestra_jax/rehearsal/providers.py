@@ -4,37 +4,21 @@ They answer without knowing anything, and keep books: what they billed is what t
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from orchestra_jax.money.budgets import Spending
+from orchestra_jax.config.choices import Role
+from orchestra_jax.money.budgets import added
+from orchestra_jax.money.journal import State
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.tools.experts.roles import JUDGE_SYSTEM, ROLES, Role
+from orchestra_jax.tools.experts.roles import JUDGE_SYSTEM, ROLES
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 _CACHED = 4  # every fourth token of a prompt is billed as a cached one
 _PAGES = 2
-
-
-@dataclass
-class Books:
-    """What was billed.
-
-    Attributes:
-        by_name: dollars, tokens and calls by entry of the price list.
-        judged: how often each verdict was given.
-    """
-
-    by_name: dict[str, Spending] = field(default_factory=dict)
-    judged: Counter[str] = field(default_factory=Counter)
-
-    def add(self, name: str, usd: float, tokens: int) -> None:
-        before = self.by_name.get(name, Spending())
-        self.by_name[name] = Spending(before.usd + usd, before.tokens + tokens, before.calls + 1)
 
 
 class Providers:
@@ -44,12 +28,13 @@ class Providers:
         prices: what is billed.
 
     Attributes:
-        books: what was billed until now.
+        billed: until now, by entry of the price list; as `Budget.get_state` gives it.
         url: where it listens; experts are at `url`/v1.
     """
 
     def __init__(self, prices: PriceList) -> None:
-        self._prices, self.books, self.url = prices, Books(), ""
+        self._prices, self.url = prices, ""
+        self.billed: State = {}
 
     async def __aenter__(self) -> "Providers":
         from aiohttp import web
@@ -67,6 +52,9 @@ class Providers:
     async def __aexit__(self, *error: object) -> None:
         await self._runner.cleanup()
 
+    def _bill(self, name: str, usd: float, tokens: int) -> None:
+        self.billed = added([self.billed, {name: [str(Fraction(usd)), tokens, 1]}])
+
     async def _complete(self, request: "web.Request") -> "web.Response":
         from aiohttp import web
 
@@ -75,14 +63,12 @@ class Providers:
         prompt = sum(4 + len(message["content"].split()) for message in body["messages"])
         words = self._reply(body["messages"]).split(" ")
         cut, completion, cached = len(words) > allowed, min(len(words), allowed), prompt // _CACHED
-        usd = self._prices.cost(
-            body["model"], prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion
-        )
-        self.books.add(body["model"], usd, prompt + completion)
+        usd = self._prices.cost(body["model"], prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
+        self._bill(body["model"], usd, prompt + completion)
         message = {"role": "assistant", "content": " ".join(words[:completion])}
         return web.json_response(
             {
-                "id": f"chatcmpl-{sum(spent.calls for spent in self.books.by_name.values())}",
+                "id": "chatcmpl-rehearsal",
                 "object": "chat.completion",
                 "created": 0,
                 "model": body["model"],
@@ -101,7 +87,6 @@ class Providers:
         system, asked = messages[0]["content"], messages[-1]["content"]
         if system == JUDGE_SYSTEM:
             verdict = ("correct", "incorrect")[hashlib.blake2b(asked.encode(), digest_size=1).digest()[0] % 2]
-            self.books.judged[verdict] += 1
             return f"It was drawn. <answer>{verdict}</answer>"
         if system == ROLES[Role.query_writer].system:
             return f"<answer>{' '.join(asked.split()[-6:])}</answer>"
@@ -113,7 +98,7 @@ class Providers:
         from aiohttp import web
 
         query = (await request.json())["query"]
-        self.books.add("web_search", self._prices.cost("web_search"), 0)
+        self._bill("web_search", self._prices.cost("web_search"), 0)
         pages = [
             {"title": f"{query}, part {number}", "url": f"http://pages.invalid/{number}", "content": f"About {query}."}
             for number in range(1, _PAGES + 1)

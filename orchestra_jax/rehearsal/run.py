@@ -1,85 +1,173 @@
-"""Rehearses a run: two trainers with a real SGLang server each, experts over HTTP, a kill, a resumption, and the books.
+"""Rehearses a run: two trainers with a real SGLang server each, experts over HTTP, a kill, and the same command again.
 
-Everything is what `experiments/train.py` runs, started as a user starts it; only `+rehearsal=cpu` makes it small, and the
-providers are stand-ins, since an answer of GPT-5 costs money.
+Everything is what `experiments/train.py` runs, started as a user starts it. Only `+rehearsal=cpu` makes it small, and
+the providers are stand-ins, as an answer of GPT-5 costs money.
 """
 
 import os
 import random
-import re
-import sys
+import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from orchestra_jax.money.budgets import Spending
+from orchestra_jax.money.budgets import added
 from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.run import bill
 from orchestra_jax.processes.lifeline import GONE
+from orchestra_jax.rehearsal.claims import (
+    Claims,
+    billed_as_paid,
+    every_step_once,
+    less,
+    on_policy,
+    servers_ended,
+    steps_done,
+    updates_taken,
+)
 from orchestra_jax.rehearsal.processes import ROOT, Trainers
 from orchestra_jax.rehearsal.providers import Providers
 from orchestra_jax.rehearsal.questions import write_questions
+from orchestra_jax.rehearsal.tokenizer import cut_tokenizer
 from orchestra_jax.rollout.event_loop import LoopThread
-from orchestra_jax.training.loggers.jsonl import read_metrics
-from orchestra_jax.training.summary import read_summary
 
-PROCESSES = 2
-DEVICES = 2  # virtual ones of each process
-_POLL_S = 0.5
+TRAINERS = 2
+_DEVICES = 2  # virtual ones of each
+_KILLED_AFTER = 2  # steps
 _ENDS_S = 60.0  # a lost process ends the others within a minute
-_LOCAL = ("python", "local_search")  # tools of this machine: nobody bills them
-# What SGLang's server logs for an update that it took.
-_UPDATED = re.compile(r"POST /update_weights_from_\w+ HTTP/1.1\" 200")
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What was looked at, whether it holds, and the figures."""
-
-    text: str
-    holds: bool
-    figures: str
+class RehearsalFailed(Exception):  # noqa: N818  an event
+    """A trainer did not do what has to be done before anything can be looked at."""
 
 
 class Rehearsal:
-    """One rehearsal in a folder; what an earlier one left there is used again, as a run resumes.
+    """One rehearsal in a folder, where only the policy of an earlier one is used again.
 
     Args:
         overrides: of `experiments/train.py`, the experiment first.
-        folder: everything is written there.
-        kill: whether a trainer is killed in the middle and the same command given again.
-        patience_s: for all of it.
+        steps: of the run.
+        seed: of who is killed, and when.
+        patience_s: for each start of the trainers.
     """
 
-    def __init__(self, overrides: Sequence[str], folder: Path, *, kill: bool = True, patience_s: float = 1800.0) -> None:
-        self._overrides, self._folder, self._kill = list(overrides), folder.absolute(), kill
-        self._run = self._folder / "run"
-        self._deadline = time.monotonic() + patience_s
-        self._claims: list[Claim] = []
+    def __init__(self, overrides: Sequence[str], folder: Path, *, steps: int, seed: int, patience_s: float) -> None:
+        self._random = random.Random(seed)
+        self._experiment, *self._others = overrides
+        self._folder, self._run = folder.absolute(), folder.absolute() / "run"
+        self._steps, self._patience_s = steps, patience_s
+        self._claims = Claims()
+        self._environment: Mapping[str, str] = {}
 
-    def run(self) -> bool:
-        """Prints what happens and the claims at the end; whether all of them hold.
+    def rehearse(self) -> bool:
+        """Prints what happens, and every claim about it; returns whether all of them hold.
 
         Raises:
             ConfigError: there are no questions to ask.
+            RehearsalFailed: with the end of a trainer's log.
         """
+        began = time.monotonic()
         questions = write_questions(self._folder / "questions", os.environ)
-        prices = PriceList.load(ROOT / "conf" / "pricing" / "paper_train.yaml")
+        for old in (self._run, self._folder / "logs"):
+            shutil.rmtree(old, ignore_errors=True)
         with LoopThread() as loop:
-            providers = loop.run(Providers(prices).__aenter__())
+            providers = Providers(PriceList.load(ROOT / "conf" / "pricing" / "paper_train.yaml"))
+            loop.run(providers.__aenter__())
+            self._environment = {
+                **questions,
+                "REHEARSAL": str(self._folder),
+                "PROVIDERS_URL": providers.url,
+                "EXPERTS_URL": f"{providers.url}/v1",
+                "TAVILY_API_KEY": "rehearsal",
+            }
             try:
-                self._environment = {
-                    **questions,
-                    "REHEARSAL": str(self._folder),
-                    "PROVIDERS_URL": providers.url,
-                    "EXPERTS_URL": f"{providers.url}/v1",
-                    "TAVILY_API_KEY": "rehearsal",
-                }
-                if not self._make_policy():
-                    return False
-                before = dict(providers.books.by_name)
+                self._make_policy()
                 self._train(providers)
-                self._look(providers, before)
             finally:
                 loop.run(providers.__aexit__())
-        return self._report()
+        print(f"{(time.monotonic() - began) / 60:.1f} minutes; logs and the run are in {self._folder}.", flush=True)
+        return self._claims.all_hold
+
+    def _make_policy(self) -> None:
+        """Has a small policy learn the form of a call, unless there is one."""
+        if (self._folder / "policy" / "config.json").exists():
+            return
+        data = os.environ.get("ORCHESTRA_DATA", "data")
+        cut_tokenizer(Path(os.environ.get("QWEN3_TOKENIZER", f"{data}/qwen3-tokenizer")), self._folder / "tokenizer")
+        print("Teaching a small policy the form of a call ...", flush=True)
+        settings = [self._experiment, "+rehearsal=policy", f"output_dir={self._folder}"]
+        taught = Trainers(settings, logs=self._folder / "logs" / "policy", environment=self._environment)
+        self._wait_to_the_end(taught)
+
+    def _train(self, providers: Providers) -> None:
+        before = providers.billed  # for the policy's demonstrations
+        print(f"Starting {TRAINERS} trainers with an SGLang server each ...", flush=True)
+        trainers = self._start()
+        try:
+            self._wait_for(lambda: len(steps_done(self._run)) >= _KILLED_AFTER, trainers)
+            print(trainers.said(lines=200), flush=True)
+            last = steps_done(self._run)[-1]
+            time.sleep(self._random.uniform(0, last["time/rollout"] + last["time/update"]))
+            self._kill(trainers)
+        finally:
+            trainers.stop()
+        self._claims.add("no server outlives its trainer", *servers_ended(self._run))
+        billed, (paid, in_flight) = less(providers.billed, before), bill(self._run)
+        self._claims.add("the killed run's bill holds all that was billed", *billed_as_paid(billed, paid, in_flight))
+        done = len(steps_done(self._run))
+
+        print("The same command again ...", flush=True)
+        billed, updated = providers.billed, updates_taken(self._run, TRAINERS)
+        trainers = self._start()
+        self._wait_to_the_end(trainers)
+        print(trainers.said(lines=60), flush=True)
+        taken = [now - old for now, old in zip(updates_taken(self._run, TRAINERS), updated, strict=True)]
+        # One when they start, and one a step; the step after whose line the trainer was killed may not have been saved.
+        left = 1 + self._steps - done
+        both = taken[0] in (left, left + 1) and len(set(taken)) == 1
+        self._claims.add("both servers took every update", both, f"{taken}, with {left - 1} steps to go at least")
+        self._claims.add("every step is there once", *every_step_once(self._run, self._steps))
+        self._claims.add("every token is of its step's weights", *on_policy(self._run))
+        billed, paid = less(providers.billed, billed), less(bill(self._run)[0], added([paid, in_flight]))
+        self._claims.add("every call is paid as it was billed, to the token", *billed_as_paid(billed, paid))
+        self._claims.add("no server outlives the run", *servers_ended(self._run))
+
+    def _kill(self, trainers: Trainers) -> None:
+        """SIGKILL to one trainer, and how the other takes it."""
+        victim = self._random.randrange(TRAINERS)
+        print(f"kill -9 of trainer {victim} after step {len(steps_done(self._run))} ...", flush=True)
+        trainers.kill(victim)
+        killed = time.monotonic()
+        status = trainers.wait(_ENDS_S)[1 - victim]
+        self._claims.add(
+            "a lost trainer ends the other within a minute, with one sentence",
+            status == GONE and f"Process {victim} of {TRAINERS} is gone" in trainers.said(1 - victim),
+            f"status {status} after {time.monotonic() - killed:.0f} s",
+        )
+
+    def _start(self) -> Trainers:
+        settings = [
+            self._experiment,
+            "+rehearsal=cpu",
+            *self._others,
+            f"output_dir={self._run}",
+            f"steps={self._steps}",
+        ]
+        logs = self._folder / "logs"
+        return Trainers(settings, logs=logs, environment=self._environment, count=TRAINERS, devices=_DEVICES)
+
+    def _wait_to_the_end(self, trainers: Trainers) -> None:
+        statuses = trainers.wait(self._patience_s)
+        if any(statuses):
+            raise RehearsalFailed(f"The trainers ended with {statuses}. {_ends(trainers, len(statuses))}")
+
+    def _wait_for(self, reached: Callable[[], bool], trainers: Trainers) -> None:
+        deadline = time.monotonic() + self._patience_s
+        while not reached():
+            if not trainers.alive or time.monotonic() > deadline:
+                raise RehearsalFailed(f"Step {_KILLED_AFTER} was not reached. {_ends(trainers, TRAINERS)}")
+            time.sleep(0.5)
+
+
+def _ends(trainers: Trainers, count: int) -> str:
+    return "\n".join(f"The end of trainer {index}'s log:\n{trainers.said(index)}" for index in range(count))

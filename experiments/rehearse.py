@@ -1,0 +1,35 @@
+"""Rehearses a run on this machine: two trainers, two real SGLang servers, stand-ins for the providers, a kill.
+
+python experiments/rehearse.py
+python experiments/rehearse.py +experiment=hle +placement=shared --folder outputs/rehearsal-shared
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.rehearsal.run import Rehearsal, RehearsalFailed
+
+
+def main() -> int:
+    """0 if everything that the rehearsal claims holds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", default=["+experiment=hle"], help="of experiments/train.py")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/rehearsal"))
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=0, help="of which trainer is killed, and when")
+    parser.add_argument("--patience", type=float, default=1800.0, help="seconds for each start of the trainers")
+    asked = parser.parse_args()
+    try:
+        rehearsal = Rehearsal(
+            asked.overrides, asked.folder, steps=asked.steps, seed=asked.seed, patience_s=asked.patience
+        )
+        return 0 if rehearsal.rehearse() else 1
+    except (ConfigError, RehearsalFailed) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""A rehearsal's claims fail where they should."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.rehearsal.claims import (
+    Claims,
+    billed_as_paid,
+    every_step_once,
+    less,
+    on_policy,
+    servers_ended,
+    updates_taken,
+)
+
+PAID = {"gpt-5": ["1/8", 100, 2], "python": ["1/1000", 0, 3]}
+
+
+@pytest.mark.parametrize(
+    ("billed", "in_flight", "holds"),
+    [
+        ({"gpt-5": ["1/8", 100, 2]}, None, True),
+        ({"gpt-5": ["1/8", 101, 2]}, None, False),
+        ({"gpt-5": ["1/8", 99, 2]}, None, False),  # paid, but never billed
+        ({"gpt-5": ["1/8", 100, 2], "qwen3-32b": ["0", 5, 1]}, None, False),
+        ({}, None, False),
+        ({"gpt-5": ["1/4", 120, 3]}, {"gpt-5": ["1/2", 50, 1]}, True),
+        ({"gpt-5": ["1/4", 151, 3]}, {"gpt-5": ["1/2", 50, 1]}, False),
+        ({"gpt-5": ["1/8", 100, 2]}, {"gpt-5": ["1/2", 50, 1]}, True),
+    ],
+)
+def test_bills_are_compared_to_the_token(billed: dict, in_flight: dict | None, holds: bool):
+    assert billed_as_paid(billed, PAID, in_flight)[0] is holds
+
+
+def test_nothing_billed_and_nothing_paid_proves_nothing():
+    assert not billed_as_paid({}, {})[0]
+
+
+def test_what_came_on_top():
+    assert less({"a": ["3/4", 10, 3], "b": ["1", 1, 1]}, {"a": ["1/4", 4, 2], "b": ["1", 1, 1]}) == {"a": ["1/2", 6, 1]}
+
+
+def test_steps_updates_and_ages_are_read_from_the_run(tmp_path: Path):
+    assert not on_policy(tmp_path)[0]
+    rows = [{"step": 1, "staleness/max": 0}, {"step": 2, "staleness/max": 0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert every_step_once(tmp_path, 2)[0]
+    assert not every_step_once(tmp_path, 3)[0]
+    assert on_policy(tmp_path)[0]
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "staleness/max": 1}\n')
+    assert not every_step_once(tmp_path, 2)[0]
+    assert not on_policy(tmp_path)[0]
+    log = tmp_path / "server" / "0" / "0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(
+        '[2026-11-23] INFO: 127.0.0.1:5 - "POST /update_weights_from_disk HTTP/1.1" 200 OK\n'
+        '[2026-11-23] INFO: 127.0.0.1:5 - "POST /update_weights_from_disk HTTP/1.1" 400 Bad Request\n'
+    )
+    assert updates_taken(tmp_path, 2) == [1, 0]
+    assert servers_ended(tmp_path)[0]
+
+
+def test_one_claim_that_fails_is_enough():
+    claims = Claims()
+    assert not claims.all_hold
+    claims.add("two and two are four", True, "4")
+    assert claims.all_hold
+    claims.add("and five", False, "4")
+    assert not claims.all_hold

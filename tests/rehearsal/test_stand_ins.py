@@ -1,0 +1,92 @@
+"""What a rehearsal puts in the place of providers, questions and vocabulary."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config.choices import Role
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.data.sources import load_tasks
+from orchestra_jax.models import tokenizer
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.prices import PriceList
+from orchestra_jax.rehearsal.providers import Providers
+from orchestra_jax.rehearsal.questions import write_questions
+from orchestra_jax.rehearsal.tokenizer import cut_tokenizer
+from orchestra_jax.tools.experts.cards import api_fields
+from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.experts.expert import Expert
+from orchestra_jax.tools.experts.roles import Judge, expert_tool
+from orchestra_jax.tools.search.web import TavilySearch
+
+PRICES = PriceList.load(Path(__file__).parents[2] / "conf" / "pricing" / "paper_train.yaml")
+needs_data = pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="ORCHESTRA_DATA is not set")
+
+
+async def test_providers_bill_what_the_clients_pay(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TAVILY_API_KEY", "x")
+    budget = Budget()
+    async with Providers(PRICES) as providers:
+        clients = {
+            name: ExpertClient(Expert(name, name, f"{providers.url}/v1", **api_fields(name)), PRICES)
+            for name in ("gpt-5", "llama-3.3-70b")
+        }
+        search = TavilySearch(PRICES, providers.url)
+
+        async def run(arguments: dict, budget: Budget) -> str:
+            return f"ran {arguments['code']}"
+
+        for role in Role:
+            follow = {"query_writer": search.search, "code_writer": run}.get(role)
+            spec, handle = expert_tool(role, clients["llama-3.3-70b"], follow)
+            result = await handle({spec.parameters["required"][0]: "How far is the moon?"}, budget)
+            assert not result.is_error, result
+        verdicts = [
+            (await Judge(clients["gpt-5"]).judge("Where?", answer, ["here"], budget=budget)).correct
+            for answer in map(str, range(12))
+        ]
+        assert 0 < sum(verdicts) < 12  # else no group would have a gradient
+        for each in (*clients.values(), search):
+            await each.close()
+    assert budget.get_state() == providers.billed
+    assert budget.by_name()["gpt-5"].calls == 12
+    assert budget.by_name()["web_search"].usd == 0.01
+
+
+@needs_data
+def test_real_questions_come_in_the_forms_of_the_paper(tmp_path: Path):
+    found = write_questions(tmp_path, os.environ)
+    training, evaluation = load_tasks(found["GENERAL_THOUGHT_PATH"]), load_tasks(found["HLE_PATH"])
+    assert {question.family for question in training} >= {"gsm8k", "bridge"}
+    assert (len(training), len(evaluation)) == (400, 200)
+    own = {"GENERAL_THOUGHT_PATH": "a", "HLE_PATH": "b"}
+    assert write_questions(tmp_path, own) == own
+
+
+def test_questions_that_are_not_there_are_asked_for(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"set GENERAL_THOUGHT_PATH and HLE_PATH .* or ORCHESTRA_DATA"):
+        write_questions(tmp_path, {})
+    with pytest.raises(ConfigError, match="gsm8k_train"):
+        write_questions(tmp_path, {"ORCHESTRA_DATA": str(tmp_path)})
+
+
+@needs_data
+def test_a_cut_vocabulary_still_reads_and_writes_any_text(tmp_path: Path):
+    whole = Path(os.environ["ORCHESTRA_DATA"]) / "qwen3-tokenizer"
+    cut_tokenizer(whole, tmp_path / "cut", 1000)
+    small, large = tokenizer.load(tmp_path / "cut"), tokenizer.load(whole)
+    assert len(small) == 1000 + len(json.loads((whole / "tokenizer.json").read_text())["added_tokens"])
+    text = "<tool_call>\nHow many pills, 2024? ünï 漢字 🙂"
+    assert small.decode(small.encode(text)) == text
+    messages = [{"role": "user", "content": "a"}]
+    assert [
+        each.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) for each in (small, large)
+    ] == ["<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"] * 2
+    assert small.convert_ids_to_tokens(small.eos_token_id) == "<|im_end|>"
+
+
+def test_a_tokenizer_that_is_not_there_is_asked_for(tmp_path: Path):
+    with pytest.raises(ConfigError, match="set QWEN3_TOKENIZER to its folder"):
+        cut_tokenizer(tmp_path, tmp_path / "cut")
