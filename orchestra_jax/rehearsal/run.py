@@ -25,10 +25,10 @@ from orchestra_jax.rehearsal.claims import (
     steps_done,
     updates_taken,
 )
+from orchestra_jax.rehearsal.policy import make_policy
 from orchestra_jax.rehearsal.processes import ROOT, Trainers
 from orchestra_jax.rehearsal.providers import Providers
 from orchestra_jax.rehearsal.questions import write_questions
-from orchestra_jax.rehearsal.tokenizer import cut_tokenizer
 from orchestra_jax.rollout.event_loop import LoopThread
 
 TRAINERS = 2
@@ -42,7 +42,7 @@ class RehearsalFailed(Exception):  # noqa: N818  an event
 
 
 class Rehearsal:
-    """One rehearsal in a folder, where only the policy of an earlier one is used again.
+    """One rehearsal in a folder, in the place of an earlier one.
 
     Args:
         overrides: of `experiments/train.py`, the experiment first.
@@ -63,13 +63,15 @@ class Rehearsal:
         """Prints what happens, and every claim about it; returns whether all of them hold.
 
         Raises:
-            ConfigError: there are no questions to ask.
+            ConfigError: there are no questions to ask, or no tokenizer.
             RehearsalFailed: with the end of a trainer's log.
         """
         began = time.monotonic()
         questions = write_questions(self._folder / "questions", os.environ)
         for old in (self._run, self._folder / "logs"):
             shutil.rmtree(old, ignore_errors=True)
+        data = os.environ.get("ORCHESTRA_DATA", "data")
+        make_policy(Path(os.environ.get("QWEN3_TOKENIZER", f"{data}/qwen3-tokenizer")), self._folder)
         with LoopThread() as loop:
             providers = Providers(PriceList.load(ROOT / "conf" / "pricing" / "paper_train.yaml"))
             loop.run(providers.__aenter__())
@@ -81,26 +83,13 @@ class Rehearsal:
                 "TAVILY_API_KEY": "rehearsal",
             }
             try:
-                self._make_policy()
                 self._train(providers)
             finally:
                 loop.run(providers.__aexit__())
         print(f"{(time.monotonic() - began) / 60:.1f} minutes; logs and the run are in {self._folder}.", flush=True)
         return self._claims.all_hold
 
-    def _make_policy(self) -> None:
-        """Has a small policy learn the form of a call, unless there is one."""
-        if (self._folder / "policy" / "config.json").exists():
-            return
-        data = os.environ.get("ORCHESTRA_DATA", "data")
-        cut_tokenizer(Path(os.environ.get("QWEN3_TOKENIZER", f"{data}/qwen3-tokenizer")), self._folder / "tokenizer")
-        print("Teaching a small policy the form of a call ...", flush=True)
-        settings = [self._experiment, "+rehearsal=policy", f"output_dir={self._folder}"]
-        taught = Trainers(settings, logs=self._folder / "logs" / "policy", environment=self._environment)
-        self._wait_to_the_end(taught)
-
     def _train(self, providers: Providers) -> None:
-        before = providers.billed  # for the policy's demonstrations
         print(f"Starting {TRAINERS} trainers with an SGLang server each ...", flush=True)
         trainers = self._start()
         try:
@@ -112,12 +101,12 @@ class Rehearsal:
         finally:
             trainers.stop()
         self._claims.add("no server outlives its trainer", *servers_ended(self._run))
-        billed, (paid, in_flight) = less(providers.billed, before), bill(self._run)
+        billed, (paid, in_flight) = providers.billed, bill(self._run)
         self._claims.add("the killed run's bill holds all that was billed", *billed_as_paid(billed, paid, in_flight))
         done = len(steps_done(self._run))
 
         print("The same command again ...", flush=True)
-        billed, updated = providers.billed, updates_taken(self._run, TRAINERS)
+        updated = updates_taken(self._run, TRAINERS)
         trainers = self._start()
         self._wait_to_the_end(trainers)
         print(trainers.said(lines=60), flush=True)

@@ -1,6 +1,5 @@
 """What a rehearsal puts in the place of providers, questions and vocabulary."""
 
-import json
 import os
 from pathlib import Path
 
@@ -9,12 +8,10 @@ import pytest
 from orchestra_jax.config.choices import Role
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.sources import load_tasks
-from orchestra_jax.models import tokenizer
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rehearsal.providers import Providers
 from orchestra_jax.rehearsal.questions import write_questions
-from orchestra_jax.rehearsal.tokenizer import cut_tokenizer
 from orchestra_jax.tools.experts.cards import api_fields
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
@@ -70,23 +67,3 @@ def test_questions_that_are_not_there_are_asked_for(tmp_path: Path):
         write_questions(tmp_path, {})
     with pytest.raises(ConfigError, match="gsm8k_train"):
         write_questions(tmp_path, {"ORCHESTRA_DATA": str(tmp_path)})
-
-
-@needs_data
-def test_a_cut_vocabulary_still_reads_and_writes_any_text(tmp_path: Path):
-    whole = Path(os.environ["ORCHESTRA_DATA"]) / "qwen3-tokenizer"
-    cut_tokenizer(whole, tmp_path / "cut", 1000)
-    small, large = tokenizer.load(tmp_path / "cut"), tokenizer.load(whole)
-    assert len(small) == 1000 + len(json.loads((whole / "tokenizer.json").read_text())["added_tokens"])
-    text = "<tool_call>\nHow many pills, 2024? ünï 漢字 🙂"
-    assert small.decode(small.encode(text)) == text
-    messages = [{"role": "user", "content": "a"}]
-    assert [
-        each.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) for each in (small, large)
-    ] == ["<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"] * 2
-    assert small.convert_ids_to_tokens(small.eos_token_id) == "<|im_end|>"
-
-
-def test_a_tokenizer_that_is_not_there_is_asked_for(tmp_path: Path):
-    with pytest.raises(ConfigError, match="set QWEN3_TOKENIZER to its folder"):
-        cut_tokenizer(tmp_path, tmp_path / "cut")
