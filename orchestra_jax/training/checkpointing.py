@@ -1,5 +1,6 @@
 """Checkpoints of everything a run needs to continue: arrays through Orbax, the rest as JSON beside them."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,7 +11,9 @@ import orbax.checkpoint as ocp
 
 from orchestra_jax.config.checks import resume_conflicts
 from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.processes import Processes
 from orchestra_jax.rl.learner import TrainState
+from orchestra_jax.training import checksums
 
 
 @dataclass
@@ -43,13 +46,29 @@ class Checkpoints:
     """The newest `keep` checkpoints of a run, saved together and restored together.
 
     A save is visible only once it is complete, so a process that is killed while saving leaves the previous
-    checkpoint in force.
+    checkpoint in force. One that is damaged is moved out of the way, into the folder `damaged` beside `directory`.
+
+    Args:
+        processes: of the run: all make it together.
+
+    Raises:
+        ConfigError: there are checkpoints, but all of them are damaged.
     """
 
-    def __init__(self, directory: Path, keep: int) -> None:
+    def __init__(self, directory: Path, keep: int, processes: Processes | None = None) -> None:
         self._directory = directory
+        _put_damaged_aside(directory, processes or Processes())
+        handlers: Any = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        arrays, meta = checksums.SummedArrays(), checksums.SummedJson()
+        for item, kind, handler in (
+            ("arrays", ocp.args.StandardSave, arrays),
+            ("arrays", ocp.args.StandardRestore, arrays),
+            ("meta", ocp.args.JsonSave, meta),
+            ("meta", ocp.args.JsonRestore, meta),
+        ):
+            handlers.add(item, kind, handler)
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
-        self._manager = ocp.CheckpointManager(directory.resolve(), options=options)
+        self._manager = ocp.CheckpointManager(directory.resolve(), options=options, handler_registry=handlers)
 
     def save(self, step: int, arrays: Any, meta: Mapping[str, Any]) -> None:
         """Saves in the background; `arrays` may be donated once this returns.
@@ -126,3 +145,44 @@ class Checkpoints:
         """Waits for saves under way."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def _put_damaged_aside(directory: Path, processes: Processes) -> None:
+    """Moves the newest checkpoints away until one is whole, and says so."""
+    damaged, whole = dict[int, str](), None
+    for step in processes.gather(_steps(directory))[0]:
+        problem = checksums.problem(directory / str(step), processes)
+        if problem is None:
+            whole = step
+            break
+        damaged[step] = problem
+    with processes.together():
+        if damaged and whole is None:
+            found = ", ".join(f"{step} ({problem})" for step, problem in damaged.items())
+            raise ConfigError(
+                f"{str(directory)!r} has no checkpoint that can be used: {found}. Restore one of them, or delete the "
+                "folder to begin anew."
+            )
+        if processes.first:
+            for step, problem in damaged.items():
+                target = _move(directory / str(step), directory.parent / "damaged")
+                print(
+                    f"Checkpoint {step} is damaged ({problem}): the run goes on from checkpoint {whole}; "
+                    f"{str(target)!r} is what is left of it.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
+def _steps(directory: Path) -> list[int]:
+    """Of the checkpoints in a folder, newest first."""
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    return sorted((int(name) for name in names if name.isdecimal() and str(int(name)) == name), reverse=True)
+
+
+def _move(path: Path, folder: Path) -> Path:
+    """Moves the path into the folder, under a name that is free there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [path.name, *(f"{path.name}-{number}" for number in range(2, 1000))]
+    target = next(folder / name for name in names if not (folder / name).exists())
+    return path.rename(target)

@@ -71,7 +71,7 @@ class Trainer:
         self.cfg, self.money, self.loop, self.processes = cfg, money, loop, processes or Processes()
         self.directory, self._began = Path(cfg.output_dir), time.monotonic()
         self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg)
-        self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep)
+        self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep, self.processes)
         params: Params | None = None
         with self.processes.together():
             meta = self.checkpoints.run_meta(cfg)

@@ -16,8 +16,10 @@ import pytest
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.processes import Processes
 from orchestra_jax.processes.lifeline import GONE
 from orchestra_jax.rollout.chat import make_chat
+from orchestra_jax.training.checksums import problem
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from tests.processes.running import free_port, lines, start, wait
 from tests.training.test_trainer import DRIVER, MICRO, config, summary, transcripts, untimed
@@ -123,6 +125,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Path:
     assert_ended(ended, 0, 0)
     assert lines(second.stdout) == []  # the first one prints
     assert "The policy is in" in first.stdout
+    newest = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    assert {file.name for file in (newest / "arrays").glob("checksums.*.json")} == {
+        "checksums.0.json",
+        "checksums.1.json",
+    }
+    assert problem(newest, Processes()) is None
+    for index in range(2):
+        file = max((newest / "arrays" / f"ocdbt.process_{index}" / "d").iterdir(), key=lambda path: path.stat().st_size)
+        content = file.read_bytes()
+        file.write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:])
+        assert file.name in str(problem(newest, Processes()))
+        file.write_bytes(content)
     return folder
 
 

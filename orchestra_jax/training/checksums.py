@@ -1,0 +1,144 @@
+"""Checksums of a checkpoint's files, written with them: what the disk lost or changed since is found before it is used.
+
+Orbax writes an item of a checkpoint into a folder, the arrays of process N below its `ocdbt.process_N`. Each process
+sums up the files that it wrote itself (`checksums.N.json`), the first one what is left and those lists
+(`checksums.json`): no array and no byte of another process is read for it. All of it happens before the checkpoint
+gets its name, so a checkpoint is never without.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from orchestra_jax.processes import Processes
+
+_SUMS = "checksums.json"
+_ITEMS = ("arrays", "meta")
+_NEEDED = ("_CHECKPOINT_METADATA", "arrays/_METADATA", "meta/metadata")  # JSON that a checkpoint cannot do without
+_PART = "ocdbt.process_"
+_PART_SUMS = re.compile(r"checksums\.\d+\.json")
+_CHUNK, _THREADS = 1 << 24, 8
+_Sums = dict[str, list[int]]  # by path below the item's folder: bytes, CRC-32
+
+
+class SummedArrays(ocp.StandardCheckpointHandler):
+    """Saves arrays with checksums, in the background as everything else."""
+
+    async def async_save(self, directory: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        return [_Summing(await super().async_save(directory, *args, **kwargs) or [], directory)]
+
+    def finalize(self, directory: Any) -> None:
+        super().finalize(directory)
+        _write(Path(directory), Path(directory) / _SUMS, parts=False)
+
+
+class SummedJson(ocp.JsonCheckpointHandler):
+    """Saves JSON with a checksum."""
+
+    def finalize(self, directory: Any) -> None:
+        super().finalize(directory)
+        _write(Path(directory), Path(directory) / _SUMS, parts=False)
+
+
+class _Summing:
+    """What Orbax waits for in its own thread: the arrays of this process are written, then summed up."""
+
+    def __init__(self, written: Sequence[Any], directory: Any) -> None:
+        self._written, self._directory = written, directory
+
+    def result(self, timeout: float | None = None) -> None:
+        for future in self._written:
+            future.result(timeout)
+        folder, index = Path(self._directory), jax.process_index()
+        part = folder / f"{_PART}{index}"
+        if part.is_dir():
+            _write(part, folder / f"checksums.{index}.json", parts=True)
+
+
+def problem(step: Path, processes: Processes) -> str | None:
+    """What is wrong with the checkpoint in this folder, in a few words; None: nothing. All processes call this.
+
+    Each reads its share of the files. A checkpoint without any checksums, of an older version, must only be there.
+    """
+    try:
+        found = _own_problem(step, processes)
+    except OSError as error:
+        found = f"{_below(Path(error.filename or step), step)}: {error.strerror}"
+    except (ValueError, TypeError, LookupError, AttributeError):
+        found = "its checksums cannot be read"
+    return next((each for each in processes.gather(found) if each is not None), None)
+
+
+def _own_problem(step: Path, processes: Processes) -> str | None:
+    if not step.is_dir():
+        return "it is no folder"
+    for name in _NEEDED:
+        if not (step / name).is_file():
+            return f"{name} is missing"
+        try:
+            if not isinstance(json.loads((step / name).read_bytes()), dict):
+                return f"{name} is no JSON object"
+        except ValueError:
+            return f"{name} is no JSON"
+    if not any((step / item / _SUMS).exists() for item in _ITEMS):
+        return None
+    sums = dict[Path, list[int]]()
+    for item in _ITEMS:
+        own = _read(step / item / _SUMS)
+        sums |= {step / item / name: expected for name, expected in own.items()}
+        # A network disk may have shown the first process another one's list too late to be in its own.
+        for name in {name for name in own if _PART_SUMS.fullmatch(name)} | _part_sums(step / item):
+            part = step / item / f"{_PART}{name.split('.')[1]}"
+            sums |= {part / below: expected for below, expected in _read(step / item / name).items()}
+    for file, (size, _) in sums.items():
+        if not file.is_file():
+            return f"{_below(file, step)} is missing"
+        if (found := file.stat().st_size) != size:
+            return f"{_below(file, step)} has {found} bytes instead of {size}"
+    mine = processes.mine(sorted(sums))
+    for file, crc in zip(mine, _crcs(mine), strict=True):
+        if crc != sums[file][1]:
+            return f"{_below(file, step)} is not what was written"
+    return None
+
+
+def _below(file: Path, step: Path) -> str:
+    return str(file.relative_to(step)) if file.is_relative_to(step) else str(file)
+
+
+def _write(folder: Path, target: Path, *, parts: bool) -> None:
+    """Sums up the files below the folder; without `parts`, not those that a process sums up itself."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != target]
+    if not parts:
+        files = [file for file in files if not file.relative_to(folder).parts[0].startswith(_PART)]
+    sums = zip(files, _crcs(files), strict=True)
+    target.write_text(json.dumps({str(file.relative_to(folder)): [file.stat().st_size, crc] for file, crc in sums}))
+
+
+def _part_sums(folder: Path) -> set[str]:
+    return {file.name for file in folder.glob("checksums.*.json") if _PART_SUMS.fullmatch(file.name)}
+
+
+def _read(file: Path) -> _Sums:
+    return {str(name): [int(size), int(crc)] for name, (size, crc) in json.loads(file.read_bytes()).items()}
+
+
+def _crcs(files: Sequence[Path]) -> Iterator[int]:
+    """CRC-32 of each file, in order; several at a time."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        yield from pool.map(_crc, files)
+
+
+def _crc(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    return crc
