@@ -4,6 +4,7 @@ They answer without knowing anything, and keep books: what they billed is what t
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ from orchestra_jax.config.choices import Role
 from orchestra_jax.money.budgets import added
 from orchestra_jax.money.journal import State
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.tools.experts.roles import JUDGE_SYSTEM, ROLES
+from orchestra_jax.tools.experts.judge import CORRECT, INCORRECT, JUDGE_SYSTEM
+from orchestra_jax.tools.experts.roles import ROLES
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -86,8 +88,8 @@ class Providers:
         """What an expert in its role, or the judge, says; verdicts are drawn by the candidate's digest."""
         system, asked = messages[0]["content"], messages[-1]["content"]
         if system == JUDGE_SYSTEM:
-            verdict = ("correct", "incorrect")[hashlib.blake2b(asked.encode(), digest_size=1).digest()[0] % 2]
-            return f"It was drawn. <answer>{verdict}</answer>"
+            verdict = (CORRECT, INCORRECT)[hashlib.blake2b(asked.encode(), digest_size=1).digest()[0] % 2]
+            return json.dumps({"reason": "It was drawn.", "verdict": verdict})
         if system == ROLES[Role.query_writer].system:
             return f"<answer>{' '.join(asked.split()[-6:])}</answer>"
         if system == ROLES[Role.code_writer].system:

@@ -15,7 +15,8 @@ from orchestra_jax.rehearsal.questions import write_questions
 from orchestra_jax.tools.experts.cards import api_fields
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.tools.experts.roles import Judge, expert_tool
+from orchestra_jax.tools.experts.judge import Judge
+from orchestra_jax.tools.experts.roles import expert_tool
 from orchestra_jax.tools.search.web import TavilySearch
 
 PRICES = PriceList.load(Path(__file__).parents[2] / "conf" / "pricing" / "paper_train.yaml")
