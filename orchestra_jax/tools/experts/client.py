@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _RETRIED = {408, 409, 429}  # and every 5xx
 _UNSUPPORTED = {400, 404, 422, 501}
+_FORMAT = re.compile(r"response_format|json_schema|grammar|guided|structured", re.I)  # a server may fall over it
 _NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}  # of httpx, under whatever name openai ships it
 _TOO_LONG = re.compile(r"context.?(length|window)|context_length_exceeded|too many tokens|prompt is too long", re.I)
 _RECORDED = ("text", "finish_reason")
@@ -265,9 +266,8 @@ class ExpertClient:
         if status in (400, 413, 422) and _TOO_LONG.search(f"{code} {said}"):
             return _TooLong(f"{reason}; lower context_tokens={self.expert.context_tokens}.", retry=True)
         retry = (status in _RETRIED or status >= 500) and code != "insufficient_quota"
-        if status in _UNSUPPORTED:
-            return _Unsupported(f"{reason}.")
-        return Refused(f"{reason}.", retry, retry_after(error.response.headers) if retry else None)
+        kind = _Unsupported if status in _UNSUPPORTED or _FORMAT.search(said) else Refused
+        return kind(f"{reason}.", retry, retry_after(error.response.headers) if retry else None)
 
     def _connect(self) -> "openai.AsyncOpenAI":
         """The client, made when it is first needed: a run that is replayed needs neither key nor package."""

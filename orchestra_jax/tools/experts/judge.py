@@ -80,8 +80,10 @@ class Judge:
         asked = self._messages(question, answer, references)
         rows: tuple[Usage, ...] = ()
         for sample in range(self._tries):
+            # Some servers take the format and write nonsense in it: the next sample does without.
+            form = None if sample else VERDICT_FORMAT
             completion = await self._client.chat(
-                asked, budget=budget, role="judge", sample=sample, response_format=VERDICT_FORMAT
+                asked, budget=budget, role="judge", sample=sample, response_format=form
             )
             rows += completion.usage
             text = without_thinking(completion.text)

@@ -119,7 +119,7 @@ async def test_usage_that_is_not_given_is_estimated_and_flagged(stub, make):
     assert spent(budget) == (row.cost_usd, row.prompt_tokens + 11, 1)
 
 
-@pytest.mark.parametrize("code", [408, 429, 500, 503])
+@pytest.mark.parametrize("code", [408, 429, 500, 501, 503])
 async def test_refused_requests_are_made_again_and_cost_nothing(stub, make, code):
     stub.faults.extend([status(code), status(code)])
     budget = Budget()

@@ -14,7 +14,7 @@ from orchestra_jax.tools.experts.judge import VERDICT_FORMAT, Judge, read_verdic
 from orchestra_jax.tools.experts.quoting import Neutraliser, Quotation
 from orchestra_jax.tools.experts.roles import UserSimulator, expert_tool
 from orchestra_jax.types import InfrastructureError
-from tests.tools.openai_stub import PRICES, StubOpenAI
+from tests.tools.openai_stub import PRICES, StubOpenAI, status
 
 QUESTION, REFERENCE = "How far is the moon?", "384400 km"
 VERDICT = '{"reason": "It is right.", "verdict": "correct"}'
@@ -195,6 +195,23 @@ async def test_a_server_that_refuses_structured_outputs_is_asked_without(stub, c
     other = Judge(ExpertClient(client.expert, PRICES))
     await other.judge("q", "a", ["b"], budget=budget)
     assert stub.bodies[-1]["response_format"] == VERDICT_FORMAT
+
+
+async def test_a_server_that_falls_over_a_structured_output_is_asked_without(stub, client):
+    stub.reply = lambda body: VERDICT
+    stub.chaos = lambda number: status(500, message="xgrammar: no backend for json_schema") if number == 0 else None
+    judge, budget = Judge(client), Budget()
+    assert (await judge.judge("q", "a", ["b"], budget=budget)).correct
+    assert (await judge.judge("q2", "a", ["b"], budget=budget)).correct
+    assert ["response_format" in body for body in stub.bodies] == [True, False, False]
+    assert budget.spent.calls == len(stub.bills) == 2
+
+
+async def test_a_server_that_writes_no_verdict_in_the_format_is_asked_without(stub, client):
+    stub.reply = lambda body: "{}" if "response_format" in body else VERDICT
+    verdict = await Judge(client).judge("q", "a", ["b"], budget=Budget())
+    assert verdict.correct
+    assert len(verdict.usage) == 2
 
 
 async def test_a_verdict_that_was_cut_is_none(stub, make):
