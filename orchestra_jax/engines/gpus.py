@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from orchestra_jax.config.rollout import RolloutConfig
+from orchestra_jax.config.rollout import RolloutConfig, ServerOptions
 
 _ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -26,11 +26,32 @@ def gpu_conflicts(rollout: RolloutConfig) -> list[str]:
     return _conflicts(rollout, [number for number in found if number is not None], os.environ)
 
 
+def server_problems(server: ServerOptions, trainer: int, node: int | None = None) -> list[str]:
+    """One sentence for each thing that is wrong with rollout.server.gpus; the planner and a run ask the same.
+
+    Args:
+        trainer: GPUs of the process.
+        node: GPUs of its node; None: not known.
+    """
+    found, taken = [], sorted(gpu for gpus in server.gpus for gpu in gpus)
+    if len(set(taken)) < len(taken) or (node is not None and any(gpu >= node for gpu in taken)):
+        of = "" if node is None else f" of a node of {node} (plan.gpus_per_node)"
+        found.append(f"rollout.server.gpus={list(map(list, server.gpus))} does not name distinct GPUs{of}.")
+    if server.share_gpus and len(taken) not in (0, trainer):
+        found.append(
+            f"Each process has {trainer} GPU(s) and {len(taken)} of them have servers in turns: set "
+            f"rollout.server.count={trainer} and name each GPU in rollout.server.gpus."
+        )
+    return found
+
+
 def _conflicts(rollout: RolloutConfig, local: Sequence[int], environment: Mapping[str, str]) -> list[str]:
     """`local`: numbers of JAX's GPUs among those that its process sees."""
     if not local:
         return []
     server = rollout.server
+    if found := server_problems(server, len(local)):
+        return found
     if server.share_gpus:
         if environment.get(_ALLOCATOR, "").lower() not in _KEEPS:
             return []

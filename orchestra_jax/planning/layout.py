@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.engines.gpus import server_problems
 from orchestra_jax.processes import Processes
-from orchestra_jax.rollout.sharing import own_groups
+from orchestra_jax.rollout.sharing import own_groups, process_problems
 
 
 @dataclass(frozen=True)
@@ -55,38 +56,17 @@ def layout_of(cfg: RunConfig) -> Layout:
     taken = sorted(gpu for gpus in servers for gpu in gpus)
     free = node if server.share_gpus or not own else node - len(taken)
     problems = []
-    if len(set(taken)) < len(taken) or any(gpu >= node for gpu in taken):
-        problems.append(
-            f"rollout.server.gpus={list(map(list, servers))} does not name distinct GPUs of a node of {node} "
-            "(plan.gpus_per_node)."
-        )
     if free < 1:
         problems.append("The servers take all GPUs of the node: leave some to the trainer, or +placement=shared.")
         free = 1
     nodes, trainer = (1, devices) if devices <= free else (-(-devices // free), free)
+    if own:
+        problems += server_problems(server, trainer, node)
     if devices > free and devices % free:
         problems.append(
             f"{devices} trainer GPUs do not fill nodes that have {free} for it: make mesh.* a multiple of {free}."
         )
-    if server.share_gpus and own and len(taken) not in (0, trainer):
-        problems.append(
-            f"Each process has {trainer} GPUs and {len(taken)} of them have servers in turns: set "
-            f"rollout.server.count={trainer} and name each GPU in rollout.server.gpus."
-        )
-    if trainer % max(1, cfg.mesh.tensor):
-        problems.append(f"mesh.tensor={cfg.mesh.tensor} must divide the {trainer} GPUs of a process.")
+    problems += process_problems(cfg, nodes, trainer, cfg.mesh.tensor)
     urls = len(rollout.urls) if rollout.engine is EngineName.sglang else 0
-    if 0 < urls < nodes:
-        problems.append(f"rollout.urls names {urls} server(s) for {nodes} processes: give each at least one.")
-    algorithm = cfg.algorithm
-    if nodes > 1 and (
-        algorithm.tasks_per_step % algorithm.minibatches or algorithm.tasks_per_step < nodes * algorithm.minibatches
-    ):
-        problems.append(
-            f"{algorithm.tasks_per_step} groups in {algorithm.minibatches} minibatches do not give each of {nodes} "
-            "processes whole groups of each: raise algorithm.tasks_per_step, or lower algorithm.minibatches."
-        )
-    if nodes > 1 and algorithm.reference_offload:
-        problems.append("A reference in host memory is for one process: set algorithm.reference_offload=false.")
-    most = max(len(own_groups(algorithm, Processes(index, nodes))) for index in range(nodes))
+    most = max(len(own_groups(cfg.algorithm, Processes(index, nodes))) for index in range(nodes))
     return Layout(nodes, trainer, servers, server.share_gpus and own, urls, most, tuple(problems))

@@ -23,10 +23,11 @@ class Processes:
     Attributes:
         index, count: this process among all.
         agreed: whether an error was raised in all of them at the same place.
+        beside: those on this one's machine, itself included.
     """
 
     def __init__(self, index: int = 0, count: int = 1) -> None:
-        self.index, self.count, self.agreed = index, count, False
+        self.index, self.count, self.agreed, self.beside = index, count, False, 1
 
     @property
     def first(self) -> bool:

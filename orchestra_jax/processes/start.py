@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import sys
 import threading
 import traceback
@@ -122,6 +123,8 @@ def _join(found: Ranks) -> tuple[Processes, Lifeline]:
             f"Process {found.index} of {found.count} did not meet the others at {found.coordinator}: {error}"
         ) from error
     processes = Processes(found.index, found.count)
+    machines = processes.gather(socket.gethostname())
+    processes.beside = machines.count(machines[found.index])
     host = found.coordinator.rpartition(":")[0].strip("[]")
 
     def share_port(port: int | None) -> int:

@@ -24,16 +24,21 @@ from orchestra_jax.models.decoder import abstract_params, init_params
 from orchestra_jax.models.families import preset_config, read_config, run_settings
 from orchestra_jax.models.sharding import ShardingRules, param_shardings
 from orchestra_jax.money import run as spending
+from orchestra_jax.processes import Processes
 from orchestra_jax.rl.losses import LOSSES
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
+from orchestra_jax.rollout.sharing import process_problems
 from orchestra_jax.rollout.watchdog import describe
 from orchestra_jax.tools.build import price_book
 
 
-def preflight(cfg: RunConfig) -> None:
+def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
     """Checks that everything the run needs is there, before anything is made.
+
+    Args:
+        processes: of the run.
 
     Raises:
         ConfigError: one sentence for each thing that is missing.
@@ -45,8 +50,12 @@ def preflight(cfg: RunConfig) -> None:
         found += _unreachable(cfg.rollout.urls) + gpu_conflicts(cfg.rollout)
     try:
         mesh = device_mesh(cfg.mesh)
-        if jax.process_count() > 1:
-            found += _process_problems(cfg, mesh)
+        if processes is not None and processes.count > 1:
+            count, devices = processes.count, jax.local_device_count()
+            if mesh is None:
+                found.append(f"The mesh of one device does not go with {count} processes: set mesh.fsdp=-1.")
+            tensor = 1 if mesh is None else mesh.shape["tensor"]
+            found += process_problems(cfg, count, devices, tensor, processes.beside)
     except ValueError as error:
         found.append(str(error))
     try:
@@ -70,27 +79,6 @@ def _not_to_be_had(cfg: RunConfig) -> list[str]:
         found.append(hub.problem("model.tokenizer", model.tokenizer, "model", hub.SMALL))
     found += [hub.problem(name, path, "dataset") for name, path in sources]
     return [problem for problem in found if problem]
-
-
-def _process_problems(cfg: RunConfig, mesh: Mesh | None) -> list[str]:
-    """What does not go with several processes."""
-    found, count, algorithm = [], jax.process_count(), cfg.algorithm
-    if mesh is None or jax.local_device_count() % mesh.shape["tensor"]:
-        found.append(
-            f"The mesh {(cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor)} does not go with {count} processes of "
-            f"{jax.local_device_count()} device(s): set mesh.fsdp=-1, and keep mesh.tensor within a process."
-        )
-    if algorithm.tasks_per_step % algorithm.minibatches or algorithm.tasks_per_step < count * algorithm.minibatches:
-        found.append(
-            f"algorithm.tasks_per_step={algorithm.tasks_per_step} in {algorithm.minibatches} minibatches does not give "
-            f"each of {count} processes whole groups of each: raise it, or lower algorithm.minibatches."
-        )
-    if algorithm.reference_offload:
-        found.append("A reference in host memory is for one process: set algorithm.reference_offload=false.")
-    urls = cfg.rollout.urls if cfg.rollout.engine is EngineName.sglang else []
-    if 0 < len(urls) < count:
-        found.append(f"rollout.urls names {len(urls)} server(s) for {count} processes: give each at least one.")
-    return found
 
 
 def _unreachable(urls: Sequence[str]) -> list[str]:

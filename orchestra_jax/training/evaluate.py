@@ -61,7 +61,7 @@ def _evaluate(cfg: RunConfig, processes: Processes) -> dict[str, Any]:
     with processes.together():
         cfg, adapters = _policy_of(cfg)
         keep_compiled(cfg)
-        preflight(cfg)
+        preflight(cfg, processes)
         chat, environment = make_chat(cfg), make_environment(cfg)
         folder.mkdir(parents=True, exist_ok=True)
         money = RunBudget(cfg.budget, folder, processes)

@@ -66,7 +66,7 @@ def _train(cfg: RunConfig, processes: Processes) -> None:
     directory = Path(cfg.output_dir)
     with processes.together():
         keep_compiled(cfg)
-        preflight(cfg)
+        preflight(cfg, processes)
         chosen(cfg)
         chat, environment = make_chat(cfg), make_environment(cfg)
         directory.mkdir(parents=True, exist_ok=True)

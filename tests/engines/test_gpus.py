@@ -145,6 +145,7 @@ def test_a_cpu_server_has_no_memory_to_save(tmp_path: Path):
         ([[6], [7]], None, list(range(8)), "GPU 6 is the trainer's and .*CUDA_VISIBLE_DEVICES=0,1,2,3,4,5, or share"),
         ([[6, 7]], "5,6,7", [0, 1, 2], "GPU 6 is the trainer's and .*: start the trainer with .*DEVICES=5, or"),
         ([[0]], "0", [0], "CUDA_VISIBLE_DEVICES=the numbers of other GPUs"),
+        ([[4], [4]], "0", [0], r"rollout.server.gpus=\[\[4\], \[4\]\] does not name distinct GPUs\."),
         ([], None, [0], r"The servers would start on the trainer's GPUs: name theirs in rollout\.server\.gpus"),
     ],
 )
