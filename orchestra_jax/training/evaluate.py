@@ -23,7 +23,7 @@ from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training.build import keep_compiled, make_collector, make_policy, preflight
-from orchestra_jax.training.run import POLICY_FOLDER, exit_status
+from orchestra_jax.training.run import POLICY_FOLDER, exit_status, working_in
 from orchestra_jax.training.summary import write_summary
 from orchestra_jax.training.weights import engine_params
 
@@ -39,12 +39,13 @@ def evaluate(cfg: RunConfig) -> None:
         SystemExit: see `exit_status`.
     """
     with exit_status(), joined(cfg.mesh) as processes, exit_status(processes):
-        try:
-            found = _evaluate(cfg, processes)
-        except (BudgetExceeded, ReplayMiss) as error:
-            raise Halted(f"{error} The evaluation ended before its figures were known.") from None
-        if processes.first:
-            _report(cfg, found)
+        with working_in(Path(cfg.output_dir) / FOLDER, processes):
+            try:
+                found = _evaluate(cfg, processes)
+            except (BudgetExceeded, ReplayMiss) as error:
+                raise Halted(f"{error} The evaluation ended before its figures were known.") from None
+            if processes.first:
+                _report(cfg, found)
 
 
 def _report(cfg: RunConfig, found: dict[str, Any]) -> None:
@@ -63,7 +64,6 @@ def _evaluate(cfg: RunConfig, processes: Processes) -> dict[str, Any]:
         keep_compiled(cfg)
         preflight(cfg, processes)
         chat, environment = make_chat(cfg), make_environment(cfg)
-        folder.mkdir(parents=True, exist_ok=True)
         money = RunBudget(cfg.budget, folder, processes)
         collector = make_collector(cfg, environment, chat)
         mesh = device_mesh(cfg.mesh)

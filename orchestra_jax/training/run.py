@@ -3,7 +3,7 @@
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
@@ -12,6 +12,7 @@ from orchestra_jax.models import checkpoint
 from orchestra_jax.models.lora import save_peft
 from orchestra_jax.money.run import Halted, RunBudget
 from orchestra_jax.processes import Processes, joined
+from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training.build import keep_compiled, preflight
@@ -59,7 +60,23 @@ def run(cfg: RunConfig, opening: str = "") -> None:
     with exit_status(), joined(cfg.mesh) as processes, exit_status(processes):
         if opening:
             print(opening, flush=True)
-        _train(cfg, processes)
+        with working_in(Path(cfg.output_dir), processes):
+            _train(cfg, processes)
+
+
+@contextmanager
+def working_in(folder: Path, processes: Processes) -> Iterator[None]:
+    """Makes the folder, and keeps every other run out of it.
+
+    Raises:
+        ConfigError: another run is at work in it.
+    """
+    with ExitStack() as held:
+        with processes.together():
+            if processes.first:
+                folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(alone_in(folder))
+        yield
 
 
 def _train(cfg: RunConfig, processes: Processes) -> None:
@@ -69,7 +86,6 @@ def _train(cfg: RunConfig, processes: Processes) -> None:
         preflight(cfg, processes)
         chosen(cfg)
         chat, environment = make_chat(cfg), make_environment(cfg)
-        directory.mkdir(parents=True, exist_ok=True)
         if sentence := environment_class(cfg).forecast(cfg):
             print(sentence, flush=True)
         money = RunBudget(cfg.budget, directory, processes)

@@ -23,8 +23,10 @@ from orchestra_jax.config import cli
 from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
 from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import RewardConfig, RunConfig
+from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rl.groups import GroupArrays
 from orchestra_jax.rl.setup import kl_share, score_groups
+from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
 
@@ -282,6 +284,18 @@ def test_another_config_in_the_same_folder_is_refused(reference: Path, capsys: p
     assert "-> 0.5)" in line
     assert "name=" in line
     assert (reference / "summary.json").read_bytes() == content
+
+
+def test_a_folder_in_which_another_run_is_at_work_is_refused_before_anything_is_read(tmp_path: Path, capsys):
+    (tmp_path / "spent.jsonl").write_text("of the other run")
+    for work, folder in ((run, tmp_path), (evaluate, tmp_path / "evaluation")):
+        folder.mkdir(exist_ok=True)
+        with alone_in(folder), pytest.raises(SystemExit) as stop:
+            work(config(tmp_path, *MICRO))
+        assert stop.value.code == 2
+        (line,) = complaints(capsys.readouterr().err)
+        assert line.startswith(f"Another run is at work in '{folder}' (host ")
+        assert f"process {os.getpid()}" in line
 
 
 # --- rewards and advantages ------------------------------------------------------------------------------------------

@@ -1,0 +1,101 @@
+"""One run at a time in a folder, also where two machines share it.
+
+The lock is the operating system's (flock), so what a killed process leaves blocks nobody. On a network disk it may hold
+on one machine only, or not exist: there the file's time, which its owner renews, tells whether the owner lives.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from orchestra_jax.config.schema import ConfigError
+
+FILE_NAME = "run.lock"
+_BEAT_S = 5.0
+_WATCHED_BEATS = 4
+
+
+@contextmanager
+def alone_in(folder: Path, beat_s: float = _BEAT_S) -> Iterator[None]:
+    """Holds the folder's lock; its file says in words who does.
+
+    Args:
+        folder: is there.
+        beat_s: how often its owner renews the file's time.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    path, host = folder / FILE_NAME, socket.gethostname()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        locks = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _in_use(folder, descriptor) from None
+        except OSError:
+            locks = False  # a disk that knows no locks
+        owner = re.match(r"host (.+), process \d+, ", _words(descriptor))
+        if owner and not (locks and owner[1] == host) and _beats(path, folder, owner[1], beat_s):
+            raise _in_use(folder, descriptor)
+        _write(descriptor, f"host {host}, process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        ended = threading.Event()
+        beat = threading.Thread(target=_beat, args=(descriptor, ended, beat_s), name="lock", daemon=True)
+        beat.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            beat.join()
+            _write(descriptor, "")
+    finally:
+        os.close(descriptor)
+
+
+def _beat(descriptor: int, ended: threading.Event, beat_s: float) -> None:
+    while not ended.wait(beat_s):
+        with contextlib.suppress(OSError):
+            os.utime(descriptor)
+
+
+def _beats(path: Path, folder: Path, host: str, beat_s: float) -> bool:
+    """Whether somebody renews the file."""
+    print(f"Looking whether the run of host {host} in {str(folder)!r} lives ...", file=sys.stderr, flush=True)
+    first = _time(path)
+    for _ in range(2 * _WATCHED_BEATS):
+        time.sleep(beat_s / 2)
+        if _time(path) != first:
+            return True
+    return False
+
+
+def _time(path: Path) -> int:
+    with path.open() as file:  # opening it makes a network disk ask its server
+        return os.fstat(file.fileno()).st_mtime_ns
+
+
+def _words(descriptor: int) -> str:
+    return os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
+
+
+def _write(descriptor: int, words: str) -> None:
+    """Puts the words into the file; on a full disk it says nothing, and the lock holds all the same."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, words.encode(), 0)
+
+
+def _in_use(folder: Path, descriptor: int) -> ConfigError:
+    return ConfigError(
+        f"Another run is at work in {str(folder)!r} ({_words(descriptor) or 'it has just begun'}): let it end or stop "
+        "it, or choose another name=..."
+    )
