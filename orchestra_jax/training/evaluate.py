@@ -38,14 +38,18 @@ def evaluate(cfg: RunConfig) -> None:
     Raises:
         SystemExit: see `exit_status`.
     """
-    with exit_status(), joined(cfg.mesh) as processes, exit_status(processes):
-        with working_in(Path(cfg.output_dir) / FOLDER, processes):
-            try:
-                found = _evaluate(cfg, processes)
-            except (BudgetExceeded, ReplayMiss) as error:
-                raise Halted(f"{error} The evaluation ended before its figures were known.") from None
-            if processes.first:
-                _report(cfg, found)
+    with (
+        exit_status(),
+        joined(cfg.mesh) as processes,
+        exit_status(processes),
+        working_in(Path(cfg.output_dir) / FOLDER, processes),
+    ):
+        try:
+            found = _evaluate(cfg, processes)
+        except (BudgetExceeded, ReplayMiss) as error:
+            raise Halted(f"{error} The evaluation ended before its figures were known.") from None
+        if processes.first:
+            _report(cfg, found)
 
 
 def _report(cfg: RunConfig, found: dict[str, Any]) -> None:

@@ -78,9 +78,9 @@ def test_what_a_killed_run_leaves_blocks_nobody(tmp_path: Path):
 
 
 def test_one_process_does_not_hold_it_twice_and_gives_it_back_after_an_error(tmp_path: Path):
+    with alone_in(tmp_path), pytest.raises(ConfigError, match="Another run is at work"), alone_in(tmp_path):
+        pass
     with pytest.raises(ZeroDivisionError), alone_in(tmp_path):
-        with pytest.raises(ConfigError, match="Another run is at work"), alone_in(tmp_path):
-            pass
         raise ZeroDivisionError
     with alone_in(tmp_path):
         pass
@@ -103,9 +103,9 @@ def test_a_living_run_of_another_machine_is_seen_where_locks_lie(tmp_path: Path,
     no_locks(monkeypatch)
     with alone_in(tmp_path, BEAT_S):
         monkeypatch.setattr(socket, "gethostname", lambda: "node-b")
-        with pytest.raises(ConfigError, match=r"Another run is at work in .+ \(host .+, process \d+"):
-            with alone_in(tmp_path, 1.0):  # waits long enough to see a beat, however slow this machine is
-                pass
+        refused = pytest.raises(ConfigError, match=r"Another run is at work in .+ \(host .+, process \d+")
+        with refused, alone_in(tmp_path, 1.0):  # waits long enough to see a beat, however slow this machine is
+            pass
     assert "Looking whether the run of host" in capsys.readouterr().err
 
 
