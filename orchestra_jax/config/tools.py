@@ -39,8 +39,8 @@ class ExpertServer(Settings):
     max_tokens: int | None = at_least(None, 1)  # of a reply, reasoning included; null: the model's, or 4,096
     timeout_s: float = above(300.0, 0)  # seconds for one request
     retries: int = at_least(4, 0)  # further requests after a failed one
-    concurrency: int = at_least(32, 1)  # requests under way at once
-    requests_per_minute: float | None = above(None, 0)  # null: no limit
+    concurrency: int = at_least(32, 1)  # requests under way at once, of all processes of the run together
+    requests_per_minute: float | None = above(None, 0)  # likewise; null: no limit
 
 
 @dataclass(frozen=True)

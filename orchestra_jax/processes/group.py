@@ -29,6 +29,13 @@ class Processes:
     def __init__(self, index: int = 0, count: int = 1) -> None:
         self.index, self.count, self.agreed, self.beside = index, count, False, 1
 
+    @classmethod
+    def of_run(cls) -> "Processes":
+        """This process among those of its run, for parts that are made without being told; does not start JAX."""
+        if not jax.distributed.is_initialized():
+            return cls()
+        return cls(jax.process_index(), jax.process_count())
+
     @property
     def first(self) -> bool:
         """Whether this is the process that writes what a run leaves once."""
@@ -37,6 +44,10 @@ class Processes:
     def mine(self, items: Sequence[T]) -> list[T]:
         """This process's share of what all of them have in the same order."""
         return list(items[self.index :: self.count])
+
+    def share(self, limit: int) -> int:
+        """This process's part of a limit on all of them, at least 1: with more processes than that, all have 1."""
+        return max(1, limit // self.count + (self.index < limit % self.count))
 
     def gather(self, value: T) -> list[T]:
         """Every process's value, by process; they must be picklable."""

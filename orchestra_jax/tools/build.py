@@ -14,6 +14,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay
+from orchestra_jax.processes import Processes
 from orchestra_jax.tools.base import TOOLS, MakeTool, Tool, ToolContext, unreachable
 from orchestra_jax.tools.catalogue import Catalogue, Entry, PriceBook
 from orchestra_jax.tools.entries import expert_entries, plain_entry
@@ -204,7 +205,20 @@ def _models(tools: ToolsConfig) -> set[str]:
 
 
 def _experts(cfg: RunConfig) -> list[Expert]:
-    """Every model that plays a role or judges: as tools.experts_file says, else at tools.server."""
+    """Every model that plays a role or judges: as tools.experts_file says, else at tools.server.
+
+    What may be asked of a server at a time and in a minute holds for the run: each of its processes has a share.
+    """
+    processes = Processes.of_run()
+
+    def own_share(expert: Expert) -> Expert:
+        rate = expert.requests_per_minute
+        return replace(
+            expert,
+            concurrency=processes.share(expert.concurrency),
+            requests_per_minute=rate and rate / processes.count,
+        )
+
     tools = cfg.tools.opened
     known = {expert.name: expert for expert in (read_experts(tools.experts_file) if tools.experts_file else ())}
     url = tools.server.url or (_NOWHERE if cfg.replay.mode == "replay" else None)
@@ -212,14 +226,14 @@ def _experts(cfg: RunConfig) -> list[Expert]:
     experts = []
     for name in sorted(_models(tools)):
         if name in known:
-            experts.append(known[name])
+            experts.append(own_share(known[name]))
             continue
         if url is None:
             raise ValueError(
                 f"There is no server for {name!r}: set tools.server.url=http://HOST:PORT/v1, or name it in "
                 "tools.experts_file."
             )
-        experts.append(Expert(name=name, model=name, base_url=url, **{**api_fields(name), **options}))
+        experts.append(own_share(Expert(name=name, model=name, base_url=url, **{**api_fields(name), **options})))
     return experts
 
 

@@ -24,6 +24,8 @@ from orchestra_jax.training.weights import on_host
 def agree(processes: Processes) -> None:
     """Gathers values of several sizes, deals out and merges work, and raises in one process."""
     p = processes.index
+    known = Processes.of_run()
+    assert (known.index, known.count) == (p, processes.count)
     assert processes.beside == processes.count  # all of them are on this machine
     assert processes.gather({"p": p, "text": "x" * 5000 * p}) == [
         {"p": n, "text": "x" * 5000 * n} for n in range(processes.count)
