@@ -188,9 +188,11 @@ def missing_inputs(config: RunConfig) -> list[str]:
     found = []
     model, data = config.model, config.data
     if model.path is None and not model.random_init:
+        size = model.preset.removeprefix("qwen3-")
+        released = f"Qwen/Qwen3-{size.upper()}" if size != model.preset else "Qwen/Qwen3-0.6B"
         found.append(
-            f"The policy {model.preset} has no weights: set model.path=FOLDER (config.json and *.safetensors), "
-            "or model.random_init=true."
+            f"The policy {model.preset} has no weights: set model.path={released} (or another id on the Hugging Face "
+            "hub), model.path=FOLDER (config.json and *.safetensors), or model.random_init=true."
         )
     trained = {source.source for source in data.training()}
     named = data.eval_path is not None or data.eval_source in (QuestionFormat.auto, *trained)

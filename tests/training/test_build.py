@@ -140,8 +140,9 @@ def test_config_record_survives_json(tmp_path: Path):
         ),
         (
             ("+experiment=hle", "rollout=embedded", "tools=offline", "data.path={q}"),
-            "The policy qwen3-8b has no weights",
+            "The policy qwen3-8b has no weights: set model.path=Qwen/Qwen3-8B",
         ),
+        (("+experiment=hle", "model=qwen3-0.6b", "data.path={q}"), "model.path=Qwen/Qwen3-0.6B"),
         (
             ("+experiment=hle", "model=tiny", "tools=offline", "data.path={q}", "rollout.urls=[http://127.0.0.1:9]"),
             "No SGLang server answers at http://127.0.0.1:9",
