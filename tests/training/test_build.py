@@ -167,6 +167,7 @@ def test_config_record_survives_json(tmp_path: Path):
     ids=[
         "questions",
         "weights",
+        "weights of a size",
         "server",
         "server.python",
         "experts",
