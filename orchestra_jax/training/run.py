@@ -60,6 +60,10 @@ def run(cfg: RunConfig, opening: str = "") -> None:
     with exit_status(), joined(cfg.mesh) as processes, exit_status(processes):
         if opening:
             print(opening, flush=True)
+        with processes.together():  # what cannot run leaves no folder
+            keep_compiled(cfg)
+            preflight(cfg, processes)
+            chosen(cfg)
         with working_in(Path(cfg.output_dir), processes):
             _train(cfg, processes)
 
@@ -82,9 +86,6 @@ def working_in(folder: Path, processes: Processes) -> Iterator[None]:
 def _train(cfg: RunConfig, processes: Processes) -> None:
     directory = Path(cfg.output_dir)
     with processes.together():
-        keep_compiled(cfg)
-        preflight(cfg, processes)
-        chosen(cfg)
         chat, environment = make_chat(cfg), make_environment(cfg)
         if sentence := environment_class(cfg).forecast(cfg):
             print(sentence, flush=True)
