@@ -17,7 +17,8 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
 #SBATCH --open-mode=append
-# Five minutes before the time is up: as Ctrl-C, which saves and ends after the step under way.
+# Five minutes before the time is up: as Ctrl-C or SIGTERM, which saves and ends after the step under way, or without it
+# where it takes longer than checkpoint.grace_s.
 #SBATCH --signal=INT@300
 set -euo pipefail
 

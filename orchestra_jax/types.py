@@ -147,6 +147,10 @@ class InfrastructureError(Exception):
     """A tool, server or network failed through no fault of the policy: the sample is invalid, not wrong."""
 
 
+class OutOfTime(Exception):  # noqa: N818  an event, no error
+    """The run was told to stop, and the step under way did not end in time: it is given up."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One policy generation and what the environment answered.

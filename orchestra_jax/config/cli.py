@@ -19,7 +19,7 @@ from orchestra_jax.config.checks import RENAMED, keys, load, unknown_key
 from orchestra_jax.config.ranges import unknown_choice
 from orchestra_jax.config.schema import ConfigError, RunConfig
 
-USAGE_ERROR = 2  # exit status
+USAGE_ERROR, INTERRUPTED = 2, 130  # exit statuses
 
 
 @functools.cache  # the schema does not change, and making it takes a tenth of a second
@@ -46,6 +46,8 @@ def run(main: Callable[[], None]) -> None:
         if wants_trace:
             raise
         _end(explain_error(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)  # nothing has begun: a run has a sentence for it
     except OSError as error:
         if wants_trace or error.errno != errno.ENAMETOOLONG:
             raise

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from orchestra_jax.processes.lifeline import Lifeline
+
 T = TypeVar("T")
 
 _SMALLEST = 1024  # bytes of an exchange; sizes are powers of two, so that few programs are compiled
@@ -24,10 +26,12 @@ class Processes:
         index, count: this process among all.
         agreed: whether an error was raised in all of them at the same place.
         beside: those on this one's machine, itself included.
+        lifeline: what connects them, where there are several.
     """
 
     def __init__(self, index: int = 0, count: int = 1) -> None:
         self.index, self.count, self.agreed, self.beside = index, count, False, 1
+        self.lifeline: Lifeline | None = None
 
     @classmethod
     def of_run(cls) -> "Processes":

@@ -19,7 +19,7 @@ GONE = 4  # exit status of a process that ends because another one is gone
 _BEAT_S = 2.0
 _SILENT_S = 45.0
 _MEET_S = 60.0
-_BEAT, _BYE = b".", b"x"
+_BEAT, _BYE, _LATE = b".", b"x", b"!"
 _GONE = re.compile(rb"(\d+);")  # what the first process says to the others about one that is gone
 
 
@@ -31,6 +31,9 @@ class Lifeline:
         host: the first process's address.
         share_port: tells the first process's port (its argument; None elsewhere) to all of them.
         end: called with the sentence when a process is gone.
+
+    Attributes:
+        on_late: called when another process said that it is `late`.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Lifeline:
         self._index, self._count, self._end = index, count, end or _exit
         self._peers: dict[int, socket.socket] = {}
         self._closing = False
+        self.on_late: Callable[[], None] = _nothing
         if index == 0:
             with socket.create_server(("", 0), backlog=count) as server:
                 server.settimeout(_MEET_S)
@@ -58,12 +62,19 @@ class Lifeline:
         self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
         self._thread.start()
 
+    def late(self) -> None:
+        """Tells all others that this process gives its step up, so that they need not finish theirs."""
+        self._say(_LATE)
+
     def close(self) -> None:
         """Says farewell: from now on the others may end, and this process too."""
         self._closing = True
+        self._say(_BYE)
+
+    def _say(self, what: bytes) -> None:
         for peer in self._peers.values():
             with contextlib.suppress(OSError):
-                peer.sendall(_BYE)
+                peer.sendall(what)
 
     def _watch(self) -> None:
         heard = dict.fromkeys(self._peers, time.monotonic())
@@ -77,6 +88,10 @@ class Lifeline:
                         said = peer.recv(4096)
                         heard[index] = now
                     peer.sendall(_BEAT)
+                if _LATE in said:
+                    if self._index == 0:
+                        self.late()  # the one that said it hears it too, to no effect
+                    self.on_late()
                 if gone := _GONE.search(said):
                     self._lost(int(gone[1]))
                 elif _BYE in said:
@@ -89,13 +104,15 @@ class Lifeline:
         if self._closing:
             return
         self._closing = True
-        for peer in self._peers.values():
-            with contextlib.suppress(OSError):
-                peer.sendall(b"%d;" % index)
+        self._say(b"%d;" % index)
         self._end(
             f"Process {index} of {self._count} is gone, so process {self._index} ends too; the same command "
             "continues from the last checkpoint."
         )
+
+
+def _nothing() -> None:
+    """Is called where nobody listens."""
 
 
 def _exit(sentence: str) -> None:

@@ -90,6 +90,7 @@ def joined(mesh: MeshConfig) -> Iterator[Processes]:
         yield Processes()
         return
     processes, lifeline = _join(found)
+    processes.lifeline = lifeline
     stdout = sys.stdout
     try:
         if not processes.first:

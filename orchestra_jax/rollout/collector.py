@@ -23,7 +23,17 @@ from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.parsing import ParseError, final_answer, parse_tool_calls
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog, within
 from orchestra_jax.stopwatch import Stopwatch
-from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Turn, Usage
+from orchestra_jax.types import (
+    InfrastructureError,
+    OutOfTime,
+    Status,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Usage,
+)
 from orchestra_jax.types import work_seconds as seconds_of
 
 T = TypeVar("T")
@@ -70,6 +80,15 @@ class Collector:
         self.environment, self.chat, self.limits, self.price = environment, chat, limits, price
         self.allowance = allowance
         self.watchdog = Watchdog(on_slow, slow_after_s)
+        self._under_way: set[asyncio.Future[list[Trajectory]]] = set()
+        self._given_up: OutOfTime | None = None
+
+    def give_up(self, reason: OutOfTime) -> None:
+        """Has every collection raise this, those under way and all later ones; called in their loop."""
+        self._given_up = reason
+        for whole in self._under_way:
+            if not whole.done():
+                whole.set_exception(reason)
 
     async def collect(
         self,
@@ -120,6 +139,8 @@ class Collector:
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
         """The trajectories of numbered tasks, in their order."""
+        if self._given_up is not None:
+            raise self._given_up
         prompts = [self._prompt(task, budget) for _, task in groups]
 
         async def one(place: int, member: int, actor: Actor) -> Trajectory:
@@ -132,9 +153,12 @@ class Collector:
         # Actors are made before any of them runs, so that a lockstep engine knows how many to wait for.
         todo = [(p, m, make_actor(groups[p][0], m)) for p in range(len(groups)) for m in range(group_size)]
         running = [asyncio.ensure_future(one(*item)) for item in todo]
+        whole = asyncio.gather(*running)
+        self._under_way.add(whole)
         try:
-            return list(await asyncio.gather(*running))
+            return list(await whole)
         finally:
+            self._under_way.discard(whole)
             # After an error nothing goes on in the background, and no session stays open for an engine to wait for:
             # a task that was cancelled before it began has not ended its actor.
             for task in running:

@@ -1,8 +1,9 @@
 """An event loop in a thread of its own: rollouts go on in it while the main thread updates the policy."""
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -38,6 +39,11 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Has the loop call the function, from any thread; nothing once the loop has ended."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def _serve(self) -> None:
         with self._runner:

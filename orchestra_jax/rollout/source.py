@@ -17,7 +17,7 @@ from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.sharing import OwnTasks, own_groups, whole_position
 from orchestra_jax.rollout.stream import GroupStream
-from orchestra_jax.types import Task, Trajectory
+from orchestra_jax.types import OutOfTime, Task, Trajectory
 
 
 class RolloutSource:
@@ -76,13 +76,13 @@ class RolloutSource:
         of the step, pays for the trajectories that begin in it.
 
         Raises:
-            BudgetExceeded, ReplayMiss: in all processes; the position in the tasks is that before the step.
+            BudgetExceeded, ReplayMiss, OutOfTime: in all processes; the position in the tasks is that before the step.
         """
         position = self._state()
         try:
             with self._processes.together():
                 taken, counts = self._take(step, version, budget)
-        except (BudgetExceeded, ReplayMiss):
+        except (BudgetExceeded, ReplayMiss, OutOfTime):
             self._set_state(position)  # the run that goes on repeats this step
             raise
         spans = [span for trajectory in taken for turn in trajectory.turns for span in turn.spans]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from orchestra_jax.config.cli import INTERRUPTED
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.models import checkpoint
@@ -17,13 +18,13 @@ from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training.build import keep_compiled, preflight
 from orchestra_jax.training.loggers.base import RunLog, chosen
-from orchestra_jax.training.stopping import Interrupted
+from orchestra_jax.training.stopping import Interrupted, end_now, handling
 from orchestra_jax.training.summary import report, summary
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.training.warm_start import warm_start
 
 POLICY_FOLDER = "policy"  # of a run: the trained policy, as transformers and SGLang load it
-_EXIT_STATUS = {ConfigError: 2, Halted: 3, Interrupted: 130}
+_EXIT_STATUS = {ConfigError: 2, Halted: 3, Interrupted: INTERRUPTED}
 
 
 @contextmanager
@@ -35,10 +36,14 @@ def exit_status(processes: Processes | None = None) -> Iterator[None]:
 
     Raises:
         SystemExit: status 2 after one sentence per thing that is missing; 3 after a budget or the record ended the run;
-            130 after Ctrl-C.
+            130 after Ctrl-C, SIGTERM or SIGHUP.
     """
     try:
-        yield
+        with handling(end_now):
+            yield
+    except KeyboardInterrupt:
+        print("Stopped at once; the same command continues from the last checkpoint.", file=sys.stderr, flush=True)
+        raise SystemExit(INTERRUPTED) from None
     except tuple(_EXIT_STATUS) as end:
         if processes is None or processes.first or not processes.agreed:
             print(end, file=sys.stderr, flush=True)

@@ -1,9 +1,14 @@
-"""How a user stops a run before its end: Ctrl-C."""
+"""How a run is stopped before its end: Ctrl-C, SIGTERM (Kubernetes, Slurm) or SIGHUP (a closed terminal)."""
 
-import contextlib
 import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_Handler = Callable[[int, FrameType | None], Any]
 
 
 class Interrupted(Exception):  # noqa: N818  an event, no error
@@ -11,27 +16,55 @@ class Interrupted(Exception):  # noqa: N818  an event, no error
 
 
 class CleanInterrupt:
-    """The first Ctrl-C asks the run to end after the step under way; a second one ends it at once.
+    """The first signal asks the run to end after the step under way; a second one ends it at once.
 
     A context manager. Outside the main thread (a notebook's or sweep's worker) it changes nothing.
 
+    Args:
+        grace_s: seconds after the first signal until `late` is called, in a thread of its own.
+        late: says that the step under way takes too long.
+
     Attributes:
-        asked: whether Ctrl-C was pressed.
+        asked: whether a signal came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float, late: Callable[[], None]) -> None:
         self.asked = False
-        self._previous: Any = None
+        self._timer = threading.Timer(grace_s, late)
+        self._timer.daemon = True
+        self._signals = handling(self._note)
 
     def __enter__(self) -> None:
-        with contextlib.suppress(ValueError):  # not in the main thread
-            self._previous = signal.signal(signal.SIGINT, self._note)
+        self._signals.__enter__()
 
-    def __exit__(self, *error: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+    def __exit__(self, *error: Any) -> None:
+        self._timer.cancel()
+        self._signals.__exit__(*error)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        self._timer.start()
+
+
+@contextmanager
+def handling(handler: _Handler) -> Iterator[None]:
+    """Has the stopping signals call `handler`, but for those that the process was told to ignore (nohup)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _STOPPING}
+    heeded = [n for n, known in before.items() if n == signal.SIGINT or known is not signal.SIG_IGN]
+    for number in heeded:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number in heeded:
+            signal.signal(number, before[number] or signal.SIG_DFL)  # None: of a library, not of Python
+
+
+def end_now(number: int, frame: FrameType | None) -> None:
+    """Ends what is no run yet, or no longer one, as Ctrl-C does."""
+    raise KeyboardInterrupt

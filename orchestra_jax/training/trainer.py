@@ -49,7 +49,7 @@ from orchestra_jax.training.metrics import (
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
 from orchestra_jax.training.weights import abstract_reference, engine_params, starting_reference
-from orchestra_jax.types import Trajectory
+from orchestra_jax.types import OutOfTime, Trajectory
 
 
 class Trainer:
@@ -105,28 +105,36 @@ class Trainer:
             self.evaluator = Evaluator(
                 cfg, environment, self.collector, self.engine, money.run, trajectories, self.processes
             )
-        self.interrupt = CleanInterrupt()
+        self.interrupt = CleanInterrupt(cfg.checkpoint.grace_s, self._out_of_time)
+        if self.processes.lifeline is not None:
+            self.processes.lifeline.on_late = self._give_up
         money.share()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Heeds Ctrl-C, and at the end, however it comes, closes everything.
+        """Heeds Ctrl-C, SIGTERM and SIGHUP, and at the end, however it comes, closes everything.
 
         Raises:
             Halted: a budget is used up, or a call was never recorded; the last finished step is saved.
+            Interrupted: it was stopped, and the step under way took too long; likewise.
         """
         with self.interrupt:
             try:
                 yield
             except (BudgetExceeded, ReplayMiss) as error:
                 state = self.state
-                if (state.step and self.warm) if state.phase == "warm_start" else "before" in state.notes:
-                    self.save()  # the last finished step; what was spent since is in the run's budget
+                self._save_last_finished()
                 scope = error.scope if isinstance(error, BudgetExceeded) else ""
                 raised = f" with a higher budget.{scope}_*" if scope else ""
                 raise Halted(
                     f"{error} Stopped after step {state.step} of {state.phase} with ${self.money.spent.usd:.6g} "
                     f"spent; the same command{raised} continues from there."
+                ) from None
+            except OutOfTime as late:
+                self._save_last_finished()
+                raise Interrupted(
+                    f"Stopped after step {self.state.step} of {self.state.phase}: {late}; the same command continues "
+                    "from there."
                 ) from None
             finally:
                 self.checkpoints.close()
@@ -139,17 +147,17 @@ class Trainer:
         """Policy steps until the last one; each is evaluated, logged, shown and saved as configured.
 
         Raises:
-            Interrupted: Ctrl-C; the checkpoint of the last finished step is written.
+            Interrupted: Ctrl-C or another signal; the checkpoint of the last finished step is written.
         """
         cfg, state = self.cfg, self.state
         with ProgressBar(cfg.steps, phase="policy", start=state.step) as progress:
             while state.step < cfg.steps:
                 metrics = self._policy_step()
-                refused: BudgetExceeded | ReplayMiss | None = None
+                refused: BudgetExceeded | ReplayMiss | OutOfTime | None = None
                 if cfg.evaluation.every and state.step % cfg.evaluation.every == 0 and state.step < cfg.steps:
                     try:
                         metrics |= evaluation_metrics(self.evaluate(f"step {state.step}"))
-                    except (BudgetExceeded, ReplayMiss) as error:
+                    except (BudgetExceeded, ReplayMiss, OutOfTime) as error:
                         refused = error  # the step itself is done
                 metrics["seconds"] = self.seconds()
                 log.log(state.step, metrics)
@@ -248,9 +256,25 @@ class Trainer:
         """Saves everything that the run needs to continue from the last finished step."""
         self.checkpoints.save_run(self.cfg, self.state, self.rollouts.get_state(), self.seconds())
 
+    def _save_last_finished(self) -> None:
+        """Saves what the step under way has not changed; what was spent since is in the run's budget."""
+        state = self.state
+        if (state.step and self.warm) if state.phase == "warm_start" else "before" in state.notes:
+            self.save()
+
+    def _out_of_time(self) -> None:
+        """Ends the rollouts or the evaluation under way in all processes; none then waits for another's."""
+        if self.processes.lifeline is not None:
+            self.processes.lifeline.late()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        reason = OutOfTime(f"the next one did not end within checkpoint.grace_s={self.cfg.checkpoint.grace_s:g}")
+        self.loop.call_soon(self.collector.give_up, reason)
+
     def stop_if_asked(self) -> None:
         """Raises:
-        Interrupted: Ctrl-C was pressed; the last finished step is saved.
+        Interrupted: a signal came; the last finished step is saved.
         """
         words = self.processes.gather((self.interrupt.asked, self.money.run.get_state()))
         self.money.share([spent for _, spent in words])

@@ -27,7 +27,7 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
 
     Raises:
         ConfigError: the environment has no demonstrations, or one of them did not end with an answer.
-        Interrupted: Ctrl-C; the checkpoint of the last finished step is written.
+        Interrupted: Ctrl-C or another signal; the checkpoint of the last finished step is written.
     """
     cfg, settings, state = trainer.cfg, trainer.cfg.warm_start, trainer.state
     demonstrations = environment.demonstrations()

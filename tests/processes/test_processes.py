@@ -1,4 +1,5 @@
 import queue
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -112,6 +113,19 @@ def test_silence_is_a_lost_machine(monkeypatch: pytest.MonkeyPatch):
     second._closing = True
     assert said.get(timeout=10).startswith("Process 1 of 2 is gone")
     first.close()
+
+
+def test_who_is_late_is_heard_by_all_and_ends_nobody():
+    made, said = lifelines(3)
+    heard = [threading.Event() for _ in made]
+    for line, event in zip(made, heard, strict=True):
+        line.on_late = event.set
+    made[2].late()
+    assert heard[0].wait(30)
+    assert heard[1].wait(30)
+    for line in made:
+        line.close()
+    assert said.empty()
 
 
 def test_a_farewell_ends_nobody():

@@ -33,9 +33,10 @@ SMALL = (
     "evaluation.questions=0", "checkpoint.every=1", "logger.names=[jsonl]", "mesh.fsdp=-1",
 )  # fmt: skip
 
-# A third way to stop: an error that ends the rollouts of the step after the named one, in the process that it names.
+# More ways to stop: an error that ends the rollouts of the step after the named one, in the process that it names; and
+# rollouts of that step that never end, in a process that is told to stop meanwhile (TOLD) or is not (HANG).
 RAISING = """
-import sys
+import asyncio, os, signal, sys
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.rollout.source import RolloutSource
@@ -50,6 +51,18 @@ if kind in ("BudgetExceeded", "ReplayMiss"):
         if number == int(step):
             raise BudgetExceeded("Too dear.", "run") if kind == "BudgetExceeded" else ReplayMiss("Never recorded.")
         return taken
+
+    RolloutSource._take = take
+if kind in ("HANG", "TOLD"):
+    from orchestra_jax.rollout import collector
+    sys.argv[1] = ""
+
+    def take(self, number, version, budget, original=RolloutSource._take):
+        if number == int(step):
+            collector._Run.trajectory = lambda self, parent: asyncio.Event().wait()
+            if kind == "TOLD":
+                os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, number, version, budget)
 
     RolloutSource._take = take
 """
@@ -182,6 +195,19 @@ def test_what_ends_the_rollouts_of_one_process_ends_both(tmp_path: Path, policy:
     assert_ended(ended, 3, 3)
     (sentence,) = lines(first.stderr)
     assert "Stopped after step 2 of policy" in sentence
+    assert lines(second.stderr) == []
+    assert_ended(run(tmp_path, policy), 0, 0)
+    assert_same_bits(tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_ends_a_step_without_end_in_both(tmp_path: Path, policy: Path, whole: Path):
+    first, second = ended = run(
+        tmp_path, policy, "checkpoint.grace_s=1", "checkpoint.every=50", stops={0: "policy 2 HANG", 1: "policy 2 TOLD"}
+    )
+    assert_ended(ended, 130, 130)
+    (sentence,) = lines(first.stderr)
+    assert sentence.startswith("Stopped after step 2 of policy: the next one did not end within checkpoint.grace_s=1;")
     assert lines(second.stderr) == []
     assert_ended(run(tmp_path, policy), 0, 0)
     assert_same_bits(tmp_path, whole)

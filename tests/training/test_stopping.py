@@ -1,0 +1,130 @@
+"""Signals: the run ends after its step, or without it once that takes too long, or at once when it is told twice."""
+
+import asyncio
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config import cli
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.rollout import collector as collecting
+from orchestra_jax.training.loggers.jsonl import read_metrics
+from orchestra_jax.training.run import exit_status, run
+from orchestra_jax.training.stopping import CleanInterrupt, handling
+from orchestra_jax.types import OutOfTime
+from tests.rollout.scripted import HANG, TASK, FakeEngine, make, word_tokenizer
+from tests.training.test_trainer import MICRO, complaints, config
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+def handlers() -> list:
+    return [signal.getsignal(number) for number in SIGNALS]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_every_signal_asks_first_and_a_second_one_ends_at_once(number: signal.Signals):
+    before = handlers()
+    interrupt = CleanInterrupt(600.0, lambda: None)
+    with interrupt:
+        assert not interrupt.asked
+        signal.raise_signal(number)
+        assert interrupt.asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert handlers() == before
+
+
+def test_a_step_that_outlasts_the_grace_is_told_so_and_one_that_does_not_is_not():
+    late, never = threading.Event(), threading.Event()
+    with CleanInterrupt(0.0, late.set):
+        signal.raise_signal(signal.SIGTERM)
+        assert late.wait(60)
+    with CleanInterrupt(600.0, never.set):
+        signal.raise_signal(signal.SIGTERM)
+    assert not never.is_set()
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        interrupt = CleanInterrupt(600.0, lambda: None)
+        with interrupt, handling(lambda *_: pytest.fail("called")):
+            signal.raise_signal(signal.SIGHUP)
+        assert not interrupt.asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_before_there_is_anything_to_save_is_no_trace(number: signal.Signals, capsys):
+    with pytest.raises(SystemExit) as stop, exit_status():
+        signal.raise_signal(number)
+    assert stop.value.code == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "Stopped at once; the same command continues from the last checkpoint."
+
+
+def test_ctrl_c_while_jax_is_imported_is_no_trace():
+    def main() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(SystemExit) as stop:
+        cli.run(main)
+    assert stop.value.code == 130
+
+
+async def test_a_collector_gives_up_what_is_under_way_and_begins_nothing():
+    collector, world, chat = make(word_tokenizer())
+    engine = FakeEngine(chat, lambda session, turn: HANG)
+    running = [asyncio.ensure_future(collector.collect(engine, [TASK] * 2, budget=Budget())) for _ in range(2)]
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(engine.open) == 4
+    collector.give_up(OutOfTime("too long"))
+    assert [str(error) for error in await asyncio.gather(*running, return_exceptions=True)] == ["too long"] * 2
+    assert not engine.open
+    episodes = world.episodes
+    with pytest.raises(OutOfTime, match="too long"):
+        await collector.collect(engine, [TASK], budget=Budget())
+    assert world.episodes == episodes
+
+
+def test_a_step_without_end_is_given_up_and_the_last_finished_one_is_saved(tmp_path: Path, monkeypatch, capsys):
+    """Told once, then, after it went on, twice; every trajectory of the second step hangs."""
+    before, whole, signals = handlers(), collecting._Run.trajectory, [signal.SIGTERM]
+
+    async def trajectory(self, parent):
+        if step() >= 1:
+            while signals:
+                os.kill(os.getpid(), signals.pop())
+            await asyncio.Event().wait()
+        return await whole(self, parent)
+
+    def step() -> int:
+        return len(read_metrics(tmp_path)) if (tmp_path / "metrics.jsonl").exists() else 0
+
+    monkeypatch.setattr(collecting._Run, "trajectory", trajectory)
+    small = config(
+        tmp_path, *MICRO, "steps=3", "warm_start.steps=0", "evaluation.questions=0", "checkpoint.every=50",
+        "checkpoint.grace_s=0.1",
+    )  # fmt: skip
+    with pytest.raises(SystemExit) as stop:
+        run(small)
+    assert stop.value.code == 130
+    assert complaints(capsys.readouterr().err) == [
+        "Stopped after step 1 of policy: the next one did not end within checkpoint.grace_s=0.1; the same command "
+        "continues from there."
+    ]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]  # of steps 0 and 1
+    signals += [signal.SIGINT, signal.SIGHUP]
+    with pytest.raises(SystemExit) as stop:
+        run(small)
+    assert stop.value.code == 130
+    said = complaints(capsys.readouterr().err)
+    assert said == ["Stopped at once; the same command continues from the last checkpoint."]
+    assert step() == 1  # it began with the second step again
+    assert handlers() == before
