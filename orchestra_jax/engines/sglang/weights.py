@@ -9,7 +9,6 @@ it is told to abort what it was generating and to go on, and the report names it
 import asyncio
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.checks import on_this_host
+from orchestra_jax.engines.sglang.temporary import TemporaryFolder
 from orchestra_jax.http_json import JsonClient, ServerError
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.checkpoint import safetensors
@@ -70,7 +70,7 @@ class DiskWeightSync:
     ) -> None:
         self.config, self.dtype, self.timeout_s = config, dtype, timeout_s
         self._folder = None if folder is None else Path(folder).absolute()
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: TemporaryFolder | None = None
         self._lock = asyncio.Lock()
 
     async def sync(self, servers: Sequence[JsonClient], params: Params, version: int) -> SyncReport:
@@ -105,8 +105,8 @@ class DiskWeightSync:
                     f"{who} cannot read a temporary folder of this process: set rollout.weight_folder to a path that "
                     "all see, on a shared disk."
                 )
-            self._temporary = tempfile.TemporaryDirectory(prefix="orchestra_jax-", dir=_SHARED_MEMORY)
-            self._folder = Path(self._temporary.name)
+            self._temporary = TemporaryFolder(_SHARED_MEMORY)
+            self._folder = self._temporary.path
         return self._folder
 
     def _save(self, folder: Path, params: Params, size: int) -> None:
