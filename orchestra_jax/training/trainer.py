@@ -48,7 +48,7 @@ from orchestra_jax.training.metrics import (
 )
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
-from orchestra_jax.training.weights import abstract_reference, engine_params, starting_reference
+from orchestra_jax.training.weights import abstract_reference, engine_params, fingerprint, starting_reference
 from orchestra_jax.types import OutOfTime, Trajectory
 
 
@@ -241,10 +241,15 @@ class Trainer:
             self.loop.run(self.engine.update_weights(params, self.state.version))
 
     def evaluate(self, when: str) -> dict[str, Any]:
-        """Figures of the current weights, by benchmark; nothing with evaluation.questions=0."""
-        if self.evaluator.benchmarks:
-            print(f"Evaluating on {' and '.join(self.evaluator.benchmarks)} ({when}) ...", flush=True)
-        return self.loop.run(self.evaluator.evaluate(when))
+        """Figures of the current weights, by benchmark; nothing with evaluation.questions=0.
+
+        What an earlier process of this run left of the same evaluation, of the same weights to the bit, is not asked
+        again.
+        """
+        if not self.evaluator.benchmarks:
+            return {}
+        print(f"Evaluating on {' and '.join(self.evaluator.benchmarks)} ({when}) ...", flush=True)
+        return self.loop.run(self.evaluator.evaluate(when, fingerprint((self.state.trained.params, self.base))))
 
     # --- state ---
 

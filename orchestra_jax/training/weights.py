@@ -97,3 +97,30 @@ def on_host(params: Params, dtype: str | None) -> Params:
 @functools.partial(jax.jit, static_argnums=2)
 def _cut(param: jax.Array, layer: int | None, dtype: jnp.dtype) -> jax.Array:
     return (param if layer is None else jax.lax.dynamic_index_in_dim(param, layer, keepdims=False)).astype(dtype)
+
+
+def fingerprint(params: Any) -> str:
+    """The same text for the same weights, to the bit and however they are sharded; another one for others.
+
+    All processes must call it together. It is counted where the weights are: integers add up to the same in any order.
+    """
+    return repr([int(number) for mark in jax.device_get(_marks(params)) for number in mark])
+
+
+@jax.jit
+def _marks(params: Any) -> list[tuple[jax.Array, jax.Array]]:
+    """Two numbers for each array; as scalars, every process has them."""
+    return [_mark(leaf) for leaf in jax.tree.leaves(params)]
+
+
+def _mark(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sums over all elements of a hash of their bits and places (Murmur3's last steps)."""
+    word = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
+    place = jnp.zeros(leaf.shape, jnp.uint32)
+    for axis, size in enumerate(leaf.shape):
+        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+    mixed = jax.lax.bitcast_convert_type(leaf, word).astype(jnp.uint32) ^ (place * jnp.uint32(0x9E3779B1))
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
+    mixed ^= mixed >> 16
+    return mixed.sum(dtype=jnp.uint32), (mixed * (2 * place + 1)).sum(dtype=jnp.uint32)

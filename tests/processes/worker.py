@@ -18,7 +18,7 @@ from orchestra_jax.config.schema import MeshConfig
 from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.processes import Processes, joined
-from orchestra_jax.training.weights import on_host
+from orchestra_jax.training.weights import fingerprint, on_host
 
 
 def agree(processes: Processes) -> None:
@@ -55,6 +55,7 @@ def weights(processes: Processes) -> None:
         {"layers": stacked, "embed": flat},
     )
     assert not placed["layers"].is_fully_addressable
+    assert processes.gather(fingerprint(placed)) == [fingerprint({"layers": stacked, "embed": flat})] * processes.count
     for dtype in (None, "bfloat16"):
         found = on_host(placed, dtype)
         for name, wanted in (("layers", stacked), ("embed", flat)):

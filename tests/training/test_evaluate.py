@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from orchestra_jax.engines.base import Engine
+from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.evaluate import evaluate
+from orchestra_jax.training.run import run
+from orchestra_jax.training.weights import fingerprint
 from orchestra_jax.types import Task, Trajectory
 from tests.training.test_trainer import MICRO, config, reference, summary
 
@@ -40,6 +46,44 @@ def test_the_exported_policy_is_evaluated_without_training(reference: Path, monk
     assert found["benchmarks"]["held_out"] == run_figures["after"]
     assert found["benchmarks"]["preference_swap"] == run_figures["preference_swap"]["after"]
     assert found["baselines"] == run_figures["baselines"]
+
+
+def test_an_evaluation_of_a_run_goes_on_after_a_kill(reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The run was killed when a part of the evaluation after its last step was done."""
+    asked: list[int] = []
+    collect = Collector.collect
+
+    async def counted(self: Collector, engine: Engine, tasks: Sequence[Task], **options: Any) -> list[Trajectory]:
+        asked.append(len(tasks))
+        return await collect(self, engine, tasks, **options)
+
+    monkeypatch.setattr(Collector, "collect", counted)
+    shutil.copytree(reference, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "summary.json").unlink()
+    left = []
+    for file in sorted((tmp_path / "evaluation" / "trajectories" / "after").iterdir()):
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(lines[:-2]) + lines[-2][:40])
+        left.append(2)
+    run(config(tmp_path, *MICRO, "checkpoint.export=false"))
+    assert [number for number in asked if number] == left
+    for key in ("before", "after", "preference_swap", "baselines"):
+        assert summary(tmp_path)[key] == summary(reference)[key]
+
+
+def test_a_fingerprint_is_of_the_bits():
+    mesh = make_mesh(fsdp=2, devices=jax.devices()[:2])
+    tree = {"a": jnp.arange(12.0).reshape(4, 3) / 7, "b": jnp.ones((2, 2), jnp.bfloat16)}
+    found = fingerprint(tree)
+    split = NamedSharding(mesh, PartitionSpec("fsdp"))
+    assert fingerprint(jax.device_put(tree, split)) == found
+    others = [
+        tree | {"a": tree["a"].at[3, 2].add(1e-6)},
+        tree | {"a": tree["a"][::-1]},
+        tree | {"a": tree["a"].T},
+        tree | {"b": tree["b"].at[0, 0].set(-1)},
+    ]
+    assert len({found, *map(fingerprint, others)}) == 5
 
 
 @pytest.mark.parametrize(
