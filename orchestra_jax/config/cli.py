@@ -19,7 +19,7 @@ from orchestra_jax.config.checks import RENAMED, keys, load, unknown_key
 from orchestra_jax.config.ranges import unknown_choice
 from orchestra_jax.config.schema import ConfigError, RunConfig
 
-USAGE_ERROR, INTERRUPTED = 2, 130  # exit statuses
+USAGE_ERROR, DISK_FULL, INTERRUPTED = 2, 5, 130  # exit statuses
 
 
 @functools.cache  # the schema does not change, and making it takes a tenth of a second
@@ -49,6 +49,9 @@ def run(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)  # nothing has begun: a run has a sentence for it
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(f"No space, or quota, is left on the disk of {error.filename or os.getcwd()!r}.", file=sys.stderr)
+            sys.exit(DISK_FULL)
         if wants_trace or error.errno != errno.ENAMETOOLONG:
             raise
         _end(

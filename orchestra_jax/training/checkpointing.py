@@ -1,5 +1,8 @@
 """Checkpoints of everything a run needs to continue: arrays through Orbax, the rest as JSON beside them."""
 
+import logging
+import re
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,6 +17,7 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.learner import TrainState
 from orchestra_jax.training import checksums
+from orchestra_jax.training.stopping import disk_full
 
 
 @dataclass
@@ -39,6 +43,7 @@ class RunState:
     seconds: float = 0.0
 
 
+_PARTIAL = re.compile(r"\d+\.orbax-checkpoint-tmp")
 _JSON = ("phase", "step", "version", "notes", "seconds")  # of a RunState; the rest are arrays
 
 
@@ -57,9 +62,12 @@ class Checkpoints:
 
     def __init__(self, directory: Path, keep: int, processes: Processes | None = None) -> None:
         self._directory = directory
+        for library in ("absl", "asyncio"):  # Orbax' own words, and its tasks that nobody waited for
+            logging.getLogger(library).addFilter(_NOT_OF_FULL_DISKS)
         _put_damaged_aside(directory, processes or Processes())
         handlers: Any = ocp.handlers.DefaultCheckpointHandlerRegistry()
-        arrays, meta = checksums.SummedArrays(), checksums.SummedJson()
+        self._arrays = arrays = checksums.SummedArrays()
+        meta = checksums.SummedJson()
         for item, kind, handler in (
             ("arrays", ocp.args.StandardSave, arrays),
             ("arrays", ocp.args.StandardRestore, arrays),
@@ -141,14 +149,31 @@ class Checkpoints:
             **{name: meta[name] for name in _JSON},
         )
 
+    def check(self) -> None:
+        """Raises what a save under way failed of."""
+        if self._arrays.failure is not None:
+            raise self._arrays.failure
+
     def close(self) -> None:
-        """Waits for saves under way."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        """Waits for saves under way, and raises what they failed of."""
+        try:
+            self._manager.wait_until_finished()
+        finally:
+            self._manager.close()
+
+
+class _NotOfFullDisks(logging.Filter):
+    """Leaves out the trace of a save that failed of a full disk: the run ends with a sentence on it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and disk_full(record.exc_info[1]))
+
+
+_NOT_OF_FULL_DISKS = _NotOfFullDisks()
 
 
 def _put_damaged_aside(directory: Path, processes: Processes) -> None:
-    """Moves the newest checkpoints away until one is whole, and says so."""
+    """Moves the newest checkpoints away until one is whole, and says so; removes what a save left unfinished."""
     damaged, whole = dict[int, str](), None
     for step in processes.gather(_steps(directory))[0]:
         problem = checksums.problem(directory / str(step), processes)
@@ -157,6 +182,10 @@ def _put_damaged_aside(directory: Path, processes: Processes) -> None:
             break
         damaged[step] = problem
     with processes.together():
+        if processes.first and directory.is_dir():
+            for partial in directory.iterdir():
+                if _PARTIAL.match(partial.name):
+                    shutil.rmtree(partial, ignore_errors=True)
         if damaged and whole is None:
             found = ", ".join(f"{step} ({problem})" for step, problem in damaged.items())
             raise ConfigError(

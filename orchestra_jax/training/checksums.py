@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,30 @@ _Sums = dict[str, list[int]]  # by path below the item's folder: bytes, CRC-32
 
 
 class SummedArrays(ocp.StandardCheckpointHandler):
-    """Saves arrays with checksums, in the background as everything else."""
+    """Saves arrays with checksums, in the background as everything else.
+
+    Attributes:
+        failure: of a save under way; Orbax itself raises it only when it next saves or is closed.
+    """
+
+    failure: BaseException | None = None
 
     async def async_save(self, directory: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        return [_Summing(await super().async_save(directory, *args, **kwargs) or [], directory)]
+        return [_Summing(await super().async_save(directory, *args, **kwargs) or [], directory, self)]
 
     def finalize(self, directory: Any) -> None:
-        super().finalize(directory)
-        _write(Path(directory), Path(directory) / _SUMS, parts=False)
+        with self.noting():
+            super().finalize(directory)
+            _write(Path(directory), Path(directory) / _SUMS, parts=False)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Notes what is raised."""
+        try:
+            yield
+        except BaseException as error:
+            self.failure = error
+            raise
 
 
 class SummedJson(ocp.JsonCheckpointHandler):
@@ -50,16 +67,17 @@ class SummedJson(ocp.JsonCheckpointHandler):
 class _Summing:
     """What Orbax waits for in its own thread: the arrays of this process are written, then summed up."""
 
-    def __init__(self, written: Sequence[Any], directory: Any) -> None:
-        self._written, self._directory = written, directory
+    def __init__(self, written: Sequence[Any], directory: Any, handler: SummedArrays) -> None:
+        self._written, self._directory, self._handler = written, directory, handler
 
     def result(self, timeout: float | None = None) -> None:
-        for future in self._written:
-            future.result(timeout)
-        folder, index = Path(self._directory), jax.process_index()
-        part = folder / f"{_PART}{index}"
-        if part.is_dir():
-            _write(part, folder / f"checksums.{index}.json", parts=True)
+        with self._handler.noting():
+            for future in self._written:
+                future.result(timeout)
+            folder, index = Path(self._directory), jax.process_index()
+            part = folder / f"{_PART}{index}"
+            if part.is_dir():
+                _write(part, folder / f"checksums.{index}.json", parts=True)
 
 
 def problem(step: Path, processes: Processes) -> str | None:

@@ -41,7 +41,7 @@ def evaluate(cfg: RunConfig) -> None:
     with (
         exit_status(),
         joined(cfg.mesh) as processes,
-        exit_status(processes),
+        exit_status(processes, cfg.output_dir),
         working_in(Path(cfg.output_dir) / FOLDER, processes),
     ):
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from orchestra_jax.config.cli import INTERRUPTED
+from orchestra_jax.config.cli import DISK_FULL, INTERRUPTED
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.models import checkpoint
@@ -18,7 +18,13 @@ from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training.build import keep_compiled, preflight
 from orchestra_jax.training.loggers.base import RunLog, chosen
-from orchestra_jax.training.stopping import Interrupted, end_now, handling
+from orchestra_jax.training.stopping import (
+    Interrupted,
+    disk_full,
+    disk_full_sentence,
+    end_now,
+    handling,
+)
 from orchestra_jax.training.summary import report, summary
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.training.warm_start import warm_start
@@ -28,15 +34,16 @@ _EXIT_STATUS = {ConfigError: 2, Halted: 3, Interrupted: INTERRUPTED}
 
 
 @contextmanager
-def exit_status(processes: Processes | None = None) -> Iterator[None]:
+def exit_status(processes: Processes | None = None, folder: str | None = None) -> Iterator[None]:
     """Ends the process with one sentence, not a stack trace, where the user can mend or wanted what happened.
 
     Args:
         processes: of the run; what ends all of them is told by the first.
+        folder: of the run.
 
     Raises:
         SystemExit: status 2 after one sentence per thing that is missing; 3 after a budget or the record ended the run;
-            130 after Ctrl-C, SIGTERM or SIGHUP.
+            5 on a full disk; 130 after Ctrl-C, SIGTERM or SIGHUP.
     """
     try:
         with handling(end_now):
@@ -48,6 +55,12 @@ def exit_status(processes: Processes | None = None) -> Iterator[None]:
         if processes is None or processes.first or not processes.agreed:
             print(end, file=sys.stderr, flush=True)
         raise SystemExit(next(status for kind, status in _EXIT_STATUS.items() if isinstance(end, kind))) from None
+    except Exception as error:
+        if not disk_full(error):
+            raise
+        if processes is None or processes.first or not processes.agreed:
+            print(disk_full_sentence(folder), file=sys.stderr, flush=True)
+        raise SystemExit(DISK_FULL) from None
 
 
 def run(cfg: RunConfig, opening: str = "") -> None:
@@ -62,7 +75,7 @@ def run(cfg: RunConfig, opening: str = "") -> None:
     # Rollouts make many small objects and few cycles: Python's default looks for cycles so often that it takes a tenth
     # of a quickstart step.
     gc.set_threshold(20_000, 20, 20)
-    with exit_status(), joined(cfg.mesh) as processes, exit_status(processes):
+    with exit_status(), joined(cfg.mesh) as processes, exit_status(processes, cfg.output_dir):
         if opening:
             print(opening, flush=True)
         with processes.together():  # what cannot run leaves no folder

@@ -1,14 +1,24 @@
-"""How a run is stopped before its end: Ctrl-C, SIGTERM (Kubernetes, Slurm) or SIGHUP (a closed terminal)."""
+"""What stops a run before its end: Ctrl-C, SIGTERM (Kubernetes, Slurm), SIGHUP (a closed terminal), a full disk."""
 
+import errno
+import re
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Handler = Callable[[int, FrameType | None], Any]
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# How libraries that are no Python say it: Orbax' TensorStore, safetensors.
+_FULL_TEXT = re.compile(rf"No space left on device|[Qq]uota exceeded|os error ({'|'.join(map(str, _FULL))})\b")
 
 
 class Interrupted(Exception):  # noqa: N818  an event, no error
@@ -68,3 +78,26 @@ def handling(handler: _Handler) -> Iterator[None]:
 def end_now(number: int, frame: FrameType | None) -> None:
     """Ends what is no run yet, or no longer one, as Ctrl-C does."""
     raise KeyboardInterrupt
+
+
+def disk_full(error: BaseException | None) -> bool:
+    """Whether the error, or what caused it, is that a disk or a quota is used up."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if (error.errno in _FULL) if isinstance(error, OSError) and error.errno else _FULL_TEXT.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def disk_full_sentence(folder: str | None) -> str:
+    """What to do about a full disk; `folder` is the run's."""
+    rooms = []
+    for place in dict.fromkeys([folder, tempfile.gettempdir()]):
+        if place and Path(place).is_dir():
+            rooms.append(f"{place!r} has {shutil.disk_usage(place).free / 1e9:.2f} GB free")
+    return (
+        f"No space, or quota, is left on a disk that the run writes to ({', '.join(rooms)}): free some, and the same "
+        "command continues from the last checkpoint."
+    )

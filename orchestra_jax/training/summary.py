@@ -37,9 +37,11 @@ def summary(trainer: Trainer) -> dict[str, Any]:
 
 
 def write_summary(found: Mapping[str, Any], directory: Path) -> None:
-    """Writes summary.json."""
+    """Writes summary.json, which is whole or the one before."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / FILE_NAME).write_text(json.dumps(_finite(found), indent=2, allow_nan=False) + "\n")
+    partial = directory / f".{FILE_NAME}.partial"
+    partial.write_text(json.dumps(_finite(found), indent=2, allow_nan=False) + "\n")
+    partial.replace(directory / FILE_NAME)
 
 
 def report(found: Mapping[str, Any], directory: Path, *, evaluated: bool) -> None:

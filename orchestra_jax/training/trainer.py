@@ -137,9 +137,11 @@ class Trainer:
                     "from there."
                 ) from None
             finally:
-                self.checkpoints.close()
-                self.rollouts.stop()
-                self.loop.run(self.serving.close())
+                try:
+                    self.checkpoints.close()
+                finally:
+                    self.rollouts.stop()
+                    self.loop.run(self.serving.close())
 
     # --- policy optimisation ---
 
@@ -164,6 +166,7 @@ class Trainer:
                 show_step(progress, state.step, metrics)
                 if state.step % cfg.checkpoint.every == 0 or state.step == cfg.steps:
                     self.save()
+                self.checkpoints.check()
                 if refused is not None:
                     raise refused
                 self.stop_if_asked()

@@ -1,0 +1,163 @@
+"""A disk that is used up: one sentence and exit status 5, and nothing half-written is taken for whole."""
+
+import errno
+import logging
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from safetensors import SafetensorError
+
+from orchestra_jax.config import cli
+from orchestra_jax.config.schema import LoggerConfig, RunConfig
+from orchestra_jax.models.checkpoint.folders import whole_folder
+from orchestra_jax.training import checksums
+from orchestra_jax.training.checkpointing import Checkpoints
+from orchestra_jax.training.loggers.base import RunLog
+from orchestra_jax.training.loggers.jsonl import read_metrics
+from orchestra_jax.training.run import exit_status
+from orchestra_jax.training.summary import write_summary
+
+TENSORSTORE = ValueError(
+    'RESOURCE_EXHAUSTED: Error writing "x/0" in OCDBT database at local file "/run/2.orbax-checkpoint-tmp/": '
+    "Failed to write 4710400 bytes to file 7: No space left on device [os_error_code='28']"
+)
+
+
+def full(*args: object, **settings: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def chained() -> Exception:
+    error = RuntimeError("the save failed")
+    error.__cause__ = TENSORSTORE
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device", "/run/metrics.jsonl"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        TENSORSTORE,
+        chained(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_full_disk_is_one_sentence_with_a_status_of_its_own(tmp_path: Path, capsys, error: Exception):
+    with pytest.raises(SystemExit) as stop, exit_status(folder=str(tmp_path)):
+        raise error
+    assert stop.value.code == 5
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("No space, or quota, is left on a disk that the run writes to (")
+    assert f"{str(tmp_path)!r} has " in line
+    assert "the same command continues from the last checkpoint" in line
+
+
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Permission denied"), ValueError("a bug")])
+def test_other_errors_keep_their_trace(error: Exception):
+    with pytest.raises(type(error)), exit_status():
+        raise error
+
+
+def test_before_a_run_there_is_a_sentence_too(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        cli.run(full)
+    assert stop.value.code == 5
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("No space, or quota, is left on the disk of ")
+
+
+def test_a_checkpoint_that_did_not_fit_is_none_and_its_remains_go(tmp_path: Path, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("absl"), "propagate", True)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    checkpoints.save(1, {"x": jnp.ones(3)}, {"step": 1})
+    checkpoints._manager.wait_until_finished()
+    with monkeypatch.context() as disk:
+        disk.setattr(checksums, "_write", full)
+        checkpoints.save(2, {"x": jnp.ones(3)}, {"step": 2})
+        with pytest.raises(SystemExit) as stop, exit_status():
+            checkpoints.close()
+    assert stop.value.code == 5
+    assert not [record for record in caplog.records if record.exc_info]  # no trace of Orbax' on stderr
+    left = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert left > {"1"}
+    assert "2" not in left
+    later = Checkpoints(tmp_path / "checkpoints", keep=2)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1"}
+    assert later.peek() == {"step": 1}
+    later.save(2, {"x": jnp.ones(3)}, {"step": 2})
+    later.close()
+    assert later.peek() == {"step": 2}
+
+
+def test_a_save_that_failed_in_the_background_is_raised_at_the_next_look(tmp_path: Path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    monkeypatch.setattr(checksums, "_write", full)
+    checkpoints.save(1, {"x": jnp.ones(3)}, {})
+    thread = next(thread for thread in threading.enumerate() if thread.name == "async_save")
+    thread.join(60)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.check()
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.close()
+
+
+def run_with(folder: Path, *names: str) -> RunConfig:
+    return replace(RunConfig(), output_dir=str(folder), logger=LoggerConfig(names=list(names)))
+
+
+def test_figures_for_tensorboard_do_not_wait_for_a_writer_that_is_dead(tmp_path: Path, monkeypatch):
+    """Its thread died of the full disk, and the eleventh figure after that waited for ever."""
+    ended: list[BaseException] = []
+
+    def steps() -> None:
+        try:
+            with RunLog(run_with(tmp_path, "tensorboard"), 1) as log:
+                log.log(1, {"reward": 0.5})
+                monkeypatch.setattr("tensorboardX.record_writer.RecordWriter.write", full)
+                for step in range(2, 5):
+                    log.log(step, {f"figure/{number}": 0.5 for number in range(20)})
+        except OSError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=steps, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert [error.errno for error in ended] == [errno.ENOSPC]  # type: ignore[attr-defined]
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_an_exported_policy_that_did_not_fit_leaves_the_old_one(tmp_path: Path):
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    (folder / "config.json").write_text("old")
+
+    def export() -> None:
+        with whole_folder(folder, overwrite=True) as partial:
+            (partial / "config.json").write_text("ne")
+            full()
+
+    with pytest.raises(OSError, match="No space left"):
+        export()
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    assert (folder / "config.json").read_text() == "old"
+
+
+def test_a_summary_that_did_not_fit_leaves_the_old_one(tmp_path: Path, monkeypatch):
+    write_summary({"steps": 1}, tmp_path)
+    before = (tmp_path / "summary.json").read_text()
+
+    def half(self: Path, text: str, *rest: object, **settings: object) -> None:
+        with self.open("w") as file:
+            file.write(text[: len(text) // 2])
+        full()
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="No space left"):
+        write_summary({"steps": 2}, tmp_path)
+    assert (tmp_path / "summary.json").read_text() == before
