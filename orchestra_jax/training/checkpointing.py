@@ -64,6 +64,8 @@ class Checkpoints:
         self._directory = directory
         for library in ("absl", "asyncio"):  # Orbax' own words, and its tasks that nobody waited for
             logging.getLogger(library).addFilter(_NOT_OF_FULL_DISKS)
+        if sys.unraisablehook is sys.__unraisablehook__:
+            sys.unraisablehook = _but_of_closed_loops
         _put_damaged_aside(directory, processes or Processes())
         handlers: Any = ocp.handlers.DefaultCheckpointHandlerRegistry()
         self._arrays = arrays = checksums.SummedArrays()
@@ -170,6 +172,12 @@ class _NotOfFullDisks(logging.Filter):
 
 
 _NOT_OF_FULL_DISKS = _NotOfFullDisks()
+
+
+def _but_of_closed_loops(raised: Any) -> None:
+    """Leaves out what TensorStore prints for each write that fails after the first: that nobody waits for it."""
+    if not (isinstance(raised.exc_value, RuntimeError) and str(raised.exc_value) == "Event loop is closed"):
+        sys.__unraisablehook__(raised)
 
 
 def _put_damaged_aside(directory: Path, processes: Processes) -> None:

@@ -3,9 +3,11 @@
 import errno
 import logging
 import os
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -93,6 +95,18 @@ def test_a_checkpoint_that_did_not_fit_is_none_and_its_remains_go(tmp_path: Path
     later.save(2, {"x": jnp.ones(3)}, {"step": 2})
     later.close()
     assert later.peek() == {"step": 2}
+
+
+def test_writes_that_fail_after_the_first_are_not_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """TensorStore's threads raise what they cannot deliver where nobody catches it."""
+    traced: list[SimpleNamespace] = []
+    monkeypatch.setattr(sys, "__unraisablehook__", traced.append)
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    Checkpoints(tmp_path / "checkpoints", keep=2).close()
+    closed, bug = (SimpleNamespace(exc_value=RuntimeError(text)) for text in ("Event loop is closed", "a bug"))
+    sys.unraisablehook(closed)
+    sys.unraisablehook(bug)
+    assert traced == [bug]
 
 
 def test_a_save_that_failed_in_the_background_is_raised_at_the_next_look(tmp_path: Path, monkeypatch):
