@@ -1,6 +1,12 @@
 # `make` lists the targets. The first one that needs it makes .venv, and makes it anew when pyproject.toml changes.
 PYTHON ?= python3
+TESTED := requirements/tested/$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+ifdef NEWEST
+VENV := .venv-newest
+else
 VENV ?= .venv
+LOCK := $(wildcard $(TESTED))
+endif
 PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null)
 SGLANG ?= .venv-sglang
@@ -8,12 +14,12 @@ RUN ?=
 # Large pages for the big temporaries of XLA: without them every call page-faults its buffers anew.
 FAST_MALLOC := GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 # Most of the tests' time is compilation; the heavier suites of .ci/run compile as a run does.
-FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 \
-  --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 \
+  $(if $(shell grep -s '^jax==0\.10\.' $(LOCK) /dev/null),--xla_cpu_use_fusion_emitters=false)" # later versions lack it
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart rehearsal test test-processes test-sglang test-sglang-training sglang-cpu lint format clean
+.PHONY: help install install-dev quickstart rehearsal test test-processes test-sglang test-sglang-training sglang-cpu lint format lock clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +34,7 @@ quickstart: install ## warm start, RL and the proof: 8 minutes on 2 fast, quiet 
 rehearsal: install-dev sglang-cpu ## the paper's run on this CPU: two trainers, two SGLang servers, a kill; add RUN="+experiment=frames --steps 10"
 	SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) experiments/rehearse.py $(RUN)
 
-test: install-dev ## every test without torch, GPU or server, in random order; TESTS=tests/rl for a part, TEST_ORDER=7 for an order
+test: install-dev ## every test without torch, GPU or server, in random order; TESTS=tests/rl, TEST_ORDER=7, NEWEST=1: newest packages
 	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow or release)" $(TESTS)
 
 test-processes: install-dev ## before a release: 20 steps in two processes against one, ten times kill -9, evaluations, rollouts ahead, refills
@@ -56,8 +62,11 @@ format: install-dev ## mend what ruff can
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+lock: install-dev ## requirements/tested: the packages of this environment; after `make test NEWEST=1`, `make lock NEWEST=1`
+	{ echo "# What the tests passed with; written by \`make lock\`."; $(PY) requirements/installed.py; } > $(TESTED)
+
 clean: ## remove the environments and the caches; outputs stay
-	rm -rf $(VENV) .venv-torch $(SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-newest .venv-torch $(SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 ifdef UV
 INSTALL := $(UV) pip install --quiet --python $(PY)
@@ -73,12 +82,18 @@ $(PY):
 	  || { rm -rf $(VENV); echo "make: could not make $(VENV): install Python >= 3.11 with pip, or set PYTHON=..." >&2; exit 1; }
 endif
 
-$(VENV)/.installed: pyproject.toml | $(PY)
+# Arguments: what to install. The versions that were tested, or the newest ones where these cannot all be had.
+define install
+@$(INSTALL) $(addprefix -c ,$(LOCK)) -e $(1) || { [ -n "$(LOCK)" ] \
+  && echo "make: the versions of $(LOCK) cannot all be had here: taking the newest." >&2 && $(INSTALL) -e $(1); }
+endef
+
+$(VENV)/.installed: pyproject.toml $(LOCK) | $(PY)
 	@echo "Installing orchestra-jax into $(VENV): a minute or two the first time."
-	$(INSTALL) -e .
+	$(call install,.)
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(PY)
+$(VENV)/.installed-dev: pyproject.toml $(LOCK) | $(PY)
 	@echo "Installing orchestra-jax and its developer tools into $(VENV): a minute or two the first time."
-	$(INSTALL) -e ".[dev]"
+	$(call install,".[dev]")
 	@touch $@ $(VENV)/.installed
