@@ -25,8 +25,10 @@ class Unreadable(ValueError):  # noqa: N818  named like the fact it states
     """What came from outside cannot be used; the message is a clause that says why."""
 
 
-def read_json(content: bytes, most_bytes: int = MOST_BYTES) -> Any:
+def read_json(content: bytes, most_bytes: int = MOST_BYTES, *, mend: bool = True) -> Any:
     """The value of a JSON text. Half surrogate pairs and bytes that are no UTF-8 become U+FFFD.
+
+    With `mend=False` the former stay, for a caller that refuses them.
 
     Raises:
         Unreadable: no JSON, more than `most_bytes`, more than MOST_LEVELS levels, NaN, Infinity, a number that
@@ -34,7 +36,8 @@ def read_json(content: bytes, most_bytes: int = MOST_BYTES) -> Any:
     """
     if len(content) > most_bytes:
         raise Unreadable(f"it has more than {most_bytes} bytes")
-    if levels(content) > MOST_LEVELS:
+    # As few brackets as that cannot nest deeper, and most texts have no more.
+    if content.count(b"[") + content.count(b"{") > MOST_LEVELS and levels(content) > MOST_LEVELS:
         raise Unreadable(f"it has more than {MOST_LEVELS} levels")
     text = content.decode("utf-8-sig", "replace")
     try:
@@ -43,7 +46,7 @@ def read_json(content: bytes, most_bytes: int = MOST_BYTES) -> Any:
         raise
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"it is not JSON: {error}") from None
-    return _valid(value) if _ESCAPED_SURROGATE.search(text) else value
+    return _valid(value) if mend and _ESCAPED_SURROGATE.search(text) else value
 
 
 def valid_text(text: str) -> str:

@@ -14,7 +14,7 @@ from orchestra_jax.config.choices import (
     RatioLevel,
     Schedule,
 )
-from orchestra_jax.config.ranges import ConfigError, Settings, above, at_least, within
+from orchestra_jax.config.ranges import ConfigError, Settings, above, at_least, several, within
 
 
 @dataclass(frozen=True)
@@ -163,11 +163,9 @@ class AlgorithmConfig(Settings):
     minibatches: int = at_least(1, 1)  # optimizer steps per pass
     share_prefix: bool = True  # run a group's common prompt once for all its members
     micro_tokens: int = at_least(4096, 1)  # tokens of one micro-batch
-    row_widths: list[int] = field(
-        default_factory=lambda: [128, 512, 2048]
-    )  # row widths to compile; limits.max_length is added
-    response_fractions: list[float] = field(default_factory=lambda: [0.5])  # shares of sampled tokens to compile for
-    prefix_widths: list[int] = field(default_factory=lambda: [128, 512, 2048])  # compiled widths of shared prompts
+    row_widths: list[int] = several([128, 512, 2048], low=1)  # row widths to compile; limits.max_length is added
+    response_fractions: list[float] = several([0.5], above=0, high=1)  # shares of sampled tokens to compile for
+    prefix_widths: list[int] = several([128, 512, 2048], low=1)  # compiled widths of shared prompts
     packing: bool = False  # several sequences in a row; row_widths, share_prefix and prefix_widths are then unused
     row_length: int | None = at_least(None, 1)  # tokens of a packed row; null: rollout.limits.max_length
     row_sequences: int = at_least(64, 1)  # sequences that a packed micro-batch may hold

@@ -1,17 +1,18 @@
 """From Hydra's composed config to a checked `RunConfig`, and the sentences for everything that is wrong with one."""
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, cast
+from types import UnionType
+from typing import Any, get_args, get_origin
 from urllib.parse import urlsplit
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from orchestra_jax import hub
 from orchestra_jax.config.choices import EngineName, QuestionFormat, ReplayMode, Role
-from orchestra_jax.config.ranges import range_problem
+from orchestra_jax.config.ranges import range_problem, shown
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.schema import ConfigError, RunConfig
 
@@ -70,10 +71,12 @@ def load(config: DictConfig, output_dir: str | None = None) -> RunConfig:
     """
     if output_dir is not None:
         config = OmegaConf.merge(config, {"output_dir": output_dir})  # type: ignore[assignment]
-    if strangers := list(_strangers(config)):  # Hydra lets `+key=value` in
-        raise ConfigError("\n".join(unknown_key(key) for key in strangers))
-    if outside := list(_outside(config, RunConfig)):
-        raise ConfigError("\n".join(outside))
+    try:
+        found = list(_wrong("", OmegaConf.to_container(config, resolve=True), RunConfig, {}))
+    except RecursionError:
+        raise ConfigError("A setting has too many brackets within brackets to be read.") from None
+    if found:
+        raise ConfigError("\n".join(found))
     run = OmegaConf.to_object(config)
     if not isinstance(run, RunConfig):
         raise ConfigError("This is no run's config: its defaults list must begin with `run_config`.")
@@ -189,10 +192,10 @@ def missing_inputs(config: RunConfig) -> list[str]:
     model, data = config.model, config.data
     if model.path is None and not model.random_init:
         size = model.preset.removeprefix("qwen3-")
-        released = f"Qwen/Qwen3-{size.upper()}" if size != model.preset else "Qwen/Qwen3-0.6B"
+        released = f"Qwen/Qwen3-{shown(size.upper())}" if size != model.preset else "Qwen/Qwen3-0.6B"
         found.append(
-            f"The policy {model.preset} has no weights: set model.path={released} (or another id on the Hugging Face "
-            "hub), model.path=FOLDER (config.json and *.safetensors), or model.random_init=true."
+            f"The policy {shown(model.preset)} has no weights: set model.path={released} (or another id on the Hugging "
+            "Face hub), model.path=FOLDER (config.json and *.safetensors), or model.random_init=true."
         )
     trained = {source.source for source in data.training()}
     named = data.eval_path is not None or data.eval_source in (QuestionFormat.auto, *trained)
@@ -223,13 +226,14 @@ def missing_inputs(config: RunConfig) -> list[str]:
         read.append(("model.tokenizer", model.tokenizer))
     key = "data.path" if data.path is not None else "data.mixture"
     read += [(key, source.path) for source in data.training()]
-    found += [f"{key}={path} is not there: set {key}." for key, path in read if path and not _there(key, path)]
+    found += [f"{key}={shown(path)} is not there: set {key}." for key, path in read if path and not _there(key, path)]
     return found
 
 
 def _there(key: str, path: str) -> bool:
     """Whether a file or folder is there, or may be had from the hub, which nothing here asks."""
-    return Path(path).exists() or (key.startswith(_HUB) and hub.is_id(path))
+    # Unlike Path.exists, this also answers for a name that no file can have.
+    return os.path.exists(path) or (key.startswith(_HUB) and hub.is_id(path))
 
 
 # What may be named by its id on the Hugging Face hub.
@@ -275,6 +279,7 @@ def keys(schema: type = RunConfig, prefix: str = "") -> dict[str, type | None]:
 
 def unknown_key(key: str) -> str:
     """One sentence that names the new name of an old key, or the neighbours of one that the schema never had."""
+    key = shown(key)
     if key in RENAMED:
         return f"'{key}' has another name now: write {RENAMED[key]}."
     known = keys()
@@ -291,29 +296,44 @@ def unknown_key(key: str) -> str:
     return f"Unknown key '{key}'{hint}{owner}: {', '.join(name[len(start) :] for name in siblings)}."
 
 
-def _strangers(config: DictConfig, schema: type = RunConfig, prefix: str = "") -> Iterator[str]:
-    """Dotted keys of a composed config that the schema does not have."""
-    known = {entry.name: entry.type for entry in fields(schema)}
-    for name in map(str, config):
-        node = known.get(name)
-        if name not in known:
-            yield prefix + name
-        elif isinstance(node, type) and is_dataclass(node):
-            yield from _strangers(config[name], node, f"{prefix}{name}.")
+def _wrong(key: str, value: Any, kind: Any, rule: Mapping[str, Any]) -> Iterator[str]:
+    """The sentences for a composed value that is not of its field's type or outside its range, and for all below it.
 
-
-def _outside(config: DictConfig, schema: type, prefix: str = "") -> Iterator[str]:
-    """The sentences for all values outside their ranges, before the dataclasses are made."""
-    for entry in fields(schema):
-        value = config[entry.name]
-        if isinstance(value, DictConfig) and is_dataclass(entry.type):
-            yield from _outside(value, cast(type, entry.type), f"{prefix}{entry.name}.")
-        elif isinstance(value, ListConfig):
-            for index, item in enumerate(value):
-                if isinstance(item, DictConfig):
-                    yield from _outside(item, cast(type, OmegaConf.get_type(item)), f"{prefix}{entry.name}[{index}].")
-        elif problem := range_problem(prefix + entry.name, value, entry.metadata):
+    OmegaConf converts what the command line sets, but lets groups into lists and interpolations lead anywhere.
+    """
+    if value is None and (kind is Any or type(None) in get_args(kind)):
+        return
+    plain = next((part for part in get_args(kind) if part is not type(None)), Any) if _optional(kind) else kind
+    base, inner = get_origin(plain) or plain, get_args(plain)
+    if is_dataclass(base) and isinstance(value, Mapping):
+        known, start = {entry.name: entry for entry in fields(base)}, f"{key}." if key else ""
+        for name, item in value.items():
+            if name not in known:  # Hydra lets `+key=value` in
+                yield unknown_key(f"{start}{name}")
+            else:
+                yield from _wrong(f"{start}{name}", item, known[name].type, known[name].metadata)
+    elif base is list and isinstance(value, list) and value:
+        for index, item in enumerate(value):
+            yield from _wrong(f"{key}[{index}]", item, inner[0], rule)
+    elif base is dict and isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _wrong(f"{key}.{shown(name)}", item, inner[1], {"free": True})
+        if problem := range_problem(key, list(value), {}):
             yield problem
+    elif base is Any or (not is_dataclass(base) and isinstance(value, (base, int) if base is float else base)):
+        if problem := range_problem(key, value, rule):
+            yield problem
+    elif is_dataclass(base):
+        yield f"{key}={shown(value)} stands where a group of settings is: write {key}.NAME=VALUE."
+    else:
+        yield f"{key}={shown(value)} must be {_NOUNS.get(base, 'one of its choices')}: change it."
+
+
+_NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list", dict: "a map"}
+
+
+def _optional(kind: Any) -> bool:
+    return isinstance(kind, UnionType)
 
 
 def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

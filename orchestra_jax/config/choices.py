@@ -161,6 +161,11 @@ class QuestionFormat(Choice):
     quickstart = "quickstart"  # no file: the generated world makes its own
 
 
+class OnBadRow(Choice):
+    error = "error"
+    skip = "skip"
+
+
 class Role(Choice):
     """What an expert is called for."""
 

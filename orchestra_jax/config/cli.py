@@ -5,6 +5,7 @@ import functools
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import NoReturn
@@ -16,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from orchestra_jax.config.checks import RENAMED, keys, load, unknown_key
-from orchestra_jax.config.ranges import unknown_choice
+from orchestra_jax.config.ranges import shown, unknown_choice
 from orchestra_jax.config.schema import ConfigError, RunConfig
 
 USAGE_ERROR, DISK_FULL, INTERRUPTED = 2, 5, 130  # exit statuses
@@ -42,23 +43,15 @@ def run(main: Callable[[], None]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         main()
-    except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        if wants_trace:
-            raise
-        _end(explain_error(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)  # nothing has begun: a run has a sentence for it
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             print(f"No space, or quota, is left on the disk of {error.filename or os.getcwd()!r}.", file=sys.stderr)
             sys.exit(DISK_FULL)
-        if wants_trace or error.errno != errno.ENAMETOOLONG:
+        if wants_trace or not _is_users(error):
             raise
-        _end(
-            "A job of this sweep would get a folder with a longer name than the file system allows: number the "
-            "folders with hydra.sweep.subdir='${hydra.job.num}', or put what all jobs share into a file of "
-            "conf/experiment."
-        )
+        _end(explain_error(error))
     finally:
         os.environ["HYDRA_FULL_ERROR"] = asked  # a program that goes on after this keeps its own choice
 
@@ -84,6 +77,19 @@ def explain_error(error: BaseException) -> str:
     """What a user did wrong, in one sentence (one per problem for a `ConfigError`)."""
     if isinstance(error, ConfigError):
         return str(error)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return (
+            "A job of this sweep would get a folder with a longer name than the file system allows: number the "
+            "folders with hydra.sweep.subdir='${hydra.job.num}', or put what all jobs share into a file of "
+            "conf/experiment."
+        )
+    if isinstance(error, RecursionError):
+        return "A setting has too many brackets within brackets to be read."
+    if isinstance(error, OverflowError) and (found := re.search(r"full_key: (\S+)", str(error))):
+        return f"{found[1]} is a number that 32 bits do not hold: change it."
+    if isinstance(error, UnicodeDecodeError):  # Hydra does not say where
+        known = [frame.f_locals.get("config_path") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        return _one_line(f"In '{next(filter(None, reversed(known)), 'a file')}': {error}.")
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
@@ -123,8 +129,17 @@ def _wrong_value(text: str) -> str | None:
     return None
 
 
+def _is_users(error: Exception) -> bool:
+    """Whether a user made the error: ours and Hydra's, and whatever its reading of files and arguments meets."""
+    if isinstance(error, ConfigError | HydraException | OmegaConfBaseException):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return True
+    return any(frame.f_code.co_name == "load_configuration" for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
 def _unknown_choice(path: str, options: list[str]) -> str:
-    group, _, choice = path.rpartition("/")
+    group, _, choice = (shown(part) for part in path.rpartition("/"))
     near = get_close_matches(choice, options, n=2)
     # A group without a default (experiment) is added, not replaced.
     plus = "" if group in keys() or group.startswith("hydra/") else "+"
@@ -135,9 +150,8 @@ def _unknown_choice(path: str, options: list[str]) -> str:
 def _one_line(message: str) -> str:
     """Hydra's and OmegaConf's text without the lines that are of use to programmers only."""
     lines = [line.strip() for line in message.splitlines()]
-    return " ".join(
-        line for line in lines if line and not line.startswith(("full_key:", "object_type", "reference_type"))
-    )
+    kept = (line for line in lines if line and not line.startswith(("full_key:", "object_type", "reference_type")))
+    return " ".join(shown(word) for line in kept for word in line.split())
 
 
 def _end(message: str) -> NoReturn:

@@ -1,18 +1,32 @@
-"""Rules of single fields: what values a setting may have, and the error for one that it may not."""
+"""Rules of single fields: what values a setting may have, and the error for one that it may not.
 
-from collections.abc import Mapping
+What every value keeps to without being told: a number is one that a float of 32 bits holds, a whole number has 32 bits
+(lengths and seeds have no more in JAX), and a text is not empty, no longer than a path, and on one line of UTF-8.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields
 from difflib import get_close_matches
 from enum import StrEnum
 from types import UnionType
 from typing import Any, get_args
+from urllib.parse import urlsplit
+
+from orchestra_jax.outside import valid_text
+
+LARGEST = 2**31 - 1  # whole number where a field says nothing else
+LARGE = 2**53 - 1  # of what adds up over a run, such as tokens: still exact in JSON
+_MOST, _LEAST = 3.4e38, 1.2e-38  # of a float of 32 bits, but for 0
+_LONGEST = 4096  # characters of a text: the longest path
+_SHOWN = 80  # characters of a value that a sentence repeats
 
 
 class ConfigError(ValueError):
     """The run cannot start as configured; the message says what to change."""
 
 
-def within(default: float, low: float, high: float) -> Any:
+def within(default: float | None, low: float, high: float) -> Any:
     """A number with low <= value <= high."""
     return field(default=default, metadata={"low": low, "high": high})
 
@@ -25,6 +39,21 @@ def at_least(default: float | None, low: float) -> Any:
 def above(default: float | None, low: float) -> Any:
     """A number with value > low."""
     return field(default=default, metadata={"above": low})
+
+
+def seconds(default: float | None) -> Any:
+    """A time above 0 that every clock and lock can wait."""
+    return field(default=default, metadata={"above": 0, "high": 1e9})
+
+
+def several(default: Sequence[Any] = (), **rule: Any) -> Any:
+    """A list whose every entry keeps to a rule: low, high, above, url; with some=True it may not be empty."""
+    return field(default_factory=lambda: list(default), metadata=rule)
+
+
+def text(default: str | None, **rule: Any) -> Any:
+    """A text under a rule: url (an http address; "if http": or a path), address (HOST:PORT), blank (may be empty)."""
+    return field(default=default, metadata=rule)
 
 
 class Settings:
@@ -56,19 +85,86 @@ def choices_of(kind: Any) -> type[StrEnum] | None:
 
 def unknown_choice(key: str, value: str, choices: list[Any]) -> str:
     """The sentence for a value that is none of the choices."""
-    near = get_close_matches(value, choices, n=1)
-    return f"{key}={value} is unknown: use {f'{near[0]}, or ' if near else ''}one of {', '.join(choices)}."
+    near = get_close_matches(value[:_SHOWN], choices, n=1)
+    return f"{key}={shown(value)} is unknown: use {f'{near[0]}, or ' if near else ''}one of {', '.join(choices)}."
 
 
 def range_problem(key: str, value: Any, rule: Mapping[str, Any]) -> str | None:
-    """The sentence for a value that breaks the rule of its field, else None; None as value is always allowed."""
-    if value is None:
-        return None
-    low, high, bound = rule.get("low"), rule.get("high"), rule.get("above")
-    if high is not None and not low <= value <= high:
-        return f"{key}={value} must be within [{low}, {high}]: change it."
-    if high is None and low is not None and not value >= low:
-        return f"{key}={value} must be at least {low}: change it."
-    if bound is not None and not value > bound:
-        return f"{key}={value} must be above {bound}: change it."
+    """The sentence for a value that breaks the rule of its field, else None; None as value is always allowed.
+
+    Entries of lists keep to the rule too. What a mapping holds, such as the options of an environment of one's own,
+    is free but for what has no written form.
+    """
+    if isinstance(value, Mapping):
+        named = ((f"{key}.{shown(name)}", item) for name, item in value.items())
+        return _first(((key, name) for name in value), {}) or _first(named, {"free": True})
+    if isinstance(value, list | tuple):
+        if not value and rule.get("some"):
+            return f"{key} is an empty list: name at least one."
+        return _first(((f"{key}[{index}]", item) for index, item in enumerate(value)), rule)
+    if isinstance(value, str):
+        return _text_problem(key, value, rule)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _number_problem(key, value, rule)
     return None
+
+
+def shown(value: object) -> str:
+    """A value as a sentence repeats it: on one line, not too long, and with nothing that a terminal cannot print."""
+    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to write the digits of a longer one
+        return f"a number of about {value.bit_length() * 3 // 10} digits"
+    plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value)[: _SHOWN + 1])
+    return plain if len(plain) <= _SHOWN else f"{plain[:_SHOWN]}..."
+
+
+def _first(values: Iterator[tuple[str, Any]], rule: Mapping[str, Any]) -> str | None:
+    return next(filter(None, (range_problem(key, value, rule) for key, value in values)), None)
+
+
+def _number_problem(key: str, value: float, rule: Mapping[str, Any]) -> str | None:
+    low, high, bound = rule.get("low"), rule.get("high"), rule.get("above")
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{key}={value} is not finite: change it."
+    if rule.get("free"):
+        return None
+    if low is not None and high is not None and not low <= value <= high:
+        return f"{key}={shown(value)} must be within [{low}, {high}]: change it."
+    if low is not None and not value >= low:
+        return f"{key}={shown(value)} must be at least {low}: change it."
+    if bound is not None and not value > bound:
+        return f"{key}={shown(value)} must be above {bound}: change it."
+    most = high if high is not None else LARGEST if isinstance(value, int) else _MOST
+    if value > most:
+        return f"{key}={shown(value)} must be at most {most}: change it."
+    if value < -_MOST or 0 < abs(value) < _LEAST:
+        return f"{key}={shown(value)} is a number that 32 bits do not hold: change it."
+    return None
+
+
+def _text_problem(key: str, value: str, rule: Mapping[str, Any]) -> str | None:
+    free = rule.get("free")
+    if not value.strip():
+        return None if free or rule.get("blank") else f"{key} is an empty text: change it."
+    if valid_text(value) != value or (not free and any(c < " " or c == "\x7f" for c in value)):
+        return f"{key}={shown(value)} has a character that no name or path has: change it."
+    if len(value) > _LONGEST and not free:
+        return f"{key}={shown(value)} has {len(value)} characters, more than {_LONGEST}: change it."
+    wants_url = rule.get("url")
+    if wants_url and not is_url(value) and (wants_url != "if http" or value.startswith("http:")):
+        return f"{key}={shown(value)} must be an address such as http://HOST:PORT: change it."
+    if rule.get("address") and not _parts(f"http://{value}", port=True):
+        return f"{key}={shown(value)} must be HOST:PORT: change it."
+    return None
+
+
+def is_url(value: str) -> bool:
+    """Whether it is an http address that can be taken apart."""
+    return value.startswith(("http://", "https://")) and _parts(value)
+
+
+def _parts(url: str, port: bool = False) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and (parts.port is not None or not port)
+    except ValueError:  # a bracket that stays open, or no port that there is
+        return False

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from orchestra_jax.config.choices import Device, DType, EngineName, History
-from orchestra_jax.config.ranges import Settings, above, at_least
+from orchestra_jax.config.ranges import Settings, above, at_least, seconds, several, within
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class RolloutLimits(Settings):
     max_new_tokens: int = at_least(8_000, 1)  # tokens of one generation
     retries: int = at_least(2, 0)  # new tries of a generation, call or score after an infrastructure failure
     # Seconds of work, without waits for a place or for new weights.
-    deadline_s: float = above(600.0, 0)  # of a trajectory: then it ends without an answer
-    turn_deadline_s: float | None = above(None, 0)  # of one generation, else it is tried again; null: deadline_s
-    tool_deadline_s: float | None = above(None, 0)  # of one tool call, likewise
+    deadline_s: float = seconds(600.0)  # of a trajectory: then it ends without an answer
+    turn_deadline_s: float | None = seconds(None)  # of one generation, else it is tried again; null: deadline_s
+    tool_deadline_s: float | None = seconds(None)  # of one tool call, likewise
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class ServerOptions(Settings):
     python: str | None = None  # interpreter of the environment that SGLang is installed in
     count: int = at_least(1, 1)  # servers
     device: Device = Device.cuda  # cpu: for tests
-    gpus: list[list[int]] = field(default_factory=list)  # numbers of each server's GPUs; empty: those it finds
+    gpus: list[list[int]] = several(low=0)  # numbers of each server's GPUs; empty: those it finds
     share_gpus: bool = False  # on the trainer's GPUs, in turns: they release their memory for every update
-    port: int = at_least(0, 0)  # of the first server, the next ones follow; 0: free ones
+    port: int = within(0, 0, 65535)  # of the first server, the next ones follow; 0: free ones
     flags: list[str] = field(default_factory=list)  # further flags of sglang.launch_server
-    ready_s: float = above(600.0, 0)  # seconds to load
+    ready_s: float = seconds(600.0)  # seconds to load
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RolloutConfig(Settings):
     """The engine and the multi-turn collector."""
 
     engine: EngineName = EngineName.embedded  # who samples
-    urls: list[str] = field(default_factory=list)  # SGLang servers that are there; empty: the run starts its own
+    urls: list[str] = several(url=True)  # SGLang servers that are there; empty: the run starts its own
     server: ServerOptions = field(default_factory=ServerOptions)
     weight_folder: str | None = None  # of new weights, seen by all servers; null: shared memory of this one host
     weight_dtype: DType | None = None  # that servers sample in and get weights in; null: bfloat16, on a CPU float32
@@ -51,12 +51,12 @@ class RolloutConfig(Settings):
     temperature: float = above(1.0, 0)  # of sampling and of the learner's log-probs
     history: History = History.keep  # whether earlier turns keep their reasoning
     chunk: int = at_least(8, 1)  # tokens the embedded engine decodes between two admissions
-    widths: list[int] = field(default_factory=lambda: [16, 64, 256, 1024])  # compiled prompt widths of that engine
+    widths: list[int] = several([16, 64, 256, 1024], low=1, some=True)  # compiled prompt widths of that engine
     threads: int = at_least(1, 1)  # parts of the embedded engine's slots that run side by side: a CPU's cores
     lockstep: bool = True  # the embedded engine waits for all open trajectories: bit-reproducible runs
     max_staleness: int = at_least(0, 0)  # versions that a trained token may be old; above 0 rollouts run ahead
     spare_groups: int = at_least(0, 0)  # groups beyond max_staleness + 1 steps: as many slow ones are not waited for
-    slow_after_s: float = above(60.0, 0)  # seconds after which a wait is reported
+    slow_after_s: float = seconds(60.0)  # seconds after which a wait is reported
 
     @property
     def serving_dtype(self) -> DType:

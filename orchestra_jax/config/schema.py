@@ -14,6 +14,7 @@ from orchestra_jax.config.choices import (
     Compiler,
     DType,
     LoraTarget,
+    OnBadRow,
     OptimizerName,
     QuestionFormat,
     Remat,
@@ -21,8 +22,8 @@ from orchestra_jax.config.choices import (
     Schedule,
     ToolFeature,
 )
+from orchestra_jax.config.ranges import LARGE, Settings, above, at_least, text, within
 from orchestra_jax.config.ranges import ConfigError as ConfigError
-from orchestra_jax.config.ranges import Settings, above, at_least, within
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.tools import ToolsConfig
 
@@ -60,7 +61,7 @@ class MeshConfig(Settings):
     data: int = at_least(1, -1)  # devices, batch split
     fsdp: int = at_least(1, -1)  # devices, batch and parameters split
     tensor: int = at_least(1, -1)  # devices, heads and MLP split
-    coordinator: str | None = None  # HOST:PORT where the first of several processes listens; null: srun or mpirun says
+    coordinator: str | None = text(None, address=True)  # HOST:PORT of the first process; null: srun or mpirun says
     processes: int | None = at_least(None, 1)  # processes of the run; null: srun or mpirun says, else one
     process: int | None = at_least(None, 0)  # index of this one
 
@@ -113,14 +114,14 @@ class BudgetConfig(Settings):
     """The most that may be spent on outside calls, checked before each with its worst case; null: no limit."""
 
     run_usd: float | None = at_least(None, 0)  # dollars of the run: it stops, saved, and goes on once this is raised
-    run_tokens: int | None = at_least(None, 0)  # prompt and reply tokens, likewise
-    run_calls: int | None = at_least(None, 0)  # calls, likewise
+    run_tokens: int | None = within(None, 0, LARGE)  # prompt and reply tokens, likewise
+    run_calls: int | None = within(None, 0, LARGE)  # calls, likewise
     step_usd: float | None = at_least(None, 0)  # of one training step: stops the run too
-    step_tokens: int | None = at_least(None, 0)
-    step_calls: int | None = at_least(None, 0)
+    step_tokens: int | None = within(None, 0, LARGE)
+    step_calls: int | None = within(None, 0, LARGE)
     trajectory_usd: float | None = at_least(None, 0)  # of one trajectory: its policy is told that a call was refused
-    trajectory_tokens: int | None = at_least(None, 0)
-    trajectory_calls: int | None = at_least(None, 0)
+    trajectory_tokens: int | None = within(None, 0, LARGE)
+    trajectory_calls: int | None = within(None, 0, LARGE)
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class SourceConfig(Settings):
     """One file or folder of tasks."""
 
     source: QuestionFormat = QuestionFormat.auto  # format
-    path: str = ""  # file or folder
+    path: str = text("", blank=True)  # file or folder
     weight: float = above(1.0, 0)  # relative share of the samples
 
 
@@ -149,7 +150,8 @@ class DataConfig(Settings):
     mixture: list[SourceConfig] = field(default_factory=list)  # several sources, where `path` is null
     eval_source: QuestionFormat = QuestionFormat.auto  # format of `eval_path`
     eval_path: str | None = None  # file or folder of evaluation questions
-    note: str | None = None  # what a run on `mixture` says of it when it starts
+    on_bad_row: OnBadRow = OnBadRow.error  # a row that no question can be made of; skip: left out and counted
+    note: str | None = text(None, blank=True)  # what a run on `mixture` says of it when it starts
     eval_questions: int = at_least(256, 0)  # rows of `path` held out for evaluation
     preferences: bool = True  # append a user preference to every question
     preferences_per_question: int = at_least(1, 1)  # that each training question is posed under within a step
@@ -206,7 +208,7 @@ class CheckpointConfig(Settings):
 
     every: int = at_least(50, 1)  # training steps
     keep: int = at_least(2, 1)  # newest checkpoints kept
-    grace_s: float = at_least(120.0, 0)  # after Ctrl-C, SIGTERM or SIGHUP: seconds for the step under way to end
+    grace_s: float = within(120.0, 0, 1e9)  # after Ctrl-C, SIGTERM or SIGHUP: seconds for the step under way to end
     export: bool = True  # at the end, write the policy in Hugging Face format (with LoRA: the adapters in PEFT's)
 
 

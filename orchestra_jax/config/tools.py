@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestra_jax.config.choices import MenuForm, SandboxIsolation, WebProvider
-from orchestra_jax.config.ranges import Settings, above, at_least, within
+from orchestra_jax.config.ranges import Settings, above, at_least, seconds, text, within
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class EvaluationOffer(Settings):
 class ExpertServer(Settings):
     """The OpenAI-compatible server of the experts that tools.experts_file does not name."""
 
-    url: str | None = None  # such as http://10.0.0.5:8000/v1
+    url: str | None = text(None, url=True)  # such as http://10.0.0.5:8000/v1
     api_key_env: str | None = None  # environment variable with its key; null: it wants none
     context_tokens: int | None = at_least(None, 2)  # prompt and reply; null: the model's (conf/models.yaml), or 32,768
     max_tokens: int | None = at_least(None, 1)  # of a reply, reasoning included; null: the model's, or 4,096
-    timeout_s: float = above(300.0, 0)  # seconds for one request
+    timeout_s: float = seconds(300.0)  # seconds for one request
     retries: int = at_least(4, 0)  # further requests after a failed one
     concurrency: int = at_least(32, 1)  # requests under way at once, of all processes of the run together
     requests_per_minute: float | None = above(None, 0)  # likewise; null: no limit
@@ -48,8 +48,8 @@ class LocalSearchConfig(Settings):
     """Passages that are searched on this machine."""
 
     corpus: str | None = None  # file of passages, searched by keywords
-    index: str | None = None  # instead: folder of experiments/index.py, or http address of a retrieval server
-    embedder_url: str | None = None  # where the index's embedding server is now; null: where it was
+    index: str | None = text(None, url="if http")  # instead: folder of experiments/index.py, or a server's http address
+    embedder_url: str | None = text(None, url=True)  # where the index's embedding server is now; null: where it was
     top_k: int = at_least(3, 1)  # passages per search
 
 
@@ -58,18 +58,18 @@ class WebConfig(Settings):
     """Web search."""
 
     provider: WebProvider = WebProvider.tavily  # tavily: with the key TAVILY_API_KEY; wikipedia: without one
-    url: str | None = None  # of its API; null: the provider's own
-    timeout_s: float = above(30.0, 0)  # seconds for one request
+    url: str | None = text(None, url=True)  # of its API; null: the provider's own
+    timeout_s: float = seconds(30.0)  # seconds for one request
 
 
 @dataclass(frozen=True)
 class SandboxConfig(Settings):
     """Where python runs."""
 
-    timeout_s: float = above(10.0, 0)  # seconds per execution
+    timeout_s: float = seconds(10.0)  # seconds per execution
     workers: int = at_least(2, 1)  # processes
     isolation: SandboxIsolation = SandboxIsolation.auto  # none: code has your rights
-    url: str | None = None  # a sandbox server that runs the code instead
+    url: str | None = text(None, url=True)  # a sandbox server that runs the code instead
 
 
 @dataclass(frozen=True)

@@ -58,14 +58,21 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
             found += process_problems(cfg, count, devices, tensor, processes.beside)
     except ValueError as error:
         found.append(str(error))
-    try:
-        price_book(cfg)
-    except ConfigError as error:
-        found.append(str(error))
+    for check in (price_book, _preset):
+        try:
+            check(cfg)
+        except ValueError as error:
+            found.append(str(error))
     found += environment_class(cfg).problems(cfg)
     found = found or _not_to_be_had(cfg)
     if found:
         raise ConfigError("\n".join(dict.fromkeys(found)))
+
+
+def _preset(cfg: RunConfig) -> None:
+    """Raises ValueError: the family has no such preset, or there is no such family."""
+    if cfg.model.path is None:
+        preset_config(cfg.model, vocab_size=1)
 
 
 def _not_to_be_had(cfg: RunConfig) -> list[str]:
@@ -108,11 +115,11 @@ def policy_config(cfg: RunConfig, chat: ChatFormat) -> DecoderConfig:
     """The policy's architecture: a checkpoint's, or a preset with a vocabulary of the tokenizer's size.
 
     Raises:
-        ConfigError: the checkpoint's config.json cannot be read.
+        ConfigError: the checkpoint's config.json cannot be read, or there is no such preset.
     """
-    if cfg.model.path is None:
-        return preset_config(cfg.model, vocab_size=len(chat.tokenizer))
     try:
+        if cfg.model.path is None:
+            return preset_config(cfg.model, vocab_size=len(chat.tokenizer))
         return read_config(cfg.model.path, **run_settings(cfg.model))
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from orchestra_jax.config.choices import OnBadRow
+from orchestra_jax.config.ranges import shown
 from orchestra_jax.config.schema import ConfigError, RunConfig, SourceConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preferences import sample_preference
-from orchestra_jax.data.sources import Question, load_tasks
+from orchestra_jax.data.sources import Question, Skipped, load_tasks
 from orchestra_jax.envs.base import Demonstrations, Environment, Score, ToolEpisode, initial_messages
 from orchestra_jax.envs.qa import demonstrations
 from orchestra_jax.envs.registry import ENVIRONMENTS
@@ -19,6 +21,7 @@ from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.tools.build import instance_seed, make_tools, price_book, tool_problems
 from orchestra_jax.tools.catalogue import ANSWER_TOOL, Instance
 from orchestra_jax.tools.experts.judge import Judge
+from orchestra_jax.tools.experts.simulated import near_numbers
 from orchestra_jax.types import Preference, Task
 
 SYSTEM = (
@@ -73,7 +76,15 @@ class QAEnvironment(Environment):
         self._cfg = cfg
         self._sources = cfg.data.training()
         self._training, self._evaluation = _read(cfg, self._sources)
-        self._tools = make_tools(cfg, [question.answer[0] for question in self._training[0][:64]])
+        some = self._training[0][:64]
+        answers = [question.answer[0] for question in some]
+        wrong = near_numbers(answers[0]) or some[0].extra.get("distractors")
+        if cfg.tools.simulated and len(set(answers)) == 1 and not wrong:
+            raise ConfigError(
+                f"tools.simulated: all questions of {self._sources[0].path} have the answer {shown(answers[0])}, so no "
+                "simulated expert could be wrong: give more questions."
+            )
+        self._tools = make_tools(cfg, answers)
         questions = [question for source in self._training for question in source]
         rng = np.random.default_rng(cfg.seed)  # poses demonstrations and gate, in this order
         self._demonstrated = [self._pose_train(q, rng) for q in questions[: cfg.warm_start.demonstrations]]
@@ -166,13 +177,22 @@ def _read(cfg: RunConfig, sources: Sequence[SourceConfig]) -> tuple[list[list[Qu
     Raises:
         ConfigError: a file cannot be read.
     """
+    held_out = cfg.data.evaluation()
+    skipped = Skipped() if cfg.data.on_bad_row is OnBadRow.skip else None
     try:
-        training = [load_tasks(source.path, source.source) for source in sources]
-        held_out = cfg.data.evaluation()
-        if held_out is not None:
-            return training, load_tasks(held_out.path, held_out.source)
+        training = [load_tasks(source.path, source.source, skipped=skipped) for source in sources]
+        evaluated = load_tasks(held_out.path, held_out.source, skipped=skipped) if held_out is not None else None
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
+    if skipped is not None and skipped.count:
+        print(skipped, flush=True)
+    if evaluated is not None:
+        return training, evaluated
+    if len(training[0]) == 1 and cfg.data.eval_questions and cfg.evaluation.questions:
+        raise ConfigError(
+            f"{sources[0].path} has one question, so none can be held out: set data.eval_path=FILE, or "
+            "evaluation.questions=0."
+        )
     count = min(cfg.data.eval_questions, len(training[0]) // 2)
     kept = len(training[0]) - count
     return [training[0][:kept], *training[1:]], training[0][kept:]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orchestra_jax.config.schema import (
+    ConfigError,
     DataConfig,
     EnvConfig,
     PricingConfig,
@@ -185,3 +186,43 @@ def test_a_run_tells_what_it_trains_and_evaluates_on(cfg: RunConfig):
     data = DataConfig(mixture=mixture, note="A note.", eval_source="hle", eval_path="cais/hle")  # type: ignore[arg-type]
     told = QAEnvironment.forecast(replace(cfg, data=data)) or ""
     assert told == "Questions: trains on GT (general_thought); evaluates on cais/hle (hle). A note."
+
+
+def with_questions(cfg: RunConfig, *lines: str, **data: Any) -> RunConfig:
+    path = Path(str(cfg.data.path))
+    path.write_text("".join(line + "\n" for line in lines))
+    tools = replace(cfg.tools, names=["local_search"])
+    return replace(cfg, tools=tools, data=replace(cfg.data, **data))
+
+
+GOOD = ('{"question": "q", "answer": "a"}', '{"question": "r", "answer": "b"}', '{"question": "s", "answer": "c"}')
+
+
+def test_rows_that_are_skipped_are_counted_in_a_sentence(cfg: RunConfig, capsys: pytest.CaptureFixture[str]):
+    lines = (GOOD[0], "{", *GOOD[1:], '{"question": 5, "answer": "a"}')
+    with pytest.raises(ConfigError, match="line 2: not valid JSON"):
+        QAEnvironment(with_questions(cfg, *lines))
+    environment = QAEnvironment(with_questions(cfg, *lines, on_bad_row="skip", eval_questions=1))
+    assert [task.question for task in environment.held_out(9)] == ["s"]
+    told = capsys.readouterr().out
+    assert told.startswith(f"Skipped 2 rows (data.on_bad_row=skip), first: {cfg.data.path!r}, line 2: not valid JSON")
+    assert told.count("\n") == 1
+    asyncio.run(environment.close())
+
+
+def test_one_question_cannot_be_held_out(cfg: RunConfig):
+    one = with_questions(cfg, GOOD[0])
+    with pytest.raises(
+        ConfigError, match=r"questions\.jsonl has one question, so none can be held out: set data\.eval"
+    ):
+        QAEnvironment(one)
+    for free in (replace(one, evaluation=replace(one.evaluation, questions=0)), with_questions(one, *GOOD[:2])):
+        environment = QAEnvironment(free)
+        assert len(next(environment.train_tasks(3))) == 3
+        asyncio.run(environment.close())
+
+
+def test_simulated_experts_need_a_wrong_answer(cfg: RunConfig):
+    simulated = {"guesser": {"skill": {"*": 0.5}}}
+    with pytest.raises(ConfigError, match="have the answer a, so no simulated expert could be wrong"):
+        QAEnvironment(with_questions(replace(cfg, tools=replace(cfg.tools, simulated=simulated)), GOOD[0], GOOD[0]))

@@ -1,0 +1,164 @@
+"""Every key of the schema under values that nobody should have written: a valid run or one sentence, nothing else."""
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from orchestra_jax.config import cli
+from orchestra_jax.config.checks import keys, load, missing_inputs
+from orchestra_jax.config.schema import ConfigError, DataConfig, RunConfig
+from orchestra_jax.rl.setup import adapters, policy_loss_config, policy_shapes
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+INFINITE, NO_NUMBER = float("inf"), float("nan")
+ODD: tuple[Any, ...] = (
+    None, "", " ", "x", "x" * 10_000, "\ud83d", "a\0b", "a\nb", "http://[", "http://h:99999", "nan", "1.5",
+    -1, 0, 1, 2**31, 2**64, 10**400, True, INFINITE, -INFINITE, NO_NUMBER, 1e-320, 1e308,
+    [], [[]], [None], [-1], [0], [INFINITE], ["x"], ["\ud83d"], [2**64], [{}], [[[1]]], [{"path": None}],
+    [{"weight": NO_NUMBER}], {}, {"x": 1}, {"x": []}, {"x": None}, {"": ""},
+    "${nope}", "${oc.env:NO_SUCH_VARIABLE}", "${seed}", "${model}", "${data.mixture}", "???",
+)  # fmt: skip
+KEYS = list(keys())
+
+
+@pytest.fixture(scope="module")
+def base() -> DictConfig:
+    cli.register()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose("config")
+
+
+def changed(base: DictConfig, key: str, value: Any) -> RunConfig:
+    """The run with one setting as the command line would set it; `base` stays as it is."""
+    group, _, name = key.rpartition(".")
+    parent = OmegaConf.select(base, group) if group else base
+    kept = parent._get_node(name)
+    parent.__dict__["_content"][name] = copy.deepcopy(kept)
+    try:
+        OmegaConf.update(base, key, value, merge=True, force_add=isinstance(value, dict))
+        return load(base)
+    finally:
+        parent.__dict__["_content"][name] = kept
+
+
+def outcome(base: DictConfig, key: str, value: Any) -> str | None:
+    """What a user would read, None where the run is valid; what `explain_error` does not know is raised."""
+    try:
+        run = changed(base, key, value)
+    except (ConfigError, HydraException, OmegaConfBaseException, OverflowError) as error:
+        sentence = cli.explain_error(error)
+        lines = sentence.splitlines() if isinstance(error, ConfigError) else [sentence]
+        if not all(line.isprintable() for line in lines):
+            raise AssertionError(ascii(sentence)) from error
+        return sentence
+    for missing in missing_inputs(run):
+        assert len(missing) < 500
+        missing.encode()
+    policy_shapes(run), policy_loss_config(run), adapters(run)
+    return None
+
+
+def sweep(base: DictConfig, values: int) -> None:
+    for key in KEYS:
+        for value in random.Random(key).sample(ODD, values):
+            try:
+                sentence = outcome(base, key, value)
+            except Exception as error:
+                raise AssertionError(f"{key}={value!r:.80}") from error
+            assert all(len(line) < 1000 for line in (sentence or "").splitlines()), f"{key}={value!r:.80}"
+
+
+def test_odd_values(base: DictConfig) -> None:
+    sweep(base, 3)
+
+
+@pytest.mark.slow
+def test_all_odd_values(base: DictConfig) -> None:
+    sweep(base, len(ODD))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("algorithm.optimizer.learning_rate", INFINITE, "algorithm.optimizer.learning_rate=inf is not finite"),
+        ("algorithm.loss.clip_high", NO_NUMBER, "algorithm.loss.clip_high=nan is not finite"),
+        ("rollout.temperature", 1e-320, "rollout.temperature=1e-320 is a number that 32 bits do not hold"),
+        ("reward.outcome", 10**400, "reward.outcome is a number that 32 bits do not hold"),
+        ("seed", 2**64, "seed=18446744073709551616 must be at most 2147483647"),
+        pytest.param("seed", 10**5000, "seed=a number of about 4983 digits must be at most", id="seed-digits"),
+        ("rollout.limits.deadline_s", 1e300, "rollout.limits.deadline_s=1e+300 must be at most 1000000000.0"),
+        ("rollout.server.port", 65536, "rollout.server.port=65536 must be within [0, 65535]"),
+        ("rollout.server.gpus", [[0, -1]], "rollout.server.gpus[0][1]=-1 must be at least 0"),
+        ("rollout.urls", ["http://["], "rollout.urls[0]=http://[ must be an address such as http://HOST:PORT"),
+        ("tools.server.url", "host:80", "tools.server.url=host:80 must be an address such as http://HOST:PORT"),
+        ("tools.search.index", "http://h:x", "tools.search.index=http://h:x must be an address"),
+        ("mesh.coordinator", "here", "mesh.coordinator=here must be HOST:PORT"),
+        ("algorithm.row_widths", [128, 0], "algorithm.row_widths[1]=0 must be at least 1"),
+        ("algorithm.response_fractions", [1.5], "algorithm.response_fractions[0]=1.5 must be at most 1"),
+        ("rollout.widths", [], "rollout.widths is an empty list: name at least one"),
+        ("tools.self_hosted", [{}], "tools.self_hosted[0]={} must be a text"),
+        ("tools", "${seed}", "tools=0 stands where a group of settings is: write tools.NAME=VALUE"),
+        ("tools.experts", "${seed}", "tools.experts=0 must be a map"),
+        ("name", "", "name is an empty text"),
+        ("output_dir", "a\0b", "output_dir=a\\x00b has a character that no name or path has"),
+        ("model.path", "\ud83d", "model.path=\\ud83d has a character that no name or path has"),
+        ("model.path", "x" * 10_000, f"model.path={'x' * 80}... has 10000 characters, more than 4096"),
+        ("env.options", {"x": [{"y": INFINITE}]}, "env.options.x[0].y=inf is not finite"),
+        ("data.mixture", [{"weight": NO_NUMBER}], "data.mixture[0].weight=nan is not finite"),
+    ],
+)
+def test_one_odd_value(base: DictConfig, key: str, value: Any, sentence: str) -> None:
+    found = outcome(base, key, value) or ""
+    assert found.splitlines()[0].startswith(sentence)
+
+
+def test_a_name_that_is_too_long_for_a_file_is_not_there(base: DictConfig) -> None:
+    found = missing_inputs(changed(base, "model.path", "x" * 300))
+    assert [sentence[:20] for sentence in found] == [f"model.path={'x' * 9}"]
+
+
+def test_what_is_wide_on_purpose_stays(base: DictConfig) -> None:
+    assert changed(base, "budget.run_tokens", 10**12).budget.run_tokens == 10**12
+    assert changed(base, "env.options", {"seed": 2**40, "text": " \n"}).env.options == {"seed": 2**40, "text": " \n"}
+    assert changed(base, "data.note", " ").data.note == " "
+
+
+def test_a_value_is_checked_without_a_command_line_too() -> None:
+    with pytest.raises(ConfigError, match="eval_questions=4294967296 must be at most"):
+        DataConfig(eval_questions=2**32)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("seed=" + "1" * 5000, "Exceeds the limit (4300 digits) for integer string conversion"),
+        ("reward.outcome=" + "1" * 400, "reward.outcome is a number that 32 bits do not hold: change it."),
+        ("tools.names=" + "[" * 1000 + "]" * 1000, "A setting has too many brackets within brackets to be read."),
+        ("tools=null", "Config group override must be a string or a list. Got NoneType"),
+        ("mesh=mine", "mesh/mine.yaml"),
+        ("reward=mine", "In 'reward/mine': 'utf-8' codec can't decode byte"),
+    ],
+)
+def test_what_hydra_does_not_explain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, sentence: str
+) -> None:
+    for group, content in (("mesh", b"data: [1\n"), ("reward", b"outcome: \xe9")):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "mine.yaml").write_bytes(content)
+
+    def main() -> None:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            hydra.compose("config", [f"hydra.searchpath=[{tmp_path}]", override])
+
+    with pytest.raises(SystemExit) as stop:
+        cli.run(main)
+    printed = capsys.readouterr().err
+    assert (stop.value.code, len(printed.splitlines())) == (2, 1)
+    assert sentence in printed
