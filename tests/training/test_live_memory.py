@@ -90,6 +90,7 @@ def peak_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[RunConfig], tuple[dict
             raise BuiltError
 
         monkeypatch.setattr(training.Trainer, "_restore_or_init", restored)
+        Path(cfg.output_dir).mkdir(exist_ok=True)
         with LoopThread() as loop:
             with pytest.raises(BuiltError), Peak() as peak:
                 Trainer(cfg, environment, chat, RunBudget(cfg.budget, Path(cfg.output_dir)), loop)
