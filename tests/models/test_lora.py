@@ -25,20 +25,24 @@ Q_A = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
 needs_8 = pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
 
 
+def by_numpy(change, tree):
+    """The tree with `change` applied to each leaf on the host: outside jit, JAX compiles a program for every shape."""
+    return jax.tree.map(lambda x: jnp.asarray(change(np.asarray(x))), tree)
+
+
 @functools.cache
 def base_of(config: Qwen3Config):
     """Larger than the initialisation, so that attention is far from uniform."""
     params = init_params(config.replace(remat="none"), jax.random.key(0))
-    return jax.tree.map(lambda x: x * (1 if x.ndim == config.scan_layers + 1 else 6), params)
+    return by_numpy(lambda x: x * np.float32(1 if x.ndim == config.scan_layers + 1 else 6), params)
 
 
 @functools.cache
 def trained(config: Qwen3Config, lora: LoRA):
     """Adapters whose B is not zero and whose effect is as large as the base's."""
     adapters = init_adapters(jax.random.key(1), config, lora)
-    leaves, treedef = jax.tree.flatten(adapters)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    return treedef.unflatten([x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
+    rng = np.random.default_rng(2)
+    return by_numpy(lambda x: x + np.float32(0.1) * rng.standard_normal(x.shape, np.float32), adapters)
 
 
 TOKENS = jax.random.randint(jax.random.key(3), (2, 9), 0, CONFIG.vocab_size)
@@ -80,9 +84,9 @@ def test_fresh_adapters_change_nothing(config) -> None:
     assert jax.tree.map(lambda x: (x.shape, x.dtype), adapters) == jax.tree.map(
         lambda x: (x.shape, x.dtype), abstract_adapters(config, SOME)
     )
-    assert float(jnp.abs(layer["q"]["lora_b"]).max()) == 0
-    assert 0.9 * 32**-0.5 < float(jnp.abs(layer["q"]["lora_a"]).max()) <= 32**-0.5  # PEFT's kaiming_uniform(a=sqrt(5))
-    draws = [np.asarray(x).tobytes() for x in jax.tree.leaves(adapters) if jnp.any(x != 0)]
+    assert np.abs(layer["q"]["lora_b"]).max() == 0
+    assert 0.9 * 32**-0.5 < np.abs(layer["q"]["lora_a"]).max() <= 32**-0.5  # PEFT's kaiming_uniform(a=sqrt(5))
+    draws = [np.asarray(x).tobytes() for x in jax.tree.leaves(adapters) if np.any(np.asarray(x) != 0)]
     assert len(set(draws)) == len(draws) == 3 * len(adapters)
     base = base_of(config)
     np.testing.assert_array_equal(run(attach(base, adapters, SOME), config), run(base, config))
@@ -133,7 +137,7 @@ def test_compute_dtype(config) -> None:
     without, _ = hidden_of(base, config)
     error = jnp.abs(hidden.astype(jnp.float32) - exact).mean()
     assert float(error) < 0.1 * float(jnp.abs(exact - without).mean())
-    frozen = jax.tree.map(lambda x: x.astype(jnp.bfloat16), base)
+    frozen = by_numpy(lambda x: x.astype(jnp.bfloat16), base)
     merged = merge(frozen, adapters, SOME)
     assert {leaf.dtype for leaf in jax.tree.leaves(merged)} == {jnp.dtype("bfloat16")}
     grads = jax.jit(jax.grad(lambda tree: loss(attach(frozen, tree, SOME), half)))(adapters)
@@ -144,8 +148,8 @@ def test_compute_dtype(config) -> None:
 @pytest.mark.parametrize("config", LAYOUTS)
 def test_learner_and_engine_run_one_policy_whatever_the_base_rounds(config, stored) -> None:
     """Changes of some thousandths of a weight: bf16 rounds them away, or up to its next value."""
-    base = jax.tree.map(lambda x: x.astype(stored), base_of(config))
-    small = jax.tree.map(lambda x: 0.03 * x, trained(config, ALL))
+    base = by_numpy(lambda x: x.astype(jnp.dtype(stored)), base_of(config))
+    small = by_numpy(lambda x: np.float32(0.04) * x, trained(config, ALL))
     served = merge(base, small, ALL)
     for compute in ("float32", "bfloat16"):
         computed = config.replace(dtype=compute)
@@ -162,7 +166,7 @@ def test_learner_and_engine_run_one_policy_whatever_the_base_rounds(config, stor
     # The change is there, and its gradient too.
     assert float(jnp.abs(run(served, config) - run(base, config)).max()) > 1e-3
     gradient = jax.grad(lambda tree: loss(attach(base, tree, ALL), config))(small)
-    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradient))
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
 
 
 def test_without_adapters_the_program_is_the_same() -> None:
@@ -247,12 +251,12 @@ def test_names_shapes_and_config(tmp_path) -> None:
 
 
 def test_other_dtypes(tmp_path) -> None:
-    adapters = jax.tree.map(lambda x: x.astype(jnp.bfloat16), trained(CONFIG, SOME))
+    adapters = by_numpy(lambda x: x.astype(jnp.bfloat16), trained(CONFIG, SOME))
     save_peft(tmp_path / "half", CONFIG, jax.tree.map(np.asarray, adapters), SOME, "base")
     assert str(load_file(tmp_path / "half/adapter_model.safetensors")[Q_A].dtype) == "bfloat16"
-    assert_same(load_peft(tmp_path / "half", CONFIG)[1], jax.tree.map(lambda x: x.astype(jnp.float32), adapters))
+    assert_same(load_peft(tmp_path / "half", CONFIG)[1], by_numpy(lambda x: x.astype(np.float32), adapters))
     with pytest.raises(ValueError, match=r"Adapter 'layers_0/down/lora_a' is int8; cast it to one of float32, bfloat"):
-        save_peft(tmp_path / "int", CONFIG, jax.tree.map(lambda x: x.astype(jnp.int8), adapters), SOME, "base")
+        save_peft(tmp_path / "int", CONFIG, by_numpy(lambda x: x.astype(np.int8), adapters), SOME, "base")
     assert [path.name for path in tmp_path.iterdir()] == ["half"]
 
 
