@@ -7,9 +7,13 @@ finite and not absurd, and no more levels than a walk can take; what is beyond t
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 MOST_BYTES = 64 << 20  # of one answer; SGLang's longest, 128k tokens with their log-probs, have a tenth of it
 MOST_LEVELS = 64  # brackets within brackets
@@ -47,6 +51,14 @@ def read_json(content: bytes, most_bytes: int = MOST_BYTES, *, mend: bool = True
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"it is not JSON: {error}") from None
     return _valid(value) if mend and _ESCAPED_SURROGATE.search(text) else value
+
+
+def read_yaml(file: Path) -> Any:
+    """The plain value of a YAML file, its interpolations resolved; raises Unreadable: there is none."""
+    try:
+        return OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except (YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError) as error:
+        raise Unreadable(f"it cannot be read: {' '.join(str(error).split())}") from None
 
 
 def valid_text(text: str) -> str:

@@ -72,7 +72,7 @@ def load(config: DictConfig, output_dir: str | None = None) -> RunConfig:
     if output_dir is not None:
         config = OmegaConf.merge(config, {"output_dir": output_dir})  # type: ignore[assignment]
     try:
-        found = list(_wrong("", OmegaConf.to_container(config, resolve=True), RunConfig, {}))
+        found = list(wrong_values("", OmegaConf.to_container(config, resolve=True), RunConfig, {}))
     except RecursionError:
         raise ConfigError("A setting has too many brackets within brackets to be read.") from None
     if found:
@@ -296,7 +296,7 @@ def unknown_key(key: str) -> str:
     return f"Unknown key '{key}'{hint}{owner}: {', '.join(name[len(start) :] for name in siblings)}."
 
 
-def _wrong(key: str, value: Any, kind: Any, rule: Mapping[str, Any]) -> Iterator[str]:
+def wrong_values(key: str, value: Any, kind: Any, rule: Mapping[str, Any]) -> Iterator[str]:
     """The sentences for a composed value that is not of its field's type or outside its range, and for all below it.
 
     OmegaConf converts what the command line sets, but lets groups into lists and interpolations lead anywhere.
@@ -311,13 +311,13 @@ def _wrong(key: str, value: Any, kind: Any, rule: Mapping[str, Any]) -> Iterator
             if name not in known:  # Hydra lets `+key=value` in
                 yield unknown_key(f"{start}{name}")
             else:
-                yield from _wrong(f"{start}{name}", item, known[name].type, known[name].metadata)
+                yield from wrong_values(f"{start}{name}", item, known[name].type, known[name].metadata)
     elif base is list and isinstance(value, list) and value:
         for index, item in enumerate(value):
-            yield from _wrong(f"{key}[{index}]", item, inner[0], rule)
+            yield from wrong_values(f"{key}[{index}]", item, inner[0], rule)
     elif base is dict and isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _wrong(f"{key}.{shown(name)}", item, inner[1], {"free": True})
+            yield from wrong_values(f"{key}.{shown(name)}", item, inner[1], {"free": True})
         if problem := range_problem(key, list(value), {}):
             yield problem
     elif base is Any or (not is_dataclass(base) and isinstance(value, (base, int) if base is float else base)):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 
+from orchestra_jax.outside import Unreadable, read_yaml
 from orchestra_jax.types import Usage
 
 
@@ -66,17 +66,30 @@ class PriceList:
         keys = {"id", "date", "source", "entries"}
         if set(config) - {"latencies"} != keys:
             raise ValueError(f"A price list has the keys {sorted(keys)}, not {sorted(config)}.")
-        entries = {}
+        entries, latencies = {}, config.get("latencies") or {}
+        for key, groups in (("entries", config["entries"]), ("latencies", latencies)):
+            if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
+                raise ValueError(f"{key} of a price list must be names with fields, NAME: {{FIELD: NUMBER}}.")
+            if odd := [name for name, group in groups.items() if not all(isinstance(k, str) for k in (name, *group))]:
+                raise ValueError(f"{key} of a price list has {odd[0]!r}, where a name or a field is no text.")
+        for name, uses in latencies.items():
+            for use, seconds in uses.items():
+                if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+                    raise ValueError(
+                        f"Latency {use}={json.dumps(seconds, default=str)} of {name!r} must be seconds >= 0."
+                    )
         for name, prices in config["entries"].items():
             unknown = sorted(set(prices) - set(Price.__dataclass_fields__))
             if unknown:
                 raise ValueError(f"Price of {name!r} has the unknown key {unknown[0]!r}.")
             for key, value in prices.items():
                 if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                    raise ValueError(f"Price {key}={json.dumps(value)} of {name!r} must be a number of dollars >= 0.")
+                    raise ValueError(
+                        f"Price {key}={json.dumps(value, default=str)} of {name!r} must be a number of dollars >= 0."
+                    )
             entries[name] = Price(**prices)
         texts = {key: str(config[key]) for key in ("id", "date", "source")}
-        return cls(**texts, entries=entries, latencies=config.get("latencies", {}))
+        return cls(**texts, entries=entries, latencies=latencies)
 
     @classmethod
     def load(cls, path: str | Path) -> "PriceList":
@@ -89,7 +102,10 @@ class PriceList:
         file = Path(path)
         if not file.is_file():
             raise FileNotFoundError(f"No price list at {str(file)!r}; conf/pricing holds those that come with us.")
-        config = OmegaConf.to_container(OmegaConf.load(file))
+        try:
+            config = read_yaml(file)
+        except Unreadable as error:
+            raise ValueError(f"{file.name}: {error}.") from None
         if not isinstance(config, dict):
             raise ValueError(f"{file.name}: a price list is a mapping.")
         base = config.pop("base", None)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.data.sources import Question
+from orchestra_jax.outside import read_json
 from orchestra_jax.tools.experts.expert import Expert
 
 VERSION = 1
@@ -40,7 +41,7 @@ def read(path: str | Path, *, missing_ok: bool = False) -> dict[str, dict[str, A
             return {}
         raise FileNotFoundError(f"No descriptions at {str(file)!r}; experiments/describe_tools.py writes them.")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file.read_bytes(), mend=False)
         entries = content["experts"]
         sound = content["version"] == VERSION and all(isinstance(e["description"], str) for e in entries.values())
     except (ValueError, LookupError, TypeError, AttributeError):

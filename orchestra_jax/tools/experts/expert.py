@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from omegaconf import OmegaConf
-
+from orchestra_jax.config.checks import wrong_values
+from orchestra_jax.config.ranges import shown
 from orchestra_jax.money.store import CANONICAL
+from orchestra_jax.outside import Unreadable, read_yaml
 from orchestra_jax.tools.experts.cards import api_fields
 
 _MAX_TOKENS = ("max_tokens", "max_completion_tokens")
@@ -112,15 +113,26 @@ def read_experts(path: str | Path) -> list[Expert]:
     file = Path(path)
     if not file.is_file():
         raise FileNotFoundError(f"No file of experts at {str(file)!r}; docs/descriptions.md shows one.")
-    config = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    try:
+        config = read_yaml(file)
+    except Unreadable as error:
+        raise ValueError(f"{file.name}: {error}.") from None
     if not isinstance(config, dict) or not isinstance(config.get("experts"), dict):
         raise ValueError(f"{file.name}: a file of experts has the key experts, and may have defaults.")
-    experts = []
+    defaults, experts = config.get("defaults") or {}, []
     for name, fields in config["experts"].items():
+        for key, group in (("defaults", defaults), (f"experts.{shown(name)}", fields or {})):
+            if not isinstance(name, str) or not isinstance(group, dict) or not all(isinstance(k, str) for k in group):
+                raise ValueError(f"{file.name}: {key} must be a name with fields, NAME: {{FIELD: VALUE}}.")
+        given = {"name": name, "model": name, **api_fields(name), **defaults, **(fields or {})}
+        known = {key: value for key, value in given.items() if key in Expert.__dataclass_fields__}
+        if wrong := next(wrong_values(f"experts.{shown(name)}", known, Expert, {}), None):
+            raise ValueError(f"{file.name}: {wrong}")
         try:
-            given = {"model": name, **api_fields(name), **(config.get("defaults") or {}), **(fields or {})}
-            experts.append(Expert(name=name, **given))
+            experts.append(Expert(**given))
         except TypeError as error:  # a field that Expert has not, or lacks
             problem = str(error).partition("__init__() ")[2]
             raise ValueError(f"{file.name}: expert {name!r} {problem}.") from None
+        except ValueError as error:
+            raise ValueError(f"{file.name}: {error}") from None
     return experts

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from orchestra_jax.data.rows import rows_of
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.stopwatch import worked
 from orchestra_jax.tools.base import ToolHandler
@@ -183,16 +184,12 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
         raise FileNotFoundError(f"No passages at {str(source)!r}; give a .jsonl or .json file with title and text.")
     if source.suffix not in (".jsonl", ".json"):
         raise ValueError(f"Passages must be a .jsonl or .json file, not {source.name!r}.")
-    with source.open(encoding="utf-8") as file:
-        try:
-            rows = (json.loads(line) for line in file if line.strip()) if source.suffix == ".jsonl" else json.load(file)
-            for number, row in enumerate(rows, 1):
-                for key in ("title", "text"):
-                    if not isinstance(row, dict) or not isinstance(row.get(key), str):
-                        raise ValueError(f"Row {number} of {source.name!r} has no {key!r} that is a text.")
-                yield Passage(row["title"], row["text"])
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{source.name!r} is not valid JSON: {error}.") from None
+    for number, _, read in rows_of(source):
+        row = read()
+        for key in ("title", "text"):
+            if not isinstance(row.get(key), str):
+                raise ValueError(f"Row {number} of {source.name!r} has no {key!r} that is a text.")
+        yield Passage(row["title"], row["text"])
 
 
 def content_of(path: str | Path) -> str:

@@ -108,7 +108,11 @@ def test_readers(tmp_path: Path):
     (tmp_path / "bad.jsonl").write_text('{"title": "a", "text": "b"}\n{"title": "a"}\n')
     with pytest.raises(ValueError, match=r"Row 2 of 'bad.jsonl' has no 'text'"):
         list(read_passages(tmp_path / "bad.jsonl"))
-    for row in ('{"title": null, "text": "b"}', "[]"):
+    for odd in (b'{"title": "caf\xe9", "text": "b"}', b"[]", rb'{"title": "\ud83d", "text": "b"}', b"[" * 100_000):
+        (tmp_path / "odd.jsonl").write_bytes(odd)
+        with pytest.raises(ValueError, match=r"odd.jsonl', line 1: "):
+            list(read_passages(tmp_path / "odd.jsonl"))
+    for row in ('{"title": null, "text": "b"}', "{}"):
         (tmp_path / "null.jsonl").write_text(row)
         with pytest.raises(ValueError, match="has no 'title' that is a text"):
             list(read_passages(tmp_path / "null.jsonl"))
