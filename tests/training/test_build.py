@@ -22,7 +22,7 @@ from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.training.build import make_collector, make_policy
+from orchestra_jax.training.build import make_collector, make_policy, preflight
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
 
@@ -46,6 +46,11 @@ def questions(tmp_path: Path) -> Path:
 
 
 # --- the quickstart --------------------------------------------------------------------------------------------------
+
+
+def test_a_preset_that_is_none_is_said_first(tmp_path: Path):
+    with pytest.raises(ConfigError, match="Unknown qwen3 preset 'tinny'; choose one of tiny, small"):
+        preflight(config(tmp_path, "model.preset=tinny"))
 
 
 def test_quickstart_parts_fit_together(tmp_path: Path):
