@@ -19,7 +19,7 @@ FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart rehearsal test test-processes test-sglang test-sglang-training sglang-cpu lint format lock clean
+.PHONY: help install install-dev quickstart rehearsal test test-release test-sglang test-sglang-training sglang-cpu lint format lock clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,8 +37,8 @@ rehearsal: install-dev sglang-cpu ## the paper's run on this CPU: two trainers, 
 test: install-dev ## every test without torch, GPU or server, in random order; TESTS=tests/rl, TEST_ORDER=7, NEWEST=1: newest packages
 	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow or release)" $(TESTS)
 
-test-processes: install-dev ## before a release: 20 steps in two processes against one, ten times kill -9, evaluations, rollouts ahead, refills
-	$(FAST_COMPILE) $(PY) -m pytest -q -s -m release tests/training/test_processes.py tests/training/test_refill.py
+test-release: install-dev ## before a release: 20 steps in two processes against one, ten times kill -9, refills, every odd setting
+	$(FAST_COMPILE) $(PY) -m pytest -q -s -m release tests/training tests/config
 
 test-sglang: install-dev sglang-cpu ## the tests that start a real SGLang server, on this CPU
 	$(FAST_COMPILE) SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m pytest -q --durations=10 -m "sglang and not release" tests/sglang

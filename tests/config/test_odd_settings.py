@@ -79,7 +79,7 @@ def test_odd_values(base: DictConfig) -> None:
     sweep(base, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_all_odd_values(base: DictConfig) -> None:
     sweep(base, len(ODD))
 
