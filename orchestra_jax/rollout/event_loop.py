@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
 from types import TracebackType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_HEED_S = 0.5
 
 
 class LoopThread:
@@ -35,6 +37,9 @@ class LoopThread:
         """What the coroutine returns or raises; it is cancelled if the caller is interrupted meanwhile."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
+            # A signal that the kernel hands to another thread does not wake this one, which alone can heed it.
+            while not wait([future], timeout=_HEED_S).done:
+                pass
             return future.result()
         except BaseException:
             future.cancel()
