@@ -19,7 +19,7 @@ LARGEST = 2**31 - 1  # whole number where a field says nothing else
 LARGE = 2**53 - 1  # of what adds up over a run, such as tokens: still exact in JSON
 _MOST, _LEAST = 3.4e38, 1.2e-38  # of a float of 32 bits, but for 0
 _LONGEST = 4096  # characters of a text: the longest path
-_SHOWN = 80  # characters of a value that a sentence repeats
+_SHOWN = 300  # characters of a value that a sentence repeats: a path is not cut
 
 
 class ConfigError(ValueError):
