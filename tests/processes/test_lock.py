@@ -20,13 +20,12 @@ BEAT_S = 0.02
 
 # Runs the module from its file: the package would import JAX.
 HOLDER = """
-import os, pathlib, runpy, sys
+import pathlib, runpy, subprocess, sys
 lock = runpy.run_path("orchestra_jax/processes/lock.py")
 with lock["alone_in"](pathlib.Path(sys.argv[1])):
-    child = os.fork() if sys.argv[2:] else None  # a server that outlives it, say
-    if child == 0:
-        os.execvp("sleep", ["sleep", "600"])
-    print(child or "", flush=True)
+    # A server that outlives it, say, which has been started when this returns.
+    child = subprocess.Popen(["sleep", "600"], close_fds=False).pid if sys.argv[2:] else ""
+    print(child, flush=True)
     sys.stdin.readline()
 """
 

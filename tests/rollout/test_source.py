@@ -13,6 +13,7 @@ from orchestra_jax.engines.start import start_engine
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
+from orchestra_jax.rollout import event_loop
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.source import RolloutSource
 from orchestra_jax.training.build import make_collector, make_policy
@@ -65,17 +66,12 @@ def test_an_interrupted_caller_cancels_what_it_waited_for(monkeypatch: pytest.Mo
         finally:
             ended.set()
 
-    class Interrupted:
-        def __init__(self, future) -> None:
-            self.cancel = future.cancel
+    def interrupted(*_: object, **__: object) -> None:
+        time.sleep(0.05)
+        raise KeyboardInterrupt
 
-        def result(self) -> None:
-            time.sleep(0.05)
-            raise KeyboardInterrupt
-
-    submit = asyncio.run_coroutine_threadsafe
     with LoopThread() as loop:
-        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda *args: Interrupted(submit(*args)))
+        monkeypatch.setattr(event_loop, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             loop.run(forever())
         assert ended.wait(20)
