@@ -34,6 +34,7 @@ from orchestra_jax.rollout.event_loop import LoopThread
 TRAINERS = 2
 _DEVICES = 2  # virtual ones of each
 _KILLED_AFTER = 2  # steps
+_ENDLESS = 10_000  # steps of the run that is killed: it must not end before
 _ENDS_S = 60.0  # a lost process ends the others within a minute
 
 
@@ -46,7 +47,7 @@ class Rehearsal:
 
     Args:
         overrides: of `experiments/train.py`, the experiment first.
-        steps: of the run.
+        steps: of the run, or one more than were done when it was killed.
         seed: of who is killed, and when.
         patience_s: for each start of the trainers.
     """
@@ -91,7 +92,7 @@ class Rehearsal:
 
     def _train(self, providers: Providers) -> None:
         print(f"Starting {TRAINERS} trainers with an SGLang server each ...", flush=True)
-        trainers = self._start()
+        trainers = self._start(_ENDLESS)
         try:
             self._wait_for(lambda: len(steps_done(self._run)) >= _KILLED_AFTER, trainers)
             print(trainers.said(lines=200), flush=True)
@@ -105,17 +106,18 @@ class Rehearsal:
         self._claims.add("the killed run's bill holds all that was billed", *billed_as_paid(billed, paid, in_flight))
         done = len(steps_done(self._run))
 
-        print("The same command again ...", flush=True)
+        steps = max(self._steps, done + 1)
+        print(f"The same command again, to step {steps} ...", flush=True)
         updated = updates_taken(self._run, TRAINERS)
-        trainers = self._start()
+        trainers = self._start(steps)
         self._wait_to_the_end(trainers)
         print(trainers.said(lines=60), flush=True)
         taken = [now - old for now, old in zip(updates_taken(self._run, TRAINERS), updated, strict=True)]
         # One when they start, and one a step; the step after whose line the trainer was killed may not have been saved.
-        left = 1 + self._steps - done
+        left = 1 + steps - done
         both = taken[0] in (left, left + 1) and len(set(taken)) == 1
         self._claims.add("both servers took every update", both, f"{taken}, with {left - 1} steps to go at least")
-        self._claims.add("every step is there once", *every_step_once(self._run, self._steps))
+        self._claims.add("every step is there once", *every_step_once(self._run, steps))
         self._claims.add("every token is of its step's weights", *on_policy(self._run))
         billed, paid = less(providers.billed, billed), less(bill(self._run)[0], added([paid, in_flight]))
         self._claims.add("every call is paid as it was billed, to the token", *billed_as_paid(billed, paid))
