@@ -136,13 +136,13 @@ class Rehearsal:
             f"status {status} after {time.monotonic() - killed:.0f} s",
         )
 
-    def _start(self) -> Trainers:
+    def _start(self, steps: int) -> Trainers:
         settings = [
             self._experiment,
             "+rehearsal=cpu",
             *self._others,
             f"output_dir={self._run}",
-            f"steps={self._steps}",
+            f"steps={steps}",
         ]
         logs = self._folder / "logs"
         return Trainers(settings, logs=logs, environment=self._environment, count=TRAINERS, devices=_DEVICES)
