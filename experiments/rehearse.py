@@ -21,6 +21,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of which trainer is killed, and when")
     parser.add_argument("--patience", type=float, default=1800.0, help="seconds for each start of the trainers")
     asked = parser.parse_args()
+    if not asked.overrides[0].startswith("+experiment="):
+        parser.error(f"begin with the experiment, such as +experiment=hle, not with {asked.overrides[0]}")
     try:
         rehearsal = Rehearsal(
             asked.overrides, asked.folder, steps=asked.steps, seed=asked.seed, patience_s=asked.patience

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.money.budgets import added
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.run import bill
@@ -64,10 +65,14 @@ class Rehearsal:
         """Prints what happens, and every claim about it; returns whether all of them hold.
 
         Raises:
-            ConfigError: there are no questions to ask, or no tokenizer.
+            ConfigError: there are no questions to ask, or no tokenizer; or the folder holds a run of somebody else.
             RehearsalFailed: with the end of a trainer's log.
         """
         began = time.monotonic()
+        if self._run.exists() and not (self._folder / "tokenizer").exists():
+            raise ConfigError(
+                f"{str(self._run)!r} is of no rehearsal, which would replace it: choose another --folder."
+            )
         questions = write_questions(self._folder / "questions", os.environ)
         for old in (self._run, self._folder / "logs"):
             shutil.rmtree(old, ignore_errors=True)
@@ -107,7 +112,7 @@ class Rehearsal:
         done = len(steps_done(self._run))
 
         steps = max(self._steps, done + 1)
-        print(f"The same command again, to step {steps} ...", flush=True)
+        print(f"The same command again, with steps={steps} ...", flush=True)
         updated = updates_taken(self._run, TRAINERS)
         trainers = self._start(steps)
         self._wait_to_the_end(trainers)
@@ -148,7 +153,10 @@ class Rehearsal:
         return Trainers(settings, logs=logs, environment=self._environment, count=TRAINERS, devices=_DEVICES)
 
     def _wait_to_the_end(self, trainers: Trainers) -> None:
-        statuses = trainers.wait(self._patience_s)
+        try:
+            statuses = trainers.wait(self._patience_s)
+        finally:
+            trainers.stop()  # Ctrl-C is not theirs: they are in sessions of their own
         if any(statuses):
             raise RehearsalFailed(f"The trainers ended with {statuses}. {_ends(trainers, len(statuses))}")
 

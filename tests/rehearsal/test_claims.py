@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.rehearsal.claims import (
     Claims,
     billed_as_paid,
@@ -14,6 +15,7 @@ from orchestra_jax.rehearsal.claims import (
     servers_ended,
     updates_taken,
 )
+from orchestra_jax.rehearsal.run import Rehearsal
 
 PAID = {"gpt-5": ["1/8", 100, 2], "python": ["1/1000", 0, 3]}
 
@@ -71,3 +73,10 @@ def test_one_claim_that_fails_is_enough():
     assert claims.all_hold
     claims.add("and five", False, "4")
     assert not claims.all_hold
+
+
+def test_a_folder_with_somebody_elses_run_is_left_alone(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ConfigError, match="is of no rehearsal, which would replace it: choose another --folder"):
+        Rehearsal(["+experiment=hle"], tmp_path, steps=3, seed=0, patience_s=1.0).rehearse()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -23,15 +23,21 @@ from tests.training.test_trainer import MICRO, config, reference, summary
 __all__ = ["reference"]  # a fixture: the run is made once for both files
 
 
-def test_the_exported_policy_is_evaluated_without_training(reference: Path, monkeypatch: pytest.MonkeyPatch):
-    asked: list[int] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tasks each collection was given."""
+    found: list[int] = []
     collect = Collector.collect
 
     async def counted(self: Collector, engine: Engine, tasks: Sequence[Task], **options: Any) -> list[Trajectory]:
-        asked.append(len(tasks))
+        found.append(len(tasks))
         return await collect(self, engine, tasks, **options)
 
     monkeypatch.setattr(Collector, "collect", counted)
+    return found
+
+
+def test_the_exported_policy_is_evaluated_without_training(reference: Path, asked: list[int]):
     shutil.rmtree(reference / "evaluation" / "trajectories" / "policy", ignore_errors=True)
     evaluate(config(reference, *MICRO))
     assert asked
@@ -48,16 +54,8 @@ def test_the_exported_policy_is_evaluated_without_training(reference: Path, monk
     assert found["baselines"] == run_figures["baselines"]
 
 
-def test_an_evaluation_of_a_run_goes_on_after_a_kill(reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_evaluation_of_a_run_goes_on_after_a_kill(reference: Path, tmp_path: Path, asked: list[int]):
     """The run was killed when a part of the evaluation after its last step was done."""
-    asked: list[int] = []
-    collect = Collector.collect
-
-    async def counted(self: Collector, engine: Engine, tasks: Sequence[Task], **options: Any) -> list[Trajectory]:
-        asked.append(len(tasks))
-        return await collect(self, engine, tasks, **options)
-
-    monkeypatch.setattr(Collector, "collect", counted)
     shutil.copytree(reference, tmp_path, dirs_exist_ok=True)
     (tmp_path / "summary.json").unlink()
     left = []
