@@ -1,6 +1,7 @@
 """Starts the processes of a test and waits for them."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+_LOGGED = re.compile(r"[IWEF]\d{4} \d\d:\d\d")  # the level and date of absl's log
 
 
 def free_port() -> int:
@@ -41,6 +43,6 @@ def wait(started: Sequence[subprocess.Popen], timeout_s: float = 600.0) -> list[
 
 
 def lines(text: str) -> list[str]:
-    """Lines of stdout or stderr that our own code wrote."""
-    strange = ("[transformers]", "[Gloo]", "E0", "W0", "I0", "E1", "W1", "I1")
-    return [line for line in text.splitlines() if not line.startswith(strange)]
+    """Lines of stdout or stderr that our own code wrote: without those of JAX's runtime."""
+    strange = ("[transformers]", "[Gloo]", "Additional GRPC", ":UNKNOWN", "*** Check failure", "    @ ")
+    return [line for line in text.splitlines() if not (line.startswith(strange) or _LOGGED.match(line))]

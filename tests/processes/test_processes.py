@@ -1,4 +1,5 @@
 import queue
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -96,7 +97,7 @@ def test_a_connection_that_breaks_ends_all_others_and_names_the_lost_one():
     (first, second, third), said = lifelines(3)
     third._closing = True  # the thread of a killed process says nothing more
     for peer in third._peers.values():
-        peer.close()
+        peer.shutdown(socket.SHUT_RDWR)
     sentences = {said.get(timeout=10), said.get(timeout=10)}
     for sentence, index in zip(sorted(sentences), (0, 1), strict=True):
         assert sentence.startswith(f"Process 2 of 3 is gone, so process {index} ends too")
@@ -132,7 +133,7 @@ def test_a_farewell_ends_nobody():
     (first, second), said = lifelines(2)
     second.close()
     for peer in second._peers.values():
-        peer.close()
+        peer.shutdown(socket.SHUT_RDWR)
     time.sleep(0.5)
     assert said.empty()
     first.close()
@@ -178,7 +179,9 @@ def test_weights_are_gathered_into_the_memory_of_each_process():
         assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize(("mode", "lost", "left"), [("vanish", 1, 0), ("first_vanishes", 0, 1)])
+@pytest.mark.parametrize(
+    ("mode", "lost", "left"), [("vanish", 1, 0), ("first_vanishes", 0, 1), ("first_vanishes_unseen", 0, 1)]
+)
 def test_a_killed_process_ends_the_other_with_one_sentence(mode, lost, left):
     began = time.monotonic()
     ended = run_workers(mode)

@@ -79,6 +79,20 @@ def first_vanishes(processes: Processes) -> None:
     time.sleep(600)
 
 
+def first_vanishes_unseen(processes: Processes) -> None:
+    """The same, and JAX's runtime sees it before the lifeline does."""
+    assert processes.lifeline is not None
+    tell = processes.lifeline._end
+
+    def tell_later(sentence: str) -> None:
+        time.sleep(1)
+        tell(sentence)
+
+    processes.lifeline._end = tell_later
+    processes.gather(0)
+    first_vanishes(processes)
+
+
 def fail(processes: Processes) -> None:
     """A bug in one process, outside of what is agreed on."""
     if processes.index == 1:
@@ -90,6 +104,5 @@ if __name__ == "__main__":
     mode, process, count, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     with joined(MeshConfig(coordinator=f"127.0.0.1:{port}", processes=count, process=process)) as found:
         print(f"process {found.index} of {found.count}", flush=True)
-        {"agree": agree, "weights": weights, "vanish": vanish, "first_vanishes": first_vanishes, "fail": fail}[mode](
-            found
-        )
+        modes = (agree, weights, vanish, first_vanishes, first_vanishes_unseen, fail)
+        {function.__name__: function for function in modes}[mode](found)
