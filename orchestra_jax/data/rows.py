@@ -145,13 +145,15 @@ def _parquet(file: Path) -> Iterator[Callable[[], Any]]:
         raise ImportError(f"Reading {file.name!r} needs pyarrow: pip install 'orchestra-jax[data]'.") from None
     number = 0
     try:
-        for batch in parquet.ParquetFile(file).iter_batches(batch_size=1024):
+        for batch in parquet.ParquetFile(file, page_checksum_verification=True).iter_batches(batch_size=1024):
             try:
                 yield from (functools.partial(_checked, row, False, "") for row in batch.to_pylist())
             except UnicodeDecodeError:  # only some of them have it
                 places = (f"{str(file)!r}, row {number + index + 1}" for index in range(batch.num_rows))
                 yield from (functools.partial(_row_of, batch, index, place) for index, place in enumerate(places))
             number += batch.num_rows
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(file)!r} cannot be read: what it says about its columns is not UTF-8.") from error
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{str(file)!r} cannot be read: {' '.join(str(error).split())}.") from None
 

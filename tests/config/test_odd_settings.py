@@ -8,6 +8,8 @@ from typing import Any
 import hydra
 import pytest
 from hydra.errors import HydraException
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -82,6 +84,18 @@ def test_odd_values(base: DictConfig) -> None:
 @pytest.mark.release
 def test_all_odd_values(base: DictConfig) -> None:
     sweep(base, len(ODD))
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+)
+
+
+@settings(max_examples=150)
+@given(key=st.sampled_from(KEYS), value=VALUES)
+def test_any_value(base: DictConfig, key: str, value: Any) -> None:
+    outcome(base, key, value)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Question files: every format, every way in which a file can be wrong."""
 
-import builtins
 import json
 import os
 from pathlib import Path
@@ -121,28 +120,6 @@ def test_missing_files(tmp_path: Path):
     (tmp_path / "f.json").write_text("{}")
     with pytest.raises(ValueError, match="must be a JSON list"):
         load_tasks(tmp_path / "f.json")
-
-
-def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    original = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("pyarrow"):
-            raise ImportError(name)
-        return original(name, *rest)
-
-    (tmp_path / "f.parquet").write_bytes(b"PAR1")
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install 'orchestra-jax\[data\]'"):
-        load_tasks(tmp_path / "f.parquet")
-
-
-def test_parquet(tmp_path: Path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    rows, question = ROWS["general_thought"]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "f.parquet")
-    assert load_tasks(tmp_path / "f.parquet") == [question]
 
 
 @needs_data
