@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_LOGGED = re.compile(r"[IWEF]\d{4} \d\d:\d\d")  # the level and date of absl's log
+_NOTE = re.compile(r"\[transformers\]|\[Gloo\]|[IWEF]\d{4} \d\d:")  # the last is absl's: level and date
 
 
 def free_port() -> int:
@@ -43,6 +43,5 @@ def wait(started: Sequence[subprocess.Popen], timeout_s: float = 600.0) -> list[
 
 
 def lines(text: str) -> list[str]:
-    """Lines of stdout or stderr that our own code wrote: without those of JAX's runtime."""
-    strange = ("[transformers]", "[Gloo]", "Additional GRPC", ":UNKNOWN", "*** Check failure", "    @ ")
-    return [line for line in text.splitlines() if not (line.startswith(strange) or _LOGGED.match(line))]
+    """Lines of stdout or stderr without the one-line notes of the libraries below."""
+    return [line for line in text.splitlines() if not _NOTE.match(line)]

@@ -188,9 +188,12 @@ def test_a_killed_process_ends_the_other_with_one_sentence(mode, lost, left):
     assert time.monotonic() - began < 60
     assert ended[lost].returncode == -9
     assert ended[left].returncode == GONE
-    assert lines(ended[left].stderr) == [
+    *runtime, said = lines(ended[left].stderr)
+    assert said == (
         f"Process {lost} of 2 is gone, so process {left} ends too; the same command continues from the last checkpoint."
-    ]
+    )
+    assert not runtime or lost == 0  # JAX's own may come before, where what it has in the first process is gone
+    assert "Traceback" not in ended[left].stderr
 
 
 def test_a_bug_in_one_process_shows_its_trace_and_ends_all():

@@ -216,8 +216,10 @@ def with_advantage(row: TokenSequence, advantage: float) -> TokenSequence:
 
 
 def test_rows_without_advantage_change_nothing():
-    rows = make_rows(count=4)
-    silent = [with_advantage(row, 0.0) for row in make_rows(seed=5, count=4)]
+    rows = make_rows()
+    silent = [with_advantage(row, 0.0) for row in make_rows(seed=5, count=9)]
+    shapes = {len(batch.tokens) for batch in micro_batches(rows, FULL) + micro_batches(rows + silent, FULL)}
+    assert shapes == {ROWS}  # so that the sums have the same order
     some, _ = policy_gradient(plain_learner(), rows, FULL)
     assert_trees_close(policy_gradient(plain_learner(), rows + silent, FULL)[0], some, rtol=1e-6)
     none, _ = policy_gradient(plain_learner(), silent, FULL)
