@@ -9,6 +9,7 @@ import hydra
 from omegaconf import DictConfig
 
 from orchestra_jax.config import cli
+from orchestra_jax.config.record import Start
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="evaluate")
@@ -18,7 +19,7 @@ def main(config: DictConfig) -> None:
     # Only now: `--cfg` and a mistyped key need no JAX.
     from orchestra_jax.training.evaluate import evaluate
 
-    evaluate(run_config)
+    evaluate(run_config, Start.of(config))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from orchestra_jax.config import cli
 from orchestra_jax.config.experiment import changed_settings
+from orchestra_jax.config.record import Start
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
@@ -19,7 +20,7 @@ def main(config: DictConfig) -> None:
     # Only now: `--cfg` and a mistyped key need no JAX.
     from orchestra_jax.training.run import run
 
-    run(run_config, changed_settings(config))
+    run(run_config, changed_settings(config), Start.of(config))
 
 
 if __name__ == "__main__":

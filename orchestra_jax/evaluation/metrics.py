@@ -13,30 +13,38 @@ from orchestra_jax.rl.rewards import ToolFeature, feature_matrix
 from orchestra_jax.tools.answers import extract_answer, matches
 from orchestra_jax.types import Status, Trajectory
 
+MEANS = ("accuracy", "valid_rate", "cost", "cost_per_correct", "latency", "calls", "refused")
 
-def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+
+def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
     """Means over the trajectories that did not fail for infrastructure reasons.
 
     Returns:
         accuracy: share solved. valid_rate: share that ended with an answer in the right format.
-        cost: dollars a question. cost_per_correct: dollars spent on all questions per solved one (inf if none).
+        cost: dollars a question. cost_per_correct: dollars spent on all questions per solved one, None without any.
         latency: seconds a question. calls: executed tool calls a question. refused: calls a question that were not
-            executed. failed: infrastructure failures, a count. Where a judge was asked, `judge_figures` too.
+            executed. failed: infrastructure failures, a count. counted: the others, of which all means are. Where a
+            judge was asked, `judge_figures` too. Where every trajectory failed nothing is known: all means are None.
+
+    Raises:
+        ValueError: there is no trajectory.
     """
+    if not trajectories:
+        raise ValueError("No trajectory to summarise.")
     counted = [t for t in trajectories if t.status is not Status.FAILED]
-    failed = len(trajectories) - len(counted)
+    counts = {"failed": float(len(trajectories) - len(counted)), "counted": float(len(counted))}
     if not counted:
-        raise ValueError("No trajectory to summarise: every one failed for infrastructure reasons.")
+        return dict.fromkeys(MEANS) | counts
     cost, solved = sum(t.cost_usd for t in counted), sum(t.solved for t in counted)
     return {
         "accuracy": solved / len(counted),
         "valid_rate": float(np.mean([t.valid for t in counted])),
         "cost": cost / len(counted),
-        "cost_per_correct": cost / solved if solved else float("inf"),
+        "cost_per_correct": cost / solved if solved else None,
         "latency": float(np.mean([t.latency_s for t in counted])),
         "calls": float(np.mean([len(t.calls) for t in counted])),
         "refused": float(np.mean([t.refused for t in counted])),
-        "failed": float(failed),
+        **counts,
     } | judge_figures(counted)
 
 
@@ -118,7 +126,7 @@ def preference_utility(
     return np.stack(utilities)
 
 
-def by_part(parts: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, float]]:
+def by_part(parts: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, float | None]]:
     """Figures of each part of a benchmark, with the share of local among all searches (0 without a search)."""
     found = {}
     for part, runs in parts.items():

@@ -13,7 +13,9 @@ pictures.
                                  {part: figures} instead
 
 Figures: accuracy, valid_rate and utility in [0, 1]; cost and cost_per_correct in dollars; latency in seconds; calls;
-failed, a count. Where a judge was asked: exact_match, judged and judge_disagrees in [0, 1].
+failed and counted, the questions that are in no other figure and those that are. Where a judge was asked: exact_match,
+judged and judge_disagrees in [0, 1]. What is not known is null: a cost per correct answer where nothing was solved,
+every mean where everything failed.
 """
 
 import math
@@ -152,8 +154,10 @@ def _title(summary: Mapping[str, Any]) -> str:
 
 
 def figures_table(title: str, rows: Sequence[Row]) -> Table:
-    """A line for each row of figures; a column that no row has is left out."""
+    """A line for each row of figures; a column that no row has is left out. What is in no figure stands below."""
     table = _table(title)
+    table.caption = "\n".join(footnotes(rows)) or None
+    table.caption_justify = "left"
     columns = {
         title: column
         for title, column in _COLUMNS.items()
@@ -168,8 +172,18 @@ def figures_table(title: str, rows: Sequence[Row]) -> Table:
     return table
 
 
+def footnotes(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each row of which something is not in the denominators: it hides data, not skill."""
+    for label, figures, _ in rows:
+        failed, counted = value(figures, "failed"), value(figures, "counted")
+        if failed:
+            of = "" if counted is None else f" of {failed + counted:.0f}"
+            none = " Nothing is known of it." if counted == 0 else ""
+            yield f"{label}: {failed:.0f}{of} failed for infrastructure reasons and are in no figure.{none}"
+
+
 def _changes(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What training changed, one line per figure; failures of the infrastructure are named because they hide data."""
+    """What training changed, one line per figure."""
     before, after = summary.get("before"), summary.get("after")
     old, new = value(before, "cost_per_correct"), value(after, "cost_per_correct")
     if old is not None and new is not None:
@@ -181,9 +195,6 @@ def _changes(summary: Mapping[str, Any]) -> Iterator[str]:
     if old is not None and new is not None:
         points = f"[bold]{100 * (new - old):+.1f} points[/bold]"
         yield f"Accuracy: {_shown(old, 100, 1)} to {_shown(new, 100, 1)} % ({points})"
-    for phase in ("before", "after"):
-        if failed := value(summary.get(phase), "failed"):
-            yield f"[yellow]{failed:.0f} questions {phase} training failed for infrastructure reasons: not counted.[/]"
 
 
 def _swap_table(swap: Mapping[str, Mapping[str, Figures]]) -> Table:

@@ -17,7 +17,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.sharing import play_all, share_all
-from orchestra_jax.types import Task, Trajectory
+from orchestra_jax.types import Status, Task, Trajectory
 
 
 class Evaluator:
@@ -78,7 +78,7 @@ class Evaluator:
                 found[name]["greedy"] = await self._figures(name, tasks, 0.0)
         return found
 
-    async def baselines(self) -> dict[str, dict[str, float]]:
+    async def baselines(self) -> dict[str, dict[str, float | None]]:
         """Figures of every baseline on the held-out tasks."""
         runs = await self._runs()
         return {name: summarize(run) | self._utility(run, runs) for name, run in runs.items()}
@@ -130,8 +130,10 @@ class Evaluator:
             }
         return self._baseline_runs
 
-    def _utility(self, run: list[Trajectory], baselines: Mapping[str, list[Trajectory]]) -> dict[str, float]:
+    def _utility(self, run: list[Trajectory], baselines: Mapping[str, list[Trajectory]]) -> dict[str, float | None]:
+        """The mean over the questions that did not fail for infrastructure reasons; None where all did."""
         if not baselines:
             return {}
-        feature = self.cfg.reward.tool_feature
-        return {"utility": float(np.mean(preference_utility([run], list(baselines.values()), feature)))}
+        found = preference_utility([run], list(baselines.values()), self.cfg.reward.tool_feature)[0]
+        counted = [t.status is not Status.FAILED for t in run]
+        return {"utility": float(np.mean(found[counted])) if any(counted) else None}

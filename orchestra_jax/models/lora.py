@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,9 @@ from orchestra_jax.models.checkpoint.folders import whole_folder
 from orchestra_jax.models.checkpoint.hf_names import Source, sources
 from orchestra_jax.models.checkpoint.safetensors import HostTensor
 from orchestra_jax.models.decoder import abstract_params
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Adapters = Mapping[str, Any]
 
@@ -143,6 +146,7 @@ def save_peft(
     lora: LoRA,
     base_name: str,
     *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
     overwrite: bool = False,
 ) -> None:
     """Writes the adapters as PEFT does, in their own dtype.
@@ -152,6 +156,7 @@ def save_peft(
 
     Args:
         base_name: the base's folder or Hub name, for PEFT's `base_model_name_or_path`.
+        tokenizer: saved into the folder.
         overwrite: replace an existing folder, whatever it holds.
 
     Raises:
@@ -181,6 +186,8 @@ def save_peft(
         }
         with whole_folder(folder, overwrite=overwrite) as partial:
             save_file(tensors, partial / _WEIGHTS, metadata={"format": "pt"})
+            if tokenizer is not None:
+                tokenizer.save_pretrained(partial)
             (partial / _CONFIG).write_text(json.dumps(values, indent=2) + "\n")
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(f"saved {folder}")

@@ -4,7 +4,7 @@ import logging
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,29 @@ class RunState:
     seconds: float = 0.0
 
 
-_PARTIAL = re.compile(r"\d+\.orbax-checkpoint-tmp")
+_NAME = re.compile(r"(?P<phase>warm_start-|policy-)(?P<step>\d{6,})|0|[1-9]\d*")
+_PARTIAL = re.compile(rf"({_NAME.pattern})\.orbax-checkpoint-tmp")
+# What Orbax counts by: below the first are checkpoints that are no run's, or of an older version, which counted on from
+# the warm start. All fit 32 bits, in which Orbax tells processes of them.
+_FIRST = {"": 0, "warm_start-": 1_000_000_000, "policy-": 2_000_000_000}
 _JSON = ("phase", "step", "version", "notes", "seconds")  # of a RunState; the rest are arrays
+
+
+class Names:
+    """Orbax' names of checkpoints: phase and step, such as `policy-000050`; a number below all phases is its digits."""
+
+    def build_name(self, step: int) -> str:
+        phase = max((name for name, first in _FIRST.items() if step >= first), key=_FIRST.__getitem__)
+        return f"{phase}{step - _FIRST[phase]:0{6 if phase else 1}d}"
+
+    def find_all(self, base_path: Any) -> Iterator[ocp.step.Metadata]:
+        return (ocp.step.Metadata(number, path) for number, path in _found(base_path))
+
+    def find_step(self, base_path: Any, step: int) -> ocp.step.Metadata:
+        for found in self.find_all(base_path):
+            if found.step == step:
+                return found
+        raise ValueError(f"There is no checkpoint {self.build_name(step)} in {str(base_path)!r}.")
 
 
 class Checkpoints:
@@ -77,14 +98,16 @@ class Checkpoints:
             ("meta", ocp.args.JsonRestore, meta),
         ):
             handlers.add(item, kind, handler)
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, create=True, enable_async_checkpointing=True, step_name_format=Names()
+        )
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options, handler_registry=handlers)
 
     def save(self, step: int, arrays: Any, meta: Mapping[str, Any]) -> None:
         """Saves in the background; `arrays` may be donated once this returns.
 
         Args:
-            step: larger than that of every earlier checkpoint; saving the same step again does nothing.
+            step: of `Names`, larger than that of every earlier checkpoint; saving the same step again does nothing.
             arrays: any pytree of arrays.
             meta: JSON-able: phase, data cursor, weight version, best metric, seconds.
         """
@@ -118,9 +141,8 @@ class Checkpoints:
         arrays: dict[str, Any] = {"state": state.trained}
         if state.reference is not None:
             arrays["reference"] = state.reference
-        offset = cfg.warm_start.steps + 1 if state.phase == "policy" else 0
         meta = {name: getattr(state, name) for name in _JSON} | {"seconds": seconds}
-        self.save(offset + state.step, arrays, meta | {"data": position, "config": asdict(cfg)})
+        self.save(_FIRST[f"{state.phase}-"] + state.step, arrays, meta | {"data": position, "config": asdict(cfg)})
 
     def run_meta(self, cfg: RunConfig) -> dict[str, Any] | None:
         """The newest checkpoint's meta, or None when there is none.
@@ -182,9 +204,9 @@ def _but_of_closed_loops(raised: Any) -> None:
 
 def _put_damaged_aside(directory: Path, processes: Processes) -> None:
     """Moves the newest checkpoints away until one is whole, and says so; removes what a save left unfinished."""
-    damaged, whole = dict[int, str](), None
+    damaged, whole = dict[str, str](), None
     for step in processes.gather(_steps(directory))[0]:
-        problem = checksums.problem(directory / str(step), processes)
+        problem = checksums.problem(directory / step, processes)
         if problem is None:
             whole = step
             break
@@ -202,7 +224,7 @@ def _put_damaged_aside(directory: Path, processes: Processes) -> None:
             )
         if processes.first:
             for step, problem in damaged.items():
-                target = _move(directory / str(step), directory.parent / "damaged")
+                target = _move(directory / step, directory.parent / "damaged")
                 print(
                     f"Checkpoint {step} is damaged ({problem}): the run goes on from checkpoint {whole}; "
                     f"{str(target)!r} is what is left of it.",
@@ -211,10 +233,21 @@ def _put_damaged_aside(directory: Path, processes: Processes) -> None:
                 )
 
 
-def _steps(directory: Path) -> list[int]:
-    """Of the checkpoints in a folder, newest first."""
-    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
-    return sorted((int(name) for name in names if name.isdecimal() and str(int(name)) == name), reverse=True)
+def newest_checkpoint(directory: Path) -> Path | None:
+    """The newest checkpoint in a folder, or None when there is none."""
+    return next((path for _, path in reversed(_found(directory))), None)
+
+
+def _found(directory: Any) -> list[tuple[int, Any]]:
+    """Number and path of each checkpoint in a folder, oldest first."""
+    paths = list(directory.iterdir()) if directory.is_dir() else []
+    named = [(match, path) for path in paths if (match := _NAME.fullmatch(path.name))]
+    return sorted((_FIRST[match["phase"] or ""] + int(match["step"] or match[0]), path) for match, path in named)
+
+
+def _steps(directory: Path) -> list[str]:
+    """The names of the checkpoints in a folder, newest first."""
+    return [path.name for _, path in reversed(_found(directory))]
 
 
 def _move(path: Path, folder: Path) -> Path:

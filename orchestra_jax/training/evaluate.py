@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from orchestra_jax import hub
+from orchestra_jax.config.record import Record, Start, parent
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.start import first_model, start_engine
 from orchestra_jax.envs.registry import make_environment
@@ -23,17 +24,20 @@ from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training.build import keep_compiled, make_collector, make_policy, preflight
-from orchestra_jax.training.run import POLICY_FOLDER, exit_status, working_in
+from orchestra_jax.training.run import POLICY_FOLDER, device_names, exit_status, parents, recorded, working_in
 from orchestra_jax.training.summary import write_summary
 from orchestra_jax.training.weights import engine_params
 
 FOLDER = "evaluation"  # of the run's folder
 
 
-def evaluate(cfg: RunConfig) -> None:
+def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
     """Evaluates model.path, or else the policy that the run of this name exported: a table and a summary.json.
 
     Every trajectory is written as it ends, and the same command goes on from there after a stop.
+
+    Args:
+        start: for the record in the evaluation's folder, run.json; None: this process's command line.
 
     Raises:
         SystemExit: see `exit_status`.
@@ -42,10 +46,11 @@ def evaluate(cfg: RunConfig) -> None:
         exit_status(),
         joined(cfg.mesh) as processes,
         exit_status(processes, cfg.output_dir),
+        recorded(cfg, Path(cfg.output_dir) / FOLDER, "evaluate", start, processes) as record,
         working_in(Path(cfg.output_dir) / FOLDER, processes),
     ):
         try:
-            found = _evaluate(cfg, processes)
+            found = _evaluate(cfg, processes, record)
         except (BudgetExceeded, ReplayMiss) as error:
             raise Halted(f"{error} The evaluation ended before its figures were known.") from None
         if processes.first:
@@ -61,7 +66,7 @@ def _report(cfg: RunConfig, found: dict[str, Any]) -> None:
     print(f"summary.json is in {folder}")
 
 
-def _evaluate(cfg: RunConfig, processes: Processes) -> dict[str, Any]:
+def _evaluate(cfg: RunConfig, processes: Processes, record: Record) -> dict[str, Any]:
     folder = Path(cfg.output_dir) / FOLDER
     with processes.together():
         cfg, adapters = _policy_of(cfg)
@@ -75,6 +80,8 @@ def _evaluate(cfg: RunConfig, processes: Processes) -> dict[str, Any]:
         if adapters is not None:
             lora, trained = load_peft(adapters, model)
             trained = jax.tree.map(np.asarray, trained)  # on no device: the policy may be on those of all processes
+        made_from = parents(cfg) + ([parent("adapters", adapters)] if adapters is not None else [])
+        record.begin(parents=made_from, devices=device_names())
     money.share()
     if adapters is None:
         params = engine_params(cfg, params, None, None, mesh)

@@ -12,7 +12,7 @@ from orchestra_jax.evaluation.benchmarks import HELD_OUT
 from orchestra_jax.evaluation.metrics import summarize
 from orchestra_jax.money.budgets import Spending, total
 from orchestra_jax.processes import Processes
-from orchestra_jax.types import Status, Trajectory
+from orchestra_jax.types import Trajectory
 
 # The learner's metrics that are logged, and their names there.
 _UPDATE = {
@@ -91,13 +91,13 @@ def whole_step(processes: Processes, own: StepPart) -> StepPart:
 def rollout_metrics(
     trajectories: Sequence[Trajectory], rewards: Float[np.ndarray, "G N"], kept: Bool[np.ndarray, " G"]
 ) -> dict[str, float]:
-    """Figures of a step's trajectories; those of `summarize` are missing where every trajectory failed.
+    """Figures of a step's trajectories; those of `summarize` that are None, for want of trajectories, are missing.
 
     Args:
         kept: groups that have a gradient.
     """
-    counted = any(t.status is not Status.FAILED for t in trajectories)
-    figures = summarize(trajectories) if counted else {"failed": float(len(trajectories))}
+    figures = {name: value for name, value in summarize(trajectories).items() if value is not None}
+    del figures["counted"]  # what is left of the step's trajectories
     return {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(axis=1).mean()),

@@ -5,8 +5,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+import jax
+
+from orchestra_jax import hub
 from orchestra_jax.config.cli import DISK_FULL, INTERRUPTED
+from orchestra_jax.config.record import Record, Start, parent
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.models import checkpoint
@@ -63,11 +68,12 @@ def exit_status(processes: Processes | None = None, folder: str | None = None) -
         raise SystemExit(DISK_FULL) from None
 
 
-def run(cfg: RunConfig, opening: str = "") -> None:
+def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
     """Trains until `cfg.steps`, or continues a run in the same folder, and writes its summary and pictures.
 
     Args:
         opening: what the first process prints before anything else.
+        start: for run.json; None: this process's command line.
 
     Raises:
         SystemExit: see `exit_status`.
@@ -75,7 +81,12 @@ def run(cfg: RunConfig, opening: str = "") -> None:
     # Rollouts make many small objects and few cycles: Python's default looks for cycles so often that it takes a tenth
     # of a quickstart step.
     gc.set_threshold(20_000, 20, 20)
-    with exit_status(), joined(cfg.mesh) as processes, exit_status(processes, cfg.output_dir):
+    with (
+        exit_status(),
+        joined(cfg.mesh) as processes,
+        exit_status(processes, cfg.output_dir),
+        recorded(cfg, Path(cfg.output_dir), "train", start, processes) as record,
+    ):
         if opening:
             print(opening, flush=True)
         with processes.together():  # what cannot run leaves no folder
@@ -83,7 +94,12 @@ def run(cfg: RunConfig, opening: str = "") -> None:
             preflight(cfg, processes)
             chosen(cfg)
         with working_in(Path(cfg.output_dir), processes):
-            _train(cfg, processes)
+            _train(cfg, processes, record)
+
+
+def recorded(cfg: RunConfig, folder: Path, kind: str, start: Start | None, processes: Processes) -> Record:
+    """The record of a start in this folder, see `config.record`; of several processes the first writes it."""
+    return Record(folder, cfg, kind, start, stops=(Halted, Interrupted), writes=processes.first)
 
 
 @contextmanager
@@ -101,7 +117,7 @@ def working_in(folder: Path, processes: Processes) -> Iterator[None]:
         yield
 
 
-def _train(cfg: RunConfig, processes: Processes) -> None:
+def _train(cfg: RunConfig, processes: Processes, record: Record) -> None:
     directory = Path(cfg.output_dir)
     with processes.together():
         chat, environment = make_chat(cfg), make_environment(cfg)
@@ -111,6 +127,14 @@ def _train(cfg: RunConfig, processes: Processes) -> None:
     with LoopThread() as loop:
         try:
             trainer = Trainer(cfg, environment, chat, money, loop, processes)
+            origin = trainer.origin
+            if origin is not None and processes.first:
+                at = f"step {trainer.state.step} of {trainer.state.phase}"
+                print(f"Continues from {origin} ({at}).", flush=True)
+            with processes.together():
+                record.begin(
+                    origin=None if origin is None else origin.name, parents=parents(cfg), devices=device_names()
+                )
             done = trainer.state.step if trainer.state.phase == "policy" else 0
             with trainer.running(), RunLog(cfg, done + 1, writes=processes.first) as log:
                 if trainer.state.phase == "warm_start":
@@ -130,11 +154,22 @@ def _train(cfg: RunConfig, processes: Processes) -> None:
         report(found, directory, evaluated=bool(cfg.evaluation.questions))
 
 
+def parents(cfg: RunConfig) -> list[dict[str, Any]]:
+    """What the policy of a run is made from, for its record."""
+    return [parent("model.path", hub.local(cfg.model.path, "model"))] if cfg.model.path is not None else []
+
+
+def device_names() -> list[str]:
+    """The kind of each device of this process."""
+    return [device.device_kind for device in jax.local_devices()]
+
+
 def _export(trainer: Trainer, chat: ChatFormat) -> None:
     """Writes the policy so that transformers and SGLang load it, or its adapters so that PEFT does."""
     folder, trained = trainer.directory / POLICY_FOLDER, trainer.state.trained.params
     if trainer.lora is None:
         checkpoint.save(folder, trainer.model, trained, tokenizer=chat.tokenizer, overwrite=True)
     else:
-        save_peft(folder, trainer.model, trained, trainer.lora, str(trainer.cfg.model.path), overwrite=True)
+        base = str(trainer.cfg.model.path)
+        save_peft(folder, trainer.model, trained, trainer.lora, base, tokenizer=chat.tokenizer, overwrite=True)
     print(f"The policy is in {folder}" + (" (adapters in PEFT's format)." if trainer.lora else "."), flush=True)

@@ -34,7 +34,7 @@ from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.source import RolloutSource
 from orchestra_jax.training.build import make_collector, make_policy, policy_config
-from orchestra_jax.training.checkpointing import Checkpoints, RunState
+from orchestra_jax.training.checkpointing import Checkpoints, RunState, newest_checkpoint
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.loggers.transcripts import write_transcripts
@@ -54,6 +54,9 @@ from orchestra_jax.types import OutOfTime, Trajectory
 
 class Trainer:
     """Owns the parts and the state of one run. The environment's processes belong to `loop`.
+
+    Attributes:
+        origin: the checkpoint that it goes on from; None: it begins anew.
 
     Raises:
         ConfigError: the folder holds another run.
@@ -75,6 +78,7 @@ class Trainer:
         params: Params | None = None
         with self.processes.together():
             meta = self.checkpoints.run_meta(cfg)
+            self.origin = newest_checkpoint(self.directory / "checkpoints")
             if meta is None or self.lora is not None:
                 self.model, params = make_policy(cfg, chat, self.mesh)
             else:

@@ -1,10 +1,9 @@
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from orchestra_jax.evaluation.metrics import by_part, preference_utility, summarize, tool_shares
+from orchestra_jax.evaluation.metrics import by_part, judge_figures, preference_utility, summarize, tool_shares
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 TOOLS = "python local_search web_search"
@@ -47,6 +46,7 @@ def test_summarize_by_hand():
         "calls": 1.0,
         "refused": 0.0,
         "failed": 1.0,
+        "counted": 4.0,
         "exact_match": 0.75,  # all three that answered said "yes"
         "judged": 0.75,
         "judge_disagrees": 1 / 3,  # one of them was found wrong
@@ -73,13 +73,17 @@ def test_a_judge_and_exact_match_by_hand():
     assert not {"exact_match", "judged", "judge_disagrees"} & alone.keys()  # there is no judge
 
 
-def test_nothing_solved_costs_infinitely_much_per_correct_answer():
-    assert summarize([run(cost=1.0, solved=False)])["cost_per_correct"] == math.inf
+def test_what_a_right_answer_costs_is_unknown_where_nothing_was_solved():
+    assert summarize([run(cost=1.0, solved=False)])["cost_per_correct"] is None
+    assert summarize([run(cost=0.0, solved=False)])["cost_per_correct"] is None
+    assert summarize([run(cost=0.0)])["cost_per_correct"] == 0.0
 
 
-def test_only_failures_are_an_error():
-    with pytest.raises(ValueError, match="every one failed for infrastructure reasons"):
-        summarize([run(status=Status.FAILED)])
+def test_where_everything_failed_nothing_is_known():
+    found = summarize([run(status=Status.FAILED, solved=False)] * 3)
+    assert (found.pop("failed"), found.pop("counted")) == (3.0, 0.0)
+    assert found.keys() == summarize([run()]).keys() - {"failed", "counted", *judge_figures([run()])}
+    assert set(found.values()) == {None}
     with pytest.raises(ValueError, match="No trajectory"):
         summarize([])
 

@@ -110,8 +110,8 @@ def test_rows_and_units(summary):
     assert cells(text, "strongest expert")[:4] == ["50.0", "96.0", "9.00", "18.00"]
     assert "Cost per correct answer: 12.50 to 2.50 cents (-80 %)" in text
     assert "Accuracy: 40.0 to 80.0 % (+40.0 points)" in text
-    assert "2 questions after training failed for infrastructure reasons" in text
-    assert "questions before training failed" not in text
+    assert "after training: 2 failed for infrastructure reasons" in text
+    assert "before training: " not in text
 
 
 def test_the_preference_swap(summary):

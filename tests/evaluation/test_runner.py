@@ -17,13 +17,13 @@ from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
 from orchestra_jax.evaluation.kept import Kept
-from orchestra_jax.evaluation.metrics import summarize, tool_shares
+from orchestra_jax.evaluation.metrics import preference_utility, summarize, tool_shares
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
-from orchestra_jax.types import Status, Task
+from orchestra_jax.types import InfrastructureError, Status, Task
 
 PRICE = OrchestratorPrice(PriceList("test", "2026-11-20", "test", {"orchestrator": Price()}), "orchestrator", 0.0)
 LIMITS = RolloutLimits(max_turns=4, max_calls=3, max_length=160, max_new_tokens=32)
@@ -210,6 +210,38 @@ def test_an_evaluation_leaves_its_trajectories_and_goes_on_from_them(world, coll
     }  # fmt: skip
     assert asked("other weights") == undisturbed
     assert asked(None) == undisturbed
+
+
+def test_a_policy_that_always_raises_is_neither_right_nor_wrong(world, collector, parrot):
+    async def raises(ids, params, *, session=None):
+        raise InfrastructureError("no server answers")
+
+    parrot.generate = raises
+    found = asyncio.run(make(world, collector, parrot, swap=False, greedy=False).evaluate())["held_out"]
+    assert (found["failed"], found["counted"]) == (12.0, 0.0)
+    assert all(found[figure] is None for figure in ("accuracy", "valid_rate", "cost", "cost_per_correct", "utility"))
+
+
+def test_utility_is_of_the_questions_that_did_not_fail(world, collector, parrot):
+    async def measured(fails: int) -> dict:
+        evaluator, collect = make(world, collector, parrot, swap=False, greedy=False), collector.collect
+        tasks = evaluator.benchmarks["held_out"]
+        oracle = await collector.play(BASELINES["preference_oracle"], tasks, budget=Budget())
+        failed = [replace(t, status=Status.FAILED, solved=False) for t in oracle[:fails]]
+
+        async def collected(*_, **__):
+            return [*failed, *oracle[fails:]]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(collector, "collect", collected)
+            assert collector.collect != collect
+            found = (await evaluator.evaluate())["held_out"]
+        utilities = preference_utility([oracle], list((await evaluator._runs()).values()), REWARD.tool_feature)[0]
+        return {"found": found["utility"], "by hand": float(np.mean(utilities[fails:]))}
+
+    for fails in (0, 5):
+        figures = asyncio.run(measured(fails))
+        assert figures["found"] == figures["by hand"] > 0
 
 
 def test_what_failed_is_evaluated_again_and_the_rest_comes_back_whole(world, collector, parrot, tmp_path):

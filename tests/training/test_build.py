@@ -199,8 +199,12 @@ def test_what_is_missing_ends_the_run_before_anything_is_made(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_line_says_one_sentence_and_leaves_no_run(tmp_path: Path, questions: Path):
+def test_the_command_line_says_one_sentence_and_leaves_the_run_that_is_there(tmp_path: Path, questions: Path):
     folder = tmp_path / "run"
+    files = {folder / "run.json": '{"config": {}, "starts": []}', folder / ".hydra" / "overrides.yaml": "- seed=1\n"}
+    for file, text in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
     overrides = (
         "env=qa", "data=jsonl", "tools=offline", "tools.search.corpus=null", "tools.names=[python]",
         f"env.tokenizer={ROOT / 'conf'}", f"data.path={tmp_path / 'nothing.jsonl'}",
@@ -212,7 +216,11 @@ def test_the_command_line_says_one_sentence_and_leaves_no_run(tmp_path: Path, qu
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if not line.startswith("[transformers]")]
     assert lines == [f"data.path={tmp_path / 'nothing.jsonl'} is not there: set data.path."]
-    assert {path.name for path in folder.iterdir()} <= {".hydra", "train.log"}
+    assert {path for path in folder.rglob("*") if path.is_file()} == files.keys()
+    assert (folder / ".hydra" / "overrides.yaml").read_text() == "- seed=1\n"
+    (start,) = json.loads((folder / "run.json").read_text())["starts"]
+    assert (start["outcome"], [start["reason"]]) == ("refused", lines)
+    assert start["overrides"][1:] == list(overrides)
 
 
 def test_a_broken_file_of_questions_is_one_sentence(tmp_path: Path):

@@ -19,6 +19,7 @@ from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.processes import Processes
 from orchestra_jax.processes.lifeline import GONE
 from orchestra_jax.rollout.chat import make_chat
+from orchestra_jax.training.checkpointing import newest_checkpoint
 from orchestra_jax.training.checksums import problem
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from tests.processes.running import free_port, lines, start, wait
@@ -111,7 +112,7 @@ def assert_ended(ended: list, *codes: int) -> None:
 
 def arrays(folder: Path) -> list[np.ndarray]:
     """Every array of the newest checkpoint, whatever devices it was saved from."""
-    newest = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name)) / "arrays"
+    newest = newest_checkpoint(folder / "checkpoints") / "arrays"
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     with ocp.StandardCheckpointer() as checkpointer:
         saved = checkpointer.metadata(newest).item_metadata.tree
@@ -138,7 +139,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Path:
     assert_ended(ended, 0, 0)
     assert lines(second.stdout) == []  # the first one prints
     assert "The policy is in" in first.stdout
-    newest = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    newest = newest_checkpoint(folder / "checkpoints")
     assert {file.name for file in (newest / "arrays").glob("checksums.*.json")} == {
         "checksums.0.json",
         "checksums.1.json",

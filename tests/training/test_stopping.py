@@ -119,7 +119,7 @@ def test_a_step_without_end_is_given_up_and_the_last_finished_one_is_saved(tmp_p
         "Stopped after step 1 of policy: the next one did not end within checkpoint.grace_s=0.1; the same command "
         "continues from there."
     ]
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]  # of steps 0 and 1
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["policy-000000", "policy-000001"]
     signals += [signal.SIGINT, signal.SIGHUP]
     with pytest.raises(SystemExit) as stop:
         run(small)

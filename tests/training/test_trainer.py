@@ -26,6 +26,7 @@ from orchestra_jax.config.schema import RewardConfig, RunConfig
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rl.groups import GroupArrays
 from orchestra_jax.rl.setup import kl_share, score_groups
+from orchestra_jax.training.checkpointing import newest_checkpoint
 from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
@@ -106,7 +107,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def final_arrays(directory: Path) -> list[np.ndarray]:
     """Every array of the newest checkpoint: parameters, optimizer, step, reference."""
-    newest = max((directory / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    newest = newest_checkpoint(directory / "checkpoints")
     with ocp.StandardCheckpointer() as checkpointer:
         return [np.asarray(leaf) for leaf in jax.tree.leaves(checkpointer.restore(newest / "arrays"))]
 
@@ -150,7 +151,21 @@ def test_pictures_and_hydra_record_are_there(reference: Path):
     assert {picture.stem for picture in pictures} >= {"accuracy_cost", "learning_curves"}
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
     assert (reference / ".hydra" / "config.yaml").is_file()
+    assert "- seed" not in (overrides := (reference / ".hydra" / "overrides.yaml").read_text())
+    assert f"- output_dir={reference}" in overrides
     assert not (reference / "tensorboard").exists()
+
+
+def test_the_record_of_a_run_and_files_that_others_may_read(reference: Path):
+    record = json.loads((reference / "run.json").read_text())
+    first = record["starts"][0]
+    assert (record["config"]["steps"], record["parents"], first["from"]) == (STEPS, [], None)
+    assert (first["outcome"], first["overrides"][1:]) == ("done", list(MICRO))
+    assert first["machine"]["devices"]
+    policy = [path for path in (reference / "policy").rglob("*") if path.is_file()]
+    assert {"model.safetensors", "tokenizer.json", "config.json"} <= {path.name for path in policy}
+    readable = (reference / "summary.json").stat().st_mode
+    assert {path.stat().st_mode for path in policy} == {readable}
 
 
 def test_metrics_have_each_step_once(reference: Path):
@@ -178,7 +193,7 @@ def test_transcripts_are_readable(reference: Path):
 
 def test_the_updates_are_real(reference: Path):
     """Else the comparisons below would compare nothing."""
-    newest = max((reference / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    newest = newest_checkpoint(reference / "checkpoints")
     with ocp.StandardCheckpointer() as checkpointer:
         arrays = checkpointer.restore(newest / "arrays")
     before, after = jax.tree.leaves(arrays["reference"]), jax.tree.leaves(arrays["state"]["params"])
@@ -202,7 +217,9 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory, reference: Path) -> dict
                 done = train(folder, *MICRO, stop=stop)
                 steps = [row["step"] for row in read_metrics(folder)]
                 made = [line[2:] for line in done.stdout.splitlines() if line.startswith("@ ")]
+                said = [line for line in done.stdout.splitlines() if line.startswith("Continues from")]
                 found[stop] = {"code": done.returncode, "stderr": done.stderr, "steps": steps, "made": made}
+                found[stop]["said"] = said
             record.write_text(json.dumps(found))
     return {"folder": folder, "runs": json.loads(record.read_text())}
 
@@ -228,6 +245,20 @@ def test_runs_go_on_instead_of_starting_over(disturbed: dict):
     assert made["policy 3 SIGKILL"] == ["warm_start 4", "policy 1", "policy 2", "policy 3"]
     assert made["policy 4 SIGINT"] in (["policy 3", "policy 4"], [f"policy {n}" for n in (1, 2, 3, 4)])
     assert made[""] == ["policy 5"]
+
+
+def test_each_start_says_from_where_it_goes_on(disturbed: dict):
+    record = json.loads((disturbed["folder"] / "run.json").read_text())
+    starts = record["starts"]
+    assert [start["outcome"] for start in starts] == [None, "stopped", None, "stopped", "done"]
+    assert starts[0]["from"] is None
+    assert starts[2]["from"] == "warm_start-000003"
+    assert starts[4]["from"] == "policy-000004"
+    folder = disturbed["folder"] / "checkpoints"
+    said = {stop: run["said"] for stop, run in disturbed["runs"].items()}
+    assert said["warm_start 3 SIGKILL"] == []
+    assert said[""] == [f"Continues from {folder / 'policy-000004'} (step 4 of policy)."]
+    assert sorted(path.name for path in folder.iterdir())[-1] == "policy-000005"
 
 
 def test_the_disturbed_run_ends_bit_for_bit_like_the_other(disturbed: dict, reference: Path):

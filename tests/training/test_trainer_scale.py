@@ -91,6 +91,9 @@ def test_adapters_train_on_a_frozen_base(tmp_path: Path, plain: Path, mesh: tupl
     assert all(row["mismatch/max"] < 1e-4 for row in read_metrics(tmp_path))
     named = json.loads((tmp_path / "policy" / "adapter_config.json").read_text())
     assert named["base_model_name_or_path"] == str(plain / "policy")
+    assert (tmp_path / "policy" / "tokenizer.json").is_file()
+    (made_from,) = json.loads((tmp_path / "run.json").read_text())["parents"]
+    assert (made_from["path"], made_from["run"]) == (str(plain / "policy"), str(plain))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from pathlib import Path
 def whole_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
     """Gives `.NAME.partial` beside the folder to write into, which takes the folder's place if nothing is raised.
 
-    A process that is killed leaves the partial folder to the next save. One writer per folder.
+    A process that is killed leaves the partial folder to the next save. One writer per folder. Who may enter the folder
+    may read its files (safetensors keeps them to their owner).
 
     Args:
         folder: absolute.
@@ -26,6 +27,7 @@ def whole_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
+        _open_to_readers(partial)
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)
@@ -36,3 +38,11 @@ def whole_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
         if old.exists() and not folder.exists():
             old.rename(folder)
         raise
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Gives the files below the folder the mode that others have that are made in it."""
+    mode = folder.stat().st_mode & 0o666
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(mode)

@@ -1,0 +1,47 @@
+"""Runs side by side: the settings in which they differ, and their figures; or all of it as CSV. See docs/evaluation.md.
+
+python experiments/compare.py outputs/seed0 outputs/seed1
+python experiments/compare.py 'multirun/quickstart/*' --csv runs.csv
+"""
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.evaluation.runs import load
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", help="folders of runs, or patterns of such")
+    parser.add_argument("--csv", metavar="FILE", help="write a row for each run; - for standard output")
+    parser.add_argument("--all", action="store_true", help="show the shares of single tools too")
+    asked = parser.parse_args(arguments)
+    try:
+        runs = load(*asked.runs)
+    except (ConfigError, OSError, ValueError) as error:
+        parser.exit(2, f"{error}\n")
+    if asked.csv:
+        text = runs.to_csv(None if asked.csv == "-" else asked.csv)
+        print(text if asked.csv == "-" else f"{len(runs)} runs in {asked.csv}", end="" if asked.csv == "-" else "\n")
+        return
+    table = Table(box=None, header_style="bold")
+    table.add_column("", overflow="fold")
+    for row in runs:
+        table.add_column(str(row["run"]), justify="right", overflow="fold")
+    for column in runs.columns[1:]:
+        if asked.all or ".tool_shares." not in column:
+            table.add_row(column, *(_shown(row.get(column)) for row in runs))
+    Console().print(table)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""What a run was: `run.json` in its folder, and Hydra's own files beside it.
+
+The first start writes the file: the resolved config and the parents. Every start adds an entry to `starts` (command,
+overrides, commit, packages, machine, dates, the checkpoint it went on from, how it ended) and changes nothing else. A
+start that is refused adds one where there is a file, and leaves nothing where there is none.
+"""
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+import orchestra_jax
+from orchestra_jax.config.checks import flat
+from orchestra_jax.config.schema import ConfigError, RunConfig
+
+FILE_NAME = "run.json"
+_HYDRA = ".hydra"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What was typed.
+
+    Attributes:
+        command: the words of the command line.
+        overrides: of the config, in Hydra's grammar; of one job of a sweep: the job's own.
+        files: the texts of Hydra's record, by file name.
+    """
+
+    command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
+    overrides: Sequence[str] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: DictConfig) -> "Start":
+        """The start whose config Hydra composed, inside its `main` function."""
+        hydra = HydraConfig.get()
+        overrides = hydra.overrides.task
+        files = {"config": config, "hydra": OmegaConf.create({"hydra": hydra}), "overrides": overrides}
+        texts = {f"{name}.yaml": OmegaConf.to_yaml(node) for name, node in files.items()}
+        return cls(overrides=tuple(overrides), files=texts)
+
+
+class Record:
+    """The record of one start; a context manager around everything that it does.
+
+    Args:
+        folder: of the run.
+        kind: "train" or "evaluate".
+        stops: what is raised where a run is stopped and may go on.
+        writes: False in all processes of a run but the first.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        cfg: RunConfig,
+        kind: str,
+        start: Start | None = None,
+        *,
+        stops: tuple[type[BaseException], ...] = (),
+        writes: bool = True,
+    ) -> None:
+        self._folder, self._cfg, self._kind, self._start = folder, cfg, kind, start or Start()
+        self._stops: tuple[type[BaseException], ...] = (KeyboardInterrupt, *stops)
+        self._writes = writes
+        self._date = _now()
+        self._place: int | None = None  # of this start among all, once it is accepted
+
+    def begin(
+        self, *, origin: str | None = None, parents: Sequence[Mapping[str, Any]] = (), devices: Sequence[str] = ()
+    ) -> None:
+        """Notes that the start is accepted.
+
+        Args:
+            origin: the checkpoint that it goes on from; None: it begins anew.
+            parents: what the run is made from, see `parent`.
+            devices: of the first process.
+
+        Raises:
+            ConfigError: the file that is there is no record of a run.
+        """
+        if not self._writes:
+            return
+        started = self._entry() | {"from": origin, "machine": _machine(devices), "ended": None, "outcome": None}
+        with self._changing() as found:
+            if not found:
+                whole: dict[str, Any] = {"name": self._cfg.name, "kind": self._kind, "config": self._config()}
+                found |= whole | {"parents": [dict(parent) for parent in parents], "starts": []}
+            old, new = dict(flat(found["config"])), dict(flat(self._config()))
+            changed = {key: new.get(key) for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)}
+            self._place = len(found["starts"])
+            found["starts"].append(started | ({"changed": changed} if changed else {}))
+        for name, text in self._start.files.items():
+            (self._folder / _HYDRA).mkdir(exist_ok=True)
+            _replace(self._folder / _HYDRA / name, text)
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not self._writes or (self._place is None and not (self._folder / FILE_NAME).is_file()):
+            return
+        outcome = "done" if error is None else "stopped" if isinstance(error, self._stops) else "failed"
+        end = {"ended": _now(), "outcome": "refused" if self._place is None else outcome}
+        end |= {"reason": str(error) or type(error).__name__} if error is not None else {}
+        # What ends the start is said in any case; a full disk must not be said instead.
+        with contextlib.suppress(OSError, ConfigError), self._changing() as found:
+            if self._place is None:
+                found["starts"].append(self._entry() | end)
+            else:
+                found["starts"][self._place] |= end
+
+    def _entry(self) -> dict[str, Any]:
+        commit, dirty = _commit()
+        return {
+            "date": self._date,
+            "command": shlex.join(self._start.command),
+            "overrides": list(self._start.overrides),
+            "commit": commit,
+            "dirty": dirty,
+            "versions": _versions(),
+        }
+
+    def _config(self) -> dict[str, Any]:
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self._cfg)))
+        return plain
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[dict[str, Any]]:
+        """The record, {} if there is none; what was made of it is written when this ends."""
+        with _alone(self._folder):
+            found = read(self._folder) or {}
+            yield found
+            _replace(self._folder / FILE_NAME, json.dumps(found, indent=1) + "\n")
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """The record in a folder; None: there is none.
+
+    Raises:
+        ConfigError: the file is no record.
+    """
+    file = folder / FILE_NAME
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not (isinstance(found["config"], dict) and all(isinstance(start, dict) for start in found["starts"])):
+            raise TypeError
+    except FileNotFoundError:
+        return None
+    except (ValueError, LookupError, TypeError):
+        raise ConfigError(f"{str(file)!r} is no record of a run: restore it, or delete it for a new one.") from None
+    return dict(found)
+
+
+def parent(key: str, path: Path) -> dict[str, Any]:
+    """What a run is made from: a setting's name, the folder, and the run that left it, where it has a record."""
+    path = path.resolve()
+    home = next((folder for folder in (path, *path.parents[:2]) if (folder / FILE_NAME).is_file()), None)
+    found: dict[str, Any] = {"setting": key, "path": str(path)}
+    if home is not None and (record := read(home)) is not None:
+        last = record["starts"][-1] if record["starts"] else {}
+        found |= {"run": str(home), "name": record.get("name"), "commit": last.get("commit")}
+    return found
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _replace(file: Path, text: str) -> None:
+    """Writes a file that is whole or the one before."""
+    part = file.with_name(f".{file.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(file)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keeps other starts from changing the record meanwhile, on disks that know locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    """The commit of the checkout that this package lies in, and whether a file of it was changed since."""
+    root = Path(orchestra_jax.__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None, None
+    try:
+        said = [
+            subprocess.run(
+                ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=30, check=True
+            ).stdout
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+    return said[0].strip(), bool(said[1].strip())
+
+
+def _versions() -> dict[str, str]:
+    """Python, this package, and what it depends on as far as it is installed."""
+    found = {"python": platform.python_version(), "orchestra-jax": orchestra_jax.__version__}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        asked = importlib.metadata.requires("orchestra-jax") or []
+        names = {match[0] for text in asked if (match := re.match(r"[\w.-]+", text))} | {"jaxlib"}
+        for name in sorted(names - {"orchestra-jax"}):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _machine(devices: Sequence[str]) -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "devices": {name: list(devices).count(name) for name in sorted(set(devices))},
+    }

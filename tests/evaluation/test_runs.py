@@ -1,0 +1,89 @@
+"""Runs side by side: real records and summaries in folders, read back into rows, CSV and a table."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config.record import Record, Start
+from orchestra_jax.config.schema import RewardConfig, RunConfig
+from orchestra_jax.evaluation.runs import load
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def made(folder: Path, compute: float, summary: dict | None, *overrides: str) -> None:
+    folder.mkdir(parents=True)
+    cfg = replace(RunConfig(), name=folder.name, seed=3, reward=RewardConfig(compute=compute), output_dir=str(folder))
+    with Record(folder, cfg, "train", Start(overrides=overrides)) as record:
+        record.begin()
+    if summary is not None:
+        (folder / "summary.json").write_text(json.dumps(summary))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    after = {"accuracy": 0.5, "cost_per_correct": None, "tool_shares": {"all": {"python": 1.0}}}
+    made(tmp_path / "a", 0.5, {"name": "a", "after": after, "spent": {"usd": 0.25}}, "reward.compute=0.5")
+    made(tmp_path / "b", 1.0, None, "reward.outcome=1", "+experiment=hle", "rollout=sglang")
+    (tmp_path / "b" / "evaluation").mkdir()
+    (tmp_path / "b" / "evaluation" / "summary.json").write_text('{"benchmarks": {"held_out": {"accuracy": 0.75}}}')
+    (tmp_path / "notes").mkdir()
+    return tmp_path
+
+
+def test_a_row_for_each_run_with_settings_seed_and_flat_figures(folder: Path):
+    runs = load(folder / "*")
+    assert [Path(row["run"]).name for row in runs] == ["a", "b"]
+    a, b = runs
+    assert (a["name"], a["seed"], a["steps"], a["outcome"], a["starts"]) == ("a", 3, 250, "done", 1)
+    # What was given to one of them, as a value, also of the run that has it by default.
+    assert [(row["reward.compute"], row["reward.outcome"]) for row in runs] == [(0.5, 1.0), (1.0, 1.0)]
+    assert (b["experiment"], b["rollout="]) == ("hle", "sglang")
+    assert (a["after.accuracy"], a["after.tool_shares.all.python"], a["spent.usd"]) == (0.5, 1.0, 0.25)
+    assert a["after.cost_per_correct"] is None
+    assert b["evaluation.benchmarks.held_out.accuracy"] == 0.75
+    assert "after.accuracy" not in b
+    assert not any(key in a for key in ("output_dir", "rollout.slots"))
+
+
+def test_csv_is_empty_where_nothing_is_known(folder: Path):
+    runs = load(folder / "a", folder / "b")
+    rows = list(csv.DictReader(io.StringIO(runs.to_csv(folder / "runs.csv"))))
+    assert (folder / "runs.csv").read_text() == runs.to_csv()
+    assert list(rows[0]) == runs.columns
+    assert [row["after.cost_per_correct"] for row in rows] == ["", ""]
+    assert [row["after.accuracy"] for row in rows] == ["0.5", ""]
+
+
+def test_a_frame_has_the_rows_or_says_what_is_missing(folder: Path):
+    runs = load(folder / "*")
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        with pytest.raises(ImportError, match="pip install pandas"):
+            runs.frame()
+    else:
+        assert list(runs.frame()["reward.compute"]) == [0.5, 1.0]
+
+
+def test_compare_shows_runs_beside_each_other(folder: Path):
+    def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "experiments/compare.py", *arguments]
+        return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+
+    done = compare(str(folder / "a"), str(folder / "b"))
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.split()}
+    assert lines["reward.compute"] == ["0.5", "1"]
+    assert lines["after.accuracy"] == ["0.5", "–"]
+    assert lines["after.cost_per_correct"] == ["–", "–"]
+    assert not any("tool_shares" in name for name in lines)
+    assert compare(str(folder / "*"), "--csv", "-").stdout == load(folder / "*").to_csv()
+    nothing = compare(str(folder / "notes"))
+    assert (nothing.returncode, len(nothing.stderr.splitlines())) == (2, 1)
