@@ -66,7 +66,7 @@ lock: install-dev ## requirements/tested: the packages of this environment; afte
 	{ echo "# What the tests passed with; written by \`make lock\`."; $(PY) requirements/installed.py; } > $(TESTED)
 
 clean: ## remove the environments and the caches; outputs stay
-	rm -rf $(VENV) .venv-newest .venv-torch $(SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-newest .venv-torch $(SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 
 ifdef UV
 INSTALL := $(UV) pip install --quiet --python $(PY)

@@ -13,6 +13,7 @@ from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import MissingPrice, PriceList
 from orchestra_jax.money.replay import ReplayMiss
+from orchestra_jax.shipped import CONF
 from orchestra_jax.tools.experts import describing
 from orchestra_jax.tools.experts.descriptions import sample
 from orchestra_jax.tools.experts.expert import read_experts
@@ -24,8 +25,7 @@ async def run(options: argparse.Namespace) -> bool:
     job = describing.DescriptionJob(
         experts=experts, subjects=options.only or [expert.name for expert in experts], writers=options.writer,
         examples=sample(load_tasks(options.tasks), options.count, options.seed), prices=PriceList.load(options.prices),
-        calls=options.file.with_suffix(".calls.db"),
-    )  # fmt: skip
+        calls=options.file.with_suffix(".calls.db"))  # fmt: skip
     for row in await describing.forecast(job):
         print(f"{row.name:24} {row.calls:6.0f} calls  ${row.usd:9.4f} expected  ${row.worst_usd:9.4f} at most")
     if options.dry_run:
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--experts", required=True, help="YAML file of experts")
     parser.add_argument("--writer", required=True, nargs="+", help="who writes: the first that is not the subject")
     parser.add_argument("--only", nargs="+", help="experts to describe (default: all)")
-    parser.add_argument("--prices", default="conf/pricing/paper_train.yaml")
+    parser.add_argument("--prices", default=str(CONF / "pricing/paper_train.yaml"))
     parser.add_argument("--count", type=int, default=10, help="tasks, families in turns (default 10)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the tasks")
     parser.add_argument("--max-usd", type=float, default=1.0, help="stop before more is spent (default 1)")

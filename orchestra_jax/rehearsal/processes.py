@@ -9,7 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from orchestra_jax.shipped import EXPERIMENTS
+
 _LINES = 15
 
 
@@ -41,12 +42,10 @@ class Trainers:
         self._started: list[subprocess.Popen[bytes]] = []
         for index, log in enumerate(self._logs):
             joined = [f"mesh.coordinator=127.0.0.1:{port}", f"mesh.processes={count}", f"mesh.process={index}"]
-            command = [sys.executable, "experiments/train.py", *overrides, *(joined if count > 1 else ())]
+            command = [sys.executable, str(EXPERIMENTS / "train.py"), *overrides, *(joined if count > 1 else ())]
             with log.open("ab") as stream:
                 self._started.append(
-                    subprocess.Popen(
-                        command, cwd=ROOT, env=variables, stdout=stream, stderr=stream, start_new_session=True
-                    )
+                    subprocess.Popen(command, env=variables, stdout=stream, stderr=stream, start_new_session=True)
                 )
 
     @property

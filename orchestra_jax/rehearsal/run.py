@@ -27,10 +27,11 @@ from orchestra_jax.rehearsal.claims import (
     updates_taken,
 )
 from orchestra_jax.rehearsal.policy import make_policy
-from orchestra_jax.rehearsal.processes import ROOT, Trainers
+from orchestra_jax.rehearsal.processes import Trainers
 from orchestra_jax.rehearsal.providers import Providers
 from orchestra_jax.rehearsal.questions import write_questions
 from orchestra_jax.rollout.event_loop import LoopThread
+from orchestra_jax.shipped import CONF
 
 TRAINERS = 2
 _DEVICES = 2  # virtual ones of each
@@ -79,7 +80,7 @@ class Rehearsal:
         data = os.environ.get("ORCHESTRA_DATA", "data")
         make_policy(Path(os.environ.get("QWEN3_TOKENIZER", f"{data}/qwen3-tokenizer")), self._folder)
         with LoopThread() as loop:
-            providers = Providers(PriceList.load(ROOT / "conf" / "pricing" / "paper_train.yaml"))
+            providers = Providers(PriceList.load(CONF / "pricing" / "paper_train.yaml"))
             loop.run(providers.__aenter__())
             self._environment = {
                 **questions,

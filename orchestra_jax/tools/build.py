@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.checks import missing_inputs
@@ -15,6 +14,7 @@ from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.processes import Processes
+from orchestra_jax.shipped import CONF
 from orchestra_jax.tools.base import TOOLS, MakeTool, Tool, ToolContext, unreachable
 from orchestra_jax.tools.catalogue import Catalogue, Entry, PriceBook
 from orchestra_jax.tools.entries import expert_entries, plain_entry
@@ -28,7 +28,7 @@ from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.tools.schema import check_spec
 from orchestra_jax.types import InfrastructureError, ToolResult
 
-PRICES = Path(__file__).resolve().parents[2] / "conf" / "pricing"
+PRICES = CONF / "pricing"
 _NOWHERE = "http://replayed.invalid/v1"  # of experts that are only replayed
 
 

@@ -151,7 +151,7 @@ def _train(cfg: RunConfig, processes: Processes, record: Record) -> None:
             loop.run(environment.close())
             money.close()  # requests under way have ended: their bill is known now
     if processes.first:
-        report(found, directory, evaluated=bool(cfg.evaluation.questions))
+        report(found, directory)
 
 
 def parents(cfg: RunConfig) -> list[dict[str, Any]]:

@@ -44,16 +44,17 @@ def write_summary(found: Mapping[str, Any], directory: Path) -> None:
     partial.replace(directory / FILE_NAME)
 
 
-def report(found: Mapping[str, Any], directory: Path, *, evaluated: bool) -> None:
+def report(found: Mapping[str, Any], directory: Path) -> None:
     """Writes summary.json and the pictures, and prints the table where something was evaluated."""
     from orchestra_jax.evaluation.figures import draw  # only now: importing matplotlib takes a second
 
     write_summary(found, directory)
     draw(found, read_metrics(directory), directory)
-    if evaluated:
+    if found.get("after") or found.get("benchmarks"):
         print_summary(found, directory=directory)
     else:
-        print(f"Nothing was evaluated (evaluation.questions=0). Learning curves and summary.json are in {directory}")
+        print("Nothing was evaluated: evaluation.questions=0, or there are no evaluation.benchmarks.")
+        print(f"Learning curves and summary.json are in {directory}")
 
 
 def _finite(node: Any) -> Any:

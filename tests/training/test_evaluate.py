@@ -16,6 +16,7 @@ from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.run import run
+from orchestra_jax.training.summary import report
 from orchestra_jax.training.weights import fingerprint
 from orchestra_jax.types import Task, Trajectory
 from tests.training.test_trainer import MICRO, config, reference, summary
@@ -97,3 +98,10 @@ def test_an_evaluation_without_policy_or_tasks_says_so(tmp_path: Path, capsys, o
         evaluate(config(tmp_path, *MICRO, *overrides))
     assert stop.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_run_without_benchmarks_has_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    report({"name": "n", "before": {}, "after": {}, "baselines": {}, "preference_swap": {}}, tmp_path)
+    assert capsys.readouterr().out.startswith("Nothing was evaluated: evaluation.questions=0, or there are no eval")
+    assert json.loads((tmp_path / "summary.json").read_text())["name"] == "n"

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from orchestra_jax.shipped import CONF
 from orchestra_jax.types import MADE_BY, OPEN_WEIGHTS
 
-CARDS = Path(__file__).resolve().parents[3] / "conf" / "models.yaml"
+CARDS = CONF / "models.yaml"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,9 @@
+"""Where the files are that come with the package: beside it in a checkout, inside it where a wheel was installed."""
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+_HERE = _PACKAGE if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent
+
+CONF = _HERE / "conf"
+EXPERIMENTS = _HERE / "experiments"
