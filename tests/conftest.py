@@ -1,9 +1,13 @@
 """What every test runs under: CPU, eight virtual devices, one cache of compilations and one of bytecode for all."""
 
+import contextlib
+import fcntl
+import gc
 import os
 import random
 import secrets
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +40,8 @@ def _set_environment() -> None:
 
 
 _set_environment()
+# Imports make no garbage, and looking for it again and again is a quarter of their time.
+gc.disable()
 
 # After the environment: hypothesis' plugin may import what imports jax.
 from hypothesis import settings  # noqa: E402
@@ -48,6 +54,33 @@ settings.load_profile("orchestra")
 def pytest_configure() -> None:
     # Workers inherit what the first process draws: all of them need the same order.
     os.environ.setdefault("TEST_ORDER", str(secrets.randbelow(100_000)))
+
+
+@contextlib.contextmanager
+def _alone_until_bytecode_is_there() -> Iterator[None]:
+    """Lets the first worker compile what all import, alone: workers that start at once compile it once each."""
+    folder = Path(os.environ["PYTHONPYCACHEPREFIX"])
+    done = folder / "complete"
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        if not done.exists():
+            lock = stack.enter_context((folder / "lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        done.touch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    distributes = not hasattr(session.config, "workerinput") and session.config.getoption("numprocesses", None)
+    with contextlib.nullcontext() if distributes else _alone_until_bytecode_is_there():
+        result = yield
+    # What is imported stays: no collection goes over it again, and a run's own setting (training/run.py) serves tests.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)
