@@ -116,7 +116,7 @@ async def test_answers_that_are_no_embeddings(answer, problem: str):
         return web.Response(text=json.dumps(answer))
 
     async with serving(wrong) as url:
-        embedder = EndpointEmbedder(url, "m", dim=1)
+        embedder = EndpointEmbedder(url, "m", dim=1, backoff_s=0.01)
         with pytest.raises(InfrastructureError, match=problem):
             await embedder.embed(["a", "b"])
         await embedder.close()
