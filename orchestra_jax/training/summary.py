@@ -53,8 +53,8 @@ def report(found: Mapping[str, Any], directory: Path) -> None:
     if found.get("after") or found.get("benchmarks"):
         print_summary(found, directory=directory)
     else:
-        print("Nothing was evaluated: evaluation.questions=0, or there are no evaluation.benchmarks.")
-        print(f"Learning curves and summary.json are in {directory}")
+        why = "evaluation.questions=0, or no evaluation.benchmarks"
+        print(f"Nothing was evaluated ({why}). Learning curves and summary.json are in {directory}")
 
 
 def _finite(node: Any) -> Any:

@@ -103,5 +103,7 @@ def test_an_evaluation_without_policy_or_tasks_says_so(tmp_path: Path, capsys, o
 def test_a_run_without_benchmarks_has_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     report({"name": "n", "before": {}, "after": {}, "baselines": {}, "preference_swap": {}}, tmp_path)
-    assert capsys.readouterr().out.startswith("Nothing was evaluated: evaluation.questions=0, or there are no eval")
+    assert capsys.readouterr().out.startswith(
+        "Nothing was evaluated (evaluation.questions=0, or no evaluation.benchmarks). Learn"
+    )
     assert json.loads((tmp_path / "summary.json").read_text())["name"] == "n"
