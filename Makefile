@@ -19,7 +19,7 @@ FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart rehearsal test test-release test-sglang test-sglang-training sglang-cpu lint format lock clean
+.PHONY: help install install-dev quickstart rehearsal chaos test test-release test-sglang test-sglang-training sglang-cpu lint format lock clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ quickstart: install ## warm start, RL and the proof: 8 minutes on 2 fast, quiet 
 
 rehearsal: install-dev sglang-cpu ## the paper's run on this CPU: two trainers, two SGLang servers, a kill; add RUN="+experiment=frames --steps 10"
 	SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) experiments/rehearse.py $(RUN)
+
+chaos: install-dev ## 1,200 faults, and 200 small runs that are killed, starved and lied to; add RUN="--runs 20 --seed 1"
+	$(PY) -m benchmarks.chaos $(RUN)
 
 test: install-dev ## every test without torch, GPU or server, in random order; TESTS=tests/rl, TEST_ORDER=7, NEWEST=1: newest packages
 	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow or release)" $(TESTS)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestra_jax.outside import MOST_BYTES, Unreadable, read_json, valid_text
+from orchestra_jax.outside import MOST_BYTES, Unreadable, read_json
 from orchestra_jax.stopwatch import queued
 from orchestra_jax.types import InfrastructureError
 
@@ -185,10 +185,11 @@ class JsonClient:
             await self._session.close()
 
     def shown(self, text: str) -> str:
-        """The start of a server's text, without the headers' values: some servers repeat a bad key."""
+        """The start of a server's text in one line, without the headers' values: some servers repeat a bad key."""
         for value in self._headers.values():
             text = text.replace(value.removeprefix("Bearer "), "***")
-        return valid_text(text.strip()[:_SHOWN])
+        printable = "".join(character if character.isprintable() else " " for character in text)
+        return " ".join(printable.split())[:_SHOWN]
 
     async def _json(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> Any:
         """The JSON of an answer with a status of success; None where it is empty."""

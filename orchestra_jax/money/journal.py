@@ -13,18 +13,21 @@ import asyncio
 import errno
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.outside import read_json
 from orchestra_jax.types import Usage
 
 State = dict[
     str, list[Any]
 ]  # by name: dollars as the text of a fraction, tokens, calls; as `Budget.get_state` gives it
-_Amounts = tuple[str, Any, Any, Any]  # name, dollars, tokens, calls
+_Amounts = tuple[str, Any, int, int]  # name, dollars, tokens, calls
+_FRACTION = re.compile(r"\d{1,1000}(/0*[1-9]\d{0,999})?", re.ASCII)
 
 
 def read_bill(file: Path) -> tuple[State, State]:
@@ -116,23 +119,41 @@ def _read(file: Path) -> tuple[list[_Amounts], dict[int, _Amounts]]:
     *lines, _ = file.read_bytes().split(b"\n") if file.exists() else [b""]
     for number, text in enumerate(lines, 1):
         try:
-            line = json.loads(text)
+            line = read_json(text)
             if "spent" in line:
-                paid += [(name, Fraction(usd), tokens, calls) for name, (usd, tokens, calls) in line["spent"].items()]
+                paid += [_checked(name, *amounts) for name, amounts in line["spent"].items()]
             elif "worst" in line:
+                if line["call"] in in_flight:
+                    raise ValueError("the call is under way already")
                 usd, tokens = line["worst"]
-                in_flight[line["call"]] = (line["name"], usd, tokens, 1)
+                in_flight[line["call"]] = _checked(line["name"], usd, tokens, 1)
             else:
                 del in_flight[line["call"]]
                 if "paid" in line:
                     usd, tokens = line["paid"]
-                    paid.append((line["name"], usd, tokens, 1))
+                    paid.append(_checked(line["name"], usd, tokens, 1))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{str(file)!r}, line {number}, is no line of the run's bill: restore the file, or delete it if what "
                 "was spent until now need not count in budget.run_*."
             ) from error
     return paid, in_flight
+
+
+def _checked(name: Any, usd: Any, tokens: Any, calls: Any) -> _Amounts:
+    """The amounts of a line that has one of each; dollars as `State` has them, or a number.
+
+    Raises:
+        ValueError, TypeError: it has not.
+    """
+    for count in (tokens, calls):
+        if type(count) is not int or count < 0:
+            raise ValueError(f"a count is {count!r}")
+    # Not what else a Fraction takes: "1e999999999" would fill the memory with its digits.
+    number = _FRACTION.fullmatch(usd) is not None if isinstance(usd, str) else type(usd) in (int, float) and usd >= 0
+    if not isinstance(name, str) or not number:
+        raise TypeError(f"{name!r} cost {usd!r}")
+    return name, usd, tokens, calls
 
 
 def _sums(amounts: Iterable[_Amounts]) -> State:

@@ -85,10 +85,28 @@ def test_a_torn_last_line_is_a_request_that_never_left(tmp_path: Path):
     assert read_bill(file) == (state(0.01, 100, 1), state(0.1, 1000, 1))
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"call": 9}', '{"call": 1, "worst": [1]}', '{"spent": {"x": [1]}}', "\0"])
+def reserved(usd: str, tokens: str = "1", name: str = '"x"') -> str:
+    return f'{{"call": 1, "name": {name}, "worst": [{usd}, {tokens}]}}'
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", '{"call": 9}', '{"call": 1, "worst": [1]}', '{"spent": {"x": [1]}}', "\0", "[" * 100_000,
+     '{"spent": {"x": ["1/0", 1, 1]}}', '{"spent": {"x": ["' + 9000 * "1" + '", 1, 1]}}',
+     '{"spent": {"x": ["1e9999999999", 1, 1]}}', '{"spent": {"x": ["1", 1, -1]}}',
+     reserved("NaN"), reserved("1e999"), reserved("-1"), reserved("null"), reserved("true"), reserved('"x"'),
+     reserved("1", "[]"), reserved("1", "2.5"), reserved("1", "-2"), reserved("1", name="[1]"),
+     reserved("1", name="null")],
+)  # fmt: skip
 def test_a_broken_line_is_said_in_a_sentence(tmp_path: Path, line: str):
     (tmp_path / "spent.jsonl").write_text(f'{line}\n{{"spent": {{}}}}\n')
     with pytest.raises(ConfigError, match=r"spent\.jsonl', line 1, is no line of the run's bill: restore the file"):
+        RunBudget(BudgetConfig(), tmp_path)
+
+
+def test_a_call_that_begins_twice_is_not_counted_once(tmp_path: Path):
+    (tmp_path / "spent.jsonl").write_text(2 * f"{reserved('1')}\n")
+    with pytest.raises(ConfigError, match=r"spent\.jsonl', line 2, is no line"):
         RunBudget(BudgetConfig(), tmp_path)
 
 
