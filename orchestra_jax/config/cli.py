@@ -90,6 +90,8 @@ def explain_error(error: BaseException) -> str:
     if isinstance(error, UnicodeDecodeError):  # Hydra does not say where
         known = [frame.f_locals.get("config_path") for frame, _ in traceback.walk_tb(error.__traceback__)]
         return _one_line(f"In '{next(filter(None, reversed(known)), 'a file')}': {error}.")
+    if isinstance(error, TypeError):  # of Hydra's own code, where it takes the value for another
+        return _one_line(f"A setting has a kind of value that its place does not take ({error}): write KEY=VALUE.")
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.choices import ReplayMode
+from orchestra_jax.config.ranges import shown
 from orchestra_jax.money.store import CANONICAL, Recorded, Writer, connect, decode, encode, key, open_to_read
 from orchestra_jax.money.unsaved import Row, Unsaved
 from orchestra_jax.stopwatch import queued
@@ -149,8 +150,8 @@ class Replay:
             return decode(row[0]) if row else None
         except (sqlite3.Error, ValueError) as error:
             raise ReplayBroken(
-                f"Replay file {str(self._path)!r} cannot be used: {error}; put a copy in its place, or record to "
-                "another replay.path."
+                f"Replay file {str(self._path)!r} cannot be used: {shown(error)}; put a copy in its place, or record "
+                "to another replay.path."
             ) from None
 
     async def _save(self, row: Row) -> None:

@@ -18,6 +18,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from orchestra_jax.config.ranges import shown
 from orchestra_jax.types import Usage
 
 BUSY_S = 60.0  # how long a write waits for those of other processes
@@ -73,7 +74,7 @@ def decode(text: str) -> Recorded:
             raise ValueError("a figure of its usage is not finite")
         return Recorded(row["value"], usage, bool(row["is_error"]))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ValueError(f"a recorded call in it is damaged or foreign ({str(error)[:80]})") from None
+        raise ValueError(f"a recorded call in it is damaged or foreign ({shown(str(error)[:80])})") from None
 
 
 class Writer(threading.Thread):
@@ -172,9 +173,9 @@ def create(file: Path) -> sqlite3.Connection:
                     raise
                 time.sleep(0.01)
         database.execute("PRAGMA synchronous=FULL")  # a commit outlives a power cut, not only the process
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter of what SQLite says about a damaged file
         database.close()
-        raise ValueError(f"Replay file {str(file)!r} cannot be opened: {error}.") from None
+        raise ValueError(f"Replay file {str(file)!r} cannot be opened: {shown(error)}.") from None
     return database
 
 
@@ -182,7 +183,7 @@ def _check_version(database: sqlite3.Connection, file: Path) -> None:
     try:
         version = database.execute("PRAGMA user_version").fetchone()[0]
         found = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone()
-    except sqlite3.DatabaseError:
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
         version = found = None
     if version != _VERSION or found is None:
         database.close()

@@ -89,7 +89,7 @@ def problem(step: Path, processes: Processes) -> str | None:
         found = _own_problem(step, processes)
     except OSError as error:
         found = f"{_below(Path(error.filename or step), step)}: {error.strerror}"
-    except (ValueError, TypeError, LookupError, AttributeError):
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         found = "its checksums cannot be read"
     return next((each for each in processes.gather(found) if each is not None), None)
 
@@ -103,7 +103,7 @@ def _own_problem(step: Path, processes: Processes) -> str | None:
         try:
             if not isinstance(json.loads((step / name).read_bytes()), dict):
                 return f"{name} is no JSON object"
-        except ValueError:
+        except (ValueError, RecursionError):
             return f"{name} is no JSON"
     if not any((step / item / _SUMS).exists() for item in _ITEMS):
         return None

@@ -189,7 +189,8 @@ async def test_a_file_that_breaks_under_the_run_ends_it_with_a_sentence(file: Pa
 ROWS = ["", "[]", "{}", '{"value": 1}', '{"value": 1, "usage": 7, "is_error": false}', "[" * 100_000,
         '{"value": 1, "usage": [{"nme": "x"}], "is_error": false}', '{"value": NaN}',
         '{"value": 1, "usage": [{"name": "x", "cost_usd": "free"}], "is_error": false}',
-        '{"value": 1, "usage": [{"name": "x", "cost_usd": 1e999}], "is_error": false}']  # fmt: skip
+        '{"value": 1, "usage": [{"name": "x", "cost_usd": 1e999}], "is_error": false}',
+        '{"value": 1, "usage": [{"name": "x", "a\\n\\u001b[31m\\ud83d": 1}], "is_error": false}']  # fmt: skip
 
 
 @pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
@@ -200,12 +201,23 @@ async def test_a_row_that_is_none_of_ours_is_told_and_not_paid_again(file: Path,
         database.execute("INSERT INTO calls VALUES (?, ?, ?, ?)", (key("chat", {"q": 1}), "chat", request, row))
     for mode in ("replay", "replay_or_record"):
         replay, service = Replay(file, mode), Service()
-        with pytest.raises(ReplayMiss, match=r"calls\.db"):
+        with pytest.raises(ReplayMiss, match=r"calls\.db") as refused:
             await replay.call("chat", {"q": 1}, service)
+        assert str(refused.value).isprintable()
         assert service.paid == 0
         replay.close()
     with pytest.raises(ValueError, match=r"calls\.db"):
         records.stats(file)
+
+
+@pytest.mark.parametrize("mode", ["record", "replay", "replay_or_record"])
+def test_a_file_whose_tables_have_no_readable_name_is_none_of_ours(file: Path, mode: str):
+    """SQLite repeats the bytes in its error, and Python cannot read that."""
+    Replay(file, "record").close()
+    file.write_bytes(file.read_bytes().replace(b"CREATE TABLE calls", b"CREATE \xff\xfeBLE calls"))
+    with pytest.raises(ValueError, match=r"calls\.db") as refused:
+        Replay(file, mode)
+    assert type(refused.value) is ValueError
 
 
 async def test_a_spill_with_a_torn_last_line_gives_what_is_whole(file: Path):

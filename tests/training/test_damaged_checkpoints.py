@@ -79,6 +79,10 @@ def scribbled(file: Path) -> None:
     file.write_text('{"phase": "poli')
 
 
+def nested(file: Path) -> None:
+    file.write_text("[" * 100_000)
+
+
 def removed(file: Path) -> None:
     shutil.rmtree(file) if file.is_dir() else file.unlink()
 
@@ -96,7 +100,8 @@ def a_file(folder: Path) -> None:
 DAMAGE = [
     (truncated, largest), (flipped, largest), (zeroed, largest), (removed, largest),
     (removed, named("arrays/manifest.ocdbt")), (scribbled, named("arrays/_METADATA")),
-    (emptied, named("meta/metadata")), (scribbled, named("meta/metadata")), (flipped, named("meta/metadata")),
+    (nested, named("arrays/_METADATA")), (nested, named("arrays/checksums.json")), (emptied, named("meta/metadata")),
+    (scribbled, named("meta/metadata")), (flipped, named("meta/metadata")),
     (removed, named("arrays")), (removed, named("meta")), (hollow, named("arrays")), (hollow, named(".")),
     (a_file, named(".")), (emptied, named("_CHECKPOINT_METADATA")), (scribbled, named("_CHECKPOINT_METADATA")),
 ]  # fmt: skip
