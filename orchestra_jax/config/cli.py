@@ -6,9 +6,9 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -26,9 +26,7 @@ USAGE_ERROR, DISK_FULL, INTERRUPTED = 2, 5, 130  # exit statuses
 @functools.cache  # the schema does not change, and making it takes a tenth of a second
 def register() -> None:
     """Makes the schema known to Hydra as `run_config`, the first entry of `conf/config.yaml`'s defaults."""
-    schema = OmegaConf.structured(RunConfig)
-    _unlock(schema)
-    ConfigStore.instance().store(name="run_config", node=schema)
+    ConfigStore.instance().store(name="run_config", node=_schema())
 
 
 def run(main: Callable[[], None]) -> None:
@@ -159,6 +157,21 @@ def _one_line(message: str) -> str:
 def _end(message: str) -> NoReturn:
     print(message, file=sys.stderr)
     sys.exit(USAGE_ERROR)
+
+
+def recorded(settings: Mapping[str, Any]) -> RunConfig:
+    """The run of settings that were composed before, such as those in run.json.
+
+    Raises:
+        ConfigError, omegaconf.errors.OmegaConfBaseException: they are not of this version.
+    """
+    return load(cast(DictConfig, OmegaConf.merge(_schema(), settings)))
+
+
+def _schema() -> DictConfig:
+    schema: DictConfig = OmegaConf.structured(RunConfig)
+    _unlock(schema)
+    return schema
 
 
 def _unlock(node: DictConfig) -> None:

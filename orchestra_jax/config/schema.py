@@ -219,6 +219,7 @@ class LoggerConfig(Settings):
     names: list[str] = field(default_factory=lambda: ["jsonl", "tensorboard"])  # training.loggers, or module:attribute
     project: str = "orchestra_jax"  # of Weights & Biases
     trajectories: int = at_least(2, 0)  # trajectories per step written in readable form
+    rollouts: bool = True  # all of them without loss, for experiments/view.py
 
 
 @dataclass(frozen=True)

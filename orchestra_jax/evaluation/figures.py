@@ -27,6 +27,7 @@ BLUE, ORANGE = "#0072b2", "#d55e00"
 # Okabe and Ito's colours, told apart under the common kinds of colour blindness; the eighth is for all other tools.
 TOOL_COLOURS = ("#0072b2", "#e69f00", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#f0e442", "#b8bec6")
 OTHERS = "other tools"
+LEARNING_CURVES = "learning_curves.png"
 MIN_LABELLED_SHARE = 0.07
 
 
@@ -44,7 +45,7 @@ def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], dir
     """
     directory.mkdir(parents=True, exist_ok=True)
     pictures = {
-        "learning_curves.png": _learning_curves(metrics),
+        LEARNING_CURVES: _learning_curves(metrics),
         "tool_shares.png": _tool_shares(summary),
         "accuracy_cost.png": _accuracy_cost(summary),
     }

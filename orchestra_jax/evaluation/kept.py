@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.types import Status, Task, ToolCall, ToolResult, Trajectory, Turn, Usage
+from orchestra_jax.evaluation.stored import decoded, encoded
+from orchestra_jax.types import Status, Task, Trajectory
 
 
 class Kept:
@@ -46,7 +47,7 @@ class Kept:
                 record = json.loads(line)
                 place = places.get(record["key"])
                 if place is not None and record["status"] != Status.FAILED:
-                    found[place] = _trajectory(record, place, tasks[place])
+                    found[place] = replace(decoded(record, tasks[place]), group=place)
             except (ValueError, KeyError, TypeError):
                 continue
         return found
@@ -59,8 +60,6 @@ def _digest(policy: str | None, task: Task) -> str:
 def _record(trajectory: Trajectory) -> dict[str, Any]:
     """What figures and readers need; token ids and log-probs are left out, and of the task all but its words."""
     task = trajectory.task
-    ids: dict[str, Any] = {"prompt_ids": (), "sampled_ids": (), "logprobs": ()}
-    own = {entry.name: getattr(trajectory, entry.name) for entry in fields(trajectory)}
     return {
         "id": task.id,
         "question": task.question,
@@ -69,28 +68,5 @@ def _record(trajectory: Trajectory) -> dict[str, Any]:
         "menu": task.extra.get("instance") or [spec.name for spec in task.tools],
         "cost_usd": trajectory.cost_usd,
         "latency_s": trajectory.latency_s,
-        **own,
-        "task": task.id,
-        "solved": bool(trajectory.solved),
-        "sequences": [[asdict(replace(turn, **ids)) for turn in turns] for turns in trajectory.sequences],
-        "ledger": [asdict(row) for row in trajectory.ledger],
+        **encoded(trajectory.without_ids()),
     }
-
-
-def _trajectory(record: Mapping[str, Any], number: int, task: Task) -> Trajectory:
-    own = {entry.name: record[entry.name] for entry in fields(Trajectory)}
-    sequences = tuple(tuple(_turn(turn) for turn in turns) for turns in record["sequences"])
-    made = {"task": task, "group": number, "status": Status(record["status"]), "sequences": sequences}
-    return Trajectory(**{**own, **made, "ledger": _rows(record["ledger"])})
-
-
-def _turn(record: Mapping[str, Any]) -> Turn:
-    calls = tuple(ToolCall(**call) for call in record["calls"])
-    results = tuple(ToolResult(**{**result, "usage": _rows(result["usage"])}) for result in record["results"])
-    spans = tuple((int(version), int(count)) for version, count in record["version_spans"])
-    ids: dict[str, Any] = {"prompt_ids": (), "sampled_ids": (), "logprobs": ()}
-    return Turn(**{**record, **ids, "calls": calls, "results": results, "version_spans": spans})
-
-
-def _rows(records: Sequence[Mapping[str, Any]]) -> tuple[Usage, ...]:
-    return tuple(Usage(**row) for row in records)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +37,7 @@ from orchestra_jax.training.build import make_collector, make_policy, policy_con
 from orchestra_jax.training.checkpointing import Checkpoints, RunState, newest_checkpoint
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
+from orchestra_jax.training.loggers.rollouts import RolloutFiles
 from orchestra_jax.training.loggers.transcripts import write_transcripts
 from orchestra_jax.training.metrics import (
     StepPart,
@@ -109,6 +110,8 @@ class Trainer:
             self.evaluator = Evaluator(
                 cfg, environment, self.collector, self.engine, money.run, trajectories, self.processes
             )
+            next_step = self.state.step + 1 if self.state.phase == "policy" else 1
+            self.files = RolloutFiles(self.directory, next_step, self.processes, on=cfg.logger.rollouts)
         self.interrupt = CleanInterrupt(cfg.checkpoint.grace_s, self._out_of_time)
         if self.processes.lifeline is not None:
             self.processes.lifeline.on_late = self._give_up
@@ -141,11 +144,11 @@ class Trainer:
                     "from there."
                 ) from None
             finally:
-                try:
+                with ExitStack() as closing:
+                    closing.callback(lambda: self.loop.run(self.serving.close()))
+                    closing.callback(self.rollouts.stop)
+                    closing.callback(self.files.close)
                     self.checkpoints.close()
-                finally:
-                    self.rollouts.stop()
-                    self.loop.run(self.serving.close())
 
     # --- policy optimisation ---
 
@@ -199,6 +202,7 @@ class Trainer:
         )
         self.sync_engine()
         state.step += 1
+        self.files.add(state.step, trajectories, rewards, advantages, kept)
         whole = whole_step(self.processes, StepPart(trajectories, rewards, kept, self.money.run.spent, budget.spent))
         if self.processes.first:
             shown = whole.trajectories[::size][: cfg.logger.trajectories]
@@ -266,6 +270,7 @@ class Trainer:
 
     def save(self) -> None:
         """Saves everything that the run needs to continue from the last finished step."""
+        self.files.flush()  # no step before a checkpoint is done again
         self.checkpoints.save_run(self.cfg, self.state, self.rollouts.get_state(), self.seconds())
 
     def _save_last_finished(self) -> None:

@@ -22,13 +22,15 @@ from hydra import compose, initialize_config_dir
 from orchestra_jax.config import cli
 from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
 from orchestra_jax.config.checks import load
-from orchestra_jax.config.schema import RewardConfig, RunConfig
+from orchestra_jax.config.schema import ConfigError, RewardConfig, RunConfig
+from orchestra_jax.evaluation.stored import read_groups
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rl.groups import GroupArrays
 from orchestra_jax.rl.setup import kl_share, score_groups
 from orchestra_jax.training.checkpointing import newest_checkpoint
 from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.loggers.jsonl import read_metrics
+from orchestra_jax.training.loggers.pages import pages_of
 from orchestra_jax.training.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,6 +178,20 @@ def test_metrics_have_each_step_once(reference: Path):
     assert seconds == sorted(seconds)
 
 
+def test_the_rollouts_of_every_step_are_kept_and_shown(reference: Path, tmp_path: Path):
+    rows, groups = read_metrics(reference), list(read_groups(reference / "rollouts"))
+    assert [(group.step, group.group) for group in groups] == [(n, g) for n in range(1, STEPS + 1) for g in range(2)]
+    assert all(group.members[0].turns[0].logprobs for group in groups)
+    for row in rows:
+        members = [member for group in groups if group.step == row["step"] for member in group.members]
+        assert np.mean([member.cost_usd for member in members]) == pytest.approx(row["cost_usd"])
+    index = pages_of(reference, tmp_path, steps=2)
+    assert sorted({page.name[:6] for page in (tmp_path / "groups").iterdir()}) == ["000001", f"{STEPS:06d}"]
+    assert f"{2 * 2 * 4} trajectories" in index.read_text()
+    with pytest.raises(ConfigError, match=r"is no run: a run's folder has run\.json"):
+        pages_of(tmp_path)
+
+
 def test_evaluations_on_the_way_are_in_the_metrics(reference: Path):
     rows = {row["step"]: row for row in read_metrics(reference)}
     evaluated = [step for step, row in rows.items() if "eval/accuracy" in row]
@@ -275,6 +291,7 @@ def test_the_disturbed_run_reports_the_same(disturbed: dict, reference: Path):
     assert summary(folder) | {"seconds": 0} == summary(reference) | {"seconds": 0}
     assert transcripts(folder) == transcripts(reference)
     assert untimed(read_metrics(folder)) == untimed(read_metrics(reference))
+    assert list(read_groups(folder / "rollouts")) == list(read_groups(reference / "rollouts"))
 
 
 def test_metrics_have_each_step_once_after_resuming(disturbed: dict):

@@ -1,0 +1,86 @@
+"""The rollouts of every step without loss, in `rollouts/` of the run's folder, written while the run goes on."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from orchestra_jax.evaluation.stored import SUFFIX, StoredGroup, step_of, write_groups
+from orchestra_jax.processes import Processes
+from orchestra_jax.types import Trajectory
+
+FOLDER = "rollouts"
+
+
+class RolloutFiles:
+    """A file a step and process; a thread encodes and writes it during the next step.
+
+    Args:
+        directory: of the run.
+        first_step: the step that comes next; files of it and later ones are of work that is done again, and go.
+        processes: the first one writes step-N, the others step-N.PROCESS.
+        on: False writes and removes nothing.
+    """
+
+    def __init__(self, directory: Path, first_step: int, processes: Processes, *, on: bool = True) -> None:
+        self._folder, self._on = directory / FOLDER, on
+        self._mark = "" if processes.first else f".{processes.index}"
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout-files")
+        self._writing: Future[None] | None = None
+        if on and processes.first:
+            for file in self._folder.glob(f"step-*{SUFFIX}"):
+                if step_of(file) >= first_step:
+                    file.unlink()
+            for half in self._folder.glob(".step-*.part"):
+                half.unlink()
+
+    def add(
+        self,
+        step: int,
+        trajectories: Sequence[Trajectory],
+        rewards: np.ndarray,
+        advantages: np.ndarray,
+        kept: np.ndarray,
+    ) -> None:
+        """Hands over what a step collected, by group [G, N]; waits for the step before, so memory holds one.
+
+        Raises:
+            OSError: the step before could not be written.
+        """
+        if not self._on:
+            return
+        self.flush()
+        size = rewards.shape[1]
+        groups = [
+            StoredGroup(
+                step=step,
+                group=members[0].group,
+                members=tuple(members),
+                rewards=tuple(map(float, rewards[g])),
+                advantages=tuple(map(float, advantages[g])),
+                kept=bool(kept[g]),
+            )
+            for g, members in enumerate(
+                trajectories[first : first + size] for first in range(0, len(trajectories), size)
+            )
+        ]
+        path = self._folder / f"step-{step:06d}{self._mark}{SUFFIX}"
+        self._writing = self._thread.submit(write_groups, path, groups)
+
+    def flush(self) -> None:
+        """Waits until what was handed over is on the disk.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Does so a last time."""
+        try:
+            self.flush()
+        finally:
+            self._thread.shutdown()
