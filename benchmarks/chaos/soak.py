@@ -263,18 +263,20 @@ class Run:
         if act is not None:
             act()
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._launcher.ended(self._pid, 0.0) is None:
+    def _signal(self, number: signal.Signals, pid: int | None = None) -> None:
+        pid = pid or self._pid
+        if self._launcher.ended(pid, 0.0) is None:
             self.outcome.events.append(f"{number.name} at request {self._server.requests}")
             if number == signal.SIGKILL:
                 self._killed = True
                 self.outcome.killed_in_a_call += self._server.under_way
-            self._launcher("signal", pid=self._pid, number=number)
+            self._launcher("signal", pid=pid, number=number)
 
     def _two_signals(self) -> None:
-        self._signal(signal.SIGTERM)
+        pid = self._pid  # the next start is another one
+        self._signal(signal.SIGTERM, pid)
         time.sleep(self._draw.uniform(0.0, 0.5))
-        self._signal(signal.SIGINT)
+        self._signal(signal.SIGINT, pid)
 
     def _fill(self) -> None:
         self.outcome.events.append(f"disk full at request {self._server.requests}")
@@ -309,7 +311,8 @@ class Run:
             return
         # Before a run has begun, after it has ended and after it has said so, a signal is any program's.
         outside = not printed or "summary.json are in" in printed or (lines and lines[-1].startswith("Stopped"))
-        if -status in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) and self.outcome.events and outside:
+        by_signal = -status in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) or (status == 130 and not printed)
+        if by_signal and self.outcome.events and outside:
             self.outcome.ends[-1] = "stopped"
             return
         if status not in ENDS:
@@ -342,7 +345,9 @@ class Run:
     def _compare(self, paid: State, billed: State) -> None:
         """Sets `outcome.bill`; raises Broken: less was paid than billed, or more than what is not known explains."""
         ends, lost = self.outcome.ends, self._server.lost
-        cut_short = ends.count("killed") + ends.count("stopped") + ends.count("refused")
+        # What was on its way when a process ended, or the server, may have been seen by nobody.
+        dead = self.outcome.event == "dead server"
+        cut_short = ends.count("killed") + ends.count("stopped") + ends.count("refused") + dead
         self.outcome.bill = "equal"
         extra = 0
         for name in billed.keys() | paid.keys():
