@@ -9,6 +9,7 @@ import json
 import os
 import queue
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -370,7 +371,7 @@ def expected(name: str) -> bool:
     """Whether a finished run may have such a file, by its path in the folder."""
     top, *rest = name.split("/")
     if top == "checkpoints":
-        return not rest or rest[0].isdigit()
+        return not rest or re.fullmatch(r"([a-z_]+-)?\d+", rest[0]) is not None
     return top in KEPT and ".tmp" not in name and "partial" not in name
 
 

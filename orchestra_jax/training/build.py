@@ -115,14 +115,22 @@ def policy_config(cfg: RunConfig, chat: ChatFormat) -> DecoderConfig:
     """The policy's architecture: a checkpoint's, or a preset with a vocabulary of the tokenizer's size.
 
     Raises:
-        ConfigError: the checkpoint's config.json cannot be read, or there is no such preset.
+        ConfigError: the checkpoint's config.json cannot be read, its vocabulary is not the tokenizer's, or there is no
+            such preset.
     """
     try:
         if cfg.model.path is None:
             return preset_config(cfg.model, vocab_size=len(chat.tokenizer))
-        return read_config(cfg.model.path, **run_settings(cfg.model))
+        config = read_config(cfg.model.path, **run_settings(cfg.model))
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error
+    # Without the added ones: some released tokenizers have one for pictures that their text models lack.
+    if (known := chat.tokenizer.vocab_size) > config.vocab_size:
+        raise ConfigError(
+            f"The run's tokenizer has {known} tokens, and the policy in {cfg.model.path!r} knows {config.vocab_size}: "
+            "set model.tokenizer to the policy's own."
+        )
+    return config
 
 
 def make_policy(cfg: RunConfig, chat: ChatFormat, mesh: Mesh | None = None) -> tuple[DecoderConfig, Params]:
@@ -131,8 +139,8 @@ def make_policy(cfg: RunConfig, chat: ChatFormat, mesh: Mesh | None = None) -> t
     Raises:
         ConfigError: the checkpoint cannot be read.
     """
+    config = policy_config(cfg, chat)
     if cfg.model.path is None:
-        config = policy_config(cfg, chat)
         return config, _random_params(config, jax.random.key(cfg.seed), mesh)
     try:
         return checkpoint.load(cfg.model.path, mesh, **run_settings(cfg.model))
