@@ -372,12 +372,12 @@ def expected(name: str) -> bool:
     top, *rest = name.split("/")
     if top == "checkpoints":
         return not rest or re.fullmatch(r"([a-z_]+-)?\d+", rest[0]) is not None
-    return top in KEPT and ".tmp" not in name and "partial" not in name
+    return top in KEPT and not re.search(r"\.tmp|\.part$|partial", name)
 
 
 KEPT = {
     ".hydra", "metrics.jsonl", "spent.jsonl", "run.lock", "summary.json", "evaluation", "trajectories", "checkpoints",
-    "calls.db", "damaged", "learning_curves.png",
+    "calls.db", "damaged", "learning_curves.png", "rollouts", "run.json",
 }  # fmt: skip
 
 
