@@ -2,15 +2,17 @@
 
 python experiments/view.py outputs/quickstart
 python experiments/view.py outputs/quickstart --steps 0 --out pages
+python experiments/view.py outputs/quickstart --inspect
 """
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.progress import track
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.training.loggers.pages import pages_of
+from orchestra_jax.training.loggers.pages import inspect_logs_of, pages_of
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -19,13 +21,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--steps", type=int, default=20, help="so many, from the first to the last; 0: all (default 20)"
     )
-    parser.add_argument("--out", type=Path, help="folder of the pages (default: view in the run's folder)")
+    parser.add_argument("--inspect", action="store_true", help="logs for `inspect view` instead of pages")
+    parser.add_argument("--out", type=Path, help="folder (default: view, or inspect, in the run's folder)")
     asked = parser.parse_args(arguments)
+
+    def tracked(steps: list[int]) -> Iterable[int]:
+        return track(steps, "steps")
+
     try:
-        index = pages_of(asked.run, asked.out, asked.steps, lambda steps: track(steps, "pages of steps"))
-    except (ConfigError, OSError, ValueError) as error:
+        if asked.inspect:
+            logs = inspect_logs_of(asked.run, asked.out, asked.steps, tracked)
+            print(f"{len(logs)} logs; look at them with: inspect view --log-dir {logs[0].parent}")
+        else:
+            print(f"Open {pages_of(asked.run, asked.out, asked.steps, tracked).resolve()} in a browser.")
+    except (ConfigError, ImportError, OSError, ValueError) as error:
         parser.exit(2, f"{error}\n")
-    print(f"Open {index.resolve()} in a browser.")
 
 
 if __name__ == "__main__":

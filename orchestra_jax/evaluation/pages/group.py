@@ -1,4 +1,4 @@
-"""What the page of one group shows: the menu, and of each member its turns, money, time, reward terms and tokens."""
+"""What is shown of one group: the menu, and of each member its turns, money, time, reward terms and tokens."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from orchestra_jax.config.schema import RewardConfig
 from orchestra_jax.evaluation.stored import StoredGroup
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.rewards import feature_matrix, normalize_features
-from orchestra_jax.types import ToolCall, ToolResult, Trajectory, Turn, work_seconds
+from orchestra_jax.types import ToolCall, ToolResult, Trajectory, Turn, Usage, work_seconds
 
 Decode = Callable[[Sequence[int]], str]  # token ids to text
 
@@ -24,7 +24,7 @@ def view(group: StoredGroup, reward: RewardConfig, decode: Decode | None) -> dic
         decode: of the policy's tokenizer; without one tokens are shown as their ids.
     """
     task = group.task
-    terms = _terms(group, reward)
+    terms = reward_terms(group, reward)
     members = [
         {
             "number": n,
@@ -57,7 +57,7 @@ def view(group: StoredGroup, reward: RewardConfig, decode: Decode | None) -> dic
     }
 
 
-def _terms(group: StoredGroup, reward: RewardConfig) -> list[list[dict[str, Any]]]:
+def reward_terms(group: StoredGroup, reward: RewardConfig) -> list[list[dict[str, Any]]]:
     """By member: each feature of Eq. 2 with its value, its place in the group's range, its weight and their product."""
     arrays = group_arrays(group.members, len(group.members))
     columns = (arrays.tool_counts, arrays.solved, arrays.cost_usd, arrays.latency_s)
@@ -80,12 +80,18 @@ def _terms(group: StoredGroup, reward: RewardConfig) -> list[list[dict[str, Any]
     ]  # fmt: skip
 
 
-def _turns(member: Trajectory) -> Iterator[dict[str, Any]]:
-    """Each turn with what was spent until its end; the policy's rows are in the order of its generations."""
+def generations(member: Trajectory) -> Iterator[tuple[Turn, Usage | None]]:
+    """Each turn with the ledger's row of its generation: the policy's rows are in the order of its turns."""
     own = iter([row for row in member.ledger if row.role == "orchestrator"])
+    for turn in member.turns:
+        yield turn, next(own, None)
+
+
+def _turns(member: Trajectory) -> Iterator[dict[str, Any]]:
+    """Each turn with what was spent until its end."""
     cost = seconds = 0.0
-    for number, turn in enumerate(member.turns, 1):
-        if (row := next(own, None)) is not None:
+    for number, (turn, row) in enumerate(generations(member), 1):
+        if row is not None:
             cost, seconds = cost + row.cost_usd, seconds + row.seconds
         cost += sum(row.cost_usd for result in turn.results for row in result.usage)
         seconds += max((work_seconds(result.usage) for result in turn.results), default=0.0)

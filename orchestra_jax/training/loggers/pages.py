@@ -1,6 +1,6 @@
-"""From a run's folder to pages of its rollouts; also while the run goes on."""
+"""From a run's folder to what shows its rollouts, pages or logs of Inspect; also while the run goes on."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -9,18 +9,19 @@ from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import cli, record
 from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.evaluation.inspect_logs import write_logs
 from orchestra_jax.evaluation.pages import write_pages
 from orchestra_jax.evaluation.pages.group import Decode
-from orchestra_jax.evaluation.stored import read_groups, steps_in
+from orchestra_jax.evaluation.stored import StoredGroup, read_groups, steps_in
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training.loggers import jsonl
 from orchestra_jax.training.loggers.rollouts import FOLDER
 
+Track = Callable[[list[int]], Iterable[int]]
 
-def pages_of(
-    run: Path, out: Path | None = None, steps: int = 0, track: Callable[[list[int]], Iterable[int]] = iter
-) -> Path:
-    """Writes the pages of a run.
+
+def pages_of(run: Path, out: Path | None = None, steps: int = 0, track: Track = iter) -> Path:
+    """Writes pages of a run's rollouts.
 
     Args:
         run: its folder.
@@ -35,6 +36,29 @@ def pages_of(
         ConfigError: the folder is no run's, or holds no rollouts.
         ValueError: a file in it is damaged.
     """
+    cfg, groups = _rollouts(run, steps, track)
+    metrics = run / jsonl.FILE_NAME
+    return write_pages(
+        groups,
+        out or run / "view",
+        name=cfg.name,
+        reward=cfg.reward,
+        decode=_decode(cfg),
+        metrics=jsonl.read_metrics(metrics) if metrics.is_file() else (),
+    )
+
+
+def inspect_logs_of(run: Path, out: Path | None = None, steps: int = 0, track: Track = iter) -> list[Path]:
+    """Writes logs of Inspect, by default into `inspect` in the run's folder; otherwise as `pages_of`.
+
+    Raises:
+        ImportError: inspect-ai is not installed.
+    """
+    cfg, groups = _rollouts(run, steps, track)
+    return write_logs(groups, out or run / "inspect", name=cfg.name, reward=cfg.reward)
+
+
+def _rollouts(run: Path, steps: int, track: Track) -> tuple[RunConfig, Iterator[StoredGroup]]:
     kept = record.read(run)
     if kept is None:
         raise ConfigError(f"{str(run)!r} is no run: a run's folder has {record.FILE_NAME} in it.")
@@ -46,15 +70,7 @@ def pages_of(
     except (ConfigError, OmegaConfBaseException) as error:
         raise ConfigError(f"{str(run)!r} is a run of another version: {cli.explain_error(error)}") from None
     chosen = there if not steps else sorted({there[int(n)] for n in np.linspace(0, len(there) - 1, steps).round()})
-    metrics = run / jsonl.FILE_NAME
-    return write_pages(
-        chain.from_iterable(read_groups(run / FOLDER, [step]) for step in track(chosen)),
-        out or run / "view",
-        name=cfg.name,
-        reward=cfg.reward,
-        decode=_decode(cfg),
-        metrics=jsonl.read_metrics(metrics) if metrics.is_file() else (),
-    )
+    return cfg, chain.from_iterable(read_groups(run / FOLDER, [step]) for step in track(chosen))
 
 
 def _decode(cfg: RunConfig) -> Decode | None:
