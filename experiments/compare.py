@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="folders of runs, or patterns of such")
     parser.add_argument("--csv", metavar="FILE", help="write a row for each run; - for standard output")
-    parser.add_argument("--all", action="store_true", help="show the shares of single tools too")
+    parser.add_argument("--all", action="store_true", help="show shares of single tools and intervals too")
     asked = parser.parse_args(arguments)
     try:
         runs = load(*asked.runs)
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     for row in runs:
         table.add_column(str(row["run"]), justify="right", overflow="fold")
     for column in runs.columns[1:]:
-        if asked.all or ".tool_shares." not in column:
+        if asked.all or not any(part in column for part in (".tool_shares.", ".intervals.")):
             table.add_row(column, *(_shown(row.get(column)) for row in runs))
     Console().print(table)
 

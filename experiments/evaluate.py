@@ -1,8 +1,9 @@
-"""Evaluates a policy without training: model.path, or what the run of this name exported. `--help` shows every key.
+"""Evaluates a policy without training: a checkpoint, a run, or any OpenAI-compatible endpoint. See docs/evaluation.md.
 
-python experiments/evaluate.py name=seed1
-python experiments/evaluate.py +experiment=hle model.path=checkpoints/Qwen3-8B
-python experiments/evaluate.py 'evaluation.benchmarks=[held_out,my_benchmark:tasks]'
+python experiments/evaluate.py name=seed1                                       what the run of this name exported
+python experiments/evaluate.py +benchmark=frames policy=checkpoints/Qwen3-8B --limit 20
+python experiments/evaluate.py +benchmark=hle policy=https://api.openai.com/v1 evaluation.endpoint.model=gpt-5 \
+    evaluation.endpoint.api_key_env=OPENAI_API_KEY name=gpt-5 --dry-run
 """
 
 import hydra
@@ -23,4 +24,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, {"--limit": "evaluation.limit=", "--dry-run": "evaluation.dry_run=true"})

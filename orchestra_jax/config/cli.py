@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn, cast
 
@@ -29,12 +29,17 @@ def register() -> None:
     ConfigStore.instance().store(name="run_config", node=_schema())
 
 
-def run(main: Callable[[], None]) -> None:
+def run(main: Callable[[], None], flags: Mapping[str, str] | None = None) -> None:
     """Calls a `hydra.main` function; a user's error ends the process with one sentence and status 2.
 
     Everything else, a bug above all, keeps its stack trace. HYDRA_FULL_ERROR=1 shows the traces of user errors too.
+
+    Args:
+        flags: settings that have a flag of their own, by flag: "--limit" for "evaluation.limit=", and "--dry-run" for
+            "evaluation.dry_run=true".
     """
     register()
+    sys.argv[1:] = _without_flags(sys.argv[1:], flags or {})
     asked = os.environ.get("HYDRA_FULL_ERROR", "0")
     wants_trace = asked == "1"
     # Otherwise Hydra prints errors its own way and exits, and there is nothing left to explain.
@@ -52,6 +57,21 @@ def run(main: Callable[[], None]) -> None:
         _end(explain_error(error))
     finally:
         os.environ["HYDRA_FULL_ERROR"] = asked  # a program that goes on after this keeps its own choice
+
+
+def _without_flags(words: Sequence[str], flags: Mapping[str, str]) -> list[str]:
+    """The words of a command line with flags written as settings; the value of one stands behind "=" or follows."""
+    found, rest = list[str](), list(words)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        setting = flags.get(flag)
+        if setting is None:
+            found.append(f"{flag}{equals}{value}")
+        elif not setting.endswith("="):
+            found.append(setting)
+        else:
+            found.append(setting + (value if equals or not rest else rest.pop(0)))
+    return found
 
 
 def configure(config: DictConfig) -> RunConfig:

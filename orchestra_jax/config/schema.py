@@ -22,7 +22,7 @@ from orchestra_jax.config.choices import (
     Schedule,
     ToolFeature,
 )
-from orchestra_jax.config.ranges import LARGE, Settings, above, at_least, text, within
+from orchestra_jax.config.ranges import LARGE, Settings, above, at_least, seconds, text, within
 from orchestra_jax.config.ranges import ConfigError as ConfigError
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.tools import ToolsConfig
@@ -106,6 +106,7 @@ class PricingConfig(Settings):
     orchestrator: str = "orchestrator"  # the policy's entry in the price lists, where the two keys below are null
     orchestrator_input: float | None = at_least(0.2, 0)  # $ per million prompt tokens of the policy in any list
     orchestrator_output: float | None = at_least(0.2, 0)  # $ per million sampled tokens
+    orchestrator_cached_input: float | None = at_least(None, 0)  # $ of cached ones; null: as the two above say
     orchestrator_seconds_per_token: float | None = at_least(None, 0)  # simulated seconds; null: the measured clock
 
 
@@ -187,6 +188,24 @@ class WarmStartConfig(Settings):
 
 
 @dataclass(frozen=True)
+class EndpointConfig(Settings):
+    """The model that experiments/evaluate.py asks where `policy` is an address: its name there and its price here."""
+
+    model: str | None = None  # its name at the endpoint
+    price: str | None = None  # its entry of pricing.name; null: the one called as the model
+    input: float | None = at_least(None, 0)  # instead of an entry: $ per million prompt tokens
+    cached_input: float | None = at_least(None, 0)  # of cached ones; null: as input
+    output: float | None = at_least(None, 0)  # of answers, reasoning included
+    api_key_env: str | None = None  # environment variable with its key; null: it wants none
+    timeout_s: float = seconds(300.0)  # seconds for one request
+    retries: int = at_least(4, 0)  # further requests after a failed one
+    concurrency: int = at_least(32, 1)  # requests under way at once, of all processes together
+    requests_per_minute: float | None = above(None, 0)  # likewise; null: no limit
+    max_tokens_field: str | None = None  # max_tokens or max_completion_tokens; null: as conf/models.yaml says
+    extra: dict[str, Any] = field(default_factory=dict)  # further fields of the request, such as reasoning_effort
+
+
+@dataclass(frozen=True)
 class EvaluationConfig(Settings):
     """Benchmarks before, during and after training."""
 
@@ -200,6 +219,9 @@ class EvaluationConfig(Settings):
     temperature: float = at_least(1.0, 0)  # 0 is greedy
     greedy: bool = True  # evaluate at temperature 0 too
     swap_questions: int = at_least(0, 0)  # of preference_swap; 0 skips it
+    limit: int | None = at_least(None, 1)  # only so many tasks of each benchmark (--limit); null: all
+    dry_run: bool = False  # only tell what it will cost (--dry-run); for experiments/evaluate.py
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
 
 
 @dataclass(frozen=True)
@@ -251,6 +273,7 @@ class RunConfig(Settings):
     seed: int = at_least(0, 0)  # of everything random in the run
     steps: int = at_least(250, 0)  # training steps
     output_dir: str = "outputs/${name}"  # folder
+    policy: str | None = None  # of experiments/evaluate.py: a checkpoint, a run's folder, or http://HOST/v1
     compilation_cache: str | None = "~/.cache/orchestra_jax"  # folder of compiled programs for later starts; null: none
     model: ModelConfig = field(default_factory=ModelConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)

@@ -8,12 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from orchestra_jax.evaluation.intervals import Interval, bootstrap, wilson
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.rewards import ToolFeature, feature_matrix
 from orchestra_jax.tools.answers import extract_answer, matches
 from orchestra_jax.types import Status, Trajectory
 
 MEANS = ("accuracy", "valid_rate", "cost", "cost_per_correct", "latency", "calls", "refused")
+
+
+def intervals(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, Interval | None]]:
+    """95 % intervals over the questions that did not fail: accuracy by Wilson and by bootstrap, means by bootstrap."""
+    counted = [t for t in trajectories if t.status is not Status.FAILED]
+    solved = [float(t.solved) for t in counted]
+    return {
+        "accuracy": {"wilson": wilson(int(sum(solved)), len(solved)), "bootstrap": bootstrap(solved)},
+        "cost": {"bootstrap": bootstrap([t.cost_usd for t in counted])},
+        "latency": {"bootstrap": bootstrap([t.latency_s for t in counted])},
+    }
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
@@ -126,11 +138,11 @@ def preference_utility(
     return np.stack(utilities)
 
 
-def by_part(parts: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, float | None]]:
+def by_part(parts: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, Any]]:
     """Figures of each part of a benchmark, with the share of local among all searches (0 without a search)."""
-    found = {}
+    found = dict[str, dict[str, Any]]()
     for part, runs in parts.items():
         searches = [name for t in runs for name in t.tool_names if name in ("local_search", "web_search")]
         share = searches.count("local_search") / len(searches) if searches else 0.0
-        found[part] = summarize(runs) | {"local_share": share}
+        found[part] = summarize(runs) | {"local_share": share, "intervals": intervals(runs)}
     return found

@@ -14,8 +14,8 @@ pictures.
 
 Figures: accuracy, valid_rate and utility in [0, 1]; cost and cost_per_correct in dollars; latency in seconds; calls;
 failed and counted, the questions that are in no other figure and those that are. Where a judge was asked: exact_match,
-judged and judge_disagrees in [0, 1]. What is not known is null: a cost per correct answer where nothing was solved,
-every mean where everything failed.
+judged and judge_disagrees in [0, 1]. Beside them `intervals`, at 95 %: {figure: {"wilson" | "bootstrap": [low, high]}}.
+What is not known is null: a cost per correct answer where nothing was solved, every mean where everything failed.
 """
 
 import math
@@ -87,7 +87,7 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None, *,
         raise ValueError("The summary has no 'after' figures: evaluate the trained policy before reporting.")
     console = console or Console()
     console.print()
-    console.print(figures_table(_title(summary), list(_rows(summary))))
+    print_figures(console, _title(summary), list(_rows(summary)))
     for line in _changes(summary):
         console.print(line, highlight=False)
     swap = {phase: kinds for phase, kinds in (summary.get("preference_swap") or {}).items() if kinds}
@@ -153,11 +153,18 @@ def _title(summary: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def print_figures(console: Console, title: str, rows: Sequence[Row], *, intervals: bool = False) -> None:
+    """Prints the table of `figures_table`, below it Wilson's `intervals`, and what is in none of its figures."""
+    console.print(figures_table(title, rows))
+    for line in interval_lines(rows) if intervals else ():
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in footnotes(rows):
+        console.print(line, markup=False, highlight=False, soft_wrap=True, style="yellow")
+
+
 def figures_table(title: str, rows: Sequence[Row]) -> Table:
-    """A line for each row of figures; a column that no row has is left out. What is in no figure stands below."""
+    """A line for each row of figures; a column that no row has is left out."""
     table = _table(title)
-    table.caption = "\n".join(footnotes(rows)) or None
-    table.caption_justify = "left"
     columns = {
         title: column
         for title, column in _COLUMNS.items()
@@ -170,6 +177,15 @@ def figures_table(title: str, rows: Sequence[Row]) -> Table:
         cells = [_shown(value(figures, name), factor, decimals) for name, factor, decimals in columns.values()]
         table.add_row(label, *cells, style=style)
     return table
+
+
+def interval_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each row whose accuracy has Wilson's interval."""
+    for label, figures, _ in rows:
+        found = ((figures.get("intervals") or {}).get("accuracy") or {}).get("wilson")
+        if found:
+            low, high = (_shown(end, 100, 1) for end in found)
+            yield f"{label}: accuracy {_shown(value(figures, 'accuracy'), 100, 1)} %, 95 % interval {low} to {high} %."
 
 
 def footnotes(rows: Sequence[Row]) -> Iterator[str]:

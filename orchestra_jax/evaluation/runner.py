@@ -10,14 +10,31 @@ import numpy as np
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import Environment
-from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT
+from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT, Tasks
 from orchestra_jax.evaluation.kept import Kept
-from orchestra_jax.evaluation.metrics import by_part, preference_utility, summarize, tool_shares
+from orchestra_jax.evaluation.metrics import by_part, intervals, preference_utility, summarize, tool_shares
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.sharing import play_all, share_all
+from orchestra_jax.rollout.speakers import MessageEngine
 from orchestra_jax.types import Status, Task, Trajectory
+
+
+def chosen_tasks(environment: Environment, cfg: RunConfig) -> dict[str, Tasks]:
+    """The tasks of evaluation.benchmarks by name, where there are any, the first evaluation.limit of each.
+
+    Raises:
+        ConfigError: there is no benchmark of a name.
+    """
+    limit, found = cfg.evaluation.limit, dict[str, Tasks]()
+    for name in cfg.evaluation.benchmarks if cfg.evaluation.questions else []:
+        tasks = BENCHMARKS.get(name)(environment, cfg)
+        if isinstance(tasks, Mapping):
+            found[name] = {part: some[:limit] for part, some in tasks.items()}
+        elif len(tasks):
+            found[name] = tasks[:limit]
+    return {name: tasks for name, tasks in found.items() if len(tasks)}
 
 
 class Evaluator:
@@ -39,7 +56,7 @@ class Evaluator:
         cfg: RunConfig,
         environment: Environment,
         collector: Collector,
-        engine: Engine,
+        engine: Engine | MessageEngine,
         budget: Budget,
         directory: Path | None = None,
         processes: Processes | None = None,
@@ -48,9 +65,7 @@ class Evaluator:
         self._policy: str | None = None
         self._processes = processes or Processes()
         self.cfg, self.collector, self.engine, self._budget = cfg, collector, engine, budget
-        names = cfg.evaluation.benchmarks if cfg.evaluation.questions else []
-        made = {name: BENCHMARKS.get(name)(environment, cfg) for name in names}
-        self.benchmarks = {name: tasks for name, tasks in made.items() if len(tasks)}
+        self.benchmarks = chosen_tasks(environment, cfg)
         self.scripts = environment.baselines()
         self._baseline_runs: dict[str, list[Trajectory]] | None = None
 
@@ -63,8 +78,8 @@ class Evaluator:
                 over, unless they failed; None: all are made.
 
         Returns:
-            `summarize`'s figures, with `tool_shares`, and `greedy` (figures at temperature 0) where configured; the
-            held-out tasks have `utility` too. A benchmark with parts has the figures of each.
+            `summarize`'s figures, with their `intervals`, `tool_shares`, and `greedy` (figures at temperature 0) where
+            configured; the held-out tasks have `utility` too. A benchmark with parts has the figures of each.
         """
         settings, found = self.cfg.evaluation, {}
         self._when, self._policy = re.sub(r"[^\w-]+", "-", when), policy
@@ -86,7 +101,7 @@ class Evaluator:
     async def _figures(self, name: str, tasks: Sequence[Task], temperature: float) -> dict[str, Any]:
         run = await self._collect(name, tasks, temperature)
         utility = self._utility(run, await self._runs()) if name == HELD_OUT else {}
-        return summarize(run) | utility | {"tool_shares": tool_shares(run)}
+        return summarize(run) | utility | {"intervals": intervals(run), "tool_shares": tool_shares(run)}
 
     async def _collect(self, name: str, tasks: Sequence[Task], temperature: float) -> list[Trajectory]:
         own = self._processes.mine(range(len(tasks)))

@@ -193,6 +193,21 @@ def save_peft(
         multihost_utils.sync_global_devices(f"saved {folder}")
 
 
+def adapter_base(folder: str | Path) -> str:
+    """The base's folder or Hub name as the adapters in a PEFT folder have it.
+
+    Raises:
+        ValueError: they do not name it.
+    """
+    try:
+        base = json.loads((Path(folder) / _CONFIG).read_text())["base_model_name_or_path"]
+        if isinstance(base, str) and base:
+            return base
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise ValueError(f"{str(Path(folder) / _CONFIG)!r} does not name the base of its adapters; set it there.")
+
+
 def load_peft(folder: str | Path, config: DecoderConfig) -> tuple[LoRA, dict[str, Any]]:
     """The inverse of `save_peft`, for the layout (`scan_layers`) that `config` says; also reads what PEFT wrote.
 

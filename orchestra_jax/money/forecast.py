@@ -1,5 +1,6 @@
 """A dry run: what a step will cost, before a dollar is spent."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestra_jax.config.schema import RunConfig
@@ -63,3 +64,49 @@ def dry_run(cfg: RunConfig, prices: PriceList) -> str | None:
         f"{cost.trajectories} trajectories costs about ${cost.total:.2f} with experts at random, ${cost.alone:.2f} "
         f"with {cost.dearest} alone, and {cfg.steps} steps ${cost.total * cfg.steps:.2f}{more}; {end}."
     )
+
+
+def evaluation_cost(cfg: RunConfig, prices: PriceList, tasks: Mapping[str, int], *, own: bool) -> str | None:
+    """What an evaluation will cost outside, in a sentence; None where nothing is paid for.
+
+    Assumes plan.calls calls of an expert a question, and for the policy's own tokens a conversation that grows evenly
+    to plan.tokens over plan.turns generations, plan.response of it sampled; what was there before a generation is read
+    from the provider's cache.
+
+    Args:
+        tasks: questions of each benchmark.
+        own: whether the policy's own tokens are paid for too, as those of an endpoint are.
+    """
+    plan, settings = cfg.plan, cfg.evaluation
+    count = sum(tasks.values()) * (2 if settings.greedy and settings.temperature else 1)
+    offer = cfg.tools.evaluated
+    models = sorted({model for models in offer.experts.values() for model in models})
+    judge = 0.0 if cfg.tools.judge == "match" or not models else _call(cfg, prices, cfg.tools.judge)
+    experts = plan.calls * sum(_call(cfg, prices, model) for model in models) / max(1, len(models))
+    turns, tokens = plan.turns or plan.calls + 1, plan.tokens or cfg.rollout.limits.max_length
+    sampled = round(plan.response * tokens)
+    read = sum(round(tokens * turn / turns) for turn in range(1, turns + 1)) - sampled
+    policy = 0.0
+    if own:
+        policy = prices.cost(
+            "orchestrator", prompt_tokens=read, cached_tokens=max(0, read - tokens), completion_tokens=sampled
+        )
+    if not (experts or judge or policy):
+        return None
+    named = ", ".join(f"{name} ({number})" for name, number in tasks.items())
+    if cfg.replay.mode == "replay":
+        return f"{count} trajectories of {named}: all outside calls are replayed and cost nothing."
+    limit = cfg.budget.run_usd
+    end = "no budget.run_usd is set" if limit is None else f"budget.run_usd={limit:g} ends it"
+    told = {
+        f"experts ${count * experts:.2f} ({plan.calls} calls of {plan.call_input} + {plan.call_output} tokens each)":
+            experts,
+        f"the judge ${count * judge:.2f} (one verdict each)": judge,
+        f"the policy itself ${count * policy:.2f} ({turns} turns up to {tokens} tokens)": policy,
+    }  # fmt: skip
+    parts = ", ".join(text for text, usd in told.items() if usd)
+    return f"{count} trajectories of {named} cost about ${count * (experts + judge + policy):.2f}: {parts}; {end}."
+
+
+def _call(cfg: RunConfig, prices: PriceList, model: str) -> float:
+    return prices.cost(model, prompt_tokens=cfg.plan.call_input, completion_tokens=cfg.plan.call_output)

@@ -30,10 +30,6 @@ class Actor(Protocol):
         ...
 
 
-# The actor of (group, member).
-MakeActor = Callable[[int, int], Actor]
-
-
 class EngineActor:
     """The policy behind an engine; `seed` makes every generation of the trajectory reproducible.
 

@@ -1,4 +1,4 @@
-"""Many episodes at once: an engine (tokens) times an environment (tools) gives trajectories.
+"""Many episodes at once: an engine (tokens, or whole messages) times an environment (tools) gives trajectories.
 
 An infrastructure failure costs what failed and nothing else: that generation, call or score is tried again alone, and
 what the trajectory has paid for until then stays. Seconds are those of work, see `stopwatch`.
@@ -10,17 +10,18 @@ decoded to find calls and answers, and only new observations are tokenised.
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from orchestra_jax.config.rollout import RolloutLimits
-from orchestra_jax.engines.base import Engine, Generation, SamplingParams
+from orchestra_jax.engines.base import Engine, SamplingParams
 from orchestra_jax.envs.base import Environment, Episode, Message, Score, Script
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.rollout.actors import Actor, EngineActor, MakeActor, ScriptActor
+from orchestra_jax.rollout.actors import Actor, EngineActor, ScriptActor
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.parsing import ParseError, final_answer, parse_tool_calls
+from orchestra_jax.rollout.parsing import final_answer
+from orchestra_jax.rollout.speakers import MessageEngine, MessageSpeaker, Said, Speaker, TokenSpeaker
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog, within
 from orchestra_jax.stopwatch import Stopwatch
 from orchestra_jax.types import (
@@ -59,7 +60,7 @@ class Collector:
 
     Args:
         environment: makes episodes.
-        chat: renders, tokenises and parses.
+        chat: renders, tokenises and parses; None: everybody speaks in whole messages.
         limits: bounds of one trajectory.
         price: what the policy's own tokens cost.
         allowance: what one trajectory may spend outside.
@@ -69,7 +70,7 @@ class Collector:
     def __init__(
         self,
         environment: Environment,
-        chat: ChatFormat,
+        chat: ChatFormat | None,
         limits: RolloutLimits,
         price: OrchestratorPrice,
         *,
@@ -92,7 +93,7 @@ class Collector:
 
     async def collect(
         self,
-        engine: Engine,
+        engine: Engine | MessageEngine,
         tasks: Sequence[Task],
         *,
         budget: Budget,
@@ -116,23 +117,55 @@ class Collector:
         Returns:
             Trajectories ordered by task, then member.
         """
-        params = SamplingParams(self.limits.max_new_tokens, temperature, self.chat.stop_ids)
+        groups = list(zip(range(len(tasks)) if numbers is None else numbers, tasks, strict=True))
+        if isinstance(engine, MessageEngine):
+
+            def talker(place: int, member: int) -> Speaker:
+                # Greedy, the same request is the same call, whoever asks.
+                sample = (*seed, groups[place][0], member) if temperature else (member,)
+                return MessageSpeaker(engine, self.limits, temperature, sample)
+
+            return await self._collect(talker, groups, group_size, budget, on_done)
+        params = SamplingParams(self.limits.max_new_tokens, temperature, self._tokens.stop_ids)
 
         def actor(group: int, member: int) -> Actor:
             return EngineActor(engine, params, (*seed, group, member), self.limits.max_length)
 
-        groups = list(zip(range(len(tasks)) if numbers is None else numbers, tasks, strict=True))
-        return await self._collect(actor, groups, group_size, budget, on_done)
+        return await self._collect(self._in_tokens(actor, groups, budget), groups, group_size, budget, on_done)
 
     async def play(
         self, script: Script, tasks: Sequence[Task], think: Callable[[Task], str] | None = None, *, budget: Budget
     ) -> list[Trajectory]:
         """Plays every task once with a script instead of a policy."""
-        return await self._collect(lambda *_: ScriptActor(self.chat, script, think), list(enumerate(tasks)), 1, budget)
+        groups, chat = list(enumerate(tasks)), self._tokens
+        speakers = self._in_tokens(lambda *_: ScriptActor(chat, script, think), groups, budget)
+        return await self._collect(speakers, groups, 1, budget)
+
+    @property
+    def _tokens(self) -> ChatFormat:
+        if self.chat is None:
+            raise ValueError("A collector without a chat format takes engines that answer with whole messages.")
+        return self.chat
+
+    def _in_tokens(
+        self, actor: Callable[[int, int], Actor], groups: Sequence[tuple[int, Task]], budget: Budget
+    ) -> Callable[[int, int], Speaker]:
+        """The speaker of (place, member) for actors of (group, member)."""
+        chat, prompts = self._tokens, []
+        if self._given_up is None:
+            for _, task in groups:
+                episode = self.environment.reset(task, budget)
+                prompts.append(chat.prompt_ids(episode.messages, episode.tools))
+
+        def speaker(place: int, member: int) -> Speaker:
+            group, task = groups[place]
+            return TokenSpeaker(chat, actor(group, member), task, prompts[place], self.limits, self.price.model)
+
+        return speaker
 
     async def _collect(
         self,
-        make_actor: MakeActor,
+        speaker: Callable[[int, int], Speaker],
         groups: Sequence[tuple[int, Task]],
         group_size: int,
         budget: Budget,
@@ -141,17 +174,16 @@ class Collector:
         """The trajectories of numbered tasks, in their order."""
         if self._given_up is not None:
             raise self._given_up
-        prompts = [self._prompt(task, budget) for _, task in groups]
 
-        async def one(place: int, member: int, actor: Actor) -> Trajectory:
+        async def one(place: int, member: int, speaker: Speaker) -> Trajectory:
             group, task = groups[place]
-            trajectory = await _Run(self, task, prompts[place], actor, group, member).trajectory(budget)
+            trajectory = await _Run(self, task, speaker, group, member).trajectory(budget)
             if on_done is not None:
                 on_done(trajectory)
             return trajectory
 
-        # Actors are made before any of them runs, so that a lockstep engine knows how many to wait for.
-        todo = [(p, m, make_actor(groups[p][0], m)) for p in range(len(groups)) for m in range(group_size)]
+        # Speakers are made before any of them runs, so that a lockstep engine knows how many to wait for.
+        todo = [(p, m, speaker(p, m)) for p in range(len(groups)) for m in range(group_size)]
         running = [asyncio.ensure_future(one(*item)) for item in todo]
         whole = asyncio.gather(*running)
         self._under_way.add(whole)
@@ -160,34 +192,26 @@ class Collector:
         finally:
             self._under_way.discard(whole)
             # After an error nothing goes on in the background, and no session stays open for an engine to wait for:
-            # a task that was cancelled before it began has not ended its actor.
+            # a task that was cancelled before it began has not ended its speaker.
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-            for _, _, actor in todo:
-                actor.end()
-
-    def _prompt(self, task: Task, budget: Budget) -> tuple[int, ...]:
-        episode = self.environment.reset(task, budget)
-        return self.chat.prompt_ids(episode.messages, episode.tools)
+            for _, _, each in todo:
+                each.end()
 
 
 class _Run:
     """One trajectory.
 
     Attributes:
-        ids: the current sequence up to the next sample; `new` is its part that was not sampled or shown before.
         sequences: finished turns; a fork starts a new list.
         turn: number of the turn, from 1.
         prices: the list in force: the instance's, or else the run's.
         worked_s: seconds of work so far, the longest of each turn's calls; measured or charged, whichever is more.
     """
 
-    def __init__(
-        self, collector: Collector, task: Task, prompt: tuple[int, ...], actor: Actor, group: int, member: int
-    ) -> None:
-        self.collector, self.task, self.actor, self.group, self.member = collector, task, actor, group, member
-        self.ids, self.new = prompt, prompt
+    def __init__(self, collector: Collector, task: Task, speaker: Speaker, group: int, member: int) -> None:
+        self.collector, self.task, self.speaker, self.group, self.member = collector, task, speaker, group, member
         self.sequences: list[list[Turn]] = [[]]
         self.ledger: list[Usage] = []
         self.results: list[ToolResult] = []
@@ -209,11 +233,13 @@ class _Run:
             own: PriceList | None = getattr(episode, "prices", None)
             if own is not None and self.collector.price.model in own.entries:
                 self.prices = own
+            # What the policy itself costs outside is no call of its, which its allowance is for.
+            self.speaker.begin(episode, parent)
             status, reason, answer = await self._turns_until_end(episode)
         except InfrastructureError as error:
             status, reason = Status.FAILED, str(error)
         finally:
-            self.actor.end()
+            self.speaker.end()
         sequences = tuple(tuple(sequence) for sequence in self.sequences if sequence)
         return Trajectory(
             task=self.task,
@@ -230,39 +256,37 @@ class _Run:
     async def _turns_until_end(self, episode: Episode) -> tuple[Status, str, str | None]:
         limits = self.collector.limits
         full = Status.NO_ANSWER, f"the context limit of {limits.max_length} tokens was reached", None
-        messages = list(episode.messages)
         for self.turn in range(1, limits.max_turns + 1):
-            if len(self.ids) >= limits.max_length:
+            if self.speaker.full:
                 return full
             if end := self._no_time_left():
                 return end
-            generation = await self._generate()
-            text = self.collector.chat.decode(generation.token_ids)
-            if generation.finish_reason == "length" and len(self.ids) + len(generation.token_ids) >= limits.max_length:
-                self._record(generation, text, [], [])
+            said = await self._speak()
+            calls = said.calls
+            if said.full:
+                self._record(said, [], [])
                 return full
-            calls, problem = _read(text, generation)
             if len(self.results) + len(calls) > limits.max_calls:
-                self._record(generation, text, [], [])
+                self._record(said, [], [])
                 return Status.NO_ANSWER, f"more than {limits.max_calls} tool calls", None
             if end := self._too_late(episode, calls):
-                self._record(generation, text, calls, [])
+                self._record(said, calls, [])
                 return end
             results = await self._execute(episode, calls)
-            self._record(generation, text, calls, results)
-            if problem:
-                return Status.MALFORMED, problem, None
+            self._record(said, calls, results)
+            if said.problem:
+                return Status.MALFORMED, said.problem, None
             # A terminal tool's answer, else that of a turn without calls.
             finals = [result.final for result in results if result.final is not None]
             if finals or not calls:
-                answer = finals[0] if finals else final_answer(text)
+                answer = finals[0] if finals else final_answer(said.turn.text)
                 if not answer:
                     return Status.NO_ANSWER, "the final answer is empty", None
                 await self._score(episode, answer)
                 return Status.COMPLETED, "", answer
-            messages.append({"role": "assistant", "content": text})
-            messages += [{"role": "tool", "content": result.text} for result in results]
-            self._advance(generation, messages, episode)
+            heard: list[Message] = [{"role": "tool", "content": result.text} for result in results]
+            if not self.speaker.hear(said, heard):
+                self.sequences.append([])
         return self._no_turn_left()
 
     def _too_late(self, episode: Episode, calls: Sequence[ToolCall]) -> tuple[Status, str, None] | None:
@@ -304,58 +328,34 @@ class _Run:
                     raise
         raise AssertionError
 
-    def _record(
-        self, generation: Generation, text: str, calls: Sequence[ToolCall], results: Sequence[ToolResult]
-    ) -> None:
-        self.sequences[-1].append(
-            Turn(
-                prompt_ids=self.new,
-                sampled_ids=generation.token_ids,
-                logprobs=generation.logprobs,
-                weight_version=generation.weight_version,
-                finish_reason=generation.finish_reason,
-                text=text,
-                calls=tuple(calls),
-                results=tuple(results),
-                version_spans=generation.version_spans,
-            )
-        )
+    def _record(self, said: Said, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> None:
+        self.sequences[-1].append(replace(said.turn, calls=tuple(calls), results=tuple(results)))
         self.results += results
         self.ledger += [row for result in results for row in result.usage]
 
-    def _advance(self, generation: Generation, messages: Sequence[Message], episode: Episode) -> None:
-        """The next prompt: the same sequence goes on, or a fork starts where the template rewrote the history."""
-        ids = (*self.ids, *generation.token_ids)
-        self.new, same = self.collector.chat.next_prompt(ids, messages, episode.tools)
-        self.ids = (*ids, *self.new) if same else self.new
-        if not same:
-            self.sequences.append([])
+    async def _speak(self) -> Said:
+        """The next turn and its ledger rows."""
+        limits, price = self.collector.limits, self.collector.price
 
-    async def _generate(self) -> Generation:
-        """One generation and its ledger row; what the sequence held before this turn counts as cached."""
-        price = self.collector.price
+        def speak(attempt: int) -> Awaitable[Said]:
+            return self.speaker.speak(self.results, self.turn, attempt)
 
-        async def act(attempt: int) -> Generation:
-            found = await self.actor.act(self.task, self.ids, self.results, self.turn - 1, attempt)
-            if found.finish_reason == "abort":
-                raise InfrastructureError("the engine aborted the generation")
-            return found
-
-        generation, measured = await self._wait("engine", act, self.collector.limits.turn_deadline_s)
-        seconds = measured
-        if price.seconds_per_token is not None:
-            seconds = price.seconds_per_token * len(generation.token_ids)
-        self.worked_s += max(seconds, measured)
-        usage: dict[str, Any] = {
-            "prompt_tokens": len(self.ids),
-            "cached_tokens": len(self.ids) - len(self.new),
-            "completion_tokens": len(generation.token_ids),
-        }
-        cost = self.prices.cost(price.model, **usage)
-        self.ledger.append(
-            Usage(price.model, "orchestrator", cost_usd=cost, seconds=seconds, price_list=self.prices.id, **usage)
-        )
-        return generation
+        said, measured = await self._wait("engine", speak, limits.turn_deadline_s)
+        worked = 0.0
+        for row in said.usage:
+            seconds = row.seconds or measured
+            if price.seconds_per_token is not None:
+                seconds = price.seconds_per_token * row.completion_tokens
+            cost = self.prices.cost(
+                price.model,
+                prompt_tokens=row.prompt_tokens,
+                cached_tokens=row.cached_tokens,
+                completion_tokens=row.completion_tokens,
+            )
+            self.ledger.append(replace(row, cost_usd=cost, seconds=seconds, price_list=self.prices.id))
+            worked += seconds
+        self.worked_s += max(worked, measured)
+        return said
 
     async def _execute(self, episode: Episode, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """The results of one turn's calls, which run side by side; an error is raised once all of them have ended."""
@@ -373,13 +373,3 @@ class _Run:
             seconds.append(max(seconds_of(result.usage), measured))
         self.worked_s += max(seconds)
         return results
-
-
-def _read(text: str, generation: Generation) -> tuple[list[ToolCall], str]:
-    """The calls to execute, and what is wrong with the output ("" if nothing is)."""
-    calls = parse_tool_calls(text)
-    if isinstance(calls, ParseError):
-        return [], calls.reason
-    if generation.finish_reason != "stop":
-        return [], "the output was cut off"
-    return calls, ""

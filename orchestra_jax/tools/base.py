@@ -259,7 +259,7 @@ def charge(spec: ToolSpec, rows: tuple[Usage, ...], elapsed: float, tariff: Tari
     return (row,)
 
 
-def unreachable(name: str, url: str | None) -> list[str]:
+def unreachable(name: str, url: str | None, key: str = "tools.*") -> list[str]:
     """One sentence where nothing answers at the address of `name`; an address that is no URL is none of a server."""
     if not (url or "").startswith("http"):
         return []
@@ -268,7 +268,7 @@ def unreachable(name: str, url: str | None) -> list[str]:
     try:
         socket.create_connection(address, 5.0).close()
     except OSError as error:
-        return [f"No server answers at {url} for {name} ({error}): start it, or correct its address in tools.*."]
+        return [f"No server answers at {url} for {name} ({error}): start it, or correct its address in {key}."]
     return []
 
 

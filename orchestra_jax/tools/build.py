@@ -79,11 +79,12 @@ def price_book(cfg: RunConfig) -> PriceBook:
                 "pricing.orchestrator=NAME, or pricing.orchestrator_input and pricing.orchestrator_output."
             )
         price = listed or Price()
+        cached_given = given[0] is not None or pricing.orchestrator_cached_input is not None
         price = replace(
             price,
             input=price.input if given[0] is None else given[0],
             output=price.output if given[1] is None else given[1],
-            cached_input=price.cached_input if given[0] is None else None,
+            cached_input=pricing.orchestrator_cached_input if cached_given else price.cached_input,
         )
         return replace(prices, entries={**prices.entries, "orchestrator": price})
 

@@ -155,7 +155,7 @@ def _random_params(config: DecoderConfig, key: PRNGKeyArray, mesh: Mesh | None) 
     return cast(Params, jax.jit(init_params, static_argnums=0, out_shardings=shardings)(config, key))
 
 
-def make_collector(cfg: RunConfig, environment: Environment, chat: ChatFormat) -> Collector:
+def make_collector(cfg: RunConfig, environment: Environment, chat: ChatFormat | None) -> Collector:
     """Episodes of the environment under the run's limits and prices."""
     return Collector(
         environment,

@@ -1,5 +1,7 @@
-"""A policy on the run's benchmarks, without training."""
+"""A policy on benchmarks, without training."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,23 +10,31 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from orchestra_jax import hub
-from orchestra_jax.config.record import Record, Start, parent
+from orchestra_jax.config.choices import ReplayMode
+from orchestra_jax.config.record import Record, Start
 from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.engines.base import Engine
 from orchestra_jax.engines.start import first_model, start_engine
+from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.registry import make_environment
-from orchestra_jax.evaluation.report import benchmark_rows, figures_table, plain
-from orchestra_jax.evaluation.runner import Evaluator
+from orchestra_jax.evaluation.report import benchmark_rows, plain, print_figures
+from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks
+from orchestra_jax.evaluation.subject import Subject, subject_of
 from orchestra_jax.models.lora import load_peft
 from orchestra_jax.money.budgets import BudgetExceeded
+from orchestra_jax.money.forecast import evaluation_cost
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run import Halted, RunBudget
 from orchestra_jax.processes import Processes, joined
 from orchestra_jax.rl.setup import device_mesh
-from orchestra_jax.rollout.chat import make_chat
+from orchestra_jax.rollout.chat import ChatFormat, make_chat
+from orchestra_jax.rollout.endpoint import make_endpoint
 from orchestra_jax.rollout.event_loop import LoopThread
+from orchestra_jax.rollout.speakers import MessageEngine
+from orchestra_jax.tools.base import unreachable
+from orchestra_jax.tools.build import price_book
 from orchestra_jax.training.build import keep_compiled, make_collector, make_policy, preflight
-from orchestra_jax.training.run import POLICY_FOLDER, device_names, exit_status, parents, recorded, working_in
+from orchestra_jax.training.run import device_names, exit_status, recorded, working_in
 from orchestra_jax.training.summary import write_summary
 from orchestra_jax.training.weights import engine_params
 
@@ -32,9 +42,10 @@ FOLDER = "evaluation"  # of the run's folder
 
 
 def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
-    """Evaluates model.path, or else the policy that the run of this name exported: a table and a summary.json.
+    """Evaluates what `policy` names (`evaluation.subject`): a table and a summary.json.
 
-    Every trajectory is written as it ends, and the same command goes on from there after a stop.
+    Every trajectory is written as it ends, and the same command goes on from there after a stop. With
+    evaluation.dry_run nothing is made and nothing asked: it tells what it will cost.
 
     Args:
         start: for the record in the evaluation's folder, run.json; None: this process's command line.
@@ -42,98 +53,154 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
     Raises:
         SystemExit: see `exit_status`.
     """
+    if cfg.evaluation.dry_run:
+        with exit_status():
+            _dry_run(cfg)
+        return
+    folder = Path(cfg.output_dir) / FOLDER
     with (
         exit_status(),
         joined(cfg.mesh) as processes,
         exit_status(processes, cfg.output_dir),
-        recorded(cfg, Path(cfg.output_dir) / FOLDER, "evaluate", start, processes) as record,
-        working_in(Path(cfg.output_dir) / FOLDER, processes),
+        recorded(cfg, folder, "evaluate", start, processes) as record,
+        working_in(folder, processes),
     ):
         try:
-            found = _evaluate(cfg, processes, record)
+            found = _evaluate(cfg, folder, processes, record)
         except (BudgetExceeded, ReplayMiss) as error:
-            raise Halted(f"{error} The evaluation ended before its figures were known.") from None
+            raise Halted(
+                f"{error} The evaluation ended before its figures were known; the same command goes on from what was "
+                "finished."
+            ) from None
         if processes.first:
-            _report(cfg, found)
+            _report(found, folder)
 
 
-def _report(cfg: RunConfig, found: dict[str, Any]) -> None:
+def _report(found: dict[str, Any], folder: Path) -> None:
     rows = [row for name, figures in found["benchmarks"].items() for row in benchmark_rows(name, figures, "bold")]
     rows += [(plain(name), figures, "dim") for name, figures in found["baselines"].items()]
-    folder = Path(cfg.output_dir) / FOLDER
     write_summary(found, folder)
-    Console().print(figures_table(found["policy"], rows))
+    print_figures(Console(), found["policy"], rows, intervals=True)
     print(f"summary.json is in {folder}")
 
 
-def _evaluate(cfg: RunConfig, processes: Processes, record: Record) -> dict[str, Any]:
-    folder = Path(cfg.output_dir) / FOLDER
+def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: Record) -> dict[str, Any]:
     with processes.together():
-        cfg, adapters = _policy_of(cfg)
-        keep_compiled(cfg)
-        preflight(cfg, processes)
-        chat, environment = make_chat(cfg), make_environment(cfg)
+        subject, chat, environment = _checked(cfg, processes)
+        cfg = subject.cfg
         money = RunBudget(cfg.budget, folder, processes)
         collector = make_collector(cfg, environment, chat)
+        if sentence := _forecast(cfg, environment, subject):
+            print(sentence, flush=True)
+        record.begin(parents=subject.parents(), devices=device_names())
+    money.share()
+    with LoopThread() as loop:
+        try:
+            with _engine(subject, folder, processes, loop, chat) as engine:
+                evaluator = Evaluator(
+                    cfg, environment, collector, engine, money.run, folder / "trajectories", processes
+                )
+                return {
+                    "name": cfg.name,
+                    "policy": subject.name,
+                    "benchmarks": loop.run(evaluator.evaluate("policy", subject.identity())),
+                    "baselines": loop.run(evaluator.baselines()),
+                    "spent": money.summary(),
+                }
+        finally:
+            loop.run(environment.close())
+            money.close()
+
+
+def _checked(cfg: RunConfig, processes: Processes) -> tuple[Subject, ChatFormat | None, Environment]:
+    """What is evaluated, how it is written in tokens, and what on; everything that it needs is there.
+
+    Raises:
+        ConfigError: something is not, one sentence for each thing.
+    """
+    if not (cfg.evaluation.questions and cfg.evaluation.benchmarks):
+        raise ConfigError("There is nothing to evaluate on: set evaluation.benchmarks and evaluation.questions.")
+    subject = subject_of(_own_record(cfg, processes))
+    cfg = subject.cfg
+    keep_compiled(cfg)
+    preflight(cfg, processes)
+    if subject.url is None:
+        return subject, make_chat(cfg), make_environment(cfg)
+    asks = cfg.replay.mode is not ReplayMode.replay and not cfg.evaluation.dry_run
+    if asks and (problems := unreachable(subject.name, subject.url, "policy=")):
+        raise ConfigError("\n".join(problems))
+    environment = make_environment(cfg)
+    # The policy speaks no tokens of ours, but baselines do.
+    words = replace(cfg, model=replace(cfg.model, tokenizer="environment"))
+    return subject, make_chat(words) if environment.baselines() else None, environment
+
+
+def _own_record(cfg: RunConfig, processes: Processes) -> RunConfig:
+    """The config with a file of recorded calls for each process, where several machines would write one."""
+    replay = cfg.replay
+    if processes.count == processes.beside or replay.mode in (ReplayMode.off, ReplayMode.replay) or not replay.path:
+        return cfg
+    return replace(cfg, replay=replace(replay, path=f"{replay.path}.{processes.index}"))
+
+
+@contextmanager
+def _engine(
+    subject: Subject, folder: Path, processes: Processes, loop: LoopThread, chat: ChatFormat | None
+) -> Iterator[Engine | MessageEngine]:
+    """Who speaks for the policy, for as long as this lasts."""
+    cfg = subject.cfg
+    if subject.url is not None:
+        with processes.together():
+            endpoint = make_endpoint(cfg, subject.url, price_book(cfg).base, processes)
+        try:
+            yield endpoint
+        finally:
+            loop.run(endpoint.close())
+        return
+    assert chat is not None
+    with processes.together():
         mesh = device_mesh(cfg.mesh)
         model, params = make_policy(cfg, chat, mesh)
-        if adapters is not None:
-            lora, trained = load_peft(adapters, model)
+        if subject.adapters is not None:
+            lora, trained = load_peft(subject.adapters, model)
             trained = jax.tree.map(np.asarray, trained)  # on no device: the policy may be on those of all processes
-        made_from = parents(cfg) + ([parent("adapters", adapters)] if adapters is not None else [])
-        record.begin(parents=made_from, devices=device_names())
-    money.share()
-    if adapters is None:
+    if subject.adapters is None:
         params = engine_params(cfg, params, None, None, mesh)
     else:
         params = engine_params(cfg, trained, params, lora, mesh)
     with processes.together():
         if processes.first and processes.count > 1:
             first_model(cfg, model, params, folder)
-    with LoopThread() as loop:
-        with processes.together():
-            starting = start_engine(
-                cfg, model, params, 0, tokenizer_size=len(chat.tokenizer), directory=folder, processes=processes
-            )
-            serving = loop.run(starting)
-        try:
-            trajectories = folder / "trajectories"
-            evaluator = Evaluator(
-                cfg, environment, collector, serving.engine, money.run, trajectories, processes=processes
-            )
-            return {
-                "name": cfg.name,
-                "policy": str(adapters or cfg.model.path),
-                "benchmarks": loop.run(evaluator.evaluate("policy", _weights(cfg, adapters))),
-                "baselines": loop.run(evaluator.baselines()),
-                "spent": money.summary(),
-            }
-        finally:
-            loop.run(serving.close())
-            loop.run(environment.close())
-            money.close()
+    with processes.together():
+        starting = start_engine(
+            cfg, model, params, 0, tokenizer_size=len(chat.tokenizer), directory=folder, processes=processes
+        )
+        serving = loop.run(starting)
+    del params
+    try:
+        yield serving.engine
+    finally:
+        loop.run(serving.close())
 
 
-def _weights(cfg: RunConfig, adapters: Path | None) -> str:
-    """What tells these weights from others: the names, sizes and times of their files."""
-    folders = [hub.local(str(cfg.model.path), "model"), *([adapters] if adapters else [])]
-    files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
-    return repr([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
-
-
-def _policy_of(cfg: RunConfig) -> tuple[RunConfig, Path | None]:
-    """The config with the policy's folder as model.path, and the folder of adapters on top of it, if any.
+def _dry_run(cfg: RunConfig) -> None:
+    """Prints what the evaluation will cost; writes nothing and asks nobody.
 
     Raises:
-        ConfigError: there is neither a model.path nor an exported policy, or there are no benchmarks.
+        ConfigError: it lacks something.
     """
-    if not (cfg.evaluation.questions and cfg.evaluation.benchmarks):
-        raise ConfigError("There is nothing to evaluate on: set evaluation.benchmarks and evaluation.questions.")
-    exported = Path(cfg.output_dir) / POLICY_FOLDER
-    if (exported / "adapter_config.json").exists() and cfg.model.path is not None and cfg.model.lora.rank:
-        return cfg, exported
-    if cfg.model.path is None and not exported.exists():
-        raise ConfigError(
-            f"There is no policy to evaluate: set model.path=FOLDER, or train first ({exported} is not there)."
-        )
-    return replace(cfg, model=replace(cfg.model, path=cfg.model.path or str(exported))), None
+    subject, _, environment = _checked(replace(cfg, replay=replace(cfg.replay, mode=ReplayMode.off)), Processes())
+    with LoopThread() as loop:
+        try:
+            print(_forecast(subject.cfg, environment, subject) or "Dry run: nothing is paid for outside.", flush=True)
+        finally:
+            loop.run(environment.close())
+
+
+def _forecast(cfg: RunConfig, environment: Environment, subject: Subject) -> str | None:
+    """What the evaluation will cost outside, in a sentence; None: nothing."""
+    tasks = chosen_tasks(environment, cfg)
+    counts = {
+        name: sum(map(len, some.values())) if isinstance(some, dict) else len(some) for name, some in tasks.items()
+    }
+    return evaluation_cost(cfg, price_book(cfg).base, counts, own=subject.url is not None)

@@ -14,6 +14,7 @@ from orchestra_jax.config.cli import DISK_FULL, INTERRUPTED
 from orchestra_jax.config.record import Record, Start, parent
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import environment_class, make_environment
+from orchestra_jax.evaluation.subject import POLICY_FOLDER
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.lora import save_peft
 from orchestra_jax.money.run import Halted, RunBudget
@@ -34,7 +35,6 @@ from orchestra_jax.training.summary import report, summary
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.training.warm_start import warm_start
 
-POLICY_FOLDER = "policy"  # of a run: the trained policy, as transformers and SGLang load it
 _EXIT_STATUS = {ConfigError: 2, Halted: 3, Interrupted: INTERRUPTED}
 
 

@@ -3,7 +3,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from orchestra_jax.evaluation.metrics import by_part, judge_figures, preference_utility, summarize, tool_shares
+from orchestra_jax.evaluation.intervals import bootstrap, wilson
+from orchestra_jax.evaluation.metrics import (
+    by_part,
+    intervals,
+    judge_figures,
+    preference_utility,
+    summarize,
+    tool_shares,
+)
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 TOOLS = "python local_search web_search"
@@ -88,6 +96,14 @@ def test_where_everything_failed_nothing_is_known():
         summarize([])
 
 
+def test_intervals_are_of_the_questions_that_did_not_fail():
+    some = [run(cost=1.0), run(cost=3.0, solved=False), run(cost=2.0, solved=False)]
+    found = intervals([*some, run(cost=99.0, status=Status.FAILED)])
+    assert found == intervals(some)
+    assert found["accuracy"] == {"wilson": wilson(1, 3), "bootstrap": bootstrap([1.0, 0.0, 0.0])}
+    assert found["cost"] == {"bootstrap": bootstrap([1.0, 3.0, 2.0])}
+
+
 # --- tools -----------------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +132,8 @@ def test_parts_have_the_local_share():
     })  # fmt: skip
     assert found["local"]["local_share"] == pytest.approx(2 / 3)
     assert found["local"]["cost"] == 0.5
-    assert found["cost"] == summarize([run("python", cost=0.25)]) | {"local_share": 0.0}
+    alone = [run("python", cost=0.25)]
+    assert found["cost"] == summarize(alone) | {"local_share": 0.0, "intervals": intervals(alone)}
 
 
 # --- utility ---------------------------------------------------------------------------------------------------------

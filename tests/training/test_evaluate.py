@@ -45,7 +45,7 @@ def test_the_exported_policy_is_evaluated_without_training(reference: Path, aske
     assert all(asked)
     once = (reference / "evaluation" / "summary.json").read_text()
     asked.clear()
-    evaluate(config(reference, *MICRO))  # takes over what is there
+    evaluate(config(reference, *MICRO, f"policy={reference}"))  # the same policy: what is there is taken over
     assert not any(asked)
     assert (reference / "evaluation" / "summary.json").read_text() == once
     found, run_figures = json.loads((reference / "evaluation" / "summary.json").read_text()), summary(reference)
@@ -88,9 +88,11 @@ def test_a_fingerprint_is_of_the_bits():
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ((), "There is no policy to evaluate: set model.path=FOLDER, or train first"),
+        ((), "There is no policy to evaluate: set policy=FOLDER or policy=http://HOST:PORT/v1, or train first"),
         (("evaluation.questions=0",), "There is nothing to evaluate on"),
         (("model.path=nowhere",), "model.path=nowhere is not there"),
+        (("policy=nowhere",), "policy=nowhere is neither a checkpoint"),
+        (("policy=http://127.0.0.1:9/v1",), "serves several models: set evaluation.endpoint.model=NAME"),
     ],
 )
 def test_an_evaluation_without_policy_or_tasks_says_so(tmp_path: Path, capsys, overrides, sentence: str):

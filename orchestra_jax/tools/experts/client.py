@@ -58,8 +58,12 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class _TooLong(Refused):
+class TooLong(Refused):
     """The server finds the prompt longer than its context."""
+
+    def final(self) -> "TooLong":
+        """The same of a prompt that is not cut, so that no further request does better."""
+        return replace(self, retry=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +162,12 @@ class ExpertClient:
         async def send() -> Outcome:
             nonlocal room
             outcome = await self._send_formatted(body, role)
-            if isinstance(outcome, _TooLong):
+            if isinstance(outcome, TooLong):
                 room = int(min(room, self.counter.estimate(body["messages"])) * _SHORTER)
                 try:
                     body["messages"] = fit(body["messages"], room, self.counter)
                 except ValueError:
-                    return replace(outcome, retry=False)
+                    return outcome.final()
             return outcome
 
         recorded = await self._calls.call("chat", request, worst, send, budget=budget)
@@ -235,15 +239,22 @@ class ExpertClient:
             return Lost(f"The answer of {server} cannot be read: {said}.")
         seconds = time.perf_counter() - start
         try:
-            reply = read_reply(content)
+            value, tokens = self._answer(content)
         except Unreadable as problem:
             return Lost(f"The answer of {server} cannot be read: {problem}.")
-        tokens = reply.tokens
-        if tokens is None:
-            written = min(self.counter.count(reply.text), body[self.expert.max_tokens_field])
-            tokens = {"prompt_tokens": self.counter.estimate(body["messages"]), "completion_tokens": written}
-        row = Usage(self.expert.name, role, seconds=seconds, estimated=reply.tokens is None, **tokens)
-        return Recorded({"text": reply.text, "finish_reason": reply.finish_reason}, (self.prices.charge(row),))
+        billed = self._counted(body, value) if tokens is None else tokens
+        row = Usage(self.expert.name, role, seconds=seconds, estimated=tokens is None, **billed)
+        return Recorded(value, (self.prices.charge(row),))
+
+    def _answer(self, content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """What is recorded of an answer, and the tokens that it names; raises Unreadable."""
+        reply = read_reply(content)
+        return {"text": reply.text, "finish_reason": reply.finish_reason}, reply.tokens
+
+    def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
+        """The tokens of a request whose answer names none, by our own count."""
+        written = min(self.counter.count(value["text"]), body[self.expert.max_tokens_field])
+        return {"prompt_tokens": self.counter.estimate(body["messages"]), "completion_tokens": written}
 
     def _completion(self, recorded: Recorded) -> Completion:
         """The completion, from a record too that others wrote."""
@@ -264,7 +275,7 @@ class ExpertClient:
         if status in (401, 403) and self.expert.api_key_env:
             reason = f"{reason}; check the key in {self.expert.api_key_env}"
         if status in (400, 413, 422) and _TOO_LONG.search(f"{code} {said}"):
-            return _TooLong(f"{reason}; lower context_tokens={self.expert.context_tokens}.", retry=True)
+            return TooLong(f"{reason}; lower context_tokens={self.expert.context_tokens}.", retry=True)
         retry = (status in _RETRIED or status >= 500) and code != "insufficient_quota"
         kind = _Unsupported if status in _UNSUPPORTED or _FORMAT.search(said) else Refused
         return kind(f"{reason}.", retry, retry_after(error.response.headers) if retry else None)

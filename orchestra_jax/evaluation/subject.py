@@ -1,0 +1,114 @@
+"""What is evaluated: a checkpoint, the policy that a run exported, or a model behind an endpoint."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestra_jax import hub
+from orchestra_jax.config import record
+from orchestra_jax.config.choices import EngineName
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.models.lora import adapter_base
+from orchestra_jax.rollout.endpoint import endpoint_pricing
+
+POLICY_FOLDER = "policy"  # of a run: the trained policy, as transformers and SGLang load it
+_ADAPTERS = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The policy of an evaluation.
+
+    Attributes:
+        name: for reports.
+        cfg: the config with what this policy needs.
+        url: of the endpoint; None: cfg.model.path is sampled by our engines.
+        adapters: folder of those on top of cfg.model.path, None without.
+    """
+
+    name: str
+    cfg: RunConfig
+    url: str | None = None
+    adapters: Path | None = None
+
+    def identity(self) -> str:
+        """What tells it from others, also from one that was at the same place before."""
+        if self.url is not None:
+            asked, price = self.cfg.evaluation.endpoint, self.cfg.pricing
+            costs = price.orchestrator_input, price.orchestrator_cached_input, price.orchestrator_output
+            return repr((self.url, asked.model, asked.max_tokens_field, asked.extra, costs))
+        folders = [hub.local(str(self.cfg.model.path), "model"), *([self.adapters] if self.adapters else [])]
+        files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
+        return repr([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
+
+    def parents(self) -> list[dict[str, object]]:
+        """What it is made from, for the record of the evaluation."""
+        if self.url is not None:
+            return [{"setting": "policy", "path": self.url, "model": self.cfg.evaluation.endpoint.model}]
+        made = [record.parent("model.path", hub.local(str(self.cfg.model.path), "model"))]
+        return made + ([record.parent("adapters", self.adapters)] if self.adapters is not None else [])
+
+
+def subject_of(cfg: RunConfig) -> Subject:
+    """What `policy` names: an http address, a folder or an id of the hub; without it model.path, or the run's export.
+
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    if cfg.policy is None:
+        return _own(cfg)
+    if cfg.policy.startswith(("http://", "https://")):
+        model = cfg.evaluation.endpoint.model
+        if model is None:
+            raise ConfigError(f"The endpoint {cfg.policy} serves several models: set evaluation.endpoint.model=NAME.")
+        # No weights, tokenizer or engine of ours take part.
+        model_cfg = replace(cfg.model, path=None, random_init=True, tokenizer=None)
+        rollout = replace(cfg.rollout, engine=EngineName.embedded)
+        plain = replace(cfg, model=model_cfg, rollout=rollout, pricing=endpoint_pricing(cfg))
+        return Subject(f"{model} at {cfg.policy}", plain, cfg.policy)
+    folder = Path(cfg.policy)
+    exported = folder if (folder / _ADAPTERS).is_file() else folder / POLICY_FOLDER
+    if (exported / _ADAPTERS).is_file():
+        return _adapted(cfg, exported)
+    if (exported / "config.json").is_file():
+        return _checkpoint(cfg, str(exported))
+    if (folder / record.FILE_NAME).is_file():
+        raise ConfigError(f"The run in policy={folder} has exported no policy yet: let it end, or name a checkpoint.")
+    if (folder / "config.json").is_file() or hub.is_id(cfg.policy):
+        return _checkpoint(cfg, cfg.policy)
+    raise ConfigError(
+        f"policy={cfg.policy} is neither a checkpoint (config.json, *.safetensors), a run's folder, an id on the hub "
+        "nor an address: set policy=FOLDER or policy=http://HOST:PORT/v1."
+    )
+
+
+def _own(cfg: RunConfig) -> Subject:
+    """model.path, or what the run of this name exported."""
+    exported = Path(cfg.output_dir) / POLICY_FOLDER
+    if (exported / _ADAPTERS).exists() and cfg.model.path is not None and cfg.model.lora.rank:
+        return Subject(str(exported), cfg, adapters=exported)
+    if cfg.model.path is None and not exported.exists():
+        raise ConfigError(
+            "There is no policy to evaluate: set policy=FOLDER or policy=http://HOST:PORT/v1, or train first "
+            f"({exported} is not there)."
+        )
+    path = cfg.model.path or str(exported)
+    return Subject(path, replace(cfg, model=replace(cfg.model, path=path)))
+
+
+def _checkpoint(cfg: RunConfig, path: str) -> Subject:
+    """A checkpoint brings its own tokenizer, unless the environment's words are asked for."""
+    own = cfg.model.tokenizer != "environment" and (hub.is_id(path) or (Path(path) / "tokenizer.json").is_file())
+    tokenizer = path if own else cfg.model.tokenizer
+    return Subject(path, replace(cfg, model=replace(cfg.model, path=path, tokenizer=tokenizer)))
+
+
+def _adapted(cfg: RunConfig, folder: Path) -> Subject:
+    """Adapters on the base that their file names."""
+    try:
+        base = adapter_base(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    on_base = _checkpoint(cfg, base).cfg
+    if on_base.model.tokenizer != "environment" and (folder / "tokenizer.json").is_file():
+        on_base = replace(on_base, model=replace(on_base.model, tokenizer=str(folder)))
+    return Subject(str(folder), on_base, adapters=folder)

@@ -1,0 +1,197 @@
+"""A model behind any OpenAI-compatible endpoint as the policy: chat completions with tools, paid and recorded.
+
+Requests, retries, limits, budgets and the record are those of experts (`tools.experts.client`). A conversation is never
+cut: what is longer than the model's context ends the trajectory, as it does for a policy of our own.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from orchestra_jax.config.schema import ConfigError, PricingConfig, RunConfig
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Outcome
+from orchestra_jax.money.prices import MissingPrice, PriceList
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.outside import Unreadable, read_json, text_of, valid_text
+from orchestra_jax.processes import Processes
+from orchestra_jax.rollout.speakers import Reply
+from orchestra_jax.tools.build import price_book
+from orchestra_jax.tools.experts.cards import api_fields
+from orchestra_jax.tools.experts.client import ExpertClient, TooLong
+from orchestra_jax.tools.experts.endpoint import MOST_BYTES, read_reply
+from orchestra_jax.tools.experts.expert import Expert
+from orchestra_jax.tools.schema import to_openai
+from orchestra_jax.types import InfrastructureError, ToolSpec, Usage
+
+NAME = "orchestrator"  # of its ledger rows, and of its entry in the price lists
+_TEMPLATE = 1024  # tokens that a template may add to a prompt with tools
+_ENDED = ("stop", "tool_calls", "function_call", "eos", "end_turn")
+_THOUGHTS = ("reasoning_content", "reasoning")  # where servers put what the model thought
+
+
+class EndpointPolicy(ExpertClient):
+    """A `MessageEngine`.
+
+    Args:
+        expert: what to call, under the name of the ledger's rows.
+        prices: have an entry of that name.
+        replay: records and replays; it is closed with this.
+    """
+
+    def __init__(self, expert: Expert, prices: PriceList, *, replay: Replay, backoff_s: float = 0.5) -> None:
+        super().__init__(expert, prices, replay=replay, backoff_s=backoff_s)
+        self._replay = replay
+
+    async def close(self, patience_s: float = CLOSE_S) -> None:
+        """Waits for requests whose callers gave up, until `patience_s`, and drops the connections."""
+        try:
+            await super().close(patience_s)
+        finally:
+            self._replay.close()
+
+    async def converse(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[ToolSpec],
+        *,
+        budget: Budget,
+        max_tokens: int,
+        temperature: float,
+        sample: tuple[int, ...],
+    ) -> Reply | None:
+        """See `MessageEngine.converse`."""
+        expert = self.expert
+        most = min(max_tokens, expert.max_tokens)
+        body: dict[str, Any] = {"model": expert.model, "messages": [self._told(message) for message in messages]}
+        if tools:
+            body["tools"] = [to_openai(spec) for spec in tools]
+        body |= {expert.max_tokens_field: most, **expert.extra}
+        if expert.temperature is not None:
+            body["temperature"] = temperature
+        request = {"expert": expert.name, "role": "orchestrator", "sample": list(sample), **body}
+        size = len(json.dumps([body["messages"], body.get("tools")], ensure_ascii=False).encode())
+        row = Usage(
+            NAME,
+            "orchestrator",
+            prompt_tokens=size + _TEMPLATE,  # no byte-level vocabulary has tokens below one byte
+            completion_tokens=most,
+            seconds=expert.timeout_s + GRACE_S,
+        )
+        too_long = False
+
+        async def send() -> Outcome:
+            nonlocal too_long
+            outcome = await self._send(body, "orchestrator")
+            too_long = isinstance(outcome, TooLong)
+            return outcome.final() if isinstance(outcome, TooLong) else outcome
+
+        try:
+            recorded = await self._calls.call("converse", request, self.prices.charge(row), send, budget=budget)
+        except InfrastructureError:
+            if too_long:
+                return None
+            raise
+        value = recorded.value
+        try:
+            calls = [(str(name), str(tool), str(text)) for name, tool, text in value["calls"]]
+            return Reply(value["text"], value["thought"], calls, value["finish_reason"], recorded.usage)
+        except (LookupError, TypeError, ValueError):
+            raise InfrastructureError(
+                f"What is recorded of a turn of {expert.model} is none; record to another replay.path."
+            ) from None
+
+    def _told(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The message with texts that every tokenizer takes; what is not ours or the model's own opens no turn."""
+        content = message["content"]
+        if content is not None:
+            content = valid_text(content)
+            content = self._neutralise(content) if message["role"] in ("user", "tool") else content
+        return {**message, "content": content}
+
+    def _answer(self, content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """What is kept of an answer, and the tokens that it names."""
+        reply = read_reply(content)
+        choice = read_json(content, MOST_BYTES)["choices"][0]
+        message = choice["message"]
+        try:
+            thought = next((text_of(message[key]) for key in _THOUGHTS if message.get(key)), "")
+            calls = [
+                [text_of(call.get("id")), text_of(call["function"]["name"]), text_of(call["function"].get("arguments"))]
+                for call in message.get("tool_calls") or []
+            ]
+        except (LookupError, TypeError, AttributeError):
+            raise Unreadable("its tool calls are none") from None
+        finish = "stop" if reply.finish_reason in _ENDED else reply.finish_reason
+        texts = {"text": valid_text(reply.text), "thought": valid_text(thought), "finish_reason": finish}
+        return {**texts, "calls": [[valid_text(part) for part in call] for call in calls]}, reply.tokens
+
+    def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
+        """The tokens of a request whose answer names none, by our own count."""
+        count = self.counter.count
+        prompt = count(json.dumps([body["messages"], body.get("tools")], ensure_ascii=False))
+        written = count("".join([value["text"], value["thought"], *(part for call in value["calls"] for part in call)]))
+        return {"prompt_tokens": prompt, "completion_tokens": min(written, body[self.expert.max_tokens_field])}
+
+
+def endpoint_pricing(cfg: RunConfig) -> PricingConfig:
+    """pricing.* with what the endpoint's tokens cost: prices of its own, or an entry of the price list.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    given = cfg.evaluation.endpoint
+    own = {"input": given.input, "output": given.output, "cached_input": given.cached_input}
+    if given.input is None or given.output is None:
+        name = str(given.price or given.model)
+        free = replace(cfg.pricing, orchestrator_input=0.0, orchestrator_output=0.0)
+        prices = price_book(replace(cfg, pricing=free)).base
+        if name not in prices.entries:
+            raise ConfigError(
+                f"Price list {prices.id!r} has no price for {name}: set evaluation.endpoint.price to one of its "
+                "entries, or evaluation.endpoint.input and evaluation.endpoint.output to dollars per million tokens."
+            )
+        own = {key: getattr(prices.entries[name], key) for key in own}
+    return replace(
+        cfg.pricing,
+        orchestrator_input=own["input"],
+        orchestrator_output=own["output"],
+        orchestrator_cached_input=own["cached_input"],
+    )
+
+
+def make_endpoint(cfg: RunConfig, url: str, prices: PriceList, processes: Processes | None = None) -> EndpointPolicy:
+    """The policy behind `url`, asked as evaluation.endpoint says; what it answers is recorded as replay.* says.
+
+    Args:
+        prices: has its price as "orchestrator".
+
+    Raises:
+        ConfigError: it cannot be called.
+    """
+    given, limits = cfg.evaluation.endpoint, cfg.rollout.limits
+    if given.model is None:
+        raise ConfigError(f"The endpoint {url} may serve several models: set evaluation.endpoint.model=NAME.")
+    try:
+        known = api_fields(given.price or given.model)
+        asked: dict[str, Any] = {
+            "max_tokens": limits.max_new_tokens,
+            "context_tokens": max(limits.max_length, limits.max_new_tokens + 1),
+            "max_tokens_field": given.max_tokens_field or known.get("max_tokens_field", "max_tokens"),
+            "temperature": known.get("temperature", 0.0),  # null: it takes none
+        }
+        share = processes or Processes()
+        rate = given.requests_per_minute
+        expert = Expert(
+            name=NAME, model=given.model, base_url=url, api_key_env=given.api_key_env, timeout_s=given.timeout_s,
+            retries=given.retries, concurrency=share.share(given.concurrency),
+            requests_per_minute=None if rate is None else rate / share.count, extra=given.extra, **asked,
+        )  # fmt: skip
+        replay = Replay(cfg.replay.path, cfg.replay.mode)
+        client = EndpointPolicy(expert, prices, replay=replay)
+        if cfg.replay.mode != "replay":
+            client.check()
+        return client
+    except (OSError, ValueError, ImportError, MissingPrice) as error:
+        raise ConfigError(str(error).replace("expert 'orchestrator'", f"the endpoint {url}")) from error

@@ -1,0 +1,47 @@
+"""+benchmark=NAME: what the paper evaluates, and the flags of experiments/evaluate.py."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from orchestra_jax.config import cli
+from orchestra_jax.config.checks import load
+from orchestra_jax.config.schema import RunConfig
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+NAMES = sorted(file.stem for file in (CONF / "benchmark").iterdir())
+
+
+@pytest.fixture(scope="module")
+def composed() -> dict[str, RunConfig]:
+    cli.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        overrides = ["data.path=questions.jsonl", "output_dir=out"]
+        return {name: load(compose("evaluate", [f"+benchmark={name}", *overrides])) for name in NAMES}
+
+
+def test_every_benchmark_is_greedy_and_keeps_what_it_pays_for(composed: dict[str, RunConfig]):
+    assert {"frames", "general_thought", "gsm8k", "hle", "jsonl", "quickstart"} == composed.keys()
+    for cfg in composed.values():
+        assert (cfg.evaluation.temperature, cfg.evaluation.greedy) == (0.0, False)
+        assert (cfg.replay.mode, cfg.replay.path) == ("replay_or_record", "out/evaluation/calls.db")
+
+
+def test_the_papers_protocol(composed: dict[str, RunConfig]):
+    for name in ("frames", "hle", "general_thought"):
+        cfg = composed[name]
+        assert (cfg.rollout.limits.max_turns, cfg.pricing.name) == (50, "paper")
+        assert (cfg.tools.evaluated.menu.subset, cfg.data.preferences) == (False, False)
+        assert cfg.pricing.randomise.lists == []
+    for name in ("gsm8k", "jsonl"):
+        assert composed[name].rollout.limits.max_turns == 50
+
+
+def test_flags_stand_for_settings():
+    flags = {"--limit": "evaluation.limit=", "--dry-run": "evaluation.dry_run=true"}
+    words = ["--limit", "3", "a=--limit", "--dry-run", "--limit=4", "--cfg", "job", "--limit"]
+    assert cli._without_flags(words, flags) == [
+        "evaluation.limit=3", "a=--limit", "evaluation.dry_run=true", "evaluation.limit=4", "--cfg", "job",
+        "evaluation.limit=",
+    ]  # fmt: skip

@@ -1,0 +1,89 @@
+"""What `policy` names, by the files that are there."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config.record import Record
+from orchestra_jax.config.schema import ConfigError, EndpointConfig, EvaluationConfig, ModelConfig, RunConfig
+from orchestra_jax.evaluation.subject import Subject, subject_of
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A checkpoint, a run that exported it, one that exported adapters on it, and one that has not ended."""
+    for folder in ("checkpoint", "whole/policy"):
+        (tmp_path / folder).mkdir(parents=True)
+        for name in ("config.json", "tokenizer.json", "model.safetensors"):
+            (tmp_path / folder / name).write_text("{}")
+    (tmp_path / "lora" / "policy").mkdir(parents=True)
+    adapters = {"base_model_name_or_path": str(tmp_path / "checkpoint")}
+    (tmp_path / "lora" / "policy" / "adapter_config.json").write_text(json.dumps(adapters))
+    (tmp_path / "lora" / "policy" / "tokenizer.json").write_text("{}")
+    for run in ("whole", "begun"):
+        (tmp_path / run).mkdir(exist_ok=True)
+        with Record(tmp_path / run, replace(RunConfig(), name=run), "train") as record:
+            record.begin()
+    return tmp_path
+
+
+def named(policy: Path | str, tokenizer: str | None = None, **endpoint) -> Subject:
+    asked = EvaluationConfig(endpoint=EndpointConfig(**endpoint))
+    return subject_of(
+        replace(RunConfig(), policy=str(policy), model=ModelConfig(tokenizer=tokenizer), evaluation=asked)
+    )
+
+
+@pytest.mark.parametrize(("policy", "path"), [("checkpoint", "checkpoint"), ("whole", "whole/policy")])
+def test_a_checkpoint_and_the_export_of_a_run_bring_their_tokenizer(home: Path, policy: str, path: str):
+    found = named(home / policy)
+    assert (found.name, found.cfg.model.path, found.url, found.adapters) == (
+        str(home / path), str(home / path), None, None,
+    )  # fmt: skip
+    assert found.cfg.model.tokenizer == str(home / path)
+    assert named(home / policy, "environment").cfg.model.tokenizer == "environment"
+    made_from = found.parents()
+    assert [parent.get("name") for parent in made_from] == (["whole"] if policy == "whole" else [None])
+
+
+@pytest.mark.parametrize("policy", ["lora", "lora/policy"])
+def test_adapters_bring_their_base(home: Path, policy: str):
+    found = named(home / policy)
+    assert (found.cfg.model.path, found.adapters) == (str(home / "checkpoint"), home / "lora" / "policy")
+    assert found.cfg.model.tokenizer == str(home / "lora" / "policy")
+
+
+def test_weights_that_changed_are_another_policy(home: Path):
+    before = named(home / "checkpoint").identity()
+    assert named(home / "checkpoint").identity() == before
+    (home / "checkpoint" / "model.safetensors").write_text("other")
+    assert named(home / "checkpoint").identity() != before
+
+
+def test_an_endpoint_is_its_model_and_price_and_not_how_fast_it_is_asked():
+    def identity(**endpoint) -> str:
+        asked = {"model": "gpt-5", "input": 1.0, "output": 2.0} | endpoint
+        return named("http://127.0.0.1:9/v1", **asked).identity()
+
+    assert identity(concurrency=3, timeout_s=9.0) == identity()
+    assert (
+        len({identity(), identity(model="o3"), identity(output=3.0), identity(extra={"reasoning_effort": "low"})}) == 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("begun", "has exported no policy yet"),
+        ("nowhere", "is neither a checkpoint"),
+        ("broken", "does not name the base"),
+    ],
+)
+def test_what_is_no_policy_is_one_sentence(home: Path, policy: str, words: str):
+    (home / "broken").mkdir()
+    (home / "broken" / "adapter_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=words) as refused:
+        named(home / policy)
+    assert len(str(refused.value).splitlines()) == 1
