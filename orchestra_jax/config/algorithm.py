@@ -117,6 +117,8 @@ class OptimizerConfig(Settings):
             [n, m] matrix by about learning_rate / sqrt(n), Adam by the whole rate, so a smaller one is wanted.
         warmup_steps: optimizer steps of the linear warm-up from 0.
         schedule: "linear" and "cosine" fall to `final_fraction` of the peak at the last step.
+        final_fraction: what is left of the peak at the last step; no effect on a constant rate.
+        weight_decay: decoupled, times the learning rate; 0 for none.
         b1, b2: decay of the first and of the second moment.
         max_grad_norm: global-norm clip.
         moment_dtype: what both moments are stored in; the arithmetic is fp32 either way.

@@ -117,12 +117,12 @@ class BudgetConfig(Settings):
     run_usd: float | None = at_least(None, 0)  # dollars of the run: it stops, saved, and goes on once this is raised
     run_tokens: int | None = within(None, 0, LARGE)  # prompt and reply tokens, likewise
     run_calls: int | None = within(None, 0, LARGE)  # calls, likewise
-    step_usd: float | None = at_least(None, 0)  # of one training step: stops the run too
-    step_tokens: int | None = within(None, 0, LARGE)
-    step_calls: int | None = within(None, 0, LARGE)
-    trajectory_usd: float | None = at_least(None, 0)  # of one trajectory: its policy is told that a call was refused
-    trajectory_tokens: int | None = within(None, 0, LARGE)
-    trajectory_calls: int | None = within(None, 0, LARGE)
+    step_usd: float | None = at_least(None, 0)  # dollars of one training step: stops the run too
+    step_tokens: int | None = within(None, 0, LARGE)  # tokens of one training step, likewise
+    step_calls: int | None = within(None, 0, LARGE)  # calls of one training step, likewise
+    trajectory_usd: float | None = at_least(None, 0)  # dollars of one trajectory: a call beyond is refused
+    trajectory_tokens: int | None = within(None, 0, LARGE)  # tokens of one trajectory, likewise
+    trajectory_calls: int | None = within(None, 0, LARGE)  # calls of one trajectory, likewise
 
 
 @dataclass(frozen=True)
