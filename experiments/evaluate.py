@@ -24,4 +24,5 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, {"--limit": "evaluation.limit=", "--dry-run": "evaluation.dry_run=true"})
+    flags = {"--limit": "evaluation.limit=", "--dry-run": "evaluation.dry_run=true"}
+    cli.run(main, flags, ends_process=True)

@@ -24,4 +24,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, ends_process=True)

@@ -201,7 +201,7 @@ class Records(InFolder):
 
     async def __aenter__(self) -> "Records":
         await super().__aenter__()
-        self._whole = self._root / "whole.db"
+        self._whole, self._paid = self._root / "whole.db", 0
         replay = Replay(self._whole, "record")
         for number in range(40):
             await replay.call("chat", {"q": number}, lambda number=number: self._answer(number))
@@ -209,7 +209,7 @@ class Records(InFolder):
         return self
 
     async def _answer(self, number: int) -> Recorded:
-        self._paid = getattr(self, "_paid", 0) + 1
+        self._paid += 1
         return Recorded({"text": f"{number} " * 300}, (Usage("gpt-5", cost_usd=0.5),))
 
     async def attempt(self, draw: random.Random) -> None:

@@ -1,8 +1,8 @@
 """Starts the runs of a soak as forks of one process that has imported what a run imports, in namespaces of its own.
 
-Each line of stdin is a command, each line of stdout a reply or the end of a child; see `soak.Launcher`, which runs this
-under `unshare`. /tmp and /dev/shm are empty at the start, and no process is there but this one: what a run leaves
-cannot hide. When this ends, the kernel ends all that it started.
+Each line of stdin is a command, each line of stdout a reply or the end of a child; `starts.Launcher` runs this under
+`unshare`. /tmp and /dev/shm are empty at the start, and no process is there but this one: what a run leaves cannot
+hide. When this ends, the kernel ends all that it started.
 """
 
 import contextlib

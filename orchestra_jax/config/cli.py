@@ -1,9 +1,11 @@
 """How the scripts of `experiments/` start: the schema known to Hydra, and every user error one plain sentence."""
 
+import contextlib
 import errno
 import functools
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +31,7 @@ def register() -> None:
     ConfigStore.instance().store(name="run_config", node=_schema())
 
 
-def run(main: Callable[[], None], flags: Mapping[str, str] | None = None) -> None:
+def run(main: Callable[[], None], flags: Mapping[str, str] | None = None, *, ends_process: bool = False) -> None:
     """Calls a `hydra.main` function; a user's error ends the process with one sentence and status 2.
 
     Everything else, a bug above all, keeps its stack trace. HYDRA_FULL_ERROR=1 shows the traces of user errors too.
@@ -37,9 +39,32 @@ def run(main: Callable[[], None], flags: Mapping[str, str] | None = None) -> Non
     Args:
         flags: settings that have a flag of their own, by flag: "--limit" for "evaluation.limit=", and "--dry-run" for
             "evaluation.dry_run=true".
+        ends_process: nothing comes after this, so that a signal from now on ends the process at once, with the status
+            that it has: no library may trace where it was in its cleaning up.
     """
+    status = 1
+    try:
+        _run(main, flags or {})
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    finally:
+        if ends_process:
+            _wind_down(status)
+
+
+def _wind_down(status: int) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+        sys.stdout.flush()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: os._exit(status))
+
+
+def _run(main: Callable[[], None], flags: Mapping[str, str]) -> None:
     register()
-    sys.argv[1:] = _without_flags(sys.argv[1:], flags or {})
+    sys.argv[1:] = _without_flags(sys.argv[1:], flags)
     asked = os.environ.get("HYDRA_FULL_ERROR", "0")
     wants_trace = asked == "1"
     # Otherwise Hydra prints errors its own way and exits, and there is nothing left to explain.

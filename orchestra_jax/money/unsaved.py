@@ -6,6 +6,7 @@ folder for temporary files and is merged by hand.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -72,10 +73,16 @@ def _read(data: bytes) -> Iterator[Row]:
 
 def _append(path: Path, data: bytes) -> None:
     with _locked(path) as file:
-        file.seek(0, os.SEEK_END)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        size = file.seek(0, os.SEEK_END)
+        try:
+            if os.write(file.fileno(), data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+        except OSError:
+            os.ftruncate(file.fileno(), size)
+            if not size:
+                path.unlink()
+            raise
 
 
 @contextlib.contextmanager

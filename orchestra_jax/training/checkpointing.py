@@ -59,7 +59,7 @@ class Names:
         return f"{phase}{step - _FIRST[phase]:0{6 if phase else 1}d}"
 
     def find_all(self, base_path: Any) -> Iterator[ocp.step.Metadata]:
-        return (ocp.step.Metadata(number, path) for number, path in _found(base_path))
+        return (ocp.step.Metadata(number, path) for number, path in _found(base_path) if path.is_dir())
 
     def find_step(self, base_path: Any, step: int) -> ocp.step.Metadata:
         for found in self.find_all(base_path):

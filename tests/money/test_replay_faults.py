@@ -1,6 +1,8 @@
 """A record that is broken, foreign, locked or on a full disk: a sentence, nothing paid twice, what is paid is kept."""
 
 import asyncio
+import errno
+import os
 import sqlite3
 from pathlib import Path
 
@@ -144,6 +146,28 @@ async def test_where_nothing_can_be_written_beside_the_file_it_goes_to_the_tempo
     (kept,) = (tmp_path / "temporary").iterdir()
     (file.parent / "calls.db.unsaved.jsonl").rmdir()
     assert records.merge(file, kept).added == 1
+
+
+@pytest.mark.parametrize("kept_before", [0, 1])
+def test_a_row_that_did_not_fit_leaves_nothing_of_it_beside_the_record(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_before: int
+):
+    monkeypatch.setattr(unsaved.tempfile, "tempdir", str(tmp_path))
+    waiting, beside = unsaved.Unsaved(file), file.parent / "calls.db.unsaved.jsonl"
+    for number in range(kept_before):
+        waiting.add((str(number), "chat", "{}", "{}"))
+    before, sync, failures = beside.read_bytes() if kept_before else None, os.fsync, [errno.ENOSPC]
+
+    def full_once(file: int) -> None:
+        if failures:
+            raise OSError(failures.pop(), "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", full_once)
+    waiting.add(("k", "chat", "{}", "{}"))
+    assert (beside.read_bytes() if beside.exists() else None) == before
+    assert waiting.file != beside
+    assert len(waiting.file.read_text().splitlines()) == 1
 
 
 async def test_a_locked_file_is_waited_for_and_then_told(file: Path, monkeypatch: pytest.MonkeyPatch):

@@ -158,6 +158,11 @@ def test_what_is_no_checkpoint_of_ours_is_left_alone(run: Path, capsys):
     assert (folder / "notes.txt").exists()
 
 
+def test_a_file_in_the_place_of_an_older_checkpoint_is_none(run: Path):
+    a_file(run / "checkpoints" / "1")
+    assert loaded(run) == 2
+
+
 def test_no_checkpoint_that_can_be_used_is_one_sentence_and_nothing_is_moved(run: Path):
     for step in ("1", "2"):
         flipped(largest(run / "checkpoints" / step))

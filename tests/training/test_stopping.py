@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -75,6 +77,31 @@ def test_ctrl_c_while_jax_is_imported_is_no_trace():
     with pytest.raises(SystemExit) as stop:
         cli.run(main)
     assert stop.value.code == 130
+
+
+WINDS_DOWN = """
+import atexit, os, signal, sys, time
+from orchestra_jax.config import cli
+
+def as_jax_does():
+    os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+    time.sleep(600)
+
+def main():
+    atexit.register(as_jax_does)
+    print("said")
+    sys.exit(int(sys.argv[2]))
+
+cli.run(main, ends_process=True)
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 0)])
+def test_a_signal_to_a_process_that_winds_down_is_no_trace_and_changes_no_status(name: str, status: int):
+    ended = subprocess.run(
+        [sys.executable, "-c", WINDS_DOWN, name, str(status)], capture_output=True, text=True, timeout=300
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (status, "said\n", "")
 
 
 async def test_a_collector_gives_up_what_is_under_way_and_begins_nothing():
