@@ -62,6 +62,7 @@ def run_config(loss: LossConfig, longest: int = 32, **algorithm) -> RunConfig:
         "group_size": MEMBERS,
         "packing": True,
         "micro_tokens": 4 * longest,
+        "response_fractions": [],
     } | algorithm
     rollout = RolloutConfig(limits=RolloutLimits(max_turns=2, max_length=longest, max_new_tokens=longest))
     return RunConfig(algorithm=AlgorithmConfig(loss=loss, **algorithm), rollout=rollout)
@@ -73,10 +74,15 @@ def recorder() -> optax.GradientTransformation:
     return optax.GradientTransformation(zeros, lambda grads, state, params=None: (zeros(grads), grads))
 
 
+@functools.cache
+def recording_learner(cfg: LearnerConfig) -> Learner:
+    """One for all tests with these settings: each compiles its programs anew."""
+    return Learner(MODEL, cfg, recorder())
+
+
 def one_update(cfg: RunConfig, made: list[Trajectory], advantages: np.ndarray):
     """Metrics of each optimizer step, without moving a parameter."""
-    learner = policy_learner(cfg, MODEL)
-    learner = Learner(MODEL, learner.cfg, recorder())
+    learner = recording_learner(policy_learner(cfg, MODEL).cfg)
     with jax.transfer_guard("allow"):
         state, metrics = update(
             cfg,
@@ -96,7 +102,7 @@ def scores_of(params, made: list[Trajectory]) -> np.ndarray:
     rows = [row for item in made for row in sequences(item, 1.0)]
     width = max(len(row.tokens) for row in rows)
     (batch,) = micro_batches(rows, MicroShapes(width * len(rows), (width,), (), response_fractions=()))
-    learner = Learner(MODEL, LearnerConfig(LossConfig()), recorder())
+    learner = recording_learner(LearnerConfig(LossConfig()))
     return np.asarray(learner.score(params, batch).old_logprobs)[:, 3:]
 
 
@@ -134,9 +140,7 @@ def paper_loss(**changed) -> LossConfig:
 def test_no_trajectory_is_silenced_by_the_engines_rounding(engines, engine, loss, epochs):
     """The first update is on-policy: every ratio is 1 and nothing is clipped, whatever the engine rounds."""
     tight = {"clip_low": 3e-4, "clip_high": 4e-4} if loss == "gspo" else {}
-    cfg = run_config(
-        paper_loss(loss=loss, **tight), LONG + 3, tasks_per_step=SAMPLES // 2, epochs=epochs, response_fractions=[]
-    )
+    cfg = run_config(paper_loss(loss=loss, **tight), LONG + 3, tasks_per_step=SAMPLES // 2, epochs=epochs)
     _, metrics = one_update(cfg, engines[engine], signs())
     assert len(metrics) == epochs
     for found in metrics:  # the recorder moves nothing, so the second update is on-policy too
@@ -158,7 +162,7 @@ def test_a_trajectory_of_another_policy_is_masked(engines):
     made = list(engines["bf16"])
     (turn,) = made[5].turns
     (made[5],) = with_logprobs([made[5]], np.array([turn.logprobs]) - 0.05)
-    cfg = run_config(paper_loss(), LONG + 3, tasks_per_step=SAMPLES // 2, response_fractions=[])
+    cfg = run_config(paper_loss(), LONG + 3, tasks_per_step=SAMPLES // 2)
     gradient, (metrics,) = one_update(cfg, made, signs())
     assert metrics["sequence_masked"] == pytest.approx(1 / SAMPLES)
     assert metrics["sequence_masked_geometric"] == pytest.approx(1 / SAMPLES)
@@ -185,7 +189,7 @@ def test_the_entropy_bonus_is_a_mean_over_tokens(loss):
 
 def test_padding_is_no_part_of_the_constant():
     rows = [row for i, item in enumerate(trajectories(6)) for row in sequences(item, 1.0 - i % 2)]
-    learner = Learner(MODEL, LearnerConfig(LossConfig("dr_grpo")), recorder())
+    learner = recording_learner(LearnerConfig(LossConfig("dr_grpo")))
     found = []
     for tokens, width in ((23 * 6, 23), (64 * 8, 64), (23, 23)):
         state = learner.init(PARAMS)
