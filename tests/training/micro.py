@@ -1,7 +1,17 @@
 """The smallest policy: what one layer costs to trace and compile is most of a micro run."""
 
+import numpy as np
+
+from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.rl.groups import GroupArrays
 
 
 class OneLayer(Qwen3Config):
     presets = {"tiny": Qwen3Config.presets["tiny"] | {"num_layers": 1}}  # noqa: RUF012 - as in the base
+
+
+def score_by_index(cfg: RunConfig, arrays: GroupArrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rewards and advantages of group members by their index: a policy of a few steps solves nothing."""
+    by_member = np.broadcast_to(np.linspace(-1, 1, arrays.solved.shape[1], dtype=np.float32), arrays.solved.shape)
+    return by_member, by_member, np.ones(len(by_member), bool)

@@ -14,20 +14,13 @@ from orchestra_jax.models.lora import load_peft, merge
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.training.build import preflight
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from tests.training.test_trainer import MICRO, config, final_arrays, train
+from tests.training.test_trainer import MICRO, config, final_arrays, reference, train, train_here
+
+__all__ = ["reference"]  # a fixture
 
 SMALL = (*MICRO, "evaluation.every=0", "evaluation.questions=4", "evaluation.swap_questions=0", "steps=3")
 # The quickstart's row widths split a step into several micro-batches; one width does for all of it.
 PACKED = ("algorithm.packing=true", "algorithm.row_length=320", "algorithm.micro_tokens=640")
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One device, one sequence a row."""
-    folder = tmp_path_factory.mktemp("plain")
-    done = train(folder, *SMALL)
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -42,10 +35,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_the_first_update_is_that_of_one_device(tmp_path: Path, plain: Path, overrides: tuple[str, ...]):
-    done = train(tmp_path, *SMALL, *overrides)
-    assert done.returncode == 0, done.stderr
-    wanted, found = read_metrics(plain)[0], read_metrics(tmp_path)[0]
+def test_the_first_update_is_that_of_one_device(tmp_path: Path, reference: Path, overrides: tuple[str, ...]):
+    train_here(tmp_path, *SMALL, *overrides)
+    wanted, found = read_metrics(reference)[0], read_metrics(tmp_path)[0]
     # The warm start's sums are in another order, so samples may differ in a later step.
     for name in ("loss", "grad_norm", "entropy", "tokens/sampled"):
         assert found[name] == pytest.approx(wanted[name], rel=2e-3, abs=1e-5), name
@@ -57,7 +49,7 @@ def test_the_first_update_is_that_of_one_device(tmp_path: Path, plain: Path, ove
 @pytest.mark.slow
 def test_a_run_on_a_mesh_resumes_bit_for_bit(tmp_path: Path):
     mesh = ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
-    assert train(tmp_path / "whole", *SMALL, *mesh).returncode == 0
+    train_here(tmp_path / "whole", *SMALL, *mesh)
     assert train(tmp_path / "killed", *SMALL, *mesh, stop="policy 2 SIGKILL").returncode == -9
     done = train(tmp_path / "killed", *SMALL, *mesh)
     assert done.returncode == 0, done.stderr
@@ -65,23 +57,22 @@ def test_a_run_on_a_mesh_resumes_bit_for_bit(tmp_path: Path):
         np.testing.assert_array_equal(wanted, found)
 
 
-def test_the_exported_policy_is_the_trained_one(plain: Path):
-    loaded, params = safetensors.load(plain / "policy")
+def test_the_exported_policy_is_the_trained_one(reference: Path):
+    loaded, params = safetensors.load(reference / "policy")
     exported = {np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)}
-    trained = {leaf.tobytes() for leaf in final_arrays(plain)}
+    trained = {leaf.tobytes() for leaf in final_arrays(reference)}
     assert isinstance(loaded, Qwen3Config)
     assert exported <= trained
-    assert (plain / "policy" / "tokenizer.json").is_file()
+    assert (reference / "policy" / "tokenizer.json").is_file()
 
 
 @pytest.mark.parametrize(
     "mesh", [pytest.param((), id="one"), pytest.param(("mesh.fsdp=8",), id="mesh", marks=pytest.mark.slow)]
 )
-def test_adapters_train_on_a_frozen_base(tmp_path: Path, plain: Path, mesh: tuple[str, ...]):
-    adapted = (f"model.path={plain / 'policy'}", "model.lora.rank=4", "model.lora.targets=[q,v,down]", *mesh)
-    done = train(tmp_path, *SMALL, *adapted)
-    assert done.returncode == 0, done.stderr
-    model, base = safetensors.load(plain / "policy")
+def test_adapters_train_on_a_frozen_base(tmp_path: Path, reference: Path, mesh: tuple[str, ...]):
+    adapted = (f"model.path={reference / 'policy'}", "model.lora.rank=4", "model.lora.targets=[q,v,down]", *mesh)
+    train_here(tmp_path, *SMALL, *adapted)
+    model, base = safetensors.load(reference / "policy")
     lora, adapters = load_peft(tmp_path / "policy", model)
     assert (lora.rank, lora.targets) == (4, ("q", "v", "down"))
     assert any(np.abs(leaf["lora_b"]).max() > 0 for layer in adapters.values() for leaf in layer.values())
@@ -90,10 +81,10 @@ def test_adapters_train_on_a_frozen_base(tmp_path: Path, plain: Path, mesh: tupl
     # What the engine samples from is the base with the adapters: the learner's log-probs agree.
     assert all(row["mismatch/max"] < 1e-4 for row in read_metrics(tmp_path))
     named = json.loads((tmp_path / "policy" / "adapter_config.json").read_text())
-    assert named["base_model_name_or_path"] == str(plain / "policy")
+    assert named["base_model_name_or_path"] == str(reference / "policy")
     assert (tmp_path / "policy" / "tokenizer.json").is_file()
     (made_from,) = json.loads((tmp_path / "run.json").read_text())["parents"]
-    assert (made_from["path"], made_from["run"]) == (str(plain / "policy"), str(plain))
+    assert (made_from["path"], made_from["run"]) == (str(reference / "policy"), str(reference))
 
 
 @pytest.mark.parametrize(
