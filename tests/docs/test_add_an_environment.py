@@ -19,10 +19,11 @@ from tests.docs.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = blocks("add_an_environment.md")
-# What the page's command trains, but a few steps of it.
+# What the page's command trains, but a few steps of it, on a policy of one layer, with few questions.
 MICRO = (
-    "steps=2", "warm_start.steps=2", "warm_start.check_every=2", "algorithm.tasks_per_step=2", "algorithm.group_size=2",
-    "logger.names=[jsonl]",
+    "steps=2", "model.family=tests.training.micro:OneLayer", "warm_start.steps=2", "warm_start.check_every=2",
+    "warm_start.demonstrations=64", "warm_start.batch_size=16", "algorithm.tasks_per_step=2", "algorithm.group_size=2",
+    "rollout.slots=8", "evaluation.questions=8", "evaluation.swap_questions=4", "logger.names=[jsonl]",
 )  # fmt: skip
 
 
