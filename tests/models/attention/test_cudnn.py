@@ -1,5 +1,6 @@
 """The cuDNN backend: on a CPU all but the kernel, for which something stands in that reads memory as it does."""
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -182,10 +183,14 @@ def test_auto_takes_cudnn_for_long_rows_where_it_is(monkeypatch: pytest.MonkeyPa
         found = attention(q, k, v, backend="auto", device=device())
         np.testing.assert_array_equal(found, attention(q, k, v) if length == 256 else dense_attention(q, k, v))
     assert asked == [1024]
-    attention(q, k, v, past=(k, v), backend="auto", device=device())  # the mask of a chunk with a past is not cuDNN's
-    attention(q, k, v, backend="auto")  # on this CPU
-    attention(q, k, v, segment_ids=jnp.ones((4, 1024), jnp.int32), backend="auto", device=device(capability="8.0"))
-    attention(*inputs(4, 2, 8, 1024), backend="auto", device=device())  # in fp32
+    # Which one is taken shows in the trace.
+    trace = functools.partial(jax.eval_shape, functools.partial(attention, backend="auto", device=device()))
+    ones = jnp.ones((4, 1024), jnp.int32)
+    trace(q, k, v, past=(k, v))  # the mask of a chunk with a past is not cuDNN's
+    jax.eval_shape(functools.partial(attention, backend="auto"), q, k, v)  # on this CPU
+    old = functools.partial(attention, backend="auto", device=device(capability="8.0"))
+    jax.eval_shape(old, q, k, v, segment_ids=ones)
+    trace(*inputs(4, 2, 8, 1024))  # in fp32
     monkeypatch.delattr(fused, "MaskType")  # a jax that has no packed attention where it is looked for
-    attention(q, k, v, segment_ids=jnp.ones((4, 1024), jnp.int32), backend="auto", device=device())
+    trace(q, k, v, segment_ids=ones)
     assert asked == [1024]
