@@ -19,7 +19,7 @@ FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart rehearsal chaos test test-release test-sglang test-sglang-training sglang-cpu lint format lock clean
+.PHONY: help install install-dev quickstart rehearsal chaos test test-release test-sglang test-sglang-training sglang-cpu site lint format lock clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,12 @@ $(SGLANG)/.installed: requirements/install_sglang_cpu.sh requirements/sglang-cpu
 	PYTHON=$(PYTHON) requirements/install_sglang_cpu.sh $(SGLANG)
 	@touch $@
 
+site: ## the documentation as pages, in build/site; fails on a broken link
+	@[ -x .venv-docs/bin/mkdocs ] || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install --quiet \
+	  --disable-pip-version-check --no-compile $$(sed -n 's/^docs = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",'); }
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet -f docs/site/mkdocs.yml
+	@echo "Open build/site/index.html in a browser."
+
 lint: install-dev ## ruff (rules and format) and mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -69,7 +75,7 @@ lock: install-dev ## requirements/tested: the packages of this environment; afte
 	{ echo "# What the tests passed with; written by \`make lock\`."; $(PY) requirements/installed.py; } > $(TESTED)
 
 clean: ## remove the environments and the caches; outputs stay
-	rm -rf $(VENV) .venv-newest .venv-torch $(SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) .venv-newest .venv-torch .venv-docs build $(SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 
 ifdef UV
 INSTALL := $(UV) pip install --quiet --python $(PY)
