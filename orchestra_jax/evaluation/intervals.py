@@ -25,7 +25,8 @@ def wilson(solved: int, counted: int) -> Interval | None:
     share, per = solved / counted, _Z**2 / counted
     centre = (share + per / 2) / (1 + per)
     half = _Z / (1 + per) * math.sqrt(share * (1 - share) / counted + per / (4 * counted))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # At the ends the bound is the share itself, which rounding would miss.
+    return centre - half if solved else 0.0, centre + half if solved < counted else 1.0
 
 
 def bootstrap(values: Sequence[float] | Float[np.ndarray, " N"], resamples: int = RESAMPLES) -> Interval | None:

@@ -151,7 +151,7 @@ class Budget:
         with self._lock:
             return {name: amount.rounded() for name, amount in self._spent_by.items()}
 
-    async def acquire(self, worst: Usage) -> "Reservation":
+    async def acquire(self, worst: Usage, *, note: bool = True) -> "Reservation":
         """Sets the worst case of a call aside, here and in all parents, or nowhere.
 
         Waits as long as only calls in flight are in the way: many calls at once rarely cost their worst case. A caller
@@ -160,6 +160,7 @@ class Budget:
 
         Args:
             worst: the most that the call can cost; `name`, tokens and `cost_usd` count.
+            note: False where the call has to wait for something else: it is not in the journal before `note`.
 
         Raises:
             BudgetExceeded: it does not fit beside what is spent, or the journal cannot be written (scope "").
@@ -173,11 +174,8 @@ class Budget:
         try:
             if blocked is not None:
                 await queued(call._granted)
-            if self.journal is not None and worst.cost_usd:
-                await queued(self.journal.durable())
-        except OSError as error:
-            call.release()
-            raise _unwritable(error) from error
+            if note:
+                await call.note()
         except BaseException:
             call.release()  # it may have been granted meanwhile
             raise
@@ -233,11 +231,6 @@ class Budget:
                     f"its budget is {limit:.6g}; raise it to go on.",
                     level.name,
                 )
-        if self.journal is not None:
-            try:
-                call._number = self.journal.reserve(call._worst)
-            except OSError as error:
-                raise _unwritable(error) from error
         for level in self._chain:
             level._reserved += call._amount
             level._reserved_by[call._name] = level._reserved_by.get(call._name, _Amount()) + call._amount
@@ -246,7 +239,7 @@ class Budget:
 
     def _free(self, call: "Reservation", billed: Usage | None) -> None:
         call._open = False
-        if self.journal is not None:
+        if self.journal is not None and call._number is not None:
             with contextlib.suppress(OSError):  # then its worst case stands there
                 self.journal.end(call._number, billed)
         for level in self._chain:
@@ -284,11 +277,29 @@ class Reservation:
     """A worst case that is set aside until the call ends."""
 
     _granted: "asyncio.Future[None]"  # of one that has to wait
-    _number: int  # in the journal
+    _number: int | None = None  # in the journal
 
     def __init__(self, budget: Budget, worst: Usage) -> None:
         self._budget, self._worst, self._name, self._amount = budget, worst, worst.name, _Amount.of(worst)
         self._open = False
+
+    async def note(self) -> None:
+        """Puts the call into the journal, on the disk if it may cost money; the request leaves after this.
+
+        Raises:
+            BudgetExceeded: the journal cannot be written (scope ""); the worst case is given back.
+        """
+        journal = self._budget.journal
+        if journal is None or self._number is not None:
+            return
+        try:
+            with self._budget._lock:
+                self._number = journal.reserve(self._worst)
+            if self._worst.cost_usd:
+                await queued(journal.durable())
+        except OSError as error:
+            self.release()
+            raise _unwritable(error) from error
 
     def settle(self, row: Usage) -> None:
         """Replaces the worst case by what was billed; raises RuntimeError: it was settled or released before."""

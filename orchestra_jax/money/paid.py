@@ -161,9 +161,15 @@ class PaidCalls:
         """Starts one request once budget and provider let it; the task owns the reservation and the provider's slot."""
         if self._closed:
             raise InfrastructureError(f"The client of {worst.name} is closed.")
-        reservation = await budget.acquire(worst)
+        reservation = await budget.acquire(worst, note=False)
         try:
             await self._limiter.acquire()
+            try:
+                # Only now: a call that waits for a place is not in flight, and a kill must not charge for it.
+                await reservation.note()
+            except BaseException:
+                self._limiter.release()
+                raise
         except BaseException:
             reservation.release()
             raise

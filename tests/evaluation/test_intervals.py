@@ -20,6 +20,8 @@ def test_wilson_is_all_shares_that_the_count_does_not_speak_against(solved: int,
 def test_wilson_by_its_textbook_value():
     assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)  # Newcombe 1998, table I
     assert wilson(0, 0) is None
+    assert [(wilson(0, n) or (1,))[0] for n in (3, 824)] == [0.0, 0.0]
+    assert [(wilson(n, n) or (0,))[-1] for n in (3, 824)] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("values", [(0.0, 1.0, 5.0), (2.0, 2.0, 3.0, 9.0), (0.0, 0.0, 0.0, 0.0, 1.0)])

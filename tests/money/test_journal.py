@@ -14,7 +14,10 @@ import pytest
 from orchestra_jax.config.schema import BudgetConfig, ConfigError
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.journal import Journal, read_bill
+from orchestra_jax.money.limits import Limiter
+from orchestra_jax.money.paid import PaidCalls
 from orchestra_jax.money.run import RunBudget, bill
+from orchestra_jax.money.store import Recorded
 from orchestra_jax.types import Usage
 
 WORST = Usage("gpt-5", prompt_tokens=100, completion_tokens=900, cost_usd=0.1)
@@ -39,6 +42,8 @@ KILLED = """
 import asyncio, sys
 from pathlib import Path
 from orchestra_jax.config.schema import BudgetConfig
+from orchestra_jax.money.limits import Limiter
+from orchestra_jax.money.paid import PaidCalls
 from orchestra_jax.money.run import RunBudget
 from orchestra_jax.types import Usage
 
@@ -71,6 +76,30 @@ def test_a_killed_run_has_spent_what_was_in_flight(tmp_path: Path):
     assert money.spent.usd == pytest.approx(3 * 0.12)
     with pytest.raises(BudgetExceeded, match="the run could come to"):
         asyncio.run(money.run.acquire(WORST))
+
+
+async def test_a_call_that_waits_for_a_place_is_not_in_flight(tmp_path: Path):
+    """A kill charged at their worst for hundreds of calls that had never left."""
+    money, sent, answer = RunBudget(BudgetConfig(), tmp_path), asyncio.Event(), asyncio.Event()
+    calls = PaidCalls(Limiter(concurrency=1), replay=None, timeout_s=60.0, retries=0)
+
+    async def send() -> Recorded:
+        assert bill(tmp_path)[1] == state(0.1, 1000, 1)  # this one, on the disk before it leaves
+        sent.set()
+        await answer.wait()
+        return Recorded("text", (PAID,))
+
+    some = [asyncio.create_task(calls.call("chat", {"n": n}, WORST, send, budget=money.run)) for n in range(4)]
+    await sent.wait()
+    assert money.run.reserved.calls == 4
+    assert bill(tmp_path) == ({}, state(0.1, 1000, 1))
+    some.pop().cancel()
+    answer.set()
+    await asyncio.gather(*some)
+    await calls.close()
+    assert bill(tmp_path) == (state(0.01, 100, 3), {})
+    assert money.run.reserved.calls == 0
+    money.close()
 
 
 def test_a_torn_last_line_is_a_request_that_never_left(tmp_path: Path):
