@@ -46,17 +46,11 @@ def write_pages(
     Raises:
         ValueError: there is no group.
     """
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(str(resources.files(__package__) / "templates")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     folder, rows, older = out / "groups", [], None
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    page = templates.get_template("group.html.jinja")
+    made = templates()
+    page = made.get_template("group.html.jinja")
     for group, newer in itertools.pairwise(itertools.chain(groups, [None])):
         assert group is not None  # only the last one is
         beside = {"older": older, "newer": newer and _file(newer)}
@@ -65,10 +59,21 @@ def write_pages(
         older = _file(group)
     if not rows:
         raise ValueError("There is no group of trajectories to show.")
-    _write(out / "rows.js", templates.get_template("rows.js.jinja").render(columns=COLUMNS, rows=rows))
-    index = templates.get_template("index.html.jinja")
+    _write(out / "rows.js", made.get_template("rows.js.jinja").render(columns=COLUMNS, rows=rows))
+    index = made.get_template("index.html.jinja")
     _write(out / "index.html", index.render(run=name, count=len(rows), picture=_learning_curves(metrics, out)))
     return out / "index.html"
+
+
+def templates() -> jinja2.Environment:
+    """The templates of all pages; what is put into them stays text."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(str(resources.files(__package__) / "templates")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def _write(file: Path, text: str) -> None:

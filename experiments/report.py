@@ -1,0 +1,27 @@
+"""Compares evaluations: tables with intervals, tools, policies question by question, the paper's rows beside them.
+
+python experiments/report.py outputs/hle-evaluation outputs/gpt-5
+python experiments/report.py outputs/seed0 outputs/seed1 --out outputs/report
+"""
+
+import argparse
+from pathlib import Path
+
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.evaluation.pages.comparison import write_report
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of evaluations, or of runs that were evaluated")
+    parser.add_argument("--out", type=Path, default=Path("outputs/report"), help="folder (default: outputs/report)")
+    asked = parser.parse_args(arguments)
+    try:
+        *_, page = write_report(asked.runs, asked.out)
+    except (ConfigError, OSError, ValueError) as error:
+        parser.exit(2, f"{error}\n")
+    print(f"report.md and report.csv are in {page.parent}; open {page.resolve()} in a browser.")
+
+
+if __name__ == "__main__":
+    main()

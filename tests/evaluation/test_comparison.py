@@ -1,0 +1,81 @@
+"""The report: figures from kept trajectories, paired comparisons against brute force, the same bytes again."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.evaluation.pages.comparison import PUBLISHED, mcnemar, measured, tables, write_report
+
+SOLVED = {"one": [1, 1, 0, 0, 1], "two": [1, 0, 1, 1, 1]}
+
+
+def line(name: str, solved: int, cost: float, status: str = "completed") -> str:
+    call = {"name": "expert-1", "arguments": {}}
+    result = {"refused": False}
+    turns = [{"calls": [call, call], "results": [result, {"refused": True}]}, {"calls": [], "results": []}]
+    menu = {"tools": {"expert-1": "generalist/<b>"}}
+    return json.dumps({
+        "id": name, "menu": menu, "solved": bool(solved), "cost_usd": cost, "latency_s": 2.0, "status": status,
+        "sequences": [turns],
+    })  # fmt: skip
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    for name, solved in SOLVED.items():
+        kept = tmp_path / name / "evaluation"
+        (kept / "trajectories" / "policy").mkdir(parents=True)
+        rows = [line(f"q{n}", right, 0.01 * (n + 1) * len(name)) for n, right in enumerate(solved)]
+        rows.append(line("q9", 0, 0.0, "failed" if name == "one" else "completed"))
+        (kept / "trajectories" / "policy" / "held_out.t0.jsonl").write_text("\n".join(rows[:3]) + "\n")
+        (kept / "trajectories" / "policy" / "held_out.t0.1.jsonl").write_text("\n".join(rows[3:]) + "\n")
+        config = {"data": {"source": "hle", "eval_source": "auto"}}
+        (kept / "run.json").write_text(json.dumps({"config": config, "starts": []}))
+    return [tmp_path / name for name in SOLVED]
+
+
+def test_figures_stand_beside_what_was_published(folders: list[Path]) -> None:
+    figures, calls, pairs = tables([one for folder in folders for one in measured(folder)])
+    assert figures.title == "hle, held_out at temperature 0"
+    first, second, *published = figures.rows
+    assert first[:4] == ["one", "5", "1", "60.0"]  # what failed is in no mean
+    assert second[:4] == ["two", "6", "0", "66.7"]
+    assert (first[5], first[7]) == ("9.000", "15.00")
+    assert [row[0] for row in published] == [f"published: {row[0]}" for row in PUBLISHED]
+    assert published[-1][3] == "37.1"
+    assert [list(row) for row in calls.rows] == [["generalist/<b>", "1.000 (100%)", "1.000 (100%)"]]
+    ((what, count, score, points, interval, *_),) = pairs.rows
+    assert (what, count, score, points) == ("two against one", "5", "2 : 1", "+20.0")
+    gained = [b - a for a, b in zip(*SOLVED.values(), strict=True)]
+    low, high = map(float, interval.split(" to "))
+    draws = [np.mean(picked) for picked in itertools.product(gained, repeat=5)]  # all resamples there are
+    assert np.mean([low <= 100 * draw <= high for draw in draws]) == pytest.approx(0.95, abs=0.05)
+
+
+def test_mcnemar_is_the_share_of_as_uneven_splits() -> None:
+    for wins, losses in ((0, 0), (3, 1), (0, 6), (5, 5)):
+        splits = [abs(sum(coins) * 2 - (wins + losses)) for coins in itertools.product((0, 1), repeat=wins + losses)]
+        assert mcnemar(wins, losses) == pytest.approx(np.mean([split >= abs(wins - losses) for split in splits]))
+
+
+def test_the_same_files_give_the_same_bytes(folders: list[Path], tmp_path: Path) -> None:
+    first, second = (write_report(folders, tmp_path / name) for name in ("a", "b"))
+    assert [file.name for file in first] == ["report.md", "report.csv", "report.html"]
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
+    page = first[2].read_text()
+    assert "<svg" in page
+    assert "generalist/&lt;b&gt;" in page
+    assert "src=" not in page.replace("xlink:href", "")  # it needs nothing else
+
+
+def test_what_is_no_evaluation_is_named(folders: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no evaluation: make one with experiments/evaluate\.py"):
+        measured(tmp_path)
+    file = folders[0] / "evaluation" / "trajectories" / "policy" / "held_out.t0.jsonl"
+    file.write_text('{"id": 1}\n')
+    with pytest.raises(ValueError, match=r"held_out\.t0\.jsonl', line 1 is no trajectory"):
+        measured(folders[0])
