@@ -3,7 +3,7 @@
     python -m benchmarks.chaos                                   # 1,200 faults and a soak of 200 runs: `make chaos`
     python -m benchmarks.chaos --faults 300 --runs 0 --only "damaged bills" "odd rows"
     python -m benchmarks.chaos --only snippets --numbers 17      # one fault again
-    python -m benchmarks.chaos --faults 0 --runs 20 --folder outputs/soak
+    python -m benchmarks.chaos --faults 0 --numbers 40 76        # two runs again
 
 faults    drawn from the seed, by kind. A fault holds where its input is used, refused with one sentence of ours, or
           tried again: no other exception, no trace, no hang, and money as it was billed or its worst case.
@@ -55,7 +55,7 @@ async def try_all(args: argparse.Namespace, console: Console) -> list[Tried]:
     """Tries the faults that the command line asks for."""
     chosen = [kind for kind in KINDS if not args.only or kind.name in args.only]
     numbers = {kind: range(count) for kind, count in counts(chosen, args.faults).items()}
-    if args.numbers:
+    if args.numbers and args.faults:
         numbers = dict.fromkeys(chosen, args.numbers)
     found = []
     with Progress(console=console, disable=not sys.stderr.isatty()) as progress:
@@ -72,7 +72,8 @@ async def try_all(args: argparse.Namespace, console: Console) -> list[Tried]:
 def run_soak(args: argparse.Namespace, console: Console) -> list[Outcome]:
     """The runs that the command line asks for."""
     with Progress(console=console, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("soak", total=args.runs)
+        numbers = args.numbers or range(args.runs)
+        task = progress.add_task("soak", total=len(numbers))
 
         def told(outcome: Outcome) -> None:
             progress.advance(task)
@@ -80,7 +81,7 @@ def run_soak(args: argparse.Namespace, console: Console) -> list[Outcome]:
                 said = f"run {outcome.number}, {outcome.event}: {outcome.events} {outcome.ends} {outcome.problem or ''}"
                 console.print(said, markup=False, highlight=False)
 
-        return soak(args.seed, range(args.runs), args.workers, args.folder, args.minutes, told)
+        return soak(args.seed, numbers, args.workers, args.folder, args.minutes, told)
 
 
 def fault_table(found: Sequence[Tried]) -> Table:
@@ -116,12 +117,16 @@ def soak_table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default 0)")
     parser.add_argument("--faults", type=int, default=1200, help="about so many, of all kinds together (default 1200)")
     names = [kind.name for kind in KINDS]
     parser.add_argument("--only", nargs="+", choices=names, metavar="KIND", help=f"of: {', '.join(names)}")
-    parser.add_argument("--numbers", type=int, nargs="+", help="only these faults of each kind, without a soak")
+    parser.add_argument(
+        "--numbers", type=int, nargs="+", help="only these faults of each kind, or runs with --faults 0"
+    )
     parser.add_argument("--runs", type=int, default=200, help="of the soak (default 200)")
     parser.add_argument("--workers", type=int, default=2, help="runs at the same time (default 2)")
     parser.add_argument("--minutes", type=float, default=120.0, help="after which no run is begun (default 120)")
@@ -132,7 +137,8 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     began = time.monotonic()
     tried = asyncio.run(try_all(args, console))
-    outcomes = run_soak(args, console) if args.runs and not args.numbers else []
+    wanted = 0 if args.numbers and args.faults else len(args.numbers or range(args.runs))
+    outcomes = run_soak(args, console) if wanted else []
     if tried:
         console.print(fault_table(tried))
     if outcomes:
@@ -140,7 +146,7 @@ def main() -> int:
         seen = totals(outcomes)
         killed = sum(outcome.killed_in_a_call for outcome in outcomes)
         console.print(
-            f"{len(outcomes)} of {args.runs} runs; {seen['requests']} requests, {killed} billed ones under way at a "
+            f"{len(outcomes)} of {wanted} runs; {seen['requests']} requests, {killed} billed ones under way at a "
             f"kill -9, {seen['answers lost']} answers lost."
         )
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
@@ -149,7 +155,7 @@ def main() -> int:
     broken += [f"run {outcome.number}: {outcome.problem}" for outcome in outcomes if outcome.problem]
     for story in broken:
         console.print(story, markup=False, highlight=False)
-    return 1 if broken or len(outcomes) < (args.runs if not args.numbers else 0) else 0
+    return 1 if broken or len(outcomes) < wanted else 0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import math
 import os
 import random
 from typing import Any
+from unittest.mock import patch
 
 from aiohttp import web
 
@@ -166,6 +167,14 @@ class Searches(Kind):
 
     name = "search, retrieval, embeddings"
 
+    async def __aenter__(self) -> "Searches":
+        self._variables = patch.dict(os.environ, TAVILY_API_KEY="chaos")
+        self._variables.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._variables.stop()
+
     async def attempt(self, draw: random.Random) -> None:
         service = draw.choice(list(QUERIES))
         call, sound = QUERIES[service]
@@ -201,7 +210,6 @@ class Searches(Kind):
             finally:
                 await client.close()
             return
-        os.environ.setdefault("TAVILY_API_KEY", "chaos")
         make = TavilySearch if service.startswith("tavily") else WikipediaSearch
         tool = make(SEARCH_PRICES, url=url, retries=0, backoff_s=0.001)
         try:

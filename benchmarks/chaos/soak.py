@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -294,7 +294,7 @@ class Run:
 
 
 def soak(
-    seed: int, numbers: range, workers: int, folder: Path, minutes: float, told: Callable[[Outcome], None]
+    seed: int, numbers: Sequence[int], workers: int, folder: Path, minutes: float, told: Callable[[Outcome], None]
 ) -> list[Outcome]:
     """Runs with these numbers, `workers` at a time, until the minutes are over; `told` hears of each that ended."""
     folder.mkdir(parents=True, exist_ok=True)
