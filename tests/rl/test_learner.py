@@ -20,8 +20,9 @@ from orchestra_jax.rl.scoring import score_rows
 
 from .packed_rows import assert_trees_close
 
+# One layer: what several do is tested with packed rows, on meshes and in tests/models.
 CONFIG = Qwen3Config(
-    vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
+    vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
     tie_word_embeddings=True, initializer_range=0.3,
 )  # fmt: skip
 WIDTH, ROWS = 16, 8
