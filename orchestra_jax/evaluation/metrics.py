@@ -67,16 +67,38 @@ def judge_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         exact_match: the accuracy by exact match alone. judged: share of the questions whose answer a judge was asked
             about. judge_disagrees: share of those in which its verdict is not that of exact match. A judge that is
             asked only about answers that do not match, as in `envs.qa`, disagrees where it finds one right: a share
-            that rises while `exact_match` does not is a policy that persuades its judge.
+            that rises while `exact_match` does not is a policy that persuades its judge. judge_cost: dollars a
+            question for the judge, which are in no other figure.
     """
-    judged = [t for t in trajectories if t.valid and any(row.role == "judge" for row in t.ledger)]
+    judged = list(filter(_judged, trajectories))
     if not judged:
         return {}
     return {
         "exact_match": sum(t.valid and _matches(t) for t in trajectories) / len(trajectories),
         "judged": len(judged) / len(trajectories),
         "judge_disagrees": sum(bool(t.solved) != _matches(t) for t in judged) / len(judged),
+        "judge_cost": sum(r.cost_usd for t in trajectories for r in t.ledger if r.role == "judge") / len(trajectories),
     }
+
+
+def disagreements(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
+    """The answers of which a judge found otherwise than exact match, to be read: whom does one believe?"""
+    return [
+        {
+            "id": t.task.id,
+            "question": t.task.question,
+            "reference": list(t.task.answer),
+            "answer": t.answer,
+            "judge": bool(t.solved),
+            "exact_match": _matches(t),
+        }
+        for t in trajectories
+        if _judged(t) and bool(t.solved) != _matches(t)
+    ]
+
+
+def _judged(trajectory: Trajectory) -> bool:
+    return trajectory.valid and any(row.role == "judge" for row in trajectory.ledger)
 
 
 def _matches(trajectory: Trajectory) -> bool:

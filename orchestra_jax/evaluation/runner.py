@@ -12,7 +12,14 @@ from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT, Tasks
 from orchestra_jax.evaluation.kept import Kept
-from orchestra_jax.evaluation.metrics import by_part, intervals, preference_utility, summarize, tool_shares
+from orchestra_jax.evaluation.metrics import (
+    by_part,
+    disagreements,
+    intervals,
+    preference_utility,
+    summarize,
+    tool_shares,
+)
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.collector import Collector
@@ -44,6 +51,7 @@ class Evaluator:
     it played in a file of its own, and has the figures of all; None: this one alone.
 
     Attributes:
+        disagreements: of a judge and exact match in what was evaluated, with the benchmark's name.
         benchmarks: tasks by benchmark, where there are any; by part, where it has parts. None with
             evaluation.questions=0.
 
@@ -66,6 +74,7 @@ class Evaluator:
         self._processes = processes or Processes()
         self.cfg, self.collector, self.engine, self._budget = cfg, collector, engine, budget
         self.benchmarks = chosen_tasks(environment, cfg)
+        self.disagreements: list[dict[str, Any]] = []
         self.scripts = environment.baselines()
         self._baseline_runs: dict[str, list[Trajectory]] | None = None
 
@@ -105,7 +114,9 @@ class Evaluator:
 
     async def _collect(self, name: str, tasks: Sequence[Task], temperature: float) -> list[Trajectory]:
         own = self._processes.mine(range(len(tasks)))
-        return await share_all(self._processes, self._played(name, tasks, own, temperature))
+        run = await share_all(self._processes, self._played(name, tasks, own, temperature))
+        self.disagreements += [{"benchmark": name, **found} for found in disagreements(run)]
+        return run
 
     async def _played(
         self, name: str, tasks: Sequence[Task], own: Sequence[int], temperature: float

@@ -1,6 +1,7 @@
 """A policy on benchmarks, without training."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.speakers import MessageEngine
 from orchestra_jax.tools.base import unreachable
 from orchestra_jax.tools.build import price_book
+from orchestra_jax.tools.experts.judge import JUDGE_PROMPT
 from orchestra_jax.training.build import keep_compiled, make_collector, make_policy, preflight
 from orchestra_jax.training.run import device_names, exit_status, recorded, working_in
 from orchestra_jax.training.summary import write_summary
@@ -84,6 +86,12 @@ def _report(found: dict[str, Any], folder: Path) -> None:
     print(f"summary.json is in {folder}")
 
 
+def _list(disagreements: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Writes what judge and exact match differ about, a line of JSON each."""
+    lines = "".join(json.dumps(each) + "\n" for each in disagreements)
+    (folder / "disagreements.jsonl").write_text(lines, encoding="utf-8")
+
+
 def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: Record) -> dict[str, Any]:
     with processes.together():
         subject, chat, environment = _checked(cfg, processes)
@@ -100,10 +108,14 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: Record
                 evaluator = Evaluator(
                     cfg, environment, collector, engine, money.run, folder / "trajectories", processes
                 )
+                figures = loop.run(evaluator.evaluate("policy", subject.identity()))
+                if cfg.tools.judge != "match" and processes.first:
+                    _list(evaluator.disagreements, folder)
                 return {
                     "name": cfg.name,
                     "policy": subject.name,
-                    "benchmarks": loop.run(evaluator.evaluate("policy", subject.identity())),
+                    "benchmarks": figures,
+                    "judge": None if cfg.tools.judge == "match" else {"model": cfg.tools.judge, "prompt": JUDGE_PROMPT},
                     "baselines": loop.run(evaluator.baselines()),
                     "spent": money.summary(),
                 }

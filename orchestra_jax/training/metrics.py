@@ -47,7 +47,7 @@ _FIRST = ("mismatch", "importance_p", "sequence_")
 # `summarize`'s figures that have another name in metrics.jsonl.
 _SUMMARY = {
     "cost": "cost_usd", "latency": "latency_s", "refused": "calls/refused", "judged": "judge/asked",
-    "judge_disagrees": "judge/disagrees",
+    "judge_disagrees": "judge/disagrees", "judge_cost": "judge/cost_usd",
 }  # fmt: skip
 
 

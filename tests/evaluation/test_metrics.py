@@ -6,6 +6,7 @@ import pytest
 from orchestra_jax.evaluation.intervals import bootstrap, wilson
 from orchestra_jax.evaluation.metrics import (
     by_part,
+    disagreements,
     intervals,
     judge_figures,
     preference_utility,
@@ -58,6 +59,7 @@ def test_summarize_by_hand():
         "exact_match": 0.75,  # all three that answered said "yes"
         "judged": 0.75,
         "judge_disagrees": 1 / 3,  # one of them was found wrong
+        "judge_cost": 50.0,
     }
     assert all(type(number) is float for number in found.values())
 
@@ -77,6 +79,10 @@ def test_a_judge_and_exact_match_by_hand():
     found = summarize(trajectories)
     assert (found["accuracy"], found["exact_match"], found["judged"]) == (0.4, 0.2, 0.6)
     assert found["judge_disagrees"] == 1 / 3
+    assert found["judge_cost"] == 3 * 50.0 / 5
+    assert disagreements(trajectories) == [
+        {"id": "t", "question": "?", "reference": ["yes"], "answer": "It is so.", "judge": True, "exact_match": False}
+    ]
     alone = summarize([judged("Yes.", True, asked=False), judged("No.", False, asked=False)])
     assert not {"exact_match", "judged", "judge_disagrees"} & alone.keys()  # there is no judge
 

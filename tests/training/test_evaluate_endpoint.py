@@ -112,6 +112,10 @@ class Handler(BaseHTTPRequestHandler):
     def message(body: dict[str, Any], number: int) -> dict[str, Any]:
         if body["model"] == "gpt-5-mini":
             return {"content": f"It is {2 * number}."}
+        if body["model"] == "qwen3-32b":
+            return {
+                "content": json.dumps({"reason": "So it is.", "verdict": "correct" if number == 2 else "incorrect"})
+            }
         if body["messages"][-1]["role"] == "tool":
             return {"content": f"\\boxed{{{2 * number if number % 2 else 'nothing'}}}"}
         tool = body["tools"][0]["function"]
@@ -146,7 +150,7 @@ class Evaluations:
             "+benchmark=jsonl", f"data.path={folder}/questions.jsonl", f"policy={url}", "pricing.name=paper",
             "evaluation.endpoint.model=gpt-5", "evaluation.endpoint.retries=0", "rollout.limits.retries=0",
             "tools.names=[]", "+tools.experts.generalist=[gpt-5-mini]", f"tools.server.url={url}",
-            "evaluation.endpoint.concurrency=2", "compilation_cache=null",
+            "tools.judge=qwen3-32b", "evaluation.endpoint.concurrency=2", "compilation_cache=null",
         )  # fmt: skip
         env = os.environ | {"PYTHONPATH": str(ROOT)}
         self.driver = subprocess.Popen(
@@ -223,7 +227,7 @@ def test_killed_three_times_it_ends_like_the_one_that_was_not(tmp_path: Path, pr
     provider.answered, provider.allowed = Counter(), float("inf")
     assert "$" in evaluations.whole(whole).splitlines()[0]  # what it will cost is said first
     once, provider.answered = provider.answered, Counter()
-    assert once.total() == 3 * (QUESTIONS - 2) + 1
+    assert once.total() == 3 * (QUESTIONS - 2) + 1 + 4  # the judge is asked about four
     assert set(once.values()) == {1}
 
     for answers in (2, 9, 14):
@@ -249,7 +253,12 @@ def test_killed_three_times_it_ends_like_the_one_that_was_not(tmp_path: Path, pr
 
     figures = theirs["benchmarks"]["held_out"]
     assert (figures["failed"], figures["counted"]) == (1, QUESTIONS - 1)
-    assert figures["accuracy"] == 2 / (QUESTIONS - 1)  # 1 and 7: 3 is malformed, 5 refused, even numbers wrong
+    # 1 and 7, and 2 as the judge says: 3 is malformed, 5 refused, the other even numbers are wrong.
+    assert (figures["accuracy"], figures["exact_match"]) == (3 / 7, 2 / 7)
+    (other,) = map(json.loads, (torn / "evaluation" / "disagreements.jsonl").read_text().splitlines())
+    assert (other["benchmark"], other["question"], other["judge"]) == ("held_out", "What is 2 + 2?", True)
+    assert theirs["judge"]["model"] == "qwen3-32b"
+    assert figures["judge_cost"] * 7 == pytest.approx(4 * 1100 * 0.8 / 1e6)
     assert figures["valid_rate"] == 6 / 7
     own, expert = (1000 * 1.25 + 100 * 10) / 1e6, (1000 * 0.25 + 100 * 2) / 1e6
     assert figures["cost"] * (QUESTIONS - 1) == pytest.approx(13 * own + 6 * expert)
@@ -257,7 +266,7 @@ def test_killed_three_times_it_ends_like_the_one_that_was_not(tmp_path: Path, pr
     low, high = figures["intervals"]["accuracy"]["wilson"]
     assert low < figures["accuracy"] < high
     log = Path(f"{whole}.log").read_text()
-    assert f"held_out: accuracy 28.6 %, 95 % interval {100 * low:.1f} to {100 * high:.1f} %." in log
+    assert f"held_out: accuracy 42.9 %, 95 % interval {100 * low:.1f} to {100 * high:.1f} %." in log
     assert f"held_out: 1 of {QUESTIONS} failed for infrastructure reasons" in log
 
 
@@ -275,6 +284,6 @@ def test_a_model_that_never_answers_has_no_accuracy_and_a_forecast_asks_nobody(t
     )  # fmt: skip
     assert not (tmp_path / "dry" / "evaluation").exists()
     # 2 turns read 500 + 1000 - 250 tokens and write 250; the expert reads 2000 and writes 1000.
-    own, expert = (1250 * 1.25 + 250 * 10) / 1e6, (2000 * 0.25 + 1000 * 2) / 1e6
-    assert f"2 trajectories of held_out (2) cost about ${2 * (own + expert):.2f}:" in dry
+    own, expert, judge = (1250 * 1.25 + 250 * 10) / 1e6, (2000 * 0.25 + 1000 * 2) / 1e6, 3000 * 0.8 / 1e6
+    assert f"2 trajectories of held_out (2) cost about ${2 * (own + expert + judge):.2f}:" in dry
     assert provider.answered == answered

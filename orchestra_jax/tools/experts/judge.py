@@ -1,5 +1,7 @@
 """The judge: whether an answer means one of the references, whatever the answer says to it."""
 
+import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +45,10 @@ VERDICT_FORMAT: dict[str, Any] = {
         },
     },
 }
+# Which words judged: it changes with any of them.
+JUDGE_PROMPT = hashlib.blake2b(
+    f"{JUDGE_SYSTEM}\n{_ASKED}\n{json.dumps(VERDICT_FORMAT)}".encode(), digest_size=4
+).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
