@@ -45,7 +45,7 @@ class ModelConfig(Settings):
     preset: str = "tiny"  # size: a preset of the family; ignored where `path` has a config.json
     path: str | None = None  # folder of a Hugging Face checkpoint (config.json, *.safetensors)
     random_init: bool = False  # start from random weights when there is no `path`, after a warm start
-    tokenizer: str | None = None  # folder with tokenizer.json, or "environment": that of the environment's own words
+    tokenizer: str | None = None  # folder with tokenizer.json; "environment": of its own words; null: that of `path`
     dtype: DType = DType.float32  # compute dtype
     param_dtype: DType = DType.float32  # storage dtype of the parameters
     scan_layers: bool = False  # scan over stacked layers: compiles fast on a GPU; unrolled runs faster on a CPU

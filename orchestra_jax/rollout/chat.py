@@ -243,8 +243,11 @@ def make_chat(cfg: RunConfig) -> ChatFormat:
                 f"The environment {cfg.env.name} has no tokenizer of its own: set model.tokenizer=FOLDER."
             )
         return ChatFormat(own.tokenizer, history=cfg.rollout.history, compact_menu=own.compact_menu)
+    folder = cfg.model.tokenizer or cfg.model.path
+    if folder is None:
+        raise ConfigError("There is no tokenizer: set model.tokenizer=FOLDER, or model.path to a policy that has one.")
     try:
-        tokenizer = tokenizers.load(str(cfg.model.tokenizer))
+        tokenizer = tokenizers.load(folder)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
     return ChatFormat(tokenizer, history=cfg.rollout.history)

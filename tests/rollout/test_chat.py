@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from orchestra_jax.config.schema import ConfigError, ModelConfig, RunConfig
 from orchestra_jax.models import tokenizer as tok
-from orchestra_jax.rollout.chat import ChatFormat, common_prefix_extends
+from orchestra_jax.rollout.chat import ChatFormat, common_prefix_extends, make_chat
 from orchestra_jax.types import ToolSpec
 
 SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
@@ -295,3 +296,11 @@ def test_strip_thinking_keeps_sampled_ids_that_split_the_text_otherwise(qwen3):
     suffix, extends = chat.next_prompt(old, [USER, assistant(chat.decode(sampled)), tool("e\u0301")])
     assert extends
     assert suffix == chat.observation_ids(["e\u0301"])
+
+
+def test_the_tokenizer_is_that_of_the_policys_folder_where_none_is_named(words, tmp_path):
+    words.save_pretrained(tmp_path)
+    run = RunConfig(model=ModelConfig(tokenizer=None, path=str(tmp_path)))
+    assert len(make_chat(run).tokenizer) == len(words)
+    with pytest.raises(ConfigError, match=r"There is no tokenizer: set model\.tokenizer=FOLDER"):
+        make_chat(RunConfig(model=ModelConfig(tokenizer=None)))
