@@ -150,7 +150,8 @@ class Evaluations:
             "+benchmark=jsonl", f"data.path={folder}/questions.jsonl", f"policy={url}", "pricing.name=paper",
             "evaluation.endpoint.model=gpt-5", "evaluation.endpoint.retries=0", "rollout.limits.retries=0",
             "tools.names=[]", "+tools.experts.generalist=[gpt-5-mini]", f"tools.server.url={url}",
-            "tools.judge=qwen3-32b", "evaluation.endpoint.concurrency=2", "compilation_cache=null",
+            "tools.judge=qwen3-32b", "tools.search.corpus=null", "evaluation.endpoint.concurrency=2",
+            "compilation_cache=null",
         )  # fmt: skip
         env = os.environ | {"PYTHONPATH": str(ROOT)}
         self.driver = subprocess.Popen(
