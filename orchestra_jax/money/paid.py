@@ -5,6 +5,7 @@ with the caller: a caller may give up, but the request still ends, and its cost 
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
@@ -17,13 +18,12 @@ from typing import Any, TypeVar
 
 from orchestra_jax.money.budgets import Budget, Reservation
 from orchestra_jax.money.limits import Limiter
-from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.replay import CLOSE_S, Replay
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.stopwatch import queued
 from orchestra_jax.types import InfrastructureError, Usage
 
 GRACE_S = 600.0  # how long a request whose caller gave up may still take
-CLOSE_S = 60.0  # how long `close` waits for such requests
 _LONGEST_BACKOFF_S = 60.0
 _LONGEST_RETRY_AFTER_S = 600.0
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class PaidCalls:
         self._limiter, self._replay, self._prepare = limiter, replay, prepare
         self._timeout_s, self._retries, self._backoff_s = timeout_s, retries, backoff_s
         self._open: set[asyncio.Task[Any]] = set()
-        self._closed = False
+        self._closed = asyncio.Event()
         self._jitter = random.Random()
 
     async def call(
@@ -119,9 +119,10 @@ class PaidCalls:
     async def close(self, patience_s: float = CLOSE_S) -> None:
         """Waits for requests whose callers gave up; those that take longer are cut and charged at their worst.
 
-        No request is made afterwards. Close a `Replay` after its clients: late answers are still recorded.
+        No request is made afterwards, also for those that waited. Drain and close a `Replay` after its clients: late
+        answers are still recorded.
         """
-        self._closed = True
+        self._closed.set()
         if self._open:
             await asyncio.wait(tuple(self._open), timeout=patience_s)
         for task in self._open:
@@ -159,12 +160,12 @@ class PaidCalls:
 
     async def _start(self, budget: Budget, worst: Usage, send: Send) -> asyncio.Task[Ended]:
         """Starts one request once budget and provider let it; the task owns the reservation and the provider's slot."""
-        if self._closed:
-            raise InfrastructureError(f"The client of {worst.name} is closed.")
+        self._check_open(worst)
         reservation = await budget.acquire(worst, note=False)
         try:
             await self._limiter.acquire()
             try:
+                self._check_open(worst)
                 # Only now: a call that waits for a place is not in flight, and a kill must not charge for it.
                 await reservation.note()
             except BaseException:
@@ -174,6 +175,10 @@ class PaidCalls:
             reservation.release()
             raise
         return self._background(self._request(reservation, worst, send))
+
+    def _check_open(self, worst: Usage) -> None:
+        if self._closed.is_set():
+            raise InfrastructureError(f"The client of {worst.name} is closed.")
 
     async def _request(self, reservation: Reservation, worst: Usage, send: Send) -> Ended:
         """One request to its end; settles what it cost."""
@@ -220,9 +225,9 @@ class PaidCalls:
         jitter = self._backoff_s * self._jitter.uniform(0.5, 1.5)
         if wait_s is not None:
             self._limiter.pause(wait_s)
-            await queued(asyncio.sleep(wait_s + jitter))
-        else:
-            await queued(asyncio.sleep(min(jitter * 2**attempt, _LONGEST_BACKOFF_S)))
+        seconds = wait_s + jitter if wait_s is not None else min(jitter * 2**attempt, _LONGEST_BACKOFF_S)
+        with contextlib.suppress(TimeoutError):  # `close` ends the pause
+            await queued(asyncio.wait_for(self._closed.wait(), seconds))
 
     def _background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)

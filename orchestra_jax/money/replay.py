@@ -20,6 +20,8 @@ from orchestra_jax.stopwatch import queued
 
 _log = logging.getLogger(__name__)
 
+CLOSE_S = 60.0  # how long the end waits for what is under way
+
 
 class ReplayMiss(Exception):  # noqa: N818  named like the fact it states
     """A call that has to be replayed was never recorded: the run cannot go on without the network."""
@@ -118,6 +120,11 @@ class Replay:
         """Records an answer that was paid for, whoever asked; nothing in the modes that record nothing."""
         if self._writer is not None:
             await self._save((key(kind, request), kind, CANONICAL.encode(request), encode(recorded)))
+
+    async def drain(self, patience_s: float = CLOSE_S) -> None:
+        """Waits, once nothing makes calls any more, until those under way are kept whose callers have left."""
+        if self._flights:
+            await asyncio.wait(tuple(self._flights.values()), timeout=patience_s)
 
     def close(self) -> None:
         """Writes what is waiting and closes the file; more than once is harmless."""

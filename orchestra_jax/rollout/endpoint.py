@@ -11,9 +11,9 @@ from typing import Any
 
 from orchestra_jax.config.schema import ConfigError, PricingConfig, RunConfig
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Outcome
+from orchestra_jax.money.paid import GRACE_S, Outcome
 from orchestra_jax.money.prices import MissingPrice, PriceList
-from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.replay import CLOSE_S, Replay
 from orchestra_jax.outside import Unreadable, read_json, text_of, valid_text
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.speakers import Reply
@@ -48,6 +48,7 @@ class EndpointPolicy(ExpertClient):
         """Waits for requests whose callers gave up, until `patience_s`, and drops the connections."""
         try:
             await super().close(patience_s)
+            await self._replay.drain(patience_s)
         finally:
             self._replay.close()
 

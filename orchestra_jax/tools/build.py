@@ -141,6 +141,7 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
     async def close() -> None:
         try:
             await asyncio.gather(*(each() for each in closes))
+            await replay.drain()
         finally:
             replay.close()
 

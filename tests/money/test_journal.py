@@ -16,9 +16,10 @@ from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.journal import Journal, read_bill
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import PaidCalls
+from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.run import RunBudget, bill
 from orchestra_jax.money.store import Recorded
-from orchestra_jax.types import Usage
+from orchestra_jax.types import InfrastructureError, Usage
 
 WORST = Usage("gpt-5", prompt_tokens=100, completion_tokens=900, cost_usd=0.1)
 PAID = Usage("gpt-5", prompt_tokens=90, completion_tokens=10, cost_usd=0.01)
@@ -100,6 +101,40 @@ async def test_a_call_that_waits_for_a_place_is_not_in_flight(tmp_path: Path):
     assert bill(tmp_path) == (state(0.01, 100, 3), {})
     assert money.run.reserved.calls == 0
     money.close()
+
+
+async def test_what_is_answered_while_the_run_ends_is_kept_and_what_waits_is_not_asked(tmp_path: Path):
+    """The callers leave (a budget is used up, Ctrl-C), and everything is closed while a request is under way."""
+    money, sent, replay = Budget(), list[int](), Replay(tmp_path / "calls.db", "replay_or_record")
+    began, answer = asyncio.Event(), asyncio.Event()
+    calls = PaidCalls(Limiter(concurrency=1), replay=replay, timeout_s=60.0, retries=0)
+
+    def send(number: int):
+        async def request() -> Recorded:
+            sent.append(number)
+            began.set()
+            await answer.wait()
+            return Recorded("text", (PAID,))
+
+        return request
+
+    some = [asyncio.create_task(calls.call("chat", {"n": n}, WORST, send(n), budget=money)) for n in range(3)]
+    await began.wait()
+    for each in some:
+        each.cancel()
+    closing = asyncio.create_task(calls.close())
+    await asyncio.sleep(0)
+    answer.set()
+    await closing
+    await replay.drain()
+    replay.close()
+    assert sent == [0]
+    assert (money.spent.calls, money.reserved.calls) == (1, 0)
+    again = Replay(tmp_path / "calls.db", "replay")
+    assert (await again.call("chat", {"n": 0}, send(9))).value == "text"
+    again.close()
+    with pytest.raises(InfrastructureError, match="is closed"):
+        await calls.call("chat", {"n": 4}, WORST, send(4), budget=money)
 
 
 def test_a_torn_last_line_is_a_request_that_never_left(tmp_path: Path):

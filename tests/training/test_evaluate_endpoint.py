@@ -271,6 +271,17 @@ def test_killed_three_times_it_ends_like_the_one_that_was_not(tmp_path: Path, pr
     assert f"held_out: 1 of {QUESTIONS} failed for infrastructure reasons" in log
 
 
+def test_a_used_up_budget_is_one_sentence_and_the_rest_is_asked_later(tmp_path: Path, provider, evaluations):
+    provider.answered, provider.allowed, folder = Counter(), float("inf"), tmp_path / "poor"
+    evaluations.start(folder, "budget.run_usd=0.035")
+    assert evaluations.said() == "3\n"
+    assert "raise it to go on" in Path(f"{folder}.log").read_text().splitlines()[-1]
+    asked = provider.answered.total()
+    evaluations.whole(folder)
+    assert 0 < asked < provider.answered.total() == 3 * (QUESTIONS - 2) + 1 + 4
+    assert set(provider.answered.values()) == {1}
+
+
 def test_a_model_that_never_answers_has_no_accuracy_and_a_forecast_asks_nobody(tmp_path: Path, provider, evaluations):
     answered = provider.answered.copy()
     text = evaluations.whole(tmp_path / "none", "evaluation.endpoint.model=none", "evaluation.endpoint.price=gpt-5")
