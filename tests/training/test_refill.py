@@ -53,6 +53,7 @@ class Parts(Trainer):
         self.money: Any = parts(step=lambda: Budget(), run=parts(spent=Spending(9.0, 1, 1)))
         self.rollouts = parts(per_step=3, take=lambda *_: (trajectories, {"groups/collected": 5.0}))
         self.loop, self.serving = parts(run=lambda _: None), parts(free_gpus=lambda: None)
+        self.files = parts(add=lambda *_: None)
         self.directory, self.policy, self.schedule = directory, None, lambda _: 1e-3  # type: ignore[assignment]
 
     def sync_engine(self) -> None:
@@ -115,18 +116,13 @@ def test_a_group_scores_the_same_whatever_comes_after_it(tmp_path: Path):
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 REFILL = (*MICRO, "algorithm.refill=3", "evaluation.every=0", "evaluation.questions=4", "evaluation.swap_questions=0")
-# Groups teach by their task alone: by the parity of a number made of the tools and the preference.
-SOME = """    taught = (arrays.preference @ np.arange(1, arrays.preference.shape[1] + 1) * 10).astype(int) % 2 == 0
-    return by_member * taught[:, None], by_member * taught[:, None], taught
-"""
 
 
 @pytest.fixture
 def some_teach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs in other processes take `SOME` for their scores."""
-    head, _, tail = DRIVER.partition("    return by_member, by_member")
+    """Runs in other processes score with `micro.score_some`."""
     for module in (test_trainer, test_processes):
-        monkeypatch.setattr(module, "DRIVER", head + SOME + tail.partition("\n")[2])
+        monkeypatch.setattr(module, "DRIVER", DRIVER.replace("score_by_index", "score_some"))
 
 
 @pytest.mark.slow
