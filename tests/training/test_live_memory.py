@@ -63,7 +63,7 @@ class Peak:
             try:
                 for shard in array.addressable_shards:
                     buffers[shard.device.id, shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
-            except (RuntimeError, ValueError):
+            except (RuntimeError, ValueError, TypeError):
                 continue  # gone since
         found: dict[int, int] = defaultdict(int)
         for (device, _), size in buffers.items():
