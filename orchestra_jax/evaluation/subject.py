@@ -8,7 +8,7 @@ from orchestra_jax.config import record
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.models.lora import adapter_base
-from orchestra_jax.rollout.endpoint import endpoint_pricing
+from orchestra_jax.rollout.endpoint import asked_model, endpoint_pricing
 
 POLICY_FOLDER = "policy"  # of a run: the trained policy, as transformers and SGLang load it
 _ADAPTERS = "adapter_config.json"
@@ -57,9 +57,7 @@ def subject_of(cfg: RunConfig) -> Subject:
     if cfg.policy is None:
         return _own(cfg)
     if cfg.policy.startswith(("http://", "https://")):
-        model = cfg.evaluation.endpoint.model
-        if model is None:
-            raise ConfigError(f"The endpoint {cfg.policy} serves several models: set evaluation.endpoint.model=NAME.")
+        model = asked_model(cfg, cfg.policy)
         # No weights, tokenizer or engine of ours take part.
         model_cfg = replace(cfg.model, path=None, random_init=True, tokenizer=None)
         rollout = replace(cfg.rollout, engine=EngineName.embedded)

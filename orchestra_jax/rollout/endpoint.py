@@ -162,6 +162,13 @@ def endpoint_pricing(cfg: RunConfig) -> PricingConfig:
     )
 
 
+def asked_model(cfg: RunConfig, url: str) -> str:
+    """The name of the model behind `url`; raises ConfigError: evaluation.endpoint names none."""
+    if cfg.evaluation.endpoint.model is None:
+        raise ConfigError(f"The endpoint {url} may serve several models: set evaluation.endpoint.model=NAME.")
+    return cfg.evaluation.endpoint.model
+
+
 def make_endpoint(cfg: RunConfig, url: str, prices: PriceList, processes: Processes | None = None) -> EndpointPolicy:
     """The policy behind `url`, asked as evaluation.endpoint says; what it answers is recorded as replay.* says.
 
@@ -171,11 +178,9 @@ def make_endpoint(cfg: RunConfig, url: str, prices: PriceList, processes: Proces
     Raises:
         ConfigError: it cannot be called.
     """
-    given, limits = cfg.evaluation.endpoint, cfg.rollout.limits
-    if given.model is None:
-        raise ConfigError(f"The endpoint {url} may serve several models: set evaluation.endpoint.model=NAME.")
+    given, limits, model = cfg.evaluation.endpoint, cfg.rollout.limits, asked_model(cfg, url)
     try:
-        known = api_fields(given.price or given.model)
+        known = api_fields(given.price or model)
         asked: dict[str, Any] = {
             "max_tokens": limits.max_new_tokens,
             "context_tokens": max(limits.max_length, limits.max_new_tokens + 1),
@@ -185,7 +190,7 @@ def make_endpoint(cfg: RunConfig, url: str, prices: PriceList, processes: Proces
         share = processes or Processes()
         rate = given.requests_per_minute
         expert = Expert(
-            name=NAME, model=given.model, base_url=url, api_key_env=given.api_key_env, timeout_s=given.timeout_s,
+            name=NAME, model=model, base_url=url, api_key_env=given.api_key_env, timeout_s=given.timeout_s,
             retries=given.retries, concurrency=share.share(given.concurrency),
             requests_per_minute=None if rate is None else rate / share.count, extra=given.extra, **asked,
         )  # fmt: skip

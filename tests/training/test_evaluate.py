@@ -92,7 +92,7 @@ def test_a_fingerprint_is_of_the_bits():
         (("evaluation.questions=0",), "There is nothing to evaluate on"),
         (("model.path=nowhere",), "model.path=nowhere is not there"),
         (("policy=nowhere",), "policy=nowhere is neither a checkpoint"),
-        (("policy=http://127.0.0.1:9/v1",), "serves several models: set evaluation.endpoint.model=NAME"),
+        (("policy=http://127.0.0.1:9/v1",), "may serve several models: set evaluation.endpoint.model=NAME"),
     ],
 )
 def test_an_evaluation_without_policy_or_tasks_says_so(tmp_path: Path, capsys, overrides, sentence: str):

@@ -266,7 +266,9 @@ def picture(label: str, found: Sequence[Measured]) -> str:
     for name, cents, accuracy in theirs:
         axes.plot(cents, accuracy, "o", mfc="none", mec="#6e7781")
         axes.annotate(name, (cents, accuracy), xytext=(6, 4), textcoords="offset points", fontsize=7, color="#6e7781")
-    axes.set(xlabel="cents a question", ylabel="accuracy %", title=label, xlim=(0, None), ylim=(0, 100))
+    dearest = max([point[1] for point in points] + [point[1] for point in theirs], default=0.0)
+    axes.set(xlabel="cents a question", ylabel="accuracy %", title=label, ylim=(0, 100))
+    axes.set_xlim(0, 1.1 * dearest or 1.0)  # with room for the dearest one's mark
     axes.spines[["top", "right"]].set_visible(False)
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "orchestra_jax", "svg.fonttype": "none"}):
