@@ -12,10 +12,17 @@ from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Demonstrations, Environment, Message, OwnChat, Script, ToolEpisode
 from orchestra_jax.envs.quickstart import demonstrations
 from orchestra_jax.envs.quickstart.baselines import BASELINES
-from orchestra_jax.envs.quickstart.facts import CATALOGUE, EXPERTS, SKILLS
+from orchestra_jax.envs.quickstart.facts import (
+    CATALOGUE,
+    EXPERTS,
+    FAMILIES,
+    SKILLS,
+    TOOL_NAMES,
+    success_probability,
+)
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
-from orchestra_jax.envs.quickstart.world import TOOL_NAMES, TRAINING_SHARES, QuickstartWorld
+from orchestra_jax.envs.quickstart.world import TRAINING_SHARES, QuickstartWorld
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolExecutor, ToolHandler
 from orchestra_jax.tools.experts.simulated import SimulatedExpert
@@ -49,6 +56,7 @@ class QuickstartEnvironment(Environment):
 
     def __init__(self, cfg: RunConfig) -> None:
         self._cfg, self.world = cfg, QuickstartWorld(cfg.env.seed)
+        self._tools, self._evaluated = ordered(cfg.tools.names), ordered(cfg.tools.evaluated.names)
         self._sandbox = _sandbox(cfg)
         self._indices = {
             "local_search": LocalIndex.build([Passage("", text) for text in self.world.local_corpus]),
@@ -67,6 +75,9 @@ class QuickstartEnvironment(Environment):
                 f"env.name={cfg.env.name} and data.source={cfg.data.source} do not fit: use env=quickstart "
                 "data=quickstart, or env=qa with a data group of real questions."
             )
+        found += _problems_of_tools("tools.names", cfg.tools.names)
+        if cfg.tools.evaluation.own:
+            found += _problems_of_tools("tools.evaluation.names", cfg.tools.evaluation.names)
         groups = cfg.algorithm.tasks_per_step
         if groups % count or count > len(PREFERENCE_SHARES):
             found.append(
@@ -83,20 +94,20 @@ class QuickstartEnvironment(Environment):
         count = self._cfg.data.preferences_per_question
 
         def posed(index: int, rng: np.random.Generator) -> list[Task]:
-            return self.world.paired_tasks("train", index, count, TRAINING_SHARES)
+            return self.world.paired_tasks("train", index, count, TRAINING_SHARES, self._tools)
 
         questions = range(TRAINING_TASKS)
         return task_iterator(questions, seed=self._cfg.seed, batch_size=batch_size // count, build=posed)
 
     def held_out(self, count: int) -> Sequence[Task]:
-        return [self.world.task("eval", index) for index in range(count)]
+        return [self.world.task("eval", index, self._evaluated) for index in range(count)]
 
     def largest_menu(self) -> int:
         return len(TOOL_NAMES)
 
     def demonstrations(self) -> Demonstrations:
         count = self._cfg.warm_start.demonstrations
-        tasks = [self.world.task("train", TRAINING_TASKS + index) for index in range(count + GATE_TASKS)]
+        tasks = [self.world.task("train", TRAINING_TASKS + index, self._tools) for index in range(count + GATE_TASKS)]
         return Demonstrations(
             tasks=tasks[:count],
             gate=tasks[count:],
@@ -107,7 +118,7 @@ class QuickstartEnvironment(Environment):
         )
 
     def paired_preferences(self, count: int) -> Mapping[str, Sequence[Task]]:
-        posed = [self.world.swap_tasks(index, PAIRED_KINDS) for index in range(count)]
+        posed = [self.world.swap_tasks(index, PAIRED_KINDS, self._evaluated) for index in range(count)]
         return {kind: [tasks[k] for tasks in posed] for k, kind in enumerate(PAIRED_KINDS)} if posed else {}
 
     def baselines(self) -> Mapping[str, Script]:
@@ -132,6 +143,22 @@ class QuickstartEnvironment(Environment):
 
     async def _ask(self, name: str, task: Task, arguments: Mapping[str, Any], budget: Budget) -> str:
         return self._experts[name].answer(task.question, task.answer[0], task.family, task.extra["distractors"])
+
+
+def ordered(names: Sequence[str]) -> tuple[str, ...]:
+    """These tools, all where none is named, in the order of the world's list, on which what is drawn depends."""
+    return tuple(name for name in TOOL_NAMES if name in (names or TOOL_NAMES))
+
+
+def _problems_of_tools(setting: str, names: Sequence[str]) -> list[str]:
+    if unknown := [name for name in names if name not in TOOL_NAMES]:
+        return [f"{setting} names {', '.join(unknown)}: the quickstart has {', '.join(TOOL_NAMES)}."]
+    return [
+        f"{setting} has no tool that can answer the questions of the family {family}: add one of "
+        f"{', '.join(name for name in TOOL_NAMES if success_probability(name, family) >= 0.5)}."
+        for family in FAMILIES
+        if names and not any(success_probability(name, family) >= 0.5 for name in names)
+    ]
 
 
 def _sandbox(cfg: RunConfig) -> PythonSandbox:

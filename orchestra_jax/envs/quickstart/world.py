@@ -23,11 +23,13 @@ import numpy as np
 from orchestra_jax.envs.quickstart.facts import (
     ATTRIBUTES,
     CATALOGUE,
+    DEARER,
     FAMILIES,
     FIRST_NAMES,
     LAST_NAMES,
     OFFERS,
     STALE,
+    SWAPPED,
     TOOL_NAMES,
     pick,
     success_probability,
@@ -70,8 +72,16 @@ class QuickstartWorld:
                 for (low, high), (fast, slow) in OFFERS.values()
             )
             lists[drawn] = None
-        half = price_lists * 3 // 4
-        self.price_lists = {"train": list(lists)[:half], "eval": list(lists)[half:]}
+        known = price_lists * 3 // 4
+        held_out = list(lists)[known:]
+        self.price_lists = {
+            "train": list(lists)[:known],
+            "eval": held_out,
+            "dearer": [tuple((DEARER * cents, seconds) for cents, seconds in prices) for prices in held_out],
+            "swapped": [
+                tuple(prices[TOOL_NAMES.index(SWAPPED.get(name, name))] for name in TOOL_NAMES) for prices in held_out
+            ],
+        }
 
     @staticmethod
     def _passages(facts: Mapping[tuple[str, str], str]) -> list[str]:
@@ -102,28 +112,47 @@ class QuickstartWorld:
         wrong = tuple(v for v in rng.permutation(values)[:6].tolist() if v != truth)
         return QuickstartQuestion("lookup", question.format(name=name), truth, f"{name} {attribute}", wrong)
 
-    def menu(self, family: str, split: str, rng: np.random.Generator, *, full: bool = False) -> tuple[ToolSpec, ...]:
-        """A random subset of the tools that can still answer the question, priced by a random list of the split."""
-        able = [name for name in TOOL_NAMES if success_probability(name, family) >= 0.5]
+    def menu(
+        self,
+        family: str,
+        prices: str,
+        rng: np.random.Generator,
+        tools: Sequence[str] = TOOL_NAMES,
+        *,
+        full: bool = False,
+    ) -> tuple[ToolSpec, ...]:
+        """A random subset of `tools` that can still answer the question, or all of them.
+
+        Args:
+            prices: whose price lists one is drawn from: the split's, "dearer" or "swapped".
+        """
+        able = [name for name in tools if success_probability(name, family) >= 0.5]
         # Mostly all the tools that can do it, so that there is something to choose; sometimes just one of them.
         needed = able if rng.random() < CHOICE_SHARE else [pick(able, rng)]
-        rest = [name for name in TOOL_NAMES if name not in able]
+        rest = [name for name in tools if name not in able]
         extra = rng.permutation(rest)[: int(rng.integers(1, len(rest) + 1))].tolist()
-        offered = set(TOOL_NAMES) if full else {*needed, *extra}
-        prices = self.price_lists[split][int(rng.integers(len(self.price_lists[split])))]
+        offered = set(tools) if full else {*needed, *extra}
+        lists = self.price_lists[prices]
         menu = [
             replace(CATALOGUE[name], price_usd=cents / 100, latency_s=float(seconds))
-            for name, (cents, seconds) in zip(TOOL_NAMES, prices, strict=True)
+            for name, (cents, seconds) in zip(TOOL_NAMES, lists[int(rng.integers(len(lists)))], strict=True)
             if name in offered
         ]
         return tuple(menu[i] for i in rng.permutation(len(menu)))
 
-    def task(self, split: str, index: int) -> Task:
+    def task(self, split: str, index: int, tools: Sequence[str] = TOOL_NAMES) -> Task:
         """Instance `index` of the split: question, menu and preference drawn from (seed, split, index)."""
-        return self.paired_tasks(split, index, 1)[0]
+        return self.paired_tasks(split, index, 1, tools=tools)[0]
 
-    def paired_tasks(self, split: str, index: int, count: int, shares: Sequence[float] = FAMILY_SHARES) -> list[Task]:
-        """Instance `index` under `count` different preferences; families are drawn by `shares`.
+    def paired_tasks(
+        self,
+        split: str,
+        index: int,
+        count: int,
+        shares: Sequence[float] = FAMILY_SHARES,
+        tools: Sequence[str] = TOOL_NAMES,
+    ) -> list[Task]:
+        """Instance `index` under `count` different preferences; families are drawn by `shares`, menus from `tools`.
 
         The further ones are those that call for another tool, as far as there are such: in one step the policy sees
         the same question and menu with different right choices, and what it learns of the preference cannot be drowned
@@ -132,7 +161,7 @@ class QuickstartWorld:
         rng = np.random.default_rng([self.seed, 1 + ("train", "eval").index(split), index])
         family = FAMILIES[int(rng.choice(4, p=shares))]
         question = self.question(family, split, rng)
-        menu = self.menu(family, split, rng)
+        menu = self.menu(family, split, rng, tools)
         kinds = rng.choice(
             list(PREFERENCE_SHARES), len(PREFERENCE_SHARES), replace=False, p=list(PREFERENCE_SHARES.values())
         ).tolist()
@@ -152,12 +181,15 @@ class QuickstartWorld:
         order = sorted(range(len(tasks)), key=lambda n: first[best[n]] != n)
         return [tasks[n] for n in order[:count]]
 
-    def swap_tasks(self, index: int, kinds: tuple[str, ...]) -> list[Task]:
-        """Held-out question `index` with every tool on the menu, posed once under each kind of preference."""
+    def swap_tasks(
+        self, index: int, kinds: Sequence[str], tools: Sequence[str] = TOOL_NAMES, prices: str = "eval"
+    ) -> list[Task]:
+        """Held-out question `index` with all of `tools` on the menu, posed once under each kind of preference."""
         rng = np.random.default_rng([self.seed, 3, index])
         family = FAMILIES[int(rng.choice(4, p=FAMILY_SHARES))]
         question = self.question(family, "eval", rng)
-        menu = self.menu(family, "eval", rng, full=True)
+        # Drawn whole: the same offers and wordings, whatever is left out.
+        menu = tuple(spec for spec in self.menu(family, prices, rng, full=True) if spec.name in tools)
         return [
             self.pose(f"swap-{index}-{kind}", question, menu, draw_preference(kind, "eval", family, menu, rng))
             for kind in kinds
@@ -169,11 +201,11 @@ class QuickstartWorld:
         return Task(task_id, question.text, (question.answer,), menu, preference, question.family, extra)
 
 
-def best_tool(task: Task, tools: Sequence[ToolSpec] = ()) -> str:
-    """The tool with the highest expected preference utility, knowing the family, every skill, price and latency.
+def expected_utility(task: Task, tools: Sequence[ToolSpec] = ()) -> dict[str, float]:
+    """What one call of each tool is worth to the user, knowing the family and every skill, price and latency.
 
-    The expected utility of a tool is its success probability times P . features, with cost and latency min-max
-    normalised over `tools` (Eq. 2 with one run of each as the group), by default the whole menu.
+    Success probability times P . features, with cost and latency min-max normalised over `tools` (Eq. 2 with one run
+    of each as the group), by default the whole menu.
     """
     preference, tools = task.preference, tools or task.tools
 
@@ -188,4 +220,10 @@ def best_tool(task: Task, tools: Sequence[ToolSpec] = ()) -> str:
         utility = preference.outcome + preference.compute * cheap[spec.name] + preference.latency * fast[spec.name]
         return success_probability(spec.name, task.family) * (utility + preference.tools.get(spec.name, 0.0))
 
-    return max(tools, key=expected).name
+    return {spec.name: expected(spec) for spec in tools}
+
+
+def best_tool(task: Task, tools: Sequence[ToolSpec] = ()) -> str:
+    """The tool with the highest expected utility for the user."""
+    expected = expected_utility(task, tools)
+    return max(expected, key=expected.__getitem__)

@@ -1,0 +1,52 @@
+"""Benchmarks of the quickstart world beyond its own: every preference, and tools and prices that no training sees.
+
+Each is a function for evaluation.benchmarks, on the same evaluation.swap_questions questions with full menus; the name
+of a part ends in the kind of preference.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.envs.base import Environment
+from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS, QuickstartEnvironment, ordered
+from orchestra_jax.envs.quickstart.facts import TOOL_NAMES
+from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
+from orchestra_jax.envs.quickstart.world import QuickstartWorld
+from orchestra_jax.types import Task
+
+Parts = Mapping[str, Sequence[Task]]
+
+
+def preferences(environment: Environment, cfg: RunConfig) -> Parts:
+    """Every kind of preference."""
+    return _posed(_world(environment), cfg, "", tuple(PREFERENCE_SHARES), ordered(cfg.tools.evaluated.names), "eval")
+
+
+def prices(environment: Environment, cfg: RunConfig) -> Parts:
+    """Price lists as in training, all prices three times as high, and rivals' offers swapped (`facts.SWAPPED`)."""
+    world, tools = _world(environment), ordered(cfg.tools.evaluated.names)
+    lists = {"usual": "eval", "dearer": "dearer", "swapped": "swapped"}
+    parts = [_posed(world, cfg, f"{name}_", PAIRED_KINDS, tools, prices) for name, prices in lists.items()]
+    return {part: tasks for found in parts for part, tasks in found.items()}
+
+
+def tools(environment: Environment, cfg: RunConfig) -> Parts:
+    """Menus of tools.names, and menus of every tool of the world: what is in these alone was in no policy step."""
+    world = _world(environment)
+    seen = _posed(world, cfg, "seen_", PAIRED_KINDS, ordered(cfg.tools.names), "eval")
+    return {**seen, **_posed(world, cfg, "every_", PAIRED_KINDS, TOOL_NAMES, "eval")}
+
+
+def _world(environment: Environment) -> QuickstartWorld:
+    if not isinstance(environment, QuickstartEnvironment):
+        raise ConfigError(
+            "The benchmarks of envs.quickstart.unseen ask the quickstart's questions: add env=quickstart."
+        )
+    return environment.world
+
+
+def _posed(
+    world: QuickstartWorld, cfg: RunConfig, prefix: str, kinds: Sequence[str], tools: Sequence[str], prices: str
+) -> Parts:
+    posed = [world.swap_tasks(index, kinds, tools, prices) for index in range(cfg.evaluation.swap_questions)]
+    return {f"{prefix}{kind}": [tasks[k] for tasks in posed] for k, kind in enumerate(kinds)}
