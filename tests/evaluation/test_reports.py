@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.evaluation.pages.comparison import PUBLISHED, mcnemar, measured, tables, write_report
+from orchestra_jax.evaluation.reports import write_report
+from orchestra_jax.evaluation.reports.measured import measured
+from orchestra_jax.evaluation.reports.pairs import mcnemar
+from orchestra_jax.evaluation.reports.published import PUBLISHED
+from orchestra_jax.evaluation.reports.tables import tables
 
 SOLVED = {"one": [1, 1, 0, 0, 1], "two": [1, 0, 1, 1, 1]}
 

@@ -1,0 +1,53 @@
+"""A table of texts, and how it is written as Markdown and CSV."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestra_jax.evaluation.intervals import Interval
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts; a row whose first cell begins with "published:" is somebody else's."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def number(value: float | None, scale: float, digits: int) -> str:
+    return "–" if value is None else f"{scale * value:.{digits}f}"
+
+
+def span(interval: Interval | None, scale: float, digits: int) -> str:
+    return "" if interval is None else f"{scale * interval[0]:.{digits}f} to {scale * interval[1]:.{digits}f}"
+
+
+def to_markdown(title: str, made: Sequence[Table]) -> str:
+    """The tables as Markdown."""
+    parts = [f"# {title}\n"]
+    for table in made:
+        lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+        parts.append(f"## {table.title}\n")
+        parts.append(
+            "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+        )
+        parts.append(f"\n{table.note}\n")
+    return "\n".join(parts)
+
+
+def to_csv(made: Sequence[Table]) -> str:
+    """The tables as CSV, one cell of a row in a line: table, row, column, value."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["table", "row", "column", "value"])
+    for table in made:
+        for row in table.rows:
+            before = ""
+            for column, cell in zip(table.columns[1:], row[1:], strict=True):
+                writer.writerow([table.title, row[0], f"{before} {column}" if column == "95 %" else column, cell])
+                before = column
+    return text.getvalue()
