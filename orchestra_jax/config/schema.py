@@ -217,6 +217,7 @@ class EvaluationConfig(Settings):
     preferences: bool | None = None  # append a preference to real questions; null: as data.preferences
     every: int = at_least(0, 0)  # training steps between evaluations; 0: before and after only
     temperature: float = at_least(1.0, 0)  # 0 is greedy
+    samples: int = at_least(1, 1)  # of each question at evaluation.temperature; of several: pass^k and pass@k
     greedy: bool = True  # evaluate at temperature 0 too
     swap_questions: int = at_least(0, 0)  # of preference_swap; 0 skips it
     limit: int | None = at_least(None, 1)  # only so many tasks of each benchmark (--limit); null: all

@@ -29,20 +29,26 @@ def wilson(solved: int, counted: int) -> Interval | None:
     return centre - half if solved else 0.0, centre + half if solved < counted else 1.0
 
 
-def bootstrap(values: Sequence[float] | Float[np.ndarray, " N"], resamples: int = RESAMPLES) -> Interval | None:
+def bootstrap(
+    values: Sequence[float] | Float[np.ndarray, " N"],
+    resamples: int = RESAMPLES,
+    weights: Sequence[float] | Float[np.ndarray, " N"] | None = None,
+) -> Interval | None:
     """The percentile interval of a mean, at 95 %: of the means of samples of N with replacement; None of nothing.
 
     The samples depend on N only: the same values give the same interval, and runs on the same questions are resampled
-    alike.
+    alike. What is resampled is independent of each other: questions, each with the mean of its samples as its value
+    and their number as its weight, where it has several.
     """
     found = np.asarray(values, np.float64)
+    share = None if weights is None or len(set(weights)) < 2 else np.asarray(weights, np.float64)
     if not len(found):
         return None
     rng, means = np.random.default_rng([_SEED, len(found)]), []
     block = max(1, _AT_ONCE // len(found))
     for start in range(0, resamples, block):
         picked = rng.integers(len(found), size=(min(block, resamples - start), len(found)))
-        means.append(found[picked].mean(axis=1))
+        means.append(found[picked].mean(axis=1) if share is None else np.average(found[picked], 1, share[picked]))
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
     return float(low), float(high)

@@ -18,13 +18,17 @@ class Kept:
         path: the file.
         policy: what tells this policy and how it samples from another; None: nothing that is there is taken over.
         tasks: in the order in which they are numbered.
+        samples: of each task.
+
+    Attributes:
+        found: by the task's number and the sample's, what was there already.
     """
 
-    def __init__(self, path: Path, policy: str | None, tasks: Sequence[Task]) -> None:
+    def __init__(self, path: Path, policy: str | None, tasks: Sequence[Task], samples: int = 1) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._keys = [_digest(policy, task) for task in tasks]
-        self.found = self._read(tasks) if policy is not None and path.is_file() else {}
+        self.found = self._read(tasks, samples) if policy is not None and path.is_file() else {}
         # What is taken over stays, whole lines only: a kill may have cut the last.
         lines = [self._line(trajectory) for trajectory in self.found.values()]
         part = path.with_name(f".{path.name}.part")
@@ -39,15 +43,15 @@ class Kept:
     def _line(self, trajectory: Trajectory) -> str:
         return json.dumps({"key": self._keys[trajectory.group], **_record(trajectory)}) + "\n"
 
-    def _read(self, tasks: Sequence[Task]) -> dict[int, Trajectory]:
-        """By number, what ended with the same policy on the same task and did not fail."""
+    def _read(self, tasks: Sequence[Task], samples: int) -> dict[tuple[int, int], Trajectory]:
+        """What ended with the same policy on the same task and did not fail."""
         places, found = {key: place for place, key in enumerate(self._keys)}, {}
         for line in self.path.read_text(encoding="utf-8").splitlines():
             try:
                 record = json.loads(line)
                 place = places.get(record["key"])
-                if place is not None and record["status"] != Status.FAILED:
-                    found[place] = replace(decoded(record, tasks[place]), group=place)
+                if place is not None and record["status"] != Status.FAILED and record["member"] < samples:
+                    found[place, record["member"]] = replace(decoded(record, tasks[place]), group=place)
             except (ValueError, KeyError, TypeError):
                 continue
         return found

@@ -1,7 +1,7 @@
 """Figures of a set of trajectories: accuracy, cost, latency, tool shares and preference utility."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from orchestra_jax.evaluation.intervals import Interval, bootstrap, wilson
+from orchestra_jax.evaluation.measures.passing import pass_figures
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.rewards import ToolFeature, feature_matrix
 from orchestra_jax.tools.answers import extract_answer, matches
@@ -17,19 +18,45 @@ from orchestra_jax.types import Status, Trajectory
 MEANS = ("accuracy", "valid_rate", "cost", "cost_per_correct", "latency", "calls", "refused")
 
 
-def intervals(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, Interval | None]]:
-    """95 % intervals over the questions that did not fail: accuracy by Wilson and by bootstrap, means by bootstrap."""
-    counted = [t for t in trajectories if t.status is not Status.FAILED]
-    solved = [float(t.solved) for t in counted]
+def intervals(trajectories: Sequence[Trajectory], samples: int = 1) -> dict[str, dict[str, Interval | None]]:
+    """95 % intervals over the questions that did not fail: accuracy by Wilson and by bootstrap, means by bootstrap.
+
+    Args:
+        trajectories: the samples of a question side by side.
+        samples: of each question. Several are resampled together, as one question's say less than as many questions;
+            Wilson's interval, which knows no such thing, is left out.
+    """
+    questions = [some for some in _by_question(trajectories, samples) if some]
+    sizes = [len(some) for some in questions]
+
+    def resampled(figure: Callable[[Trajectory], float]) -> Interval | None:
+        return bootstrap([float(np.mean([figure(t) for t in some])) for some in questions], weights=sizes)
+
+    solved = sum(t.solved for some in questions for t in some)
+    plain = {"wilson": wilson(solved, sum(sizes))} if samples == 1 else {}
     return {
-        "accuracy": {"wilson": wilson(int(sum(solved)), len(solved)), "bootstrap": bootstrap(solved)},
-        "cost": {"bootstrap": bootstrap([t.cost_usd for t in counted])},
-        "latency": {"bootstrap": bootstrap([t.latency_s for t in counted])},
+        "accuracy": {**plain, "bootstrap": resampled(lambda t: float(t.solved))},
+        "cost": {"bootstrap": resampled(lambda t: t.cost_usd)},
+        "latency": {"bootstrap": resampled(lambda t: t.latency_s)},
     }
 
 
+def _counted(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    return [t for t in trajectories if t.status is not Status.FAILED]
+
+
+def _by_question(trajectories: Sequence[Trajectory], samples: int) -> list[list[Trajectory]]:
+    return [_counted(trajectories[start : start + samples]) for start in range(0, len(trajectories), samples)]
+
+
+def passes(trajectories: Sequence[Trajectory], samples: int) -> dict[str, dict[str, float | None]]:
+    """`pass_figures` of trajectories in which the samples of a question stand side by side."""
+    counts = [(len(some), sum(t.solved for t in some)) for some in _by_question(trajectories, samples)]
+    return pass_figures(counts, samples)
+
+
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
-    """Means over the trajectories that did not fail for infrastructure reasons.
+    """Means over the trajectories that did not fail for infrastructure reasons, all samples of all questions alike.
 
     Returns:
         accuracy: share solved. valid_rate: share that ended with an answer in the right format.
@@ -43,7 +70,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
     """
     if not trajectories:
         raise ValueError("No trajectory to summarise.")
-    counted = [t for t in trajectories if t.status is not Status.FAILED]
+    counted = _counted(trajectories)
     counts = {"failed": float(len(trajectories) - len(counted)), "counted": float(len(counted))}
     if not counted:
         return dict.fromkeys(MEANS) | counts
@@ -160,11 +187,12 @@ def preference_utility(
     return np.stack(utilities)
 
 
-def by_part(parts: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, Any]]:
+def by_part(parts: Mapping[str, Sequence[Trajectory]], samples: int = 1) -> dict[str, dict[str, Any]]:
     """Figures of each part of a benchmark, with the share of local among all searches (0 without a search)."""
     found = dict[str, dict[str, Any]]()
     for part, runs in parts.items():
         searches = [name for t in runs for name in t.tool_names if name in ("local_search", "web_search")]
         share = searches.count("local_search") / len(searches) if searches else 0.0
-        found[part] = summarize(runs) | {"local_share": share, "intervals": intervals(runs)}
+        several = passes(runs, samples) | {"intervals": intervals(runs, samples)}
+        found[part] = summarize(runs) | {"local_share": share} | several
     return found

@@ -14,7 +14,8 @@ pictures.
 
 Figures: accuracy, valid_rate and utility in [0, 1]; cost and cost_per_correct in dollars; latency in seconds; calls;
 failed and counted, the questions that are in no other figure and those that are. Where a judge was asked: exact_match,
-judged and judge_disagrees in [0, 1]. Beside them `intervals`, at 95 %: {figure: {"wilson" | "bootstrap": [low, high]}}.
+judged and judge_disagrees in [0, 1]. Beside them `intervals`, at 95 %: {figure: {"wilson" | "bootstrap": [low, high]}},
+and where each question has several samples `pass^k` and `pass@k`: {k: share of the questions}.
 What is not known is null: a cost per correct answer where nothing was solved, every mean where everything failed.
 """
 
@@ -154,7 +155,7 @@ def _title(summary: Mapping[str, Any]) -> str:
 
 
 def print_figures(console: Console, title: str, rows: Sequence[Row], *, intervals: bool = False) -> None:
-    """Prints the table of `figures_table`, below it Wilson's `intervals`, and what is in none of its figures."""
+    """Prints the table of `figures_table`, below it `interval_lines` if asked, and what is in none of its figures."""
     console.print(figures_table(title, rows))
     for line in interval_lines(rows) if intervals else ():
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -180,12 +181,17 @@ def figures_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def interval_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """A line for each row whose accuracy has Wilson's interval."""
+    """A line for each row whose accuracy has an interval: Wilson's, or with several samples that of the bootstrap."""
     for label, figures, _ in rows:
-        found = ((figures.get("intervals") or {}).get("accuracy") or {}).get("wilson")
+        known = (figures.get("intervals") or {}).get("accuracy") or {}
+        found = known.get("wilson") or known.get("bootstrap")
         if found:
             low, high = (_shown(end, 100, 1) for end in found)
             yield f"{label}: accuracy {_shown(value(figures, 'accuracy'), 100, 1)} %, 95 % interval {low} to {high} %."
+        for name in ("pass^k", "pass@k"):
+            if shares := figures.get(name):
+                cells = [f"{k}: {_shown(value(shares, k), 100, 1)} %" for k in shares]
+                yield f"{label}: {name} for k = {', '.join(cells)}."
 
 
 def footnotes(rows: Sequence[Row]) -> Iterator[str]:

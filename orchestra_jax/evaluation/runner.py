@@ -16,6 +16,7 @@ from orchestra_jax.evaluation.metrics import (
     by_part,
     disagreements,
     intervals,
+    passes,
     preference_utility,
     summarize,
     tool_shares,
@@ -87,19 +88,21 @@ class Evaluator:
                 over, unless they failed; None: all are made.
 
         Returns:
-            `summarize`'s figures, with their `intervals`, `tool_shares`, and `greedy` (figures at temperature 0) where
-            configured; the held-out tasks have `utility` too. A benchmark with parts has the figures of each.
+            `summarize`'s figures over evaluation.samples samples of each question, with their `intervals`, `passes`,
+            `tool_shares`, and `greedy` (figures of one sample at temperature 0) where configured; the held-out tasks
+            have `utility` too. A benchmark with parts has the figures of each.
         """
         settings, found = self.cfg.evaluation, {}
         self._when, self._policy = re.sub(r"[^\w-]+", "-", when), policy
         for name, tasks in self.benchmarks.items():
+            asked = settings.temperature, settings.samples
             if isinstance(tasks, Mapping):
-                runs = {p: await self._collect(f"{name}.{p}", some, settings.temperature) for p, some in tasks.items()}
-                found[name] = by_part(runs)
+                runs = {part: await self._collect(f"{name}.{part}", some, *asked) for part, some in tasks.items()}
+                found[name] = by_part(runs, settings.samples)
                 continue
-            found[name] = await self._figures(name, tasks, settings.temperature)
+            found[name] = await self._figures(name, tasks, *asked)
             if settings.greedy and settings.temperature:
-                found[name]["greedy"] = await self._figures(name, tasks, 0.0)
+                found[name]["greedy"] = await self._figures(name, tasks, 0.0, 1)
         return found
 
     async def baselines(self) -> dict[str, dict[str, float | None]]:
@@ -107,42 +110,45 @@ class Evaluator:
         runs = await self._runs()
         return {name: summarize(run) | self._utility(run, runs) for name, run in runs.items()}
 
-    async def _figures(self, name: str, tasks: Sequence[Task], temperature: float) -> dict[str, Any]:
-        run = await self._collect(name, tasks, temperature)
-        utility = self._utility(run, await self._runs()) if name == HELD_OUT else {}
-        return summarize(run) | utility | {"intervals": intervals(run), "tool_shares": tool_shares(run)}
+    async def _figures(self, name: str, tasks: Sequence[Task], temperature: float, samples: int) -> dict[str, Any]:
+        run = await self._collect(name, tasks, temperature, samples)
+        utility = self._utility(run, await self._runs(), samples) if name == HELD_OUT else {}
+        others = {"intervals": intervals(run, samples), "tool_shares": tool_shares(run)}
+        return summarize(run) | passes(run, samples) | utility | others
 
-    async def _collect(self, name: str, tasks: Sequence[Task], temperature: float) -> list[Trajectory]:
-        own = self._processes.mine(range(len(tasks)))
-        run = await share_all(self._processes, self._played(name, tasks, own, temperature))
+    async def _collect(self, name: str, tasks: Sequence[Task], temperature: float, samples: int) -> list[Trajectory]:
+        """The samples of each task, side by side."""
+        own = self._processes.mine([(number, sample) for number in range(len(tasks)) for sample in range(samples)])
+        run = await share_all(self._processes, self._played(name, tasks, own, temperature, samples))
         self.disagreements += [{"benchmark": name, **found} for found in disagreements(run)]
         return run
 
     async def _played(
-        self, name: str, tasks: Sequence[Task], own: Sequence[int], temperature: float
+        self, name: str, tasks: Sequence[Task], own: Sequence[tuple[int, int]], temperature: float, samples: int
     ) -> list[Trajectory]:
-        """This process's `own` trajectories of the tasks."""
+        """This process's `own` trajectories, by number of the task and of the sample."""
         seed = self.cfg.evaluation.seed
-        found: dict[int, Trajectory] = {}
+        found: dict[tuple[int, int], Trajectory] = {}
         kept = None
         if self._directory is not None:
             policy = self._policy and f"{self._policy} {temperature} {seed} {self.collector.limits}"
             part = f".{self._processes.index}" if self._processes.index else ""
             file = re.sub(r"[^\w.-]+", "-", f"{name}.t{temperature:g}{part}.jsonl")
-            kept = Kept(self._directory / self._when / file, policy, tasks)
+            kept = Kept(self._directory / self._when / file, policy, tasks, samples)
             found = dict(kept.found)
-        missing = [number for number in own if number not in found]
+        missing = [each for each in own if each not in found]
         made = await self.collector.collect(
             self.engine,
-            [tasks[number] for number in missing],
+            [tasks[number] for number, _ in missing],
             budget=self._budget,
             temperature=temperature,
             seed=(seed,),
             on_done=kept.add if kept else None,
-            numbers=missing,
+            numbers=[number for number, _ in missing],
+            members=[sample for _, sample in missing],
         )
         found |= zip(missing, made, strict=True)
-        return [found[number] for number in own]
+        return [found[each] for each in own]
 
     async def _runs(self) -> dict[str, list[Trajectory]]:
         """The baselines' trajectories; they depend on nothing that is trained and are played once."""
@@ -156,10 +162,13 @@ class Evaluator:
             }
         return self._baseline_runs
 
-    def _utility(self, run: list[Trajectory], baselines: Mapping[str, list[Trajectory]]) -> dict[str, float | None]:
-        """The mean over the questions that did not fail for infrastructure reasons; None where all did."""
+    def _utility(
+        self, run: list[Trajectory], baselines: Mapping[str, list[Trajectory]], samples: int = 1
+    ) -> dict[str, float | None]:
+        """The mean over the samples that did not fail for infrastructure reasons; None where all did."""
         if not baselines:
             return {}
-        found = preference_utility([run], list(baselines.values()), self.cfg.reward.tool_feature)[0]
-        counted = [t.status is not Status.FAILED for t in run]
-        return {"utility": float(np.mean(found[counted])) if any(counted) else None}
+        runs = [run[sample::samples] for sample in range(samples)]
+        found = preference_utility(runs, list(baselines.values()), self.cfg.reward.tool_feature)
+        counted = np.array([[t.status is not Status.FAILED for t in some] for some in runs])
+        return {"utility": float(np.mean(found[counted])) if counted.any() else None}

@@ -78,7 +78,7 @@ def evaluation_cost(cfg: RunConfig, prices: PriceList, tasks: Mapping[str, int],
         own: whether the policy's own tokens are paid for too, as those of an endpoint are.
     """
     plan, settings = cfg.plan, cfg.evaluation
-    count = sum(tasks.values()) * (2 if settings.greedy and settings.temperature else 1)
+    count = sum(tasks.values()) * (settings.samples + (1 if settings.greedy and settings.temperature else 0))
     offer = cfg.tools.evaluated
     models = sorted({model for models in offer.experts.values() for model in models})
     judge = 0.0 if cfg.tools.judge == "match" or not models else _call(cfg, prices, cfg.tools.judge)

@@ -101,6 +101,7 @@ class Collector:
         temperature: float = 1.0,
         seed: Sequence[int] = (0,),
         numbers: Sequence[int] | None = None,
+        members: Sequence[int] | None = None,
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
         """Rolls every task out `group_size` times with the policy behind `engine`.
@@ -112,12 +113,14 @@ class Collector:
             temperature: sampling temperature; 0 is greedy.
             seed: reproducible: the same seed, groups, tasks and weights give the same trajectories.
             numbers: of the tasks' groups, None: 0, 1, ...; groups of one seed need different ones.
+            members: which one of its group each task is rolled out as, once; None: as all `group_size`.
             on_done: called as each trajectory ends, for progress bars.
 
         Returns:
             Trajectories ordered by task, then member.
         """
         groups = list(zip(range(len(tasks)) if numbers is None else numbers, tasks, strict=True))
+        wanted = [(p, m) for p in range(len(tasks)) for m in (range(group_size) if members is None else [members[p]])]
         if isinstance(engine, MessageEngine):
 
             def talker(place: int, member: int) -> Speaker:
@@ -125,13 +128,13 @@ class Collector:
                 sample = (*seed, groups[place][0], member) if temperature else (member,)
                 return MessageSpeaker(engine, self.limits, temperature, sample)
 
-            return await self._collect(talker, groups, group_size, budget, on_done)
+            return await self._collect(talker, groups, wanted, budget, on_done)
         params = SamplingParams(self.limits.max_new_tokens, temperature, self._tokens.stop_ids)
 
         def actor(group: int, member: int) -> Actor:
             return EngineActor(engine, params, (*seed, group, member), self.limits.max_length)
 
-        return await self._collect(self._in_tokens(actor, groups, budget), groups, group_size, budget, on_done)
+        return await self._collect(self._in_tokens(actor, groups, budget), groups, wanted, budget, on_done)
 
     async def play(
         self, script: Script, tasks: Sequence[Task], think: Callable[[Task], str] | None = None, *, budget: Budget
@@ -139,7 +142,7 @@ class Collector:
         """Plays every task once with a script instead of a policy."""
         groups, chat = list(enumerate(tasks)), self._tokens
         speakers = self._in_tokens(lambda *_: ScriptActor(chat, script, think), groups, budget)
-        return await self._collect(speakers, groups, 1, budget)
+        return await self._collect(speakers, groups, [(place, 0) for place in range(len(groups))], budget)
 
     @property
     def _tokens(self) -> ChatFormat:
@@ -167,11 +170,11 @@ class Collector:
         self,
         speaker: Callable[[int, int], Speaker],
         groups: Sequence[tuple[int, Task]],
-        group_size: int,
+        wanted: Sequence[tuple[int, int]],
         budget: Budget,
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """The trajectories of numbered tasks, in their order."""
+        """The trajectories of numbered tasks: those that are wanted, by place and member, in their order."""
         if self._given_up is not None:
             raise self._given_up
 
@@ -183,7 +186,7 @@ class Collector:
             return trajectory
 
         # Speakers are made before any of them runs, so that a lockstep engine knows how many to wait for.
-        todo = [(p, m, speaker(p, m)) for p in range(len(groups)) for m in range(group_size)]
+        todo = [(place, member, speaker(place, member)) for place, member in wanted]
         running = [asyncio.ensure_future(one(*item)) for item in todo]
         whole = asyncio.gather(*running)
         self._under_way.add(whole)

@@ -45,3 +45,13 @@ def test_bootstrap_is_the_same_for_the_same_values_and_narrows():
     blocks = bootstrap(np.arange(3000.0), 3000)  # more numbers than are drawn at once
     assert blocks is not None
     assert blocks[0] < 1499.5 < blocks[1]
+
+
+def test_questions_with_several_samples_are_drawn_whole():
+    values, sizes = (0.0, 0.5, 1.0), (3, 2, 1)
+    draws = itertools.product(range(3), repeat=3)
+    means = sorted(sum(values[q] * sizes[q] for q in some) / sum(sizes[q] for q in some) for some in draws)
+    low, high = bootstrap(values, 40_000, weights=sizes) or (math.nan, math.nan)
+    for found, tail in ((low, 0.025), (high, 0.975)):
+        assert means[int((tail - 0.01) * len(means))] <= found <= means[math.ceil((tail + 0.01) * len(means)) - 1]
+    assert bootstrap(values, weights=(2, 2, 2)) == bootstrap(values)

@@ -21,6 +21,7 @@ from orchestra_jax.evaluation.metrics import preference_utility, summarize, tool
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
+from orchestra_jax.rollout.actors import _seed64
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.types import InfrastructureError, Status, Task
@@ -212,6 +213,43 @@ def test_an_evaluation_leaves_its_trajectories_and_goes_on_from_them(world, coll
     assert asked(None) == undisturbed
 
 
+def test_every_sample_of_a_question_is_asked_once_and_goes_on_from_what_is_there(world, collector, parrot, tmp_path):
+    generate, chat = parrot.generate, collector.chat
+
+    samples = {_seed64(7, number, sample, 0, 0): (number, sample) for number in range(12) for sample in range(3)}
+
+    async def some_say_so(ids, params, *, session=None):
+        """The first sample of every question is right, the others are not."""
+        await generate(ids, params, session=session)
+        number, sample = samples[params.seed]
+        words = (*chat.encode("Oslo" if sample else world.task("eval", number).answer[0]), chat.stop_ids[0])
+        return Generation(words, (0.0,) * len(words), "stop", 0)
+
+    def evaluate(samples: int, count: int = 12) -> dict:
+        own = make(world, collector, parrot, swap=False, count=count, samples=samples)
+        parrot.asked = []
+        evaluator = Evaluator(own.cfg, Posed(world, False), collector, parrot, Budget(), tmp_path)  # type: ignore
+        return asyncio.run(evaluator.evaluate("now", "these weights"))["held_out"]
+
+    parrot.generate = some_say_so
+    found = evaluate(2)
+    seeds = {seed for temperature, seed in parrot.asked if temperature}
+    assert (len(parrot.asked), len(seeds)) == (3 * 12, 2 * 12)  # greedily once
+    assert found["counted"] == 24
+    assert (found["accuracy"], found["pass^k"], found["pass@k"]) == (0.5, {"1": 0.5, "2": 0.0}, {"1": 0.5, "2": 1.0})
+    # Questions are all alike, however much their samples differ: another draw of questions gives the same.
+    assert found["intervals"]["accuracy"] == {"bootstrap": (0.5, 0.5)}
+    assert found["greedy"]["intervals"]["accuracy"].keys() == {"wilson", "bootstrap"}
+    kept = tmp_path / "now" / "held_out.t1.jsonl"
+    whole = kept.read_text().splitlines(keepends=True)
+    kept.write_text("".join(whole[:5] + whole[7:]) + whole[5][:40])
+    assert evaluate(2) == found
+    assert len(parrot.asked) == 2
+    assert sorted(json.loads(line)["member"] for line in kept.read_text().splitlines()) == [0] * 12 + [1] * 12
+    evaluate(3)
+    assert len(parrot.asked) == 12
+
+
 def test_a_policy_that_always_raises_is_neither_right_nor_wrong(world, collector, parrot):
     async def raises(ids, params, *, session=None):
         raise InfrastructureError("no server answers")
@@ -252,9 +290,9 @@ def test_what_failed_is_evaluated_again_and_the_rest_comes_back_whole(world, col
     for trajectory in (played[2], replace(played[0], status=Status.FAILED, reason="a dead server"), played[3]):
         kept.add(trajectory)
     found = Kept(tmp_path / "some.jsonl", "weights", tasks).found
-    assert found.keys() == {2, 3}
+    assert found.keys() == {(2, 0), (3, 0)}
     assert any(t.calls for t in found.values())
-    for number, trajectory in found.items():
+    for (number, _), trajectory in found.items():
         assert summarize([trajectory]) == summarize([played[number]])
         assert tool_shares([trajectory]) == tool_shares([played[number]])
         assert trajectory.ledger == played[number].ledger

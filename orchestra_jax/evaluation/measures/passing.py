@@ -1,0 +1,37 @@
+"""pass^k and pass@k: how often all, and how often any, of k samples of a question are right."""
+
+import math
+from collections.abc import Sequence
+
+# Of one question: how many samples counted, and how many of them are right.
+Count = tuple[int, int]
+
+
+def all_right(counted: int, right: int, k: int) -> float:
+    """The share of the subsets of k samples that are right throughout: without bias for the chance of k in a row."""
+    return math.comb(right, k) / math.comb(counted, k)
+
+
+def any_right(counted: int, right: int, k: int) -> float:
+    """The share of the subsets of k samples with a right one in them, likewise (Chen et al. 2021)."""
+    return 1.0 - math.comb(counted - right, k) / math.comb(counted, k)
+
+
+def pass_figures(counts: Sequence[Count], samples: int) -> dict[str, dict[str, float | None]]:
+    """Means over the questions, for every k up to `samples`.
+
+    A question of which fewer than k samples counted, as others failed for infrastructure reasons, is not in the mean
+    of that k; None where no question is.
+
+    Returns:
+        {"pass^k": {"1": .., "2": ..}, "pass@k": {...}}; nothing for one sample of each question, which is accuracy.
+    """
+    if samples == 1:
+        return {}
+    found: dict[str, dict[str, float | None]] = {"pass^k": {}, "pass@k": {}}
+    for k in range(1, samples + 1):
+        enough = [count for count in counts if count[0] >= k]
+        for name, share in (("pass^k", all_right), ("pass@k", any_right)):
+            shares = [share(*count, k) for count in enough]
+            found[name][str(k)] = math.fsum(shares) / len(shares) if shares else None
+    return found
