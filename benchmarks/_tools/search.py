@@ -26,14 +26,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import faiss
 import numpy as np
 
 from orchestra_jax.tools.search import dense as dense_search
 from orchestra_jax.tools.search import dense_build
-from orchestra_jax.tools.search.embeddings import EndpointEmbedder, Kind
+from orchestra_jax.tools.search.embeddings import EndpointEmbedder
 from orchestra_jax.tools.search.local import LocalIndex, Passage, read_passages
 
 K = 10
@@ -71,7 +71,7 @@ def texts_of(passages: Sequence[Passage]) -> list[str]:
     return [f"{passage.title}\n{passage.text}" for passage in passages]
 
 
-def embed(url: str, model: str, texts: Sequence[str], kind: Kind) -> np.ndarray:
+def embed(url: str, model: str, texts: Sequence[str], kind: Literal["passage", "query"]) -> np.ndarray:
     """The vectors of texts, [N, D], from a server."""
 
     async def run() -> np.ndarray:

@@ -210,13 +210,14 @@ def missing_inputs(config: RunConfig) -> list[str]:
             "tools.experts need a server: set tools.server.url=http://HOST:PORT/v1 or tools.experts_file=FILE, or "
             "tools=offline."
         )
+    searches = live and "local_search" in tools.opened.names
     starts_servers = config.rollout.engine is EngineName.sglang and not config.rollout.urls
     server = config.rollout.server.python if starts_servers else None
     read = [
         ("rollout.server.python", server),
         ("model.path", model.path),
-        ("tools.search.corpus", search.corpus if live and search.index is None else None),
-        ("tools.search.index", search.index if live and not (search.index or "").startswith("http") else None),
+        ("tools.search.corpus", search.corpus if searches and search.index is None else None),
+        ("tools.search.index", search.index if searches and not (search.index or "").startswith("http") else None),
         ("tools.experts_file", tools.experts_file),
         ("tools.descriptions", tools.descriptions),
         ("replay.path", None if live else config.replay.path),

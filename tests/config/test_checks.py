@@ -405,3 +405,10 @@ def test_a_sweep_of_too_many_keys_says_how_to_name_its_folders(
     assert "hydra.sweep.subdir" in capsys.readouterr().err
     with pytest.raises(FileNotFoundError):
         cli.run(lambda: (tmp_path / "missing" / "folder").mkdir())
+
+
+def test_passages_are_asked_for_where_something_searches_them() -> None:
+    nowhere = [*OFFLINE, "tools.search.corpus=/nowhere.json"]
+    for names, asked in (("[python,local_search]", True), ("[python]", False)):
+        found = missing_inputs(compose([*nowhere, f"tools.names={names}"]))
+        assert any(sentence.startswith("tools.search.corpus=/nowhere.json") for sentence in found) == asked
