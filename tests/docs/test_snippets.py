@@ -19,12 +19,13 @@ from orchestra_jax.shipped import EXPERIMENTS
 from orchestra_jax.tools.experts.expert import read_experts
 from tests.docs.commands import HYDRA, ROOT
 from tests.docs.pages import DOCS, blocks
-from tests.evaluation.test_comparison import line
 from tests.evaluation.test_pages import a_group
 from tests.tools.openai_stub import StubOpenAI
 
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))
 Script = Callable[..., tuple[int, str]]
+# A line of an evaluation's trajectories, as far as a report reads it.
+KEPT = {"menu": {}, "solved": True, "cost_usd": 0.01, "latency_s": 2.0, "status": "completed", "sequences": []}
 EXPERT_FILES = {"scale.md", "tools.md", "descriptions.md"}
 
 
@@ -46,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             with Record(where, cfg, kind, Start()) as record:
                 record.begin()
         (run / "summary.json").write_text(json.dumps({"after": {"accuracy": 0.5}}))
-        (kept / "held_out.t0.jsonl").write_text("".join(line(f"q{n}", n % 2, 0.01) + "\n" for n in range(4)))
+        (kept / "held_out.t0.jsonl").write_text("".join(json.dumps({"id": f"q{n}"} | KEPT) + "\n" for n in range(4)))
         for step in (1, 2):
             write_groups(run / "rollouts" / f"step-{step:06d}.jsonl.gz", [a_group(step)])
     return reader
