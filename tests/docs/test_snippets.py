@@ -25,7 +25,7 @@ from tests.tools.openai_stub import StubOpenAI
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))
 Script = Callable[..., tuple[int, str]]
 # A line of an evaluation's trajectories, as far as a report reads it.
-KEPT = {"menu": {}, "solved": True, "cost_usd": 0.01, "latency_s": 2.0, "status": "completed", "sequences": []}
+KEPT = {"menu": [], "solved": True, "cost_usd": 0.01, "latency_s": 2.0, "status": "completed", "sequences": []}
 EXPERT_FILES = {"scale.md", "tools.md", "descriptions.md"}
 
 
@@ -147,7 +147,8 @@ def test_what_reads_a_run_runs(folder: Path, script: Script, monkeypatch: pytest
     status, told = script("compare", "outputs/quickstart", "outputs/seed1")
     assert (status, "after.accuracy" in told) == (0, True)
     assert script("compare", "multirun/quickstart/*", "--csv", "sweep.csv") == (0, "1 runs in sweep.csv\n")
-    assert script("report", "outputs/quickstart", "outputs/seed1", "--out", "outputs/report")[0] == 0
+    status, told = script("report", "outputs/quickstart", "outputs/seed1", "--out", "outputs/report")
+    assert status == 0, told
     assert (folder / "outputs" / "report" / "report.html").exists()
     status, told = script("view", "outputs/quickstart", "--steps", "0")
     assert (status, "index.html in a browser" in told) == (0, True)
