@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orchestra_jax.evaluation.measures.delegation import offered_models
 from orchestra_jax.evaluation.stored import decoded, encoded
 from orchestra_jax.types import Status, Task, Trajectory
 
@@ -19,13 +20,16 @@ class Kept:
         policy: what tells this policy and how it samples from another; None: nothing that is there is taken over.
         tasks: in the order in which they are numbered.
         samples: of each task.
+        model: the name of the policy's own model, None where it is not known.
 
     Attributes:
         found: by the task's number and the sample's, what was there already.
     """
 
-    def __init__(self, path: Path, policy: str | None, tasks: Sequence[Task], samples: int = 1) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, policy: str | None, tasks: Sequence[Task], samples: int = 1, model: str | None = None
+    ) -> None:
+        self.path, self._model = path, model
         path.parent.mkdir(parents=True, exist_ok=True)
         self._keys = [_digest(policy, task) for task in tasks]
         self.found = self._read(tasks, samples) if policy is not None and path.is_file() else {}
@@ -41,7 +45,8 @@ class Kept:
             stream.write(self._line(trajectory))
 
     def _line(self, trajectory: Trajectory) -> str:
-        return json.dumps({"key": self._keys[trajectory.group], **_record(trajectory)}) + "\n"
+        own = {"key": self._keys[trajectory.group], "policy_model": self._model}
+        return json.dumps({**own, **_record(trajectory)}) + "\n"
 
     def _read(self, tasks: Sequence[Task], samples: int) -> dict[tuple[int, int], Trajectory]:
         """What ended with the same policy on the same task and did not fail."""
@@ -68,8 +73,11 @@ def _record(trajectory: Trajectory) -> dict[str, Any]:
         "id": task.id,
         "question": task.question,
         "preference": task.preference.instruction,
+        "weights": {name: getattr(task.preference, name) for name in ("tools", "outcome", "compute", "latency")},
         "reference": task.answer,
         "menu": task.extra.get("instance") or [spec.name for spec in task.tools],
+        "tools": [spec.name for spec in task.tools],
+        "models": offered_models(task),
         "cost_usd": trajectory.cost_usd,
         "latency_s": trajectory.latency_s,
         **encoded(trajectory.without_ids()),

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from orchestra_jax.evaluation.intervals import Interval, bootstrap, wilson
+from orchestra_jax.evaluation.measures.delegation import called_tools
 from orchestra_jax.evaluation.measures.passing import pass_figures
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.rewards import ToolFeature, feature_matrix
@@ -139,10 +140,7 @@ def tool_shares(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float
     """
     counts: dict[str, Counter[str]] = {}
     for trajectory in trajectories:
-        keys = trajectory.task.extra.get("instance", {}).get("tools", {})
-        called = [
-            keys.get(str(call.arguments.get("model")), keys.get(call.name, call.name)) for call in trajectory.calls
-        ]
+        called = called_tools(trajectory)
         for family in (trajectory.task.family, "all"):
             counts.setdefault(family, Counter()).update(called)
     return {

@@ -12,6 +12,7 @@ from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT, Tasks
 from orchestra_jax.evaluation.kept import Kept
+from orchestra_jax.evaluation.measures.delegation import share_figures
 from orchestra_jax.evaluation.metrics import (
     by_part,
     disagreements,
@@ -21,6 +22,7 @@ from orchestra_jax.evaluation.metrics import (
     summarize,
     tool_shares,
 )
+from orchestra_jax.evaluation.subject import policy_model
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.collector import Collector
@@ -72,6 +74,7 @@ class Evaluator:
     ) -> None:
         self._directory, self._when = directory, ""
         self._policy: str | None = None
+        self._model = policy_model(cfg)
         self._processes = processes or Processes()
         self.cfg, self.collector, self.engine, self._budget = cfg, collector, engine, budget
         self.benchmarks = chosen_tasks(environment, cfg)
@@ -89,8 +92,8 @@ class Evaluator:
 
         Returns:
             `summarize`'s figures over evaluation.samples samples of each question, with their `intervals`, `passes`,
-            `tool_shares`, and `greedy` (figures of one sample at temperature 0) where configured; the held-out tasks
-            have `utility` too. A benchmark with parts has the figures of each.
+            `share_figures`, `tool_shares`, and `greedy` (figures of one sample at temperature 0) where configured; the
+            held-out tasks have `utility` too. A benchmark with parts has the figures of each.
         """
         settings, found = self.cfg.evaluation, {}
         self._when, self._policy = re.sub(r"[^\w-]+", "-", when), policy
@@ -114,7 +117,7 @@ class Evaluator:
         run = await self._collect(name, tasks, temperature, samples)
         utility = self._utility(run, await self._runs(), samples) if name == HELD_OUT else {}
         others = {"intervals": intervals(run, samples), "tool_shares": tool_shares(run)}
-        return summarize(run) | passes(run, samples) | utility | others
+        return summarize(run) | passes(run, samples) | share_figures(run, self._model) | utility | others
 
     async def _collect(self, name: str, tasks: Sequence[Task], temperature: float, samples: int) -> list[Trajectory]:
         """The samples of each task, side by side."""
@@ -134,7 +137,7 @@ class Evaluator:
             policy = self._policy and f"{self._policy} {temperature} {seed} {self.collector.limits}"
             part = f".{self._processes.index}" if self._processes.index else ""
             file = re.sub(r"[^\w.-]+", "-", f"{name}.t{temperature:g}{part}.jsonl")
-            kept = Kept(self._directory / self._when / file, policy, tasks, samples)
+            kept = Kept(self._directory / self._when / file, policy, tasks, samples, self._model)
             found = dict(kept.found)
         missing = [each for each in own if each not in found]
         made = await self.collector.collect(

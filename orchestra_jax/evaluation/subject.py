@@ -7,11 +7,14 @@ from orchestra_jax import hub
 from orchestra_jax.config import record
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.evaluation.measures.delegation import family
 from orchestra_jax.models.lora import adapter_base
 from orchestra_jax.rollout.endpoint import asked_model, endpoint_pricing
+from orchestra_jax.tools.experts.cards import model_cards
 
 POLICY_FOLDER = "policy"  # of a run: the trained policy, as transformers and SGLang load it
 _ADAPTERS = "adapter_config.json"
+_GENERATIONS = 9  # of runs that went on from each other's export
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,26 @@ def subject_of(cfg: RunConfig) -> Subject:
         f"policy={cfg.policy} is neither a checkpoint (config.json, *.safetensors), a run's folder, an id on the hub "
         "nor an address: set policy=FOLDER or policy=http://HOST:PORT/v1."
     )
+
+
+def policy_model(cfg: RunConfig) -> str | None:
+    """The name of the policy's own model: of an endpoint its own, of a checkpoint its folder's or id's.
+
+    The export of a run is of the model that the run began with. None: no model of conf/models.yaml is of its family, so
+    a folder may be called anything.
+    """
+    if cfg.policy is not None and cfg.policy.startswith(("http://", "https://")):
+        return cfg.evaluation.endpoint.price or cfg.evaluation.endpoint.model
+    path = cfg.model.path
+    for _ in range(_GENERATIONS):
+        if path is None:
+            return None
+        run = record.read(Path(path).parent) if Path(path).name == POLICY_FOLDER else None
+        if run is None:
+            break
+        path = run["config"].get("model", {}).get("path")
+    name = Path(str(path)).name.lower()
+    return name if family(name) in {family(model) for model in model_cards()} else None
 
 
 def _own(cfg: RunConfig) -> Subject:

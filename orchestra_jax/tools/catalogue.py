@@ -130,8 +130,9 @@ class Instance:
 
     Attributes:
         tools: the menu with prices and latencies.
-        record: JSON for the task's `extra` and the logs: the seed, the fields of the `PriceDraw`, and what every name
-            (of a tool, or of a choice in the released form) stands for.
+        record: JSON for the task's `extra` and the logs: the seed, the fields of the `PriceDraw`, what every name
+            (of a tool, or of a choice in the released form) stands for, and what a million output tokens of each
+            expert cost.
     """
 
     tools: tuple[ToolSpec, ...]
@@ -176,8 +177,11 @@ class Catalogue:
         rng = np.random.default_rng(seed)
         draw = self.book.draw(rng)
         make = self._functions if self.rule.form == "released" else self._menu
-        tools, names = make(rng, self.book.prices(draw))
-        return Instance(tools, {"seed": seed, "prices": asdict(draw), "tools": names})
+        prices = self.book.prices(draw)
+        tools, names = make(rng, prices)
+        offered = [self.entries[key] for key in names.values()]
+        output = {entry.key: prices.entries[entry.model].output for entry in offered if entry.role and entry.billed}
+        return Instance(tools, {"seed": seed, "prices": asdict(draw), "tools": names, "output_usd": output})
 
     def executor(self, record: Mapping[str, Any], task: Task, budget: Budget) -> ToolExecutor:
         """Executes the calls of an episode of `task`, which has the tools of the instance of `record`.

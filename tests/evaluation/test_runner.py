@@ -204,6 +204,15 @@ def test_an_evaluation_leaves_its_trajectories_and_goes_on_from_them(world, coll
     assert len(rows) == 12
     assert {row["id"] for row in rows} == {f"eval-{n}" for n in range(12)}
     assert {"question", "preference", "reference", "menu", "answer", "solved", "ledger"} <= rows[0].keys()
+    for number, row in enumerate(sorted(rows, key=lambda row: row["group"])):
+        task = world.task("eval", number)
+        assert row["tools"] == [spec.name for spec in task.tools]
+        wanted = task.preference
+        assert row["weights"] == {
+            "tools": wanted.tools, "outcome": wanted.outcome, "compute": wanted.compute, "latency": wanted.latency,
+        }  # fmt: skip
+        prices = {spec.name: {"call_usd": spec.price_usd} for spec in task.tools if spec.name.startswith("expert")}
+        assert row["models"] == prices
     assert rows[0]["sequences"][0][0]["text"] == "Oslo"
     files = {path.name for path in kept.parent.iterdir()}
     assert files == {

@@ -8,7 +8,7 @@ import pytest
 
 from orchestra_jax.config.record import Record
 from orchestra_jax.config.schema import ConfigError, EndpointConfig, EvaluationConfig, ModelConfig, RunConfig
-from orchestra_jax.evaluation.subject import Subject, subject_of
+from orchestra_jax.evaluation.subject import Subject, policy_model, subject_of
 
 
 @pytest.fixture
@@ -87,3 +87,19 @@ def test_what_is_no_policy_is_one_sentence(home: Path, policy: str, words: str):
     with pytest.raises(ConfigError, match=words) as refused:
         named(home / policy)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_the_name_of_a_model_is_known_by_its_family_or_not_at_all(home: Path, tmp_path: Path):
+    def of(path: Path | str | None) -> str | None:
+        return policy_model(replace(RunConfig(), model=ModelConfig(path=path and str(path))))
+
+    assert [of("Qwen/Qwen3-8B"), of(home / "checkpoint"), of(home / "whole" / "policy"), of(None)] == [
+        "qwen3-8b", None, None, None,
+    ]  # fmt: skip
+    began = replace(RunConfig(), model=ModelConfig(path="Qwen/Qwen3-0.6B"))
+    (tmp_path / "trained").mkdir()
+    with Record(tmp_path / "trained", began, "train") as record:
+        record.begin()
+    assert of(tmp_path / "trained" / "policy") == "qwen3-0.6b"
+    asked = EvaluationConfig(endpoint=EndpointConfig(model="openai/gpt-5", price="gpt-5"))
+    assert policy_model(replace(RunConfig(), policy="http://127.0.0.1:9/v1", evaluation=asked)) == "gpt-5"

@@ -95,6 +95,9 @@ def test_a_seed_is_an_instance_and_other_seeds_are_others():
     assert {i.record["tools"].get("expert-1") for i in instances} >= {f"{r}/{m}" for r, ms in ROLES.items() for m in ms}
     for instance in instances:
         assert "answer" in instance.record["tools"]
+        prices = offer.book.prices(PriceDraw(**instance.record["prices"]))
+        experts = [key for key in instance.record["tools"].values() if "/" in key]
+        assert instance.record["output_usd"] == {k: prices.entries[k.split("/")[1]].output for k in experts}
         assert json.loads(json.dumps(instance.record)) == instance.record
         assert list(instance.record["tools"]) == [spec.name for spec in instance.tools]
 
