@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn, cast
 
+import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
@@ -21,6 +22,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from orchestra_jax.config.checks import RENAMED, keys, load, unknown_key
 from orchestra_jax.config.ranges import shown, unknown_choice
 from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.shipped import CONF
 
 USAGE_ERROR, DISK_FULL, INTERRUPTED = 2, 5, 130  # exit statuses
 
@@ -29,6 +31,25 @@ USAGE_ERROR, DISK_FULL, INTERRUPTED = 2, 5, 130  # exit statuses
 def register() -> None:
     """Makes the schema known to Hydra as `run_config`, the first entry of `conf/config.yaml`'s defaults."""
     ConfigStore.instance().store(name="run_config", node=_schema())
+
+
+def compose(*overrides: str, name: str = "config") -> RunConfig:
+    """The config of a command line, for notebooks and programs: `compose("+experiment=hle", "seed=1")`.
+
+    Args:
+        name: "config" for what experiments/train.py composes, "evaluate" for experiments/evaluate.py.
+
+    Raises:
+        ConfigError: one sentence per problem.
+    """
+    register()
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            return load(hydra.compose(name, list(overrides)))
+    except Exception as error:
+        if isinstance(error, ConfigError) or not _is_users(error):
+            raise
+        raise ConfigError(explain_error(error)) from error
 
 
 def run(main: Callable[[], None], flags: Mapping[str, str] | None = None, *, ends_process: bool = False) -> None:
