@@ -82,22 +82,29 @@ async def _all_rows(trainer: Trainer, demonstrations: Demonstrations) -> list[To
             demonstrations.think,
             budget=trainer.money.run,
         )
-        return [demonstration_rows([demonstration]) for demonstration in played]
+        most = trainer.cfg.rollout.limits.max_new_tokens
+        return [demonstration_rows([demonstration], most) for demonstration in played]
 
     return [row for rows in await trainer.processes.merged(play()) for row in rows]
 
 
-def demonstration_rows(demonstrations: Sequence[Trajectory]) -> list[TokenSequence]:
+def demonstration_rows(demonstrations: Sequence[Trajectory], max_new_tokens: int) -> list[TokenSequence]:
     """The demonstrations as rows; the script's tokens carry loss, prompts and observations do not.
 
     Raises:
-        ConfigError: a demonstration did not end with an answer.
+        ConfigError: a demonstration did not end with an answer, or a turn of it is longer than the policy's may be.
     """
     for demonstration in demonstrations:
         if not demonstration.valid:
             raise ConfigError(
                 f"The demonstration of task {demonstration.task.id} ended as {demonstration.status} "
                 f"({demonstration.reason}): raise rollout.limits.max_length if it is too long."
+            )
+        longest = max(len(turn.sampled_ids) for turn in demonstration.turns)
+        if longest > max_new_tokens:
+            raise ConfigError(
+                f"A turn of the demonstration of task {demonstration.task.id} has {longest} tokens, and the policy may "
+                f"sample {max_new_tokens}: set rollout.limits.max_new_tokens={longest} or more."
             )
     return [row for demonstration in demonstrations for row in sequences(demonstration, 1.0)]
 

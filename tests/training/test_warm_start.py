@@ -94,7 +94,7 @@ def test_batches_of_demonstrations_fill_their_shapes(micro_tokens: int, shards: 
 
 def test_only_what_the_script_said_carries_loss():
     demonstration = trajectory(call("local_search", {"query": "Alice Moreno born"}), SAID, answer="Lima")
-    (found,) = demonstration_rows([demonstration])
+    (found,) = demonstration_rows([demonstration], 8)
     assert found.tokens == (1, 2, 3, 4, 5, 6)
     assert found.sampled == (False, False, True, True, False, True)
     assert found.advantage == 1.0
@@ -103,7 +103,13 @@ def test_only_what_the_script_said_carries_loss():
 def test_a_failed_demonstration_is_an_error():
     broken = trajectory(SAID, status=Status.NO_ANSWER, reason="no answer within 4 turns")
     with pytest.raises(ValueError, match="task t ended as no_answer"):
-        demonstration_rows([broken])
+        demonstration_rows([broken], 8)
+
+
+def test_a_demonstration_that_the_policy_could_not_say_is_an_error():
+    demonstration = trajectory(call("local_search", {"query": "Alice Moreno born"}), SAID, answer="Lima")
+    with pytest.raises(ValueError, match=r"set rollout\.limits\.max_new_tokens=2 or more"):
+        demonstration_rows([demonstration], 1)
 
 
 # --- the gate --------------------------------------------------------------------------------------------------------
