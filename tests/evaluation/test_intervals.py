@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from orchestra_jax.evaluation.intervals import bootstrap, wilson
+from orchestra_jax.evaluation.intervals import bootstrap, student, wilson
 
 
 @pytest.mark.parametrize(("solved", "counted"), [(0, 1), (1, 1), (0, 20), (20, 20), (7, 20), (81, 824), (1, 3)])
@@ -55,3 +55,12 @@ def test_questions_with_several_samples_are_drawn_whole():
     for found, tail in ((low, 0.025), (high, 0.975)):
         assert means[int((tail - 0.01) * len(means))] <= found <= means[math.ceil((tail + 0.01) * len(means)) - 1]
     assert bootstrap(values, weights=(2, 2, 2)) == bootstrap(values)
+
+
+def test_students_interval_by_its_textbook_value():
+    # t at .975 with 2, 4 and 9 degrees of freedom: 4.3027, 2.7764, 2.2622.
+    for values, t in (([1.0, 2.0, 3.0], 4.3027), ([0.0, 0.0, 1.0, 1.0, 3.0], 2.7764), (list(range(10)), 2.2622)):
+        half = t * np.std(values, ddof=1) / math.sqrt(len(values))
+        assert student(values) == pytest.approx((np.mean(values) - half, np.mean(values) + half), abs=1e-4)
+    assert student([1.0]) is None
+    assert student([2.0, 2.0, 2.0]) == (2.0, 2.0)
