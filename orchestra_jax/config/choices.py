@@ -178,6 +178,7 @@ class Role(Choice):
 class MenuForm(Choice):
     separate = "separate"
     released = "released"
+    none = "none"
 
 
 class WebProvider(Choice):

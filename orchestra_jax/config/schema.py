@@ -274,7 +274,9 @@ class RunConfig(Settings):
     seed: int = at_least(0, 0)  # of everything random in the run
     steps: int = at_least(250, 0)  # training steps
     output_dir: str = "outputs/${name}"  # folder
-    policy: str | None = None  # of experiments/evaluate.py: a checkpoint, a run's folder, or http://HOST/v1
+    policy: str | None = (
+        None  # of experiments/evaluate.py: a checkpoint, a run's folder, http://HOST/v1, or baseline:NAME
+    )
     compilation_cache: str | None = "~/.cache/orchestra_jax"  # folder of compiled programs for later starts; null: none
     model: ModelConfig = field(default_factory=ModelConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)

@@ -11,7 +11,7 @@ from orchestra_jax.config.ranges import Settings, above, at_least, seconds, text
 class MenuRule(Settings):
     """How the menus of instances are drawn (section 3.3)."""
 
-    form: MenuForm = MenuForm.separate  # a tool for each expert, or the paper's three functions
+    form: MenuForm = MenuForm.separate  # a tool for each expert; the paper's three functions; or nothing to call
     subset: bool = False  # a random subset per instance, else everything
     fewest: int = at_least(2, 1)  # fewest tools of one (models of each function in the released form)
     most: int | None = at_least(None, 1)  # most; null: all
@@ -94,15 +94,21 @@ class ToolsConfig(Settings):
     def evaluated(self) -> "ToolsConfig":
         """The tools as evaluation offers them."""
         offer = self.evaluation
-        return replace(self, names=offer.names, experts=offer.experts, menu=offer.menu) if offer.own else self
+        own = replace(self, names=offer.names, experts=offer.experts, menu=offer.menu) if offer.own else self
+        return own._shown
 
     @property
     def opened(self) -> "ToolsConfig":
         """The tools of training and of evaluation, which a run opens once for both."""
-        names = list(dict.fromkeys([*self.names, *self.evaluated.names]))
-        roles = dict.fromkeys([*self.experts, *self.evaluated.experts])
+        own, evaluated = self._shown, self.evaluated
+        names = list(dict.fromkeys([*own.names, *evaluated.names]))
+        roles = dict.fromkeys([*own.experts, *evaluated.experts])
         both = {
-            role: list(dict.fromkeys([*self.experts.get(role, []), *self.evaluated.experts.get(role, [])]))
-            for role in roles
+            role: list(dict.fromkeys([*own.experts.get(role, []), *evaluated.experts.get(role, [])])) for role in roles
         }
         return replace(self, names=names, experts=both)
+
+    @property
+    def _shown(self) -> "ToolsConfig":
+        """Without what the menu does not show."""
+        return replace(self, names=[], experts={}) if self.menu.form is MenuForm.none else self

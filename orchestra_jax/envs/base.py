@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.data.pipeline import TaskIterator
+from orchestra_jax.envs import by_hand
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.base import ToolExecutor
@@ -174,8 +175,20 @@ class Environment(ABC):
         return {}
 
     def baselines(self) -> Mapping[str, Script]:
-        """Scripts to compare a policy with, by name; may be empty."""
+        """Scripts to compare a policy with, by name, beside those of any environment (`envs.by_hand`); may be empty."""
         return {}
+
+    def experts(self, task: Task) -> Sequence[by_hand.Asked]:
+        """The models that the menu of `task` offers to answer it, the cheapest first; may be empty. For baselines."""
+        return ()
+
+    def copied_call(self, task: Task, tool: str) -> ToolCall:
+        """A call of `tool` as well as it can be made without a model. For baselines."""
+        return by_hand.copied_call(task, tool)
+
+    def said(self, result: ToolResult) -> str | None:
+        """What a result says as an answer; None: nothing. For baselines."""
+        return by_hand.said(result)
 
     async def close(self) -> None:  # noqa: B027  most environments own nothing
         """Releases what the environment owns; afterwards it cannot be used."""

@@ -10,6 +10,7 @@ import numpy as np
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import Environment
+from orchestra_jax.envs.by_hand import DO_NOTHING, Baseline, do_nothing
 from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT, Tasks
 from orchestra_jax.evaluation.kept import Kept
 from orchestra_jax.evaluation.measures.delegation import share_figures
@@ -47,8 +48,14 @@ def chosen_tasks(environment: Environment, cfg: RunConfig) -> dict[str, Tasks]:
     return {name: tasks for name, tasks in found.items() if len(tasks)}
 
 
+def in_parts(name: str, tasks: Tasks) -> dict[str, Sequence[Task]]:
+    """The parts of a benchmark, by their names in files; where it has none, itself."""
+    return {f"{name}.{part}": some for part, some in tasks.items()} if isinstance(tasks, Mapping) else {name: tasks}
+
+
 class Evaluator:
-    """Measures the policy that the engine holds, on fixed tasks of the environment; `budget`, of the run, pays for it.
+    """Measures the policy that the engine holds, or a script, on fixed tasks of the environment; `budget`, of the run,
+    pays for it.
 
     Trajectories are kept in `directory`, if there is one. Each of `processes` plays its share of the tasks, keeps what
     it played in a file of its own, and has the figures of all; None: this one alone.
@@ -67,7 +74,7 @@ class Evaluator:
         cfg: RunConfig,
         environment: Environment,
         collector: Collector,
-        engine: Engine | MessageEngine,
+        engine: Engine | MessageEngine | Baseline,
         budget: Budget,
         directory: Path | None = None,
         processes: Processes | None = None,
@@ -98,20 +105,35 @@ class Evaluator:
         settings, found = self.cfg.evaluation, {}
         self._when, self._policy = re.sub(r"[^\w-]+", "-", when), policy
         for name, tasks in self.benchmarks.items():
-            asked = settings.temperature, settings.samples
+            # A script says the same each time.
+            asked = settings.temperature, 1 if isinstance(self.engine, Baseline) else settings.samples
             if isinstance(tasks, Mapping):
                 runs = {part: await self._collect(f"{name}.{part}", some, *asked) for part, some in tasks.items()}
-                found[name] = by_part(runs, settings.samples)
+                found[name] = by_part(runs, asked[1])
                 continue
             found[name] = await self._figures(name, tasks, *asked)
-            if settings.greedy and settings.temperature:
+            if settings.greedy and settings.temperature and not isinstance(self.engine, Baseline):
                 found[name]["greedy"] = await self._figures(name, tasks, 0.0, 1)
         return found
 
     async def baselines(self) -> dict[str, dict[str, float | None]]:
-        """Figures of every baseline on the held-out tasks."""
+        """Figures of every baseline on the held-out tasks, and of doing nothing on every benchmark.
+
+        That one is called "do_nothing" on the held-out tasks and "do_nothing on BENCHMARK" on others, where a benchmark
+        with parts is one; its trajectories are kept as a policy's are.
+        """
         runs = await self._runs()
-        return {name: summarize(run) | self._utility(run, runs) for name, run in runs.items()}
+        found = {name: summarize(run) | self._utility(run, runs) for name, run in runs.items()}
+        silence, self._when, self._policy = Baseline(DO_NOTHING, do_nothing), DO_NOTHING, DO_NOTHING
+        for name, tasks in self.benchmarks.items():
+            run = [
+                trajectory
+                for part, some in in_parts(name, tasks).items()
+                for trajectory in await self._collect(part, some, self.cfg.evaluation.temperature, 1, silence)
+            ]
+            utility = self._utility(run, runs) if name == HELD_OUT else {}
+            found[DO_NOTHING if name == HELD_OUT else f"{DO_NOTHING} on {name}"] = summarize(run) | utility
+        return found
 
     async def _figures(self, name: str, tasks: Sequence[Task], temperature: float, samples: int) -> dict[str, Any]:
         run = await self._collect(name, tasks, temperature, samples)
@@ -119,37 +141,44 @@ class Evaluator:
         others = {"intervals": intervals(run, samples), "tool_shares": tool_shares(run)}
         return summarize(run) | passes(run, samples) | share_figures(run, self._model) | utility | others
 
-    async def _collect(self, name: str, tasks: Sequence[Task], temperature: float, samples: int) -> list[Trajectory]:
-        """The samples of each task, side by side."""
+    async def _collect(
+        self, name: str, tasks: Sequence[Task], temperature: float, samples: int, script: Baseline | None = None
+    ) -> list[Trajectory]:
+        """The samples of each task, side by side, of the policy or of a script."""
         own = self._processes.mine([(number, sample) for number in range(len(tasks)) for sample in range(samples)])
-        run = await share_all(self._processes, self._played(name, tasks, own, temperature, samples))
+        run = await share_all(self._processes, self._played(name, tasks, own, temperature, samples, script))
         self.disagreements += [{"benchmark": name, **found} for found in disagreements(run)]
         return run
 
     async def _played(
-        self, name: str, tasks: Sequence[Task], own: Sequence[tuple[int, int]], temperature: float, samples: int
+        self,
+        name: str,
+        tasks: Sequence[Task],
+        own: Sequence[tuple[int, int]],
+        temperature: float,
+        samples: int,
+        script: Baseline | None,
     ) -> list[Trajectory]:
         """This process's `own` trajectories, by number of the task and of the sample."""
-        seed = self.cfg.evaluation.seed
+        seed, chosen = self.cfg.evaluation.seed, script or self.engine
         found: dict[tuple[int, int], Trajectory] = {}
         kept = None
         if self._directory is not None:
             policy = self._policy and f"{self._policy} {temperature} {seed} {self.collector.limits}"
             part = f".{self._processes.index}" if self._processes.index else ""
             file = re.sub(r"[^\w.-]+", "-", f"{name}.t{temperature:g}{part}.jsonl")
-            kept = Kept(self._directory / self._when / file, policy, tasks, samples, self._model)
+            model = None if isinstance(chosen, Baseline) else self._model
+            kept = Kept(self._directory / self._when / file, policy, tasks, samples, model)
             found = dict(kept.found)
         missing = [each for each in own if each not in found]
-        made = await self.collector.collect(
-            self.engine,
-            [tasks[number] for number, _ in missing],
-            budget=self._budget,
-            temperature=temperature,
-            seed=(seed,),
-            on_done=kept.add if kept else None,
-            numbers=[number for number, _ in missing],
-            members=[sample for _, sample in missing],
-        )
+        todo = [tasks[number] for number, _ in missing]
+        options: dict[str, Any] = {"budget": self._budget, "on_done": kept.add if kept else None}
+        options["numbers"] = [number for number, _ in missing]
+        if isinstance(chosen, Baseline):
+            made = await self.collector.play(chosen.script, todo, silent=chosen.silent, **options)
+        else:
+            options["members"] = [sample for _, sample in missing]
+            made = await self.collector.collect(chosen, todo, temperature=temperature, seed=(seed,), **options)
         found |= zip(missing, made, strict=True)
         return [found[each] for each in own]
 

@@ -1,4 +1,4 @@
-"""What is evaluated: a checkpoint, the policy that a run exported, or a model behind an endpoint."""
+"""What is evaluated: a checkpoint, the policy that a run exported, a model behind an endpoint, or a baseline."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from orchestra_jax.models.lora import adapter_base
 from orchestra_jax.rollout.endpoint import asked_model, endpoint_pricing
 from orchestra_jax.tools.experts.cards import model_cards
 
+BASELINE = "baseline:"  # before the name of a script
 POLICY_FOLDER = "policy"  # of a run: the trained policy, as transformers and SGLang load it
 _ADAPTERS = "adapter_config.json"
 _GENERATIONS = 9  # of runs that went on from each other's export
@@ -26,15 +27,24 @@ class Subject:
         cfg: the config with what this policy needs.
         url: of the endpoint; None: cfg.model.path is sampled by our engines.
         adapters: folder of those on top of cfg.model.path, None without.
+        baseline: name of a script (`envs.by_hand`), for which no model speaks.
     """
 
     name: str
     cfg: RunConfig
     url: str | None = None
     adapters: Path | None = None
+    baseline: str | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether weights of ours are sampled by our engines."""
+        return self.url is None and self.baseline is None
 
     def identity(self) -> str:
         """What tells it from others, also from one that was at the same place before."""
+        if self.baseline is not None:
+            return self.name
         if self.url is not None:
             asked, price = self.cfg.evaluation.endpoint, self.cfg.pricing
             costs = price.orchestrator_input, price.orchestrator_cached_input, price.orchestrator_output
@@ -45,6 +55,8 @@ class Subject:
 
     def parents(self) -> list[dict[str, object]]:
         """What it is made from, for the record of the evaluation."""
+        if self.baseline is not None:
+            return []
         if self.url is not None:
             return [{"setting": "policy", "path": self.url, "model": self.cfg.evaluation.endpoint.model}]
         made = [record.parent("model.path", hub.local(str(self.cfg.model.path), "model"))]
@@ -52,7 +64,7 @@ class Subject:
 
 
 def subject_of(cfg: RunConfig) -> Subject:
-    """What `policy` names: an http address, a folder or an id of the hub; without it model.path, or the run's export.
+    """What `policy` names: an address, a baseline, a folder, an id of the hub; else model.path or the run's export.
 
     Raises:
         ConfigError: there is no such policy.
@@ -61,11 +73,9 @@ def subject_of(cfg: RunConfig) -> Subject:
         return _own(cfg)
     if cfg.policy.startswith(("http://", "https://")):
         model = asked_model(cfg, cfg.policy)
-        # No weights, tokenizer or engine of ours take part.
-        model_cfg = replace(cfg.model, path=None, random_init=True, tokenizer=None)
-        rollout = replace(cfg.rollout, engine=EngineName.embedded)
-        plain = replace(cfg, model=model_cfg, rollout=rollout, pricing=endpoint_pricing(cfg))
-        return Subject(f"{model} at {cfg.policy}", plain, cfg.policy)
+        return Subject(f"{model} at {cfg.policy}", replace(_no_model(cfg), pricing=endpoint_pricing(cfg)), cfg.policy)
+    if cfg.policy.startswith(BASELINE):
+        return Subject(cfg.policy, _no_model(cfg), baseline=cfg.policy.removeprefix(BASELINE))
     folder = Path(cfg.policy)
     exported = folder if (folder / _ADAPTERS).is_file() else folder / POLICY_FOLDER
     if (exported / _ADAPTERS).is_file():
@@ -78,7 +88,7 @@ def subject_of(cfg: RunConfig) -> Subject:
         return _checkpoint(cfg, cfg.policy)
     raise ConfigError(
         f"policy={cfg.policy} is neither a checkpoint (config.json, *.safetensors), a run's folder, an id on the hub "
-        "nor an address: set policy=FOLDER or policy=http://HOST:PORT/v1."
+        "nor an address: set policy=FOLDER, policy=http://HOST:PORT/v1 or policy=baseline:NAME."
     )
 
 
@@ -100,6 +110,12 @@ def policy_model(cfg: RunConfig) -> str | None:
         path = run["config"].get("model", {}).get("path")
     name = Path(str(path)).name.lower()
     return name if family(name) in {family(model) for model in model_cards()} else None
+
+
+def _no_model(cfg: RunConfig) -> RunConfig:
+    """The config where no weights, tokenizer or engine of ours take part."""
+    model = replace(cfg.model, path=None, random_init=True, tokenizer=None)
+    return replace(cfg, model=model, rollout=replace(cfg.rollout, engine=EngineName.embedded))
 
 
 def _own(cfg: RunConfig) -> Subject:

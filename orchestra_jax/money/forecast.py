@@ -1,6 +1,6 @@
 """A dry run: what a step will cost, before a dollar is spent."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestra_jax.config.schema import RunConfig
@@ -66,23 +66,36 @@ def dry_run(cfg: RunConfig, prices: PriceList) -> str | None:
     )
 
 
-def evaluation_cost(cfg: RunConfig, prices: PriceList, tasks: Mapping[str, int], *, own: bool) -> str | None:
+def evaluation_cost(
+    cfg: RunConfig,
+    prices: PriceList,
+    tasks: Mapping[str, int],
+    *,
+    own: bool,
+    asked: Sequence[str] | None = None,
+    calls: int | None = None,
+) -> str | None:
     """What an evaluation will cost outside, in a sentence; None where nothing is paid for.
 
-    Assumes plan.calls calls of an expert a question, and for the policy's own tokens a conversation that grows evenly
-    to plan.tokens over plan.turns generations, plan.response of it sampled; what was there before a generation is read
-    from the provider's cache.
+    Assumes plan.calls calls of an expert at random a question, and for the policy's own tokens a conversation that
+    grows evenly to plan.tokens over plan.turns generations, plan.response of it sampled; what was there before a
+    generation is read from the provider's cache.
 
     Args:
         tasks: questions of each benchmark.
         own: whether the policy's own tokens are paid for too, as those of an endpoint are.
+        asked: the only experts that are called; None: all of the menu. calls: a question, in the place of plan.calls;
+            who makes none has no answer that a judge could be asked about.
     """
     plan, settings = cfg.plan, cfg.evaluation
+    if calls == 0:
+        return None
+    calls = plan.calls if calls is None else calls
     count = sum(tasks.values()) * (settings.samples + (1 if settings.greedy and settings.temperature else 0))
     offer = cfg.tools.evaluated
-    models = sorted({model for models in offer.experts.values() for model in models})
-    judge = 0.0 if cfg.tools.judge == "match" or not models else _call(cfg, prices, cfg.tools.judge)
-    experts = plan.calls * sum(_call(cfg, prices, model) for model in models) / max(1, len(models))
+    models = sorted({model for models in offer.experts.values() for model in models if asked is None or model in asked})
+    judge = 0.0 if cfg.tools.judge == "match" else _call(cfg, prices, cfg.tools.judge)
+    experts = calls * sum(_call(cfg, prices, model) for model in models) / max(1, len(models))
     turns, tokens = plan.turns or plan.calls + 1, plan.tokens or cfg.rollout.limits.max_length
     sampled = round(plan.response * tokens)
     read = sum(round(tokens * turn / turns) for turn in range(1, turns + 1)) - sampled
@@ -99,7 +112,7 @@ def evaluation_cost(cfg: RunConfig, prices: PriceList, tasks: Mapping[str, int],
     limit = cfg.budget.run_usd
     end = "no budget.run_usd is set" if limit is None else f"budget.run_usd={limit:g} ends it"
     told = {
-        f"experts ${count * experts:.2f} ({plan.calls} calls of {plan.call_input} + {plan.call_output} tokens each)":
+        f"experts ${count * experts:.2f} ({calls} calls of {plan.call_input} + {plan.call_output} tokens each)":
             experts,
         f"the judge ${count * judge:.2f} (one verdict each)": judge,
         f"the policy itself ${count * policy:.2f} ({turns} turns up to {tokens} tokens)": policy,

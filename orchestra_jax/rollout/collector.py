@@ -21,7 +21,7 @@ from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.actors import Actor, EngineActor, ScriptActor
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.parsing import final_answer
-from orchestra_jax.rollout.speakers import MessageEngine, MessageSpeaker, Said, Speaker, TokenSpeaker
+from orchestra_jax.rollout.speakers import MessageEngine, MessageSpeaker, Said, ScriptSpeaker, Speaker, TokenSpeaker
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog, within
 from orchestra_jax.stopwatch import Stopwatch
 from orchestra_jax.types import (
@@ -137,12 +137,31 @@ class Collector:
         return await self._collect(self._in_tokens(actor, groups, budget), groups, wanted, budget, on_done)
 
     async def play(
-        self, script: Script, tasks: Sequence[Task], think: Callable[[Task], str] | None = None, *, budget: Budget
+        self,
+        script: Script,
+        tasks: Sequence[Task],
+        think: Callable[[Task], str] | None = None,
+        *,
+        budget: Budget,
+        silent: bool = False,
+        numbers: Sequence[int] | None = None,
+        on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Plays every task once with a script instead of a policy."""
-        groups, chat = list(enumerate(tasks)), self._tokens
+        """Plays every task once with a script instead of a policy.
+
+        Args:
+            silent: its words are no tokens and cost nothing, as they are without a chat format.
+            numbers, on_done: see `collect`.
+        """
+        groups = list(zip(range(len(tasks)) if numbers is None else numbers, tasks, strict=True))
+        alone = [(place, 0) for place in range(len(groups))]
+        if silent or self.chat is None:
+            return await self._collect(
+                lambda place, _: ScriptSpeaker(script, tasks[place]), groups, alone, budget, on_done
+            )
+        chat = self.chat
         speakers = self._in_tokens(lambda *_: ScriptActor(chat, script, think), groups, budget)
-        return await self._collect(speakers, groups, [(place, 0) for place in range(len(groups))], budget)
+        return await self._collect(speakers, groups, alone, budget, on_done)
 
     @property
     def _tokens(self) -> ChatFormat:

@@ -12,9 +12,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Generation
-from orchestra_jax.envs.base import Episode, Message
+from orchestra_jax.envs.base import Episode, Message, Script
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.rollout.actors import Actor
+from orchestra_jax.rollout.actors import Actor, render_call
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.parsing import CLOSE, OPEN, ParseError, final_answer, parse_tool_calls
 from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult, ToolSpec, Turn, Usage
@@ -269,6 +269,29 @@ class MessageSpeaker:
         """The id of a call: the server's own, where it gave each call one."""
         given = [call[0] for call in reply.calls]
         return given[number] if all(given) and len(set(given)) == len(given) > number else f"call-{turn}-{number}"
+
+
+class ScriptSpeaker:
+    """Says what a script says, and nobody speaks it: no tokens, no ledger row."""
+
+    full = False
+
+    def __init__(self, script: Script, task: Task) -> None:
+        self._script, self._task = script, task
+
+    def begin(self, episode: Episode, budget: Budget) -> None:
+        pass
+
+    async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> Said:
+        action = self._script(self._task, results)
+        spoken = action if isinstance(action, str) else render_call(action)
+        return Said(Turn((), (), (), 0, "stop", spoken), [] if isinstance(action, str) else [action], "", ())
+
+    def hear(self, said: Said, heard: Sequence[Message]) -> bool:
+        return True
+
+    def end(self) -> None:
+        pass
 
 
 def _calls(reply: Reply) -> tuple[list[ToolCall], str]:

@@ -133,6 +133,8 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
     simulated = [Entry(expert.spec, _absent, for_task=expert.handler) for expert in _simulated(cfg, answers)]
 
     def offer(some: ToolsConfig, book: PriceBook) -> Catalogue:
+        if some.menu.form == "none":
+            return Catalogue([], book, some.menu)
         entries = [entry for entry in experts if entry.model in some.experts.get(entry.role, [])]
         if some.menu.form != "released":  # there searches and sandbox work behind its functions
             entries = [*(plain[name] for name in some.names), *entries]
@@ -165,8 +167,9 @@ def tool_problems(cfg: RunConfig) -> list[str]:
         return []  # of what is not there, nothing more can be said
     if unknown := [problem for name in tools.names if (problem := TOOLS.problem(name))]:
         return unknown
-    if not tools.names and not tools.experts and not tools.simulated:
-        return ["There is nothing to call: name tools in tools.names, or take tools=offline."]
+    meant = {cfg.tools.menu.form, cfg.tools.evaluated.menu.form} == {"none"}
+    if not tools.names and not tools.experts and not tools.simulated and not meant:
+        return ["There is nothing to call: name tools in tools.names, or take tools=offline; tools=none means it."]
     try:
         _simulated(cfg)
         plain = [TOOLS.get(name) for name in tools.names]

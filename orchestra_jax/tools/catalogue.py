@@ -1,7 +1,8 @@
 """All tools of a run, and the menu of one instance (§3.3): a random subset, aliases, and a price list of its own.
 
-Two forms. `separate` offers every tool and every expert under a name of its own. `released` is the form of the paper's
-released evaluation: the functions `search`, `enhance_reasoning` and `answer`, each with a choice of models.
+`separate` offers every tool and every expert under a name of its own. `released` is the form of the paper's released
+evaluation: the functions `search`, `enhance_reasoning` and `answer`, each with a choice of models. `none` is an empty
+menu: the policy answers by itself.
 
 An instance is drawn from a seed alone, and its record, which goes into the task, says what every name stands for.
 """
@@ -143,7 +144,7 @@ class Catalogue:
     """The tools of a run.
 
     Args:
-        entries: keys unique; in the released form experts alone, at least one for each function.
+        entries: keys unique; in the released form experts alone, at least one for each function; none in `none`.
         book: every list of it must hold everything that `entries` are billed by.
         rule: how instances are drawn.
 
@@ -155,7 +156,7 @@ class Catalogue:
     def __init__(self, entries: Sequence[Entry], book: PriceBook, rule: MenuRule) -> None:
         self.entries = {entry.key: entry for entry in entries}
         self.book, self.rule = book, rule
-        if not entries or len(self.entries) != len(entries):
+        if (not entries and rule.form != "none") or len(self.entries) != len(entries):
             raise ValueError(f"A catalogue needs tools, each of them once, not {[entry.key for entry in entries]}.")
         for name in {name for entry in entries for name in entry.billed}:
             for each in (book.base, *book.lists):

@@ -17,9 +17,10 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.engines.start import first_model, start_engine
 from orchestra_jax.envs.base import Environment
+from orchestra_jax.envs.by_hand import DO_NOTHING, EXPERT, RANDOM, Baseline, baseline
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.evaluation.report import benchmark_rows, plain, print_figures
-from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks
+from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks, in_parts
 from orchestra_jax.evaluation.subject import Subject, subject_of
 from orchestra_jax.models.lora import load_peft
 from orchestra_jax.money.budgets import BudgetExceeded
@@ -104,7 +105,7 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: Record
     money.share()
     with LoopThread() as loop:
         try:
-            with _engine(subject, folder, processes, loop, chat) as engine:
+            with _engine(subject, environment, folder, processes, loop, chat) as engine:
                 evaluator = Evaluator(
                     cfg, environment, collector, engine, money.run, folder / "trajectories", processes
                 )
@@ -136,15 +137,25 @@ def _checked(cfg: RunConfig, processes: Processes) -> tuple[Subject, ChatFormat 
     cfg = subject.cfg
     keep_compiled(cfg)
     preflight(cfg, processes)
-    if subject.url is None:
+    if subject.own:
         return subject, make_chat(cfg), make_environment(cfg)
-    asks = cfg.replay.mode is not ReplayMode.replay and not cfg.evaluation.dry_run
+    asks = subject.url is not None and cfg.replay.mode is not ReplayMode.replay and not cfg.evaluation.dry_run
     if asks and (problems := unreachable(subject.name, subject.url, "policy=")):
         raise ConfigError("\n".join(problems))
     environment = make_environment(cfg)
+    if subject.baseline is not None:
+        _baseline(subject, environment)
     # The policy speaks no tokens of ours, but baselines do.
     words = replace(cfg, model=replace(cfg.model, tokenizer="environment"))
     return subject, make_chat(words) if environment.baselines() else None, environment
+
+
+def _baseline(subject: Subject, environment: Environment) -> Baseline:
+    """The script that `policy` names; raises ConfigError: there is none."""
+    found, limits = chosen_tasks(environment, subject.cfg), subject.cfg.rollout.limits
+    tasks = [task for name, some in found.items() for part in in_parts(name, some).values() for task in part]
+    # The answer is a turn of its own.
+    return baseline(environment, str(subject.baseline), tasks, min(limits.max_calls, limits.max_turns - 1))
 
 
 def _own_record(cfg: RunConfig, processes: Processes) -> RunConfig:
@@ -157,10 +168,18 @@ def _own_record(cfg: RunConfig, processes: Processes) -> RunConfig:
 
 @contextmanager
 def _engine(
-    subject: Subject, folder: Path, processes: Processes, loop: LoopThread, chat: ChatFormat | None
-) -> Iterator[Engine | MessageEngine]:
+    subject: Subject,
+    environment: Environment,
+    folder: Path,
+    processes: Processes,
+    loop: LoopThread,
+    chat: ChatFormat | None,
+) -> Iterator[Engine | MessageEngine | Baseline]:
     """Who speaks for the policy, for as long as this lasts."""
     cfg = subject.cfg
+    if subject.baseline is not None:
+        yield _baseline(subject, environment)
+        return
     if subject.url is not None:
         with processes.together():
             endpoint = make_endpoint(cfg, subject.url, price_book(cfg).base, processes)
@@ -215,4 +234,10 @@ def _forecast(cfg: RunConfig, environment: Environment, subject: Subject) -> str
     counts = {
         name: sum(map(len, some.values())) if isinstance(some, dict) else len(some) for name, some in tasks.items()
     }
-    return evaluation_cost(cfg, price_book(cfg).base, counts, own=subject.url is not None)
+    name = subject.baseline or ""
+    calls = {DO_NOTHING: 0, RANDOM: 1}.get(name, 1 if name.startswith(EXPERT) else None)
+    asked = [name.removeprefix(EXPERT)] if name.startswith(EXPERT) else None
+    own = subject.url is not None
+    if subject.baseline is not None:  # it says the same each time
+        cfg = replace(cfg, evaluation=replace(cfg.evaluation, samples=1, greedy=False))
+    return evaluation_cost(cfg, price_book(cfg).base, counts, own=own, asked=asked, calls=calls)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from orchestra_jax.config.choices import ToolFeature
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, EvaluationConfig, RewardConfig, RunConfig
 from orchestra_jax.engines.base import Generation, SamplingParams
+from orchestra_jax.envs.by_hand import baseline, do_nothing
 from orchestra_jax.envs.quickstart.baselines import BASELINES
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
@@ -148,7 +150,8 @@ def test_baselines_are_the_scripts_on_the_same_tasks_and_played_once(world, coll
     monkeypatch.setattr(collector, "play", counted)
     found = asyncio.run(evaluator.baselines())
     asyncio.run(evaluator.evaluate())
-    assert played == list(BASELINES.values())
+    # Doing nothing is measured on every benchmark: the held-out tasks, and the swap's in two parts.
+    assert played == [*BASELINES.values(), *[do_nothing] * 3]
     tasks = evaluator.benchmarks["held_out"]
     runs = {name: asyncio.run(play(script, tasks, budget=Budget())) for name, script in BASELINES.items()}
     for name, run in runs.items():
@@ -156,9 +159,46 @@ def test_baselines_are_the_scripts_on_the_same_tasks_and_played_once(world, coll
         assert set(tool_shares(run)["all"]) <= {
             spec.name for task in evaluator.benchmarks["held_out"] for spec in task.tools
         }
+    swapped = found.pop("do_nothing on preference_swap")
+    for figures, count in ((found["do_nothing"], 40), (swapped, 6)):
+        assert figures["counted"] == count
+        assert figures["accuracy"] == figures["valid_rate"] == figures["cost"] == figures["latency"] == 0.0
+    assert found["do_nothing"]["utility"] == 0.0
     best = max(found, key=lambda name: found[name]["utility"])
     assert best == "preference_oracle"
     assert all(0.0 <= figures["utility"] <= 1.0 + 1e-6 for figures in found.values())
+
+
+@pytest.mark.parametrize("name", ["random_tool", "random", "cheapest_first", "expert/expert_small"])
+def test_a_baseline_is_a_policy_that_goes_on_where_it_stopped(world, collector, parrot, tmp_path, monkeypatch, name):
+    settings = make(world, collector, parrot, swap=False).cfg
+    chosen = baseline(collector.environment, name, Posed(world, False).held_out(12), most=3)
+
+    def evaluated() -> dict[str, Any]:
+        evaluator = Evaluator(settings, Posed(world, False), collector, chosen, Budget(), tmp_path)  # type: ignore[arg-type]
+        return asyncio.run(evaluator.evaluate("policy", f"baseline:{name}"))["held_out"]
+
+    found = evaluated()
+    assert "greedy" not in found  # a script has no temperature
+    assert found["failed"] == 0
+    if name in BASELINES:
+        row = asyncio.run(make(world, collector, parrot, swap=False).baselines())[name]
+        assert {key: found[key] for key in row} == row
+    file = tmp_path / "policy" / "held_out.t1.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-3]))
+    played = []
+    play = collector.play
+
+    async def counted(script, tasks, **options):
+        played.append(len(tasks))
+        return await play(script, tasks, **options)
+
+    monkeypatch.setattr(collector, "play", counted)
+    again = evaluated()
+    assert played[0] == 3
+    assert again == found
+    assert sorted(file.read_text().splitlines(keepends=True)) == sorted(lines)
 
 
 def test_utility_of_a_policy_is_on_the_baselines_scale(world, collector, parrot):

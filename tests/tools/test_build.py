@@ -180,7 +180,7 @@ def test_a_wrong_skill_table_is_told_before_anything_starts(
 
 @pytest.mark.slow
 def test_the_papers_menu_trains_and_every_bill_is_in_the_books(recorded: Recorded):
-    seen = recorded.trajectories
+    seen = [t for t in recorded.trajectories if t.ledger]  # all but doing nothing
     assert all(t.valid for t in seen)
     called = {t.task.extra["instance"]["tools"][name] for t in seen for name in t.tool_names}
     assert {key.partition("/")[0] for key in called} == {*ROLES, "python", "local_search", "web_search"}

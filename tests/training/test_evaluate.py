@@ -70,6 +70,22 @@ def test_an_evaluation_of_a_run_goes_on_after_a_kill(reference: Path, tmp_path: 
         assert summary(tmp_path)[key] == summary(reference)[key]
 
 
+def test_a_baseline_is_evaluated_like_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[int]):
+    limits = ("evaluation.limit=4", "evaluation.benchmarks=[held_out]", "model.path=null")
+    evaluate(config(tmp_path, *MICRO, *limits, "policy=baseline:strongest_expert"))
+    found = json.loads((tmp_path / "evaluation" / "summary.json").read_text())
+    assert found["policy"] == "baseline:strongest_expert"
+    figures = found["baselines"]["strongest_expert"]
+    assert {key: found["benchmarks"]["held_out"][key] for key in figures} == figures
+    assert "do nothing" in capsys.readouterr().out
+    kept = tmp_path / "evaluation" / "trajectories"
+    assert sorted(file.relative_to(kept).as_posix() for file in kept.glob("*/*")) == [
+        "do_nothing/held_out.t1.jsonl",
+        "policy/held_out.t1.jsonl",
+    ]
+    assert not asked  # nobody was asked for tokens
+
+
 def test_a_fingerprint_is_of_the_bits():
     mesh = make_mesh(fsdp=2, devices=jax.devices()[:2])
     tree = {"a": jnp.arange(12.0).reshape(4, 3) / 7, "b": jnp.ones((2, 2), jnp.bfloat16)}
@@ -92,6 +108,7 @@ def test_a_fingerprint_is_of_the_bits():
         (("evaluation.questions=0",), "There is nothing to evaluate on"),
         (("model.path=nowhere",), "model.path=nowhere is not there"),
         (("policy=nowhere",), "policy=nowhere is neither a checkpoint"),
+        (("policy=baseline:strong",), "policy=baseline:strong: there is none; here are random_tool, strongest_expert"),
         (("policy=http://127.0.0.1:9/v1",), "may serve several models: set evaluation.endpoint.model=NAME"),
     ],
 )

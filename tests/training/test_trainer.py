@@ -150,10 +150,11 @@ def test_summary_has_every_figure_of_the_report(reference: Path):
         assert all("local_share" in kind for kind in found["preference_swap"][phase].values())
     assert found["baselines"].keys() == {
         "random_tool", "strongest_expert", "cheapest_sufficient", "preference_oracle",
+        "do_nothing", "do_nothing on preference_swap",
     }  # fmt: skip
-    for baseline in found["baselines"].values():
-        assert figures <= baseline.keys()
-        assert baseline["valid_rate"] == 1.0
+    for name, baseline in found["baselines"].items():
+        assert figures <= baseline.keys() | {"utility"}
+        assert baseline["valid_rate"] == float("do_nothing" not in name)
 
 
 def test_pictures_and_hydra_record_are_there(reference: Path):

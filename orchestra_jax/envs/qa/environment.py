@@ -12,14 +12,16 @@ from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preferences import sample_preference
 from orchestra_jax.data.sources import Question, Skipped, load_tasks
 from orchestra_jax.envs.base import Demonstrations, Environment, Score, ToolEpisode, initial_messages
+from orchestra_jax.envs.by_hand import Asked
 from orchestra_jax.envs.qa import demonstrations
+from orchestra_jax.envs.qa.experts import offered
 from orchestra_jax.envs.registry import ENVIRONMENTS
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.forecast import dry_run
 from orchestra_jax.tools.answers import extract_answer, marked_answer, matches, without_thinking
 from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.tools.build import instance_seed, make_tools, price_book, tool_problems
-from orchestra_jax.tools.catalogue import ANSWER_TOOL, Instance
+from orchestra_jax.tools.catalogue import ANSWER_TOOL, Catalogue, Instance
 from orchestra_jax.tools.experts.judge import Judge
 from orchestra_jax.tools.experts.simulated import near_numbers
 from orchestra_jax.types import Preference, Task
@@ -32,6 +34,7 @@ SYSTEM_TERMINAL = (
     "Answer the user's question. Call tools where they help, mind their prices and latencies and the user's wishes, "
     "and end by calling answer."
 )
+SYSTEM_ALONE = "Answer the user's question and end with the final answer in \\boxed{}."
 GATE_TASKS = 32
 
 
@@ -132,15 +135,20 @@ class QAEnvironment(Environment):
         )
 
     def reset(self, task: Task, budget: Budget) -> QAEpisode:
-        instance = task.extra["instance"]
-        catalogue = self._tools.evaluation if instance["split"] == "eval" else self._tools.catalogue
-        executor = catalogue.executor(instance, task, budget)
+        executor = self._catalogue(task).executor(task.extra["instance"], task, budget)
         terminal = any(spec.name == ANSWER_TOOL.name for spec in task.tools)
-        system = SYSTEM_TERMINAL if terminal else SYSTEM
+        system = SYSTEM_TERMINAL if terminal else SYSTEM if task.tools else SYSTEM_ALONE
         return QAEpisode(task, executor, budget, system, self._tools.judge)
+
+    def experts(self, task: Task) -> Sequence[Asked]:
+        plan = self._cfg.plan
+        return offered(self._catalogue(task), task, plan.call_input, plan.call_output)
 
     async def close(self) -> None:
         await self._tools.close()
+
+    def _catalogue(self, task: Task) -> Catalogue:
+        return self._tools.evaluation if task.extra["instance"]["split"] == "eval" else self._tools.catalogue
 
     def _pose_train(self, question: Question, rng: np.random.Generator) -> Task:
         # The place in the stream draws too, so that another epoch offers other tools and prices.

@@ -10,6 +10,7 @@ from orchestra_jax.config.choices import SandboxIsolation
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Demonstrations, Environment, Message, OwnChat, Script, ToolEpisode
+from orchestra_jax.envs.by_hand import Asked
 from orchestra_jax.envs.quickstart import demonstrations
 from orchestra_jax.envs.quickstart.baselines import BASELINES
 from orchestra_jax.envs.quickstart.facts import (
@@ -29,7 +30,7 @@ from orchestra_jax.tools.experts.simulated import SimulatedExpert
 from orchestra_jax.tools.python.isolation import IsolationError, available
 from orchestra_jax.tools.python.sandbox import PythonSandbox
 from orchestra_jax.tools.search.local import LocalIndex, Passage
-from orchestra_jax.types import Task, ToolResult
+from orchestra_jax.types import Task, ToolCall, ToolResult
 
 TRAINING_TASKS = 100_000
 GATE_TASKS = 128
@@ -75,6 +76,8 @@ class QuickstartEnvironment(Environment):
                 f"env.name={cfg.env.name} and data.source={cfg.data.source} do not fit: use env=quickstart "
                 "data=quickstart, or env=qa with a data group of real questions."
             )
+        if "none" in (cfg.tools.menu.form, cfg.tools.evaluated.menu.form):
+            found.append("The quickstart's questions are about its tools: tools.menu.form=none is for env=qa.")
         found += _problems_of_tools("tools.names", cfg.tools.names)
         if cfg.tools.evaluation.own:
             found += _problems_of_tools("tools.evaluation.names", cfg.tools.evaluation.names)
@@ -123,6 +126,16 @@ class QuickstartEnvironment(Environment):
 
     def baselines(self) -> Mapping[str, Script]:
         return BASELINES
+
+    def experts(self, task: Task) -> Sequence[Asked]:
+        menu = sorted(task.tools, key=lambda spec: spec.price_usd or 0.0)
+        return [Asked(spec.name, ToolCall(spec.name, {})) for spec in menu if spec.name in EXPERTS]
+
+    def copied_call(self, task: Task, tool: str) -> ToolCall:
+        return demonstrations.reference_call(task, tool)
+
+    def said(self, result: ToolResult) -> str | None:
+        return demonstrations.read_answer(result)
 
     def reset(self, task: Task, budget: Budget) -> QuickstartEpisode:
         handlers: dict[str, ToolHandler] = {
