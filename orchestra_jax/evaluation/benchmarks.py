@@ -20,6 +20,9 @@ BENCHMARKS: Registry[Benchmark] = Registry(
     builtin={
         HELD_OUT: "orchestra_jax.evaluation.benchmarks:held_out",
         PREFERENCE_SWAP: "orchestra_jax.evaluation.benchmarks:preference_swap",
+        "every_preference": "orchestra_jax.envs.quickstart.unseen:every_preference",
+        "unseen_prices": "orchestra_jax.envs.quickstart.unseen:unseen_prices",
+        "unseen_tools": "orchestra_jax.envs.quickstart.unseen:unseen_tools",
     },
 )
 

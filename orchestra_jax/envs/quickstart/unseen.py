@@ -1,7 +1,7 @@
 """Benchmarks of the quickstart world beyond its own: every preference, and tools and prices that no training sees.
 
-Each is a function for evaluation.benchmarks, on the same evaluation.swap_questions questions with full menus; the name
-of a part ends in the kind of preference.
+Each asks the same evaluation.swap_questions questions with full menus; the name of a part ends in the kind of
+preference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from orchestra_jax.types import Task
 Parts = Mapping[str, Sequence[Task]]
 
 
-def preferences(environment: Environment, cfg: RunConfig) -> Parts:
+def every_preference(environment: Environment, cfg: RunConfig) -> Parts:
     """Every kind of preference."""
     return _posed(_world(environment), cfg, "", tuple(PREFERENCE_SHARES), ordered(cfg.tools.evaluated.names), "eval")
 
 
-def prices(environment: Environment, cfg: RunConfig) -> Parts:
+def unseen_prices(environment: Environment, cfg: RunConfig) -> Parts:
     """Price lists as in training, all prices three times as high, and rivals' offers swapped (`facts.SWAPPED`)."""
     world, tools = _world(environment), ordered(cfg.tools.evaluated.names)
     lists = {"usual": "eval", "dearer": "dearer", "swapped": "swapped"}
@@ -30,7 +30,7 @@ def prices(environment: Environment, cfg: RunConfig) -> Parts:
     return {part: tasks for found in parts for part, tasks in found.items()}
 
 
-def tools(environment: Environment, cfg: RunConfig) -> Parts:
+def unseen_tools(environment: Environment, cfg: RunConfig) -> Parts:
     """Menus of tools.names, and menus of every tool of the world: what is in these alone was in no policy step."""
     world = _world(environment)
     seen = _posed(world, cfg, "seen_", PAIRED_KINDS, ordered(cfg.tools.names), "eval")

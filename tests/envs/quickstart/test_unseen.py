@@ -58,7 +58,7 @@ def test_tools_that_cannot_be_are_told(tools: list[str], sentence: str) -> None:
 
 
 def test_prices_change_and_nothing_else(environment: QuickstartEnvironment) -> None:
-    parts = unseen.prices(environment, CFG)
+    parts = unseen.unseen_prices(environment, CFG)
     for usual, dearer, swapped in zip(parts["usual_cost"], parts["dearer_cost"], parts["swapped_cost"], strict=True):
         assert usual.question == dearer.question == swapped.question
         assert usual.preference == dearer.preference == swapped.preference
@@ -72,7 +72,7 @@ def test_prices_change_and_nothing_else(environment: QuickstartEnvironment) -> N
 
 
 def test_menus_with_and_without_the_unseen_tools_differ_in_nothing_else(environment: QuickstartEnvironment) -> None:
-    parts = unseen.tools(environment, CFG)
+    parts = unseen.unseen_tools(environment, CFG)
     for seen, every in zip(parts["seen_fast"], parts["every_fast"], strict=True):
         assert (names(seen), names(every)) == (set(FEWER), set(TOOL_NAMES))
         assert seen.question == every.question
@@ -81,14 +81,14 @@ def test_menus_with_and_without_the_unseen_tools_differ_in_nothing_else(environm
 
 
 def test_every_kind_of_preference_is_posed(environment: QuickstartEnvironment) -> None:
-    parts = unseen.preferences(environment, CFG)
+    parts = unseen.every_preference(environment, CFG)
     assert list(parts) == list(PREFERENCE_SHARES)
     assert all(task.preference.name == kind for kind, tasks in parts.items() for task in tasks)
 
 
 def test_another_environment_is_told_what_it_lacks() -> None:
     with pytest.raises(ConfigError, match="add env=quickstart"):
-        unseen.prices(object(), CFG)  # type: ignore[arg-type]
+        unseen.unseen_prices(object(), CFG)  # type: ignore[arg-type]
 
 
 def test_the_best_tool_is_worth_most(environment: QuickstartEnvironment) -> None:
@@ -97,7 +97,7 @@ def test_the_best_tool_is_worth_most(environment: QuickstartEnvironment) -> None
         assert set(expected) == names(task)
         assert expected[best_tool(task)] == max(expected.values())
     # By hand: an easy question under "cost" between a small expert (.80, cheap) and a large one (.98, dear).
-    easy = next(task for task in unseen.preferences(environment, CFG)["cost"] if task.family == "easy")
+    easy = next(task for task in unseen.every_preference(environment, CFG)["cost"] if task.family == "easy")
     pair = tuple(spec for spec in easy.tools if spec.name in ("expert_small", "expert_large"))
     worth = expected_utility(replace(easy, tools=pair))
     assert worth["expert_small"] == pytest.approx(0.80 * (0.5 + 0.5))
