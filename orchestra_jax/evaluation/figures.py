@@ -36,7 +36,7 @@ def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], dir
 
     Args:
         summary: of a finished run.
-        metrics: rows of metrics.jsonl: "step" with any of "reward/mean", "accuracy", "cost_usd" and "valid_rate". Rows
+        metrics: rows of metrics.jsonl: "step" with any of the metrics of the curves. Rows
             without them, such as those of the warm start, are passed over.
         directory: made if missing.
 
@@ -108,6 +108,7 @@ _CURVES = (
     _Curve("accuracy", "Accuracy", 100.0, " %", 0, "#009e73"),
     _Curve("cost_usd", "Cost per question", 100.0, " cents", 2, "#d55e00"),
     _Curve("valid_rate", "Valid rate", 100.0, " %", 0, "#aa4499"),
+    _Curve("tools/entropy_share", "Entropy of tool calls", 100.0, " %", 0, "#56b4e9", "% of the menu's log size"),
 )
 
 

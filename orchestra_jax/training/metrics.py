@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from orchestra_jax.evaluation.benchmarks import HELD_OUT
+from orchestra_jax.evaluation.measures.collapse import tool_entropy
 from orchestra_jax.evaluation.metrics import summarize
 from orchestra_jax.money.budgets import Spending, total
 from orchestra_jax.processes import Processes
@@ -91,7 +92,7 @@ def whole_step(processes: Processes, own: StepPart) -> StepPart:
 def rollout_metrics(
     trajectories: Sequence[Trajectory], rewards: Float[np.ndarray, "G N"], kept: Bool[np.ndarray, " G"]
 ) -> dict[str, float]:
-    """Figures of a step's trajectories; those of `summarize` that are None, for want of trajectories, are missing.
+    """Figures of a step's trajectories; those that are not known, for want of trajectories or calls, are missing.
 
     Args:
         kept: groups that have a gradient.
@@ -103,6 +104,7 @@ def rollout_metrics(
         "reward/std": float(rewards.std(axis=1).mean()),
         "groups/kept": float(kept.mean()),
         **{_SUMMARY.get(name, name): value for name, value in figures.items()},
+        **{f"tools/{name}": value for name, value in tool_entropy(trajectories).items()},
         "tokens/sampled": float(np.mean([sum(n for turn in t.turns for _, n in turn.spans) for t in trajectories])),
     }
 
