@@ -2,6 +2,7 @@
 
 python experiments/report.py outputs/hle-evaluation outputs/gpt-5
 python experiments/report.py outputs/seed0 outputs/seed1 --out outputs/report
+python experiments/report.py outputs/trained --base outputs/qwen3-8b      preferences scored against the base's run
 """
 
 import argparse
@@ -15,9 +16,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of evaluations, or of runs that were evaluated")
     parser.add_argument("--out", type=Path, default=Path("outputs/report"), help="folder (default: outputs/report)")
+    parser.add_argument("--base", type=Path, help="the base policy's folder, for scores of preferences (Eq. 5-6)")
     asked = parser.parse_args(arguments)
     try:
-        *_, page = write_report(asked.runs, asked.out)
+        *_, page = write_report(asked.runs, asked.out, asked.base)
     except (ConfigError, OSError, ValueError) as error:
         parser.exit(2, f"{error}\n")
     print(f"report.md and report.csv are in {page.parent}; open {page.resolve()} in a browser.")

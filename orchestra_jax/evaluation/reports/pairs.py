@@ -2,32 +2,47 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from orchestra_jax.evaluation.intervals import bootstrap
-from orchestra_jax.evaluation.reports.measured import Measured
+from orchestra_jax.evaluation.reports.measured import Item, Measured, cost, question_mean, solved
 from orchestra_jax.evaluation.reports.table import Table, span
 
 
+def differences(first: Measured, second: Measured, figure: Callable[[Item], float]) -> list[float]:
+    """Of every question that both answered, in the order of their names: by how much the second's mean is higher."""
+    both = sorted(first.items.keys() & second.items.keys())
+    return [question_mean(second.items[name], figure) - question_mean(first.items[name], figure) for name in both]
+
+
+def changes(first: Measured, second: Measured) -> list[str]:
+    """Cells: points of accuracy and cents a question that the second has more, each with its paired interval."""
+    gained, dearer = differences(first, second, solved), differences(first, second, cost)
+    return [
+        f"{100 * float(np.mean(gained)):+.1f}", span(bootstrap(gained), 100, 1),
+        f"{100 * float(np.mean(dearer)):+.3f}", span(bootstrap(dearer), 100, 3),
+    ]  # fmt: skip
+
+
 def pairs(label: str, found: Sequence[Measured]) -> Table:
+    """Every two policies on the questions that both answered."""
     rows = []
     for first, second in itertools.combinations(found, 2):
-        both = sorted(first.items.keys() & second.items.keys())
-        if not both:
+        gained = differences(first, second, solved)
+        if not gained:
             continue
-        a, b = [first.items[name] for name in both], [second.items[name] for name in both]
-        gained = [float(y.solved) - float(x.solved) for x, y in zip(a, b, strict=True)]
-        dearer = [y.cost - x.cost for x, y in zip(a, b, strict=True)]
-        wins, losses = gained.count(1.0), gained.count(-1.0)
+        wins, losses = sum(gain > 0 for gain in gained), sum(gain < 0 for gain in gained)
+        points, interval, *money = changes(first, second)
         rows.append([
-            f"{second.run} against {first.run}", str(len(both)), f"{wins} : {losses}",
-            f"{100 * float(np.mean(gained)):+.1f}", span(bootstrap(gained), 100, 1), f"{mcnemar(wins, losses):.3g}",
-            f"{100 * float(np.mean(dearer)):+.3f}", span(bootstrap(dearer), 100, 3),
+            f"{second.run} against {first.run}", str(len(gained)), f"{wins} : {losses}", points, interval,
+            f"{mcnemar(wins, losses):.3g}", *money,
         ])  # fmt: skip
     columns = ["policies", "questions", "won : lost", "points of accuracy", "95 %", "p", "cents a question", "95 %"]
     note = "On the questions that both answered: bootstrap over the pairs, p of McNemar's exact test."
+    if any(one.samples > 1 for one in found):
+        note += " A question's samples are one mean: it is won where that is higher, and p is that of the sign test."
     return Table(f"{label}: question by question", columns, rows, note)
 
 

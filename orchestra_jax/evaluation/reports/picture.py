@@ -2,21 +2,33 @@
 
 import io
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from orchestra_jax.evaluation.intervals import wilson
-from orchestra_jax.evaluation.reports.measured import Measured
-from orchestra_jax.evaluation.reports.published import PLACES, PUBLISHED
+from orchestra_jax.evaluation.measures.front import on_front
+from orchestra_jax.evaluation.reports import published
+from orchestra_jax.evaluation.reports.measured import Measured, solved
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def picture(label: str, found: Sequence[Measured]) -> str:
-    """Accuracy against cents a question of the policies on one benchmark, as SVG; the paper's as hollow marks."""
+    """Accuracy against cents a question of the policies on one benchmark, as SVG; the paper's as hollow marks.
+
+    The line is the front of ours: below and to the right of it somebody is as right for less.
+    """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    points = [_point(one) for one in found if one.label == label and one.items]
-    place = PLACES.get(next(one.source for one in found if one.label == label))
-    theirs = [(f"{row[0]} (published)", row[3], float(row[place])) for row in PUBLISHED] if place else []
+    points = [_point(one) for one in found if one.items]
+    source, unseen = found[0].source, found[0].offer.unseen
+    theirs = [
+        (f"{row.name} (published)", costs[0], accuracy)
+        for row in (published.rows(source, unseen)[1] if found[0].whole else [])
+        if (costs := row.costs(source)) and (accuracy := row.accuracy(source)) is not None
+    ]
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
@@ -26,6 +38,7 @@ def picture(label: str, found: Sequence[Measured]) -> str:
     for name, cents, accuracy in theirs:
         axes.plot(cents, accuracy, "o", mfc="none", mec="#6e7781")
         axes.annotate(name, (cents, accuracy), xytext=(6, 4), textcoords="offset points", fontsize=7, color="#6e7781")
+    _draw_front(axes, [(cents, accuracy) for _, cents, accuracy, _, _ in points])
     dearest = max([point[1] for point in points] + [point[1] for point in theirs], default=0.0)
     axes.set(xlabel="cents a question", ylabel="accuracy %", title=label, ylim=(0, 100))
     axes.set_xlim(0, 1.1 * dearest or 1.0)  # with room for the dearest one's mark
@@ -36,9 +49,19 @@ def picture(label: str, found: Sequence[Measured]) -> str:
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 
+def _draw_front(axes: "Axes", points: Sequence[tuple[float, float]]) -> None:
+    best = sorted(point for point, on in zip(points, on_front(points), strict=True) if on)
+    if len(points) > 1:
+        cents, accuracy = zip(*[(best[0][0], 0.0), *best, (max(points)[0], best[-1][1])], strict=True)
+        axes.step(cents, accuracy, where="post", color="#8c959f", linewidth=1, linestyle=":", zorder=0)
+
+
 def _point(one: Measured) -> tuple[str, float, float, float, float]:
-    items = list(one.items.values())
-    solved = sum(item.solved for item in items)
-    low, high = wilson(solved, len(items)) or (0.0, 1.0)
-    cents = 100 * sum(item.cost for item in items) / len(items)
-    return one.run, cents, 100 * solved / len(items), 100 * low, 100 * high
+    items = one.all_items
+    right = sum(item.solved for item in items)
+    known = one.interval(solved) if one.samples > 1 else wilson(right, len(items))
+    low, high = known or (0.0, 1.0)
+    accuracy = right / len(items)
+    # A bootstrap interval may miss its own mean by a rounding.
+    low, high = min(low, accuracy), max(high, accuracy)
+    return one.run, 100 * sum(item.cost for item in items) / len(items), 100 * accuracy, 100 * low, 100 * high

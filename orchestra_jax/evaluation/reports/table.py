@@ -10,7 +10,10 @@ from orchestra_jax.evaluation.intervals import Interval
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts; a row whose first cell begins with "published:" is somebody else's."""
+    """A table of texts; a row whose first cell begins with "published:" is somebody else's.
+
+    One without columns is left out, and its note says why.
+    """
 
     title: str
     columns: Sequence[str]
@@ -30,12 +33,12 @@ def to_markdown(title: str, made: Sequence[Table]) -> str:
     """The tables as Markdown."""
     parts = [f"# {title}\n"]
     for table in made:
-        lines = [table.columns, ["---"] * len(table.columns), *table.rows]
         parts.append(f"## {table.title}\n")
-        parts.append(
-            "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-        )
-        parts.append(f"\n{table.note}\n")
+        if table.columns:
+            lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+            cells = [" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines]
+            parts.append("".join(f"| {line} |\n" for line in cells))
+        parts.append(f"{table.note}\n")
     return "\n".join(parts)
 
 

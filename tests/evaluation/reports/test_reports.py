@@ -11,8 +11,9 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.evaluation.reports import write_report
 from orchestra_jax.evaluation.reports.measured import measured
 from orchestra_jax.evaluation.reports.pairs import mcnemar
-from orchestra_jax.evaluation.reports.published import PUBLISHED
+from orchestra_jax.evaluation.reports.published import TABLE_1
 from orchestra_jax.evaluation.reports.tables import tables
+from tests.evaluation.reports.kept_files import config, evaluation, row
 
 SOLVED = {"one": [1, 1, 0, 0, 1], "two": [1, 0, 1, 1, 1]}
 
@@ -43,13 +44,13 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 def test_figures_stand_beside_what_was_published(folders: list[Path]) -> None:
-    figures, calls, pairs = tables([one for folder in folders for one in measured(folder)])
+    figures, calls, pairs, front = tables([one for folder in folders for one in measured(folder)])
     assert figures.title == "hle, held_out at temperature 0"
     first, second, *published = figures.rows
     assert first[:4] == ["one", "5", "1", "60.0"]  # what failed is in no mean
     assert second[:4] == ["two", "6", "0", "66.7"]
     assert (first[5], first[7]) == ("9.000", "15.00")
-    assert [row[0] for row in published] == [f"published: {row[0]}" for row in PUBLISHED]
+    assert [row[0] for row in published] == [f"published: {row.name}" for row in TABLE_1]
     assert published[-1][3] == "37.1"
     assert [list(row) for row in calls.rows] == [["generalist/<b>", "1.000 (100%)", "1.000 (100%)"]]
     ((what, count, score, points, interval, *_),) = pairs.rows
@@ -58,6 +59,8 @@ def test_figures_stand_beside_what_was_published(folders: list[Path]) -> None:
     low, high = map(float, interval.split(" to "))
     draws = [np.mean(picked) for picked in itertools.product(gained, repeat=5)]  # all resamples there are
     assert np.mean([low <= 100 * draw <= high for draw in draws]) == pytest.approx(0.95, abs=0.05)
+    # (9 - 7.5) cents times 2 / 3.
+    assert [list(row[-2:]) for row in front.rows] == [["no", "0.0000"], ["yes", "1.0000"], ["1 of 2", "1.0000"]]
 
 
 def test_mcnemar_is_the_share_of_as_uneven_splits() -> None:
@@ -83,3 +86,37 @@ def test_what_is_no_evaluation_is_named(folders: list[Path], tmp_path: Path) -> 
     file.write_text('{"id": 1}\n')
     with pytest.raises(ValueError, match=r"held_out\.t0\.jsonl', line 1 is no trajectory"):
         measured(folders[0])
+
+
+def test_several_samples_are_one_question_in_every_interval(tmp_path: Path) -> None:
+    def evaluated(name: str, right: int) -> Path:
+        lines = [row(f"q{n % 3}", n % 3 < right, 2.0, member=n // 3) for n in range(6)]
+        lines.append(row("q9", False, status="failed"))
+        return evaluation(tmp_path / name, {"policy/held_out.t1": lines}, config())
+
+    folders = [evaluated("one", 1), evaluated("two", 2)]
+    made = {table.title.partition(": ")[2]: table for table in tables([measured(folder)[0] for folder in folders])}
+    (first, second, *_) = made[""].rows
+    assert (first[1:4], second[1:4]) == (["3", "1", "33.3"], ["3", "1", "66.7"])  # two samples of three questions
+    assert first[4] == "0.0 to 100.0"  # Wilson's, of six, would say 9.7 to 70.0
+    several = made["several samples of a question"]
+    assert several.columns == ["policy", "pass^1 %", "pass^2 %", "pass@1 %", "pass@2 %"]
+    assert several.rows[0] == ["one", "33.3", "33.3", "33.3", "33.3"]
+    assert made["question by question"].rows[0][1:4] == ["3", "1 : 0", "+33.3"]
+    assert "sign test" in made["question by question"].note
+
+
+def test_whom_a_policy_asks_stands_beside_what_was_published(tmp_path: Path) -> None:
+    calls = [["expert-1", "expert-2", "python"], ["expert-1", "expert-1"], []]
+    lines = [row(f"q{n}", True, calls=each, policy_model="gpt-5-mini") for n, each in enumerate(calls)]
+    folder = evaluation(tmp_path / "run", {"policy/held_out.t0": lines}, config())
+    (table,) = [table for table in tables(measured(folder)) if table.title.endswith("whom the policy asks")]
+    assert table.rows[0] == ["run", "1.333", "75.0", "50.0 to 100.0", "75.0", "50.0 to 100.0", "gpt-5-mini"]
+    assert [[cell for cell in row if cell] for row in table.rows[1:]] == [
+        ["published: GPT-5", "98"], ["published: Qwen3-8B", "73"],
+    ]  # fmt: skip
+    unknown = [line | {"policy_model": None} for line in lines]
+    again = evaluation(tmp_path / "again", {"policy/held_out.t0": unknown}, config("mine"))
+    (table,) = [table for table in tables(measured(again)) if table.title.endswith("whom the policy asks")]
+    assert [list(row) for row in table.rows] == [["again", "1.333", "75.0", "50.0 to 100.0", "–", "", "–"]]
+    assert all("published" not in cell for row in table.rows for cell in row)

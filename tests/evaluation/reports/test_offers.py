@@ -1,0 +1,77 @@
+"""What is new in an evaluation, by its record and that of the training."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from orchestra_jax.config import cli
+from orchestra_jax.evaluation.reports.offers import UNSEEN_PRICES, UNSEEN_TOOLS, Offer, offer_of, trained_on
+from orchestra_jax.shipped import CONF
+from tests.evaluation.reports.kept_files import config, evaluation
+
+PLAIN = {"names": ["python", "local_search"], "experts": {}}
+PYTHON = {"names": ["python"], "experts": {}}
+
+
+def composed(*overrides: str) -> dict:
+    cli.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        made = compose("evaluate", ["+benchmark=hle", "data.eval_path=x", *overrides])
+    return {group: OmegaConf.to_container(made[group], resolve=True) for group in ("tools", "pricing")}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "unseen"),
+    [
+        ([], ()),
+        (["tools=unseen", "pricing.name=unseen"], (UNSEEN_TOOLS,)),  # a model that is new has no price that is known
+        (["pricing.name=deepinfra"], (UNSEEN_PRICES,)),
+        (["pricing.name=paper_train"], ()),
+        (["pricing.name=fireworks"], ()),
+        (["tools=offline"], ()),
+    ],
+)
+def test_without_a_record_of_training_the_papers_counts(overrides: list[str], unseen: tuple[str, ...]) -> None:
+    assert offer_of(composed(*overrides), None).unseen == unseen
+
+
+def test_what_training_offered_is_known_and_nothing_else() -> None:
+    def unseen(now: dict, before: dict) -> tuple[str, ...]:
+        return offer_of(now, before).unseen
+
+    gpt = {"names": [], "experts": {"generalist": ["gpt-5"]}}
+    assert unseen(config(tools=PYTHON), config(tools=PLAIN)) == ()
+    assert unseen(config(tools=PLAIN), config(tools=PYTHON)) == (UNSEEN_TOOLS,)
+    in_evaluation = {**PYTHON, "evaluation": {**PLAIN, "own": True}}
+    assert unseen(config(tools=in_evaluation), config(tools=in_evaluation)) == (UNSEEN_TOOLS,)
+    other_role = {"names": [], "experts": {"math": ["gpt-5"]}}
+    assert unseen(config(tools=other_role), config(tools=gpt)) == ()
+    assert unseen(config(tools=gpt, prices="somebodys"), config(tools=gpt)) == (UNSEEN_PRICES,)
+
+    def drawn(low: float, high: float) -> dict:
+        made = config(tools={"names": [], "experts": {"generalist": ["qwen3-32b"]}}, prices="bedrock")
+        return {**made, "pricing": {**made["pricing"], "randomise": {"lists": [], "low": low, "high": high}}}
+
+    # Amazon asks .15 and .6, Novita AI .1 and .45: no factor makes one of the other. Groq .29 and .59.
+    novita = config(tools=drawn(1, 1)["tools"], prices="novita")
+    assert unseen(novita, drawn(0.1, 10.0)) == (UNSEEN_PRICES,)
+    assert unseen(drawn(1.0, 1.0), drawn(0.5, 2.0)) == ()
+    assert unseen(drawn(0.5, 2.0), drawn(1.0, 1.0)) == (UNSEEN_PRICES,)
+    assert unseen(drawn(0.9, 1.2), drawn(0.5, 2.0)) == ()
+
+
+def test_the_training_is_that_of_the_run_that_left_the_policy(tmp_path: Path) -> None:
+    evaluation(tmp_path / "trained", {}, config(tools=PYTHON), kind="train")
+    parents = [{"setting": "model.path", "path": str(tmp_path / "trained/policy"), "run": str(tmp_path / "trained")}]
+    assert (trained_on({"kind": "evaluate", "parents": parents}) or {})["tools"] == PYTHON
+    assert trained_on({"kind": "evaluate", "parents": [{"setting": "policy", "path": "http://x"}]}) is None
+    assert trained_on({}) is None
+
+
+def test_words_say_what_is_on_offer() -> None:
+    none = offer_of({**config(), "tools": {"names": ["python"], "menu": {"form": "none"}}}, None)
+    offers = [none, offer_of(config(tools=PLAIN), None), offer_of(config(), None), offer_of({}, None)]
+    assert [offer.words for offer in offers] == ["no tools", "basic tools", "tools and models", "tools not on record"]
+    assert offers[1] == Offer(("python", "local_search"), ("paper",))

@@ -1,0 +1,91 @@
+"""Evaluations with different tools and prices stand apart, and their differences in a table of their own."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.evaluation.reports.measured import measured
+from orchestra_jax.evaluation.reports.tables import tables
+from orchestra_jax.evaluation.reports.write import write_report
+from tests.evaluation.reports.kept_files import config, evaluation, row
+
+NEW = {"names": ["python"], "experts": {"generalist": ["claude-opus-4.1"]}}
+PYTHON = {"names": ["python"], "experts": {}}
+
+
+def parents(path: Path) -> list[dict]:
+    return [{"setting": "model.path", "path": str(path)}]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """One policy in three settings, with 3, 2 and 4 of 5 right; another one as the first, and without models."""
+    made = {
+        "seen": (3, config(), "a"), "tools": (2, config(tools=NEW, prices="unseen"), "a"),
+        "prices": (4, config(prices="deepinfra"), "a"), "other": (5, config(), "b"),
+        "few": (1, config(tools=PYTHON), "b"),
+    }  # fmt: skip
+    return [
+        evaluation(
+            tmp_path / name, {"policy/held_out.t0": [row(f"q{n}", n < right, n + 1) for n in range(5)]}, settings,
+            parents=parents(tmp_path / policy),
+        )
+        for name, (right, settings, policy) in made.items()
+    ]  # fmt: skip
+
+
+def test_what_was_never_seen_stands_apart(folders: list[Path]) -> None:
+    found = [one for folder in folders for one in measured(folder)]
+    made = {table.title: table for table in tables(found)}
+    titles = [f"hle{new}, held_out at temperature 0" for new in ("", ", unseen tools", ", unseen prices")]
+    main = [[row[0] for row in made[title].rows if not row[0].startswith("published")] for title in titles]
+    assert main == [
+        ["seen, tools and models", "other, tools and models", "few, basic tools"],  # one table, and it says so
+        ["tools"], ["prices"],
+    ]  # fmt: skip
+    published = [[row[3] for row in made[title].rows if row[0].startswith("published")][-1] for title in titles]
+    assert published == ["37.1", "22.0", "36.9"]
+    assert "prices: deepinfra" in made[titles[2]].note
+    assert "Offered to few, basic tools: python" in made[titles[0]].note
+
+
+def test_differences_are_of_one_policy_on_the_same_questions(folders: list[Path]) -> None:
+    found = [one for folder in folders for one in measured(folder)]
+    table = tables(found)[-1]
+    assert table.title == "hle, held_out at temperature 0: tools and prices never seen"
+    ours = [row for row in table.rows if not row[0].startswith("published")]
+    assert [[*row[:4], *row[6:8]] for row in ours] == [
+        ["seen", "as in training", "5", "60.0", "", ""],
+        ["prices", "unseen prices", "5", "80.0", "5", "+20.0"],
+        ["tools", "unseen tools", "5", "40.0", "5", "-20.0"],
+    ]
+    theirs = [(row[0].removeprefix("published: "), row[3], row[5]) for row in table.rows[3:]]
+    assert theirs == [
+        ("Orchestrator-8B", "37.1", "9.2"), ("Orchestrator-8B, unseen tools", "22.0", "34.8"),
+        ("Orchestrator-8B, unseen prices", "36.9", "7.5"),
+    ]  # fmt: skip
+
+
+def test_a_training_run_and_the_evaluation_of_its_export_are_one_policy(tmp_path: Path) -> None:
+    trained, lines = tmp_path / "trained", [row("q", True)]
+    own = config("quickstart", PYTHON)
+    evaluation(trained, {"after/held_out.t0": lines}, own, kind="train")
+    again = evaluation(
+        tmp_path / "again", {"policy/held_out.t0": lines}, config("quickstart", NEW, "unseen"),
+        parents=[{**parents(trained / "policy")[0], "run": str(trained)}],
+    )  # fmt: skip
+    first, second = (measured(folder)[0] for folder in (trained, again))
+    assert first.policy == second.policy
+    assert (first.offer.unseen, second.offer.unseen) == ((), ("unseen tools",))
+
+
+def test_tau2_finds_its_rows(tmp_path: Path) -> None:
+    settings = {**config("some_tasks"), "env": {"name": "tau2"}}
+    rows = {"policy/held_out.t0": [row("a", True, 3.0)], "policy/tau2.airline.t0": [row("a", True, 3.0)]}
+    folder = evaluation(tmp_path / "run", rows, settings)
+    text = write_report([folder], tmp_path / "out")[0].read_text()
+    assert "## tau2, held_out at temperature 0" in text
+    assert "| run | 1 | 0 | 100.0 | 20.7 to 100.0 | 3.000 | 3.000 to 3.000 | 3.00 | 2.0 | 0.00 |" in text
+    # Its cost and latency are another table's: these rows have none.
+    assert text.count("| published: Orchestrator-8B |  |  | 80.2 |  |  |  |  |  |  |") == 1
+    assert "published: Qwen3-8B, no tools" not in text
