@@ -222,6 +222,7 @@ class EvaluationConfig(Settings):
     swap_questions: int = at_least(0, 0)  # of preference_swap; 0 skips it
     limit: int | None = at_least(None, 1)  # only so many tasks of each benchmark (--limit); null: all
     dry_run: bool = False  # only tell what it will cost (--dry-run); for experiments/evaluate.py
+    judge_sample: str | None = None  # of experiments/judge.py (--sample): rows {question, reference, answer, correct}
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
 
 

@@ -71,7 +71,8 @@ def load(*patterns: str | Path) -> Runs:
         ValueError: a summary.json is no JSON object.
         FileNotFoundError: no pattern matches a run.
     """
-    folders = sorted({Path(found) for pattern in patterns for found in glob.glob(str(pattern))})
+    found = {Path(name) for pattern in patterns for name in glob.glob(str(pattern))}
+    folders = sorted(path for path in found if path.is_dir())  # a sweep's multirun.yaml lies beside its runs
     runs = [(folder, kept) for folder in folders if (kept := _read(folder)) is not None]
     if not runs:
         raise FileNotFoundError(f"No run in {', '.join(map(str, patterns))}: a run's folder has run.json in it.")

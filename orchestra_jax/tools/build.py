@@ -2,13 +2,14 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from orchestra_jax.config.checks import missing_inputs
+from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.config.tools import ToolsConfig
+from orchestra_jax.config.tools import EvaluationOffer, ToolsConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
@@ -149,6 +150,39 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
 
     judge = None if tools.judge == "match" else Judge(clients[tools.judge])
     return RunTools(offer(cfg.tools, book), offer(cfg.tools.evaluated, PriceBook(book.base)), judge, close)
+
+
+def make_judge(cfg: RunConfig) -> tuple[Judge, Callable[[], Coroutine[Any, Any, None]]]:
+    """The judge without any other tool, and what ends it once requests under way have been paid.
+
+    Raises:
+        ConfigError: nobody judges, or one sentence for what it lacks.
+    """
+    name = cfg.tools.judge
+    if name == "match":
+        raise ConfigError("tools.judge=match asks nobody: set tools.judge to a model of the price list.")
+    alone = replace(cfg, tools=replace(cfg.tools, experts={}, names=[], evaluation=EvaluationOffer()))
+    asks = cfg.replay.mode is not ReplayMode.replay
+    try:
+        book, (expert,) = price_book(cfg), _experts(alone)
+        replay = Replay(cfg.replay.path, cfg.replay.mode)
+        client = expert_clients([expert], book.base, replay=replay)[name]
+        if asks:
+            client.check()
+    except (OSError, ValueError, ImportError, MissingPrice) as error:
+        raise ConfigError(str(error)) from error
+    if asks and not cfg.evaluation.dry_run and (problems := unreachable(f"the judge {name!r}", expert.base_url)):
+        replay.close()
+        raise ConfigError("\n".join(problems))
+
+    async def close() -> None:
+        try:
+            await client.close()
+            await replay.drain()
+        finally:
+            replay.close()
+
+    return Judge(client), close
 
 
 def instance_seed(seed: int, task: str, draw: int) -> int:

@@ -30,14 +30,24 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-HYDRA = {"train": "config", "plan": "config", "evaluate": "evaluate"}  # script: what it composes
-FLAGS = {"evaluate": {"--limit": "evaluation.limit=", "--dry-run": "evaluation.dry_run=true"}}
+HYDRA = {"train": "config", "plan": "config", "evaluate": "evaluate", "judge": "evaluate"}  # script: what it composes
+FLAGS = {
+    "evaluate": {"--limit": "evaluation.limit=", "--dry-run": "evaluation.dry_run=true"},
+    "judge": {"--sample": "evaluation.judge_sample=", "--dry-run": "evaluation.dry_run=true"},
+}
 # Which arguments of the other scripts name files: what must be there, and what they make.
 READS = {
-    "report": ["runs"], "compare": ["runs"], "view": ["run"], "index": ["passages"], "judge": ["sample"],
+    "report": ["runs"], "compare": ["runs"], "view": ["run"], "index": ["passages"],
     "describe_tools": ["tasks", "experts"], "records": ["path", "others"],
 }  # fmt: skip
-MAKES = {"compare": ["csv"], "report": ["out"], "index": ["directory"], "describe_tools": ["file"], "records": ["path"]}
+MAKES = {
+    "compare": ["csv"],
+    "report": ["out"],
+    "index": ["directory"],
+    "describe_tools": ["file"],
+    "records": ["path"],
+    "labelled_sample": ["file"],
+}
 # Programs that are not ours; their arguments are not read here.
 FOREIGN = {"git", "hf", "inspect", "apt-get", "sglang.launch_server", "venv", "tensorboard", "nvidia-smi", "df"}
 
@@ -222,6 +232,11 @@ def _inputs(script: str, cfg: RunConfig, files: Files) -> str | None:
         with mock.patch.object(checks, "_there", lambda key, path: files.has(path)):
             policy = cfg.policy
             found = checks.missing_inputs(cfg)
+        if script == "judge":  # asks the judge alone, of a file of its own
+            sample = cfg.evaluation.judge_sample or "no sample"
+            found = [one for one in found if one.startswith("tools.experts need")] + (
+                [] if files.has(sample) else [sample]
+            )
         if policy is not None:
             found = [sentence for sentence in found if not sentence.startswith("The policy ")]
             found += [] if files.has(policy) else [f"policy={policy} is not there."]

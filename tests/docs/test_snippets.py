@@ -50,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (kept / "held_out.t0.jsonl").write_text("".join(json.dumps({"id": f"q{n}"} | KEPT) + "\n" for n in range(4)))
         for step in (1, 2):
             write_groups(run / "rollouts" / f"step-{step:06d}.jsonl.gz", [a_group(step)])
+    (reader / "multirun" / "quickstart" / "multirun.yaml").write_text("")  # as Hydra leaves it
     return reader
 
 

@@ -34,6 +34,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "b" / "evaluation").mkdir()
     (tmp_path / "b" / "evaluation" / "summary.json").write_text('{"benchmarks": {"held_out": {"accuracy": 0.75}}}')
     (tmp_path / "notes").mkdir()
+    (tmp_path / "multirun.yaml").write_text("a sweep leaves this beside its runs")
     return tmp_path
 
 
