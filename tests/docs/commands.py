@@ -37,7 +37,7 @@ FLAGS = {
 }
 # Which arguments of the other scripts name files: what must be there, and what they make.
 READS = {
-    "report": ["runs"], "compare": ["runs"], "view": ["run"], "index": ["passages"],
+    "report": ["runs", "base"], "compare": ["runs"], "view": ["run"], "index": ["passages"],
     "describe_tools": ["tasks", "experts"], "records": ["path", "others"],
 }  # fmt: skip
 MAKES = {

@@ -19,6 +19,7 @@ DECLARED = {
     ".venv-sglang/bin/python": "`make sglang-cpu`, or requirements/sglang.txt on a GPU",
     "outputs/quickstart": "`make quickstart`",
     "outputs/gsm8k": "the run of +experiment=gsm8k",
+    "outputs/hle": "the run of +experiment=hle",
     "*questions.jsonl": "a file of the reader's own",
     "train.jsonl": "the same",
     "wiki.jsonl": "the same",

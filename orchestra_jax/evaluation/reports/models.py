@@ -33,8 +33,8 @@ def models(label: str, found: Sequence[Measured]) -> Table:
     )
     if len(rows) and rows[-1][0].startswith("published"):
         note += (
-            f" Published rows: {published.SOURCE}, Fig. 3 and appendix A: GPT-5 calls GPT-5 and GPT-5-mini, and "
-            "Qwen3-8B calls GPT-5, in so many of all cases."
+            f" Published rows: {published.SOURCE}, Fig. 3 and appendix A: the share of GPT-5's calls that went to "
+            "GPT-5 and GPT-5-mini, and of Qwen3-8B's that went to GPT-5."
         )
     return Table(f"{label}: whom the policy asks", columns, rows, note)
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+_HIGH, _LINE, _NAME = 240.0, 9.0, 0.45  # points of the axes and of a line; a name's share of the width
+
+
 def picture(label: str, found: Sequence[Measured]) -> str:
     """Accuracy against cents a question of the policies on one benchmark, as SVG; the paper's as hollow marks.
 
@@ -32,16 +35,22 @@ def picture(label: str, found: Sequence[Measured]) -> str:
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
-    for name, cents, accuracy, low, high in points:
+    for _, cents, accuracy, low, high in points:
         axes.errorbar(cents, accuracy, yerr=[[accuracy - low], [high - accuracy]], fmt="o", capsize=3)
-        axes.annotate(name, (cents, accuracy), xytext=(6, 4), textcoords="offset points", fontsize=8)
-    for name, cents, accuracy in theirs:
+    for _, cents, accuracy in theirs:
         axes.plot(cents, accuracy, "o", mfc="none", mec="#6e7781")
-        axes.annotate(name, (cents, accuracy), xytext=(6, 4), textcoords="offset points", fontsize=7, color="#6e7781")
     _draw_front(axes, [(cents, accuracy) for _, cents, accuracy, _, _ in points])
     dearest = max([point[1] for point in points] + [point[1] for point in theirs], default=0.0)
-    axes.set(xlabel="cents a question", ylabel="accuracy %", title=label, ylim=(0, 100))
-    axes.set_xlim(0, 1.1 * dearest or 1.0)  # with room for the dearest one's mark
+    best = max([point[4] for point in points] + [point[2] for point in theirs], default=100.0)
+    width, height = 1.1 * dearest or 1.0, min(104.0, 5 + 1.15 * best)  # with room for the outermost marks
+    axes.set(xlabel="cents a question", ylabel="accuracy %", title=label, xlim=(0, width), ylim=(0, height))
+    marks = [*(point[:3] for point in points), *theirs]
+    for number, ((name, cents, accuracy), above) in enumerate(zip(marks, _offsets(marks, width, height), strict=True)):
+        own = number < len(points)
+        axes.annotate(
+            name, (cents, accuracy), xytext=(6, above), textcoords="offset points", fontsize=8 if own else 7,
+            color="#24292f" if own else "#6e7781",
+        )  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "orchestra_jax", "svg.fonttype": "none"}):
@@ -54,6 +63,19 @@ def _draw_front(axes: "Axes", points: Sequence[tuple[float, float]]) -> None:
     if len(points) > 1:
         cents, accuracy = zip(*[(best[0][0], 0.0), *best, (max(points)[0], best[-1][1])], strict=True)
         axes.step(cents, accuracy, where="post", color="#8c959f", linewidth=1, linestyle=":", zorder=0)
+
+
+def _offsets(marks: Sequence[tuple[str, float, float]], width: float, height: float) -> list[float]:
+    """Points above its mark for every name, so that names near each other are lines below each other."""
+    taken: list[tuple[float, float]] = []
+    found = {}
+    for place, (_, cents, accuracy) in sorted(enumerate(marks), key=lambda mark: mark[1][2]):
+        above, at = 4.0, accuracy / height * _HIGH
+        while any(abs(cents / width - x) < _NAME and abs(at + above - y) < _LINE for x, y in taken):
+            above += 1.0
+        taken.append((cents / width, at + above))
+        found[place] = above
+    return [found[place] for place in range(len(marks))]
 
 
 def _point(one: Measured) -> tuple[str, float, float, float, float]:

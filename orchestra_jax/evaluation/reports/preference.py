@@ -34,17 +34,18 @@ def preferences(label: str, found: Sequence[Measured], bases: Mapping[str, Measu
             one.run, base.run, str(len(values)), number(sum(values) if values else None, 1, 2),
             number(mean, 1, 4), span(bootstrap(values), 1, 4),
         ])  # fmt: skip
-    theirs = published.preference_score(found[0].source)
-    if rows and found[0].whole and theirs is not None:
-        rows.append(["published: Orchestrator-8B", "its own start", "", f"{theirs:.1f}", "", ""])
+    theirs = published.preference_score(found[0].source) if found[0].whole else None
     columns = ["policy", "base", "questions", "sum", "mean", "95 %"]
+    if rows and theirs is not None:
+        columns.append("as published")
+        rows = [*([*row, ""] for row in rows), ["published: Orchestrator-8B", *[""] * 5, f"{theirs:.1f}"]]
     note = (
         "Eq. 5-6: calls of each tool and the outcome over those of the base, the base's dollars and seconds over one's "
         "own, no denominator below 1, weighed by the question's preference; 0 where it is not solved. "
         "Over the questions that both answered with the same menu and preference; bootstrap over questions."
     )
     if rows and rows[-1][0].startswith("published"):
-        note += f" Published: {published.SOURCE}, Table 3, over all of its questions."
+        note += f" Published: {published.SOURCE}, Table 3, of preferences and a scale of its own."
     if lacking and not rows:
         return Table(f"{label}: preferences", [], [], LACKING)
     return Table(f"{label}: preferences", columns, rows, note + (f" {LACKING}" if lacking else ""))

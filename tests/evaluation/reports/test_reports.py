@@ -10,7 +10,7 @@ import pytest
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.evaluation.reports import write_report
 from orchestra_jax.evaluation.reports.measured import measured
-from orchestra_jax.evaluation.reports.pairs import mcnemar
+from orchestra_jax.evaluation.reports.pairs import flipped, mcnemar
 from orchestra_jax.evaluation.reports.published import TABLE_1
 from orchestra_jax.evaluation.reports.tables import tables
 from tests.evaluation.reports.kept_files import config, evaluation, row
@@ -69,6 +69,15 @@ def test_mcnemar_is_the_share_of_as_uneven_splits() -> None:
         assert mcnemar(wins, losses) == pytest.approx(np.mean([split >= abs(wins - losses) for split in splits]))
 
 
+def test_differences_of_means_are_flipped_in_all_ways() -> None:
+    for gained in ([1.0, 1 / 3, -2 / 3, 0.0, 1.0, 1 / 3, 2 / 3], [1.0] * 6, [0.5, -0.5], [0.0]):
+        ways = [np.dot(signs, gained) for signs in itertools.product((-1, 1), repeat=len(gained))]
+        share = np.mean([abs(way) >= abs(sum(gained)) - 1e-9 for way in ways])
+        assert flipped(gained) == pytest.approx(share, abs=0.02)
+    once = [1.0] * 9 + [-1.0] * 2  # one sample of each question: McNemar's test
+    assert flipped(once) == pytest.approx(mcnemar(9, 2), abs=0.01)
+
+
 def test_the_same_files_give_the_same_bytes(folders: list[Path], tmp_path: Path) -> None:
     first, second = (write_report(folders, tmp_path / name) for name in ("a", "b"))
     assert [file.name for file in first] == ["report.md", "report.csv", "report.html"]
@@ -103,7 +112,7 @@ def test_several_samples_are_one_question_in_every_interval(tmp_path: Path) -> N
     assert several.columns == ["policy", "pass^1 %", "pass^2 %", "pass@1 %", "pass@2 %"]
     assert several.rows[0] == ["one", "33.3", "33.3", "33.3", "33.3"]
     assert made["question by question"].rows[0][1:4] == ["3", "1 : 0", "+33.3"]
-    assert "sign test" in made["question by question"].note
+    assert "flip the differences' signs" in made["question by question"].note
 
 
 def test_whom_a_policy_asks_stands_beside_what_was_published(tmp_path: Path) -> None:
