@@ -20,6 +20,16 @@ class RolloutLimits(Settings):
     turn_deadline_s: float | None = seconds(None)  # of one generation, else it is tried again; null: deadline_s
     tool_deadline_s: float | None = seconds(None)  # of one tool call, likewise
 
+    @property
+    def turns_used_up(self) -> str:
+        """Why a trajectory ends that takes no more turns."""
+        return f"no answer within {self.max_turns} turns"
+
+    @property
+    def calls_used_up(self) -> str:
+        """Why one ends whose next calls would be too many."""
+        return f"more than {self.max_calls} tool calls"
+
 
 @dataclass(frozen=True)
 class ServerOptions(Settings):

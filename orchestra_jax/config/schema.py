@@ -22,7 +22,7 @@ from orchestra_jax.config.choices import (
     Schedule,
     ToolFeature,
 )
-from orchestra_jax.config.ranges import LARGE, Settings, above, at_least, seconds, text, within
+from orchestra_jax.config.ranges import LARGE, Settings, above, at_least, seconds, several, text, within
 from orchestra_jax.config.ranges import ConfigError as ConfigError
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.tools import ToolsConfig
@@ -220,6 +220,9 @@ class EvaluationConfig(Settings):
     samples: int = at_least(1, 1)  # of each question at evaluation.temperature; of several: pass^k and pass@k
     greedy: bool = True  # evaluate at temperature 0 too
     swap_questions: int = at_least(0, 0)  # of preference_swap; 0 skips it
+    turn_caps: list[int] = several(
+        low=1
+    )  # figures under these rollout.limits.max_turns too; for experiments/evaluate.py
     limit: int | None = at_least(None, 1)  # only so many tasks of each benchmark (--limit); null: all
     dry_run: bool = False  # only tell what it will cost (--dry-run); for experiments/evaluate.py
     judge_sample: str | None = None  # of experiments/judge.py (--sample): rows {question, reference, answer, correct}

@@ -86,6 +86,34 @@ def _headline(picture: Figure, text: str, detail: str = "") -> None:
     picture.text(0.015, 1 - 0.4 / picture.get_figheight(), detail, ha="left", va="top", fontsize=10, color=FAINT)
 
 
+def draw_turn_caps(rows: Sequence[tuple[str, Mapping[str, Any], str]], directory: Path) -> Path:
+    """Draws turn_caps.png: accuracy against cost by the most turns, a line for each benchmark (Fig. 6).
+
+    Args:
+        rows: of `report.cap_rows`, labelled "BENCHMARK, N turns".
+    """
+    lines: dict[str, list[tuple[float, float, str]]] = {}
+    for label, figures, _ in rows:
+        cost, accuracy = value(figures, "cost"), value(figures, "accuracy")
+        name, _, cap = label.rpartition(", ")
+        if cost is not None and accuracy is not None:
+            lines.setdefault(name, []).append((100 * cost, 100 * accuracy, cap))
+    picture = _figure(7.2, 4.6)
+    axes = picture.add_subplot()
+    _style(axes)
+    for (name, points), colour in zip(lines.items(), itertools.cycle(TOOL_COLOURS), strict=False):
+        axes.plot(*zip(*(point[:2] for point in points), strict=True), "o-", color=colour, label=name)
+        for x, y, cap in points:
+            axes.annotate(cap, (x, y), xytext=(5, -12), textcoords="offset points", fontsize=8, color=FAINT)
+    axes.set(xlabel="cents a question", ylabel="accuracy (%)")
+    axes.margins(0.12)
+    if len(lines) > 1:
+        axes.legend(frameon=False, fontsize=9)
+    _headline(picture, f"Accuracy against cost of {' and '.join(lines)} by the most turns")
+    picture.savefig(directory / "turn_caps.png", dpi=DPI, facecolor="white")
+    return directory / "turn_caps.png"
+
+
 # --- learning curves -------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,8 @@ pictures.
     benchmarks                   {name: {"before" | "after": figures}} of the other benchmarks; one with parts has
                                  {part: figures} instead
 
+Beside the figures of a benchmark `turn_caps`, {turns: figures}, where there are any.
+
 Figures: accuracy, valid_rate and utility in [0, 1]; cost and cost_per_correct in dollars; latency in seconds; calls;
 failed and counted, the questions that are in no other figure and those that are. Where a judge was asked: exact_match,
 judged and judge_disagrees in [0, 1]. Beside them `intervals`, at 95 %: {figure: {"wilson" | "bootstrap": [low, high]}},
@@ -141,6 +143,14 @@ def benchmark_rows(name: str, figures: Figures, style: str = "") -> Iterator[Row
         yield name, figures, style
         if greedy := figures.get("greedy"):
             yield f"{name}, greedy", greedy, style
+
+
+def cap_rows(name: str, figures: Figures) -> Iterator[Row]:
+    """The rows of one benchmark under each cap of turns, where there are any."""
+    parts = {f"{name}: {plain(part)}": its for part, its in figures.items() if isinstance(its, Mapping)}
+    for label, its in {name: figures, **parts}.items():
+        for cap, found in (its.get("turn_caps") or {}).items():
+            yield f"{label}, {cap} turns", found, ""
 
 
 def _title(summary: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import Environment
@@ -14,6 +15,7 @@ from orchestra_jax.envs.by_hand import DO_NOTHING, Baseline, do_nothing
 from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT, Tasks
 from orchestra_jax.evaluation.kept import Kept
 from orchestra_jax.evaluation.measures.delegation import share_figures
+from orchestra_jax.evaluation.measures.turn_caps import capped, cut, ended_by, widest
 from orchestra_jax.evaluation.metrics import (
     by_part,
     disagreements,
@@ -60,6 +62,9 @@ class Evaluator:
     Trajectories are kept in `directory`, if there is one. Each of `processes` plays its share of the tasks, keeps what
     it played in a file of its own, and has the figures of all; None: this one alone.
 
+    With caps of turns the collector has the widest limits (`measures.turn_caps`): a trajectory is played once, under
+    these, and the others are its beginnings, kept in folders of their own.
+
     Attributes:
         disagreements: of a judge and exact match in what was evaluated, with the benchmark's name.
         benchmarks: tasks by benchmark, where there are any; by part, where it has parts. None with
@@ -78,6 +83,7 @@ class Evaluator:
         budget: Budget,
         directory: Path | None = None,
         processes: Processes | None = None,
+        turn_caps: Sequence[int] = (),
     ) -> None:
         self._directory, self._when = directory, ""
         self._policy: str | None = None
@@ -88,6 +94,8 @@ class Evaluator:
         self.disagreements: list[dict[str, Any]] = []
         self.scripts = environment.baselines()
         self._baseline_runs: dict[str, list[Trajectory]] | None = None
+        self._caps = capped(cfg.rollout.limits, turn_caps)
+        assert not turn_caps or collector.limits == widest(cfg.rollout.limits, turn_caps)
 
     async def evaluate(self, when: str = "policy", policy: str | None = None) -> dict[str, dict[str, Any]]:
         """Figures of the policy now, by benchmark. Those of before and after sample alike.
@@ -100,7 +108,8 @@ class Evaluator:
         Returns:
             `summarize`'s figures over evaluation.samples samples of each question, with their `intervals`, `passes`,
             `share_figures`, `tool_shares`, and `greedy` (figures of one sample at temperature 0) where configured; the
-            held-out tasks have `utility` too. A benchmark with parts has the figures of each.
+            held-out tasks have `utility` too, and with caps of turns all have `turn_caps`, `summarize`'s figures with
+            `intervals` by cap. A benchmark with parts has the figures of each.
         """
         settings, found = self.cfg.evaluation, {}
         self._when, self._policy = re.sub(r"[^\w-]+", "-", when), policy
@@ -109,7 +118,9 @@ class Evaluator:
             asked = settings.temperature, 1 if isinstance(self.engine, Baseline) else settings.samples
             if isinstance(tasks, Mapping):
                 runs = {part: await self._collect(f"{name}.{part}", some, *asked) for part, some in tasks.items()}
-                found[name] = by_part(runs, asked[1])
+                found[name] = by_part({part: self._as_limited(run) for part, run in runs.items()}, asked[1])
+                for part, run in runs.items():
+                    found[name][part] |= self._by_cap(run, asked[1])
                 continue
             found[name] = await self._figures(name, tasks, *asked)
             if settings.greedy and settings.temperature and not isinstance(self.engine, Baseline):
@@ -136,10 +147,21 @@ class Evaluator:
         return found
 
     async def _figures(self, name: str, tasks: Sequence[Task], temperature: float, samples: int) -> dict[str, Any]:
-        run = await self._collect(name, tasks, temperature, samples)
+        whole = await self._collect(name, tasks, temperature, samples)
+        run = self._as_limited(whole)
         utility = self._utility(run, await self._runs(), samples) if name == HELD_OUT else {}
-        others = {"intervals": intervals(run, samples), "tool_shares": tool_shares(run)}
+        others = {"intervals": intervals(run, samples), "tool_shares": tool_shares(run)} | self._by_cap(whole, samples)
         return summarize(run) | passes(run, samples) | share_figures(run, self._model) | utility | others
+
+    def _as_limited(self, run: list[Trajectory]) -> list[Trajectory]:
+        return [cut(trajectory, self.cfg.rollout.limits) for trajectory in run] if self._caps else run
+
+    def _by_cap(self, run: list[Trajectory], samples: int) -> dict[str, dict[str, Any]]:
+        found = dict[str, Any]()
+        for cap, limits in self._caps.items():
+            some = [cut(trajectory, limits) for trajectory in run]
+            found[str(cap)] = summarize(some) | {"intervals": intervals(some, samples)}
+        return {"turn_caps": found} if found else {}
 
     async def _collect(
         self, name: str, tasks: Sequence[Task], temperature: float, samples: int, script: Baseline | None = None
@@ -161,15 +183,14 @@ class Evaluator:
     ) -> list[Trajectory]:
         """This process's `own` trajectories, by number of the task and of the sample."""
         seed, chosen = self.cfg.evaluation.seed, script or self.engine
-        found: dict[tuple[int, int], Trajectory] = {}
-        kept = None
-        if self._directory is not None:
-            policy = self._policy and f"{self._policy} {temperature} {seed} {self.collector.limits}"
-            part = f".{self._processes.index}" if self._processes.index else ""
-            file = re.sub(r"[^\w.-]+", "-", f"{name}.t{temperature:g}{part}.jsonl")
-            model = None if isinstance(chosen, Baseline) else self._model
-            kept = Kept(self._directory / self._when / file, policy, tasks, samples, model)
-            found = dict(kept.found)
+        files = self._files(name, tasks, temperature, samples, script)
+        kept = files.pop(None, None)
+        found = dict(kept.found) if kept else {}
+        for limits, file in files.items():
+            for place, trajectory in file.found.items():
+                if kept and limits and place not in found and not ended_by(trajectory, limits):
+                    found[place] = trajectory
+                    kept.add(trajectory)
         missing = [each for each in own if each not in found]
         todo = [tasks[number] for number, _ in missing]
         options: dict[str, Any] = {"budget": self._budget, "on_done": kept.add if kept else None}
@@ -180,7 +201,36 @@ class Evaluator:
             options["members"] = [sample for _, sample in missing]
             made = await self.collector.collect(chosen, todo, temperature=temperature, seed=(seed,), **options)
         found |= zip(missing, made, strict=True)
+        for limits, file in files.items():
+            for place in own:
+                if limits and place not in file.found:
+                    file.add(cut(found[place], limits))
         return [found[each] for each in own]
+
+    def _files(
+        self, name: str, tasks: Sequence[Task], temperature: float, samples: int, script: Baseline | None
+    ) -> dict[RolloutLimits | None, Kept]:
+        """The file of what is played, by None, and those of what it is cut to, by the limits; none without a folder."""
+        if self._directory is None:
+            return {}
+        folders: dict[RolloutLimits | None, str] = {None: self._when}
+        if self._caps and not script:
+            most = self.collector.limits.max_turns
+            folders = {limits: f"{self._when}-{cap}-turns" for cap, limits in self._caps.items() if cap < most}
+            folders |= {self.cfg.rollout.limits: self._when, None: f"{self._when}-{most}-turns"}
+            if self.cfg.rollout.limits == self.collector.limits:
+                folders[None] = folders.pop(self.cfg.rollout.limits)
+        part = f".{self._processes.index}" if self._processes.index else ""
+        file = re.sub(r"[^\w.-]+", "-", f"{name}.t{temperature:g}{part}.jsonl")
+        model, seed = None if script or isinstance(self.engine, Baseline) else self._model, self.cfg.evaluation.seed
+        return {
+            limits: Kept(
+                self._directory / folder / file,
+                self._policy and f"{self._policy} {temperature} {seed} {limits or self.collector.limits}",
+                tasks, samples, model,
+            )
+            for limits, folder in folders.items()
+        }  # fmt: skip
 
     async def _runs(self) -> dict[str, list[Trajectory]]:
         """The baselines' trajectories; they depend on nothing that is trained and are played once."""

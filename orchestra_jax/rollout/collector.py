@@ -290,7 +290,7 @@ class _Run:
                 return full
             if len(self.results) + len(calls) > limits.max_calls:
                 self._record(said, [], [])
-                return Status.NO_ANSWER, f"more than {limits.max_calls} tool calls", None
+                return Status.NO_ANSWER, limits.calls_used_up, None
             if end := self._too_late(episode, calls):
                 self._record(said, calls, [])
                 return end
@@ -319,7 +319,7 @@ class _Run:
         return self._no_turn_left() if self.turn == limits.max_turns else self._no_time_left()
 
     def _no_turn_left(self) -> tuple[Status, str, None]:
-        return Status.NO_ANSWER, f"no answer within {self.collector.limits.max_turns} turns", None
+        return Status.NO_ANSWER, self.collector.limits.turns_used_up, None
 
     def _no_time_left(self) -> tuple[Status, str, None] | None:
         limit_s = self.collector.limits.deadline_s

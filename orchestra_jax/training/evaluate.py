@@ -19,7 +19,8 @@ from orchestra_jax.engines.start import first_model, start_engine
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.by_hand import DO_NOTHING, EXPERT, RANDOM, Baseline, baseline
 from orchestra_jax.envs.registry import make_environment
-from orchestra_jax.evaluation.report import benchmark_rows, plain, print_figures
+from orchestra_jax.evaluation.measures.turn_caps import widest
+from orchestra_jax.evaluation.report import benchmark_rows, cap_rows, plain, print_figures
 from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks, in_parts
 from orchestra_jax.evaluation.subject import Subject, subject_of
 from orchestra_jax.models.lora import load_peft
@@ -84,6 +85,11 @@ def _report(found: dict[str, Any], folder: Path) -> None:
     rows += [(plain(name), figures, "dim") for name, figures in found["baselines"].items()]
     write_summary(found, folder)
     print_figures(Console(), found["policy"], rows, intervals=True)
+    if by_cap := [row for name, figures in found["benchmarks"].items() for row in cap_rows(name, figures)]:
+        from orchestra_jax.evaluation.figures import draw_turn_caps  # only now: importing matplotlib takes a second
+
+        print_figures(Console(), f"{found['policy']}, by the most turns", by_cap)
+        draw_turn_caps(by_cap, folder)
     print(f"summary.json is in {folder}")
 
 
@@ -98,7 +104,9 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: Record
         subject, chat, environment = _checked(cfg, processes)
         cfg = subject.cfg
         money = RunBudget(cfg.budget, folder, processes)
-        collector = make_collector(cfg, environment, chat)
+        caps = cfg.evaluation.turn_caps
+        limits = widest(cfg.rollout.limits, caps)
+        collector = make_collector(replace(cfg, rollout=replace(cfg.rollout, limits=limits)), environment, chat)
         if sentence := _forecast(cfg, environment, subject):
             print(sentence, flush=True)
         record.begin(parents=subject.parents(), devices=device_names())
@@ -107,7 +115,7 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: Record
         try:
             with _engine(subject, environment, folder, processes, loop, chat) as engine:
                 evaluator = Evaluator(
-                    cfg, environment, collector, engine, money.run, folder / "trajectories", processes
+                    cfg, environment, collector, engine, money.run, folder / "trajectories", processes, caps
                 )
                 figures = loop.run(evaluator.evaluate("policy", subject.identity()))
                 if cfg.tools.judge != "match" and processes.first:
