@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from orchestra_jax.evaluation.intervals import Interval, bootstrap, wilson
-from orchestra_jax.evaluation.measures.delegation import called_tools
+from orchestra_jax.evaluation.measures.delegation import called_tools, share_figures
 from orchestra_jax.evaluation.measures.passing import pass_figures
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.rewards import ToolFeature, feature_matrix
@@ -185,12 +185,18 @@ def preference_utility(
     return np.stack(utilities)
 
 
-def by_part(parts: Mapping[str, Sequence[Trajectory]], samples: int = 1) -> dict[str, dict[str, Any]]:
-    """Figures of each part of a benchmark, with the share of local among all searches (0 without a search)."""
+def by_part(
+    parts: Mapping[str, Sequence[Trajectory]], samples: int = 1, own: str | None = None
+) -> dict[str, dict[str, Any]]:
+    """Figures of each part of a benchmark, with the share of local among all searches (0 without a search).
+
+    Args:
+        samples: of each question; own: see `share_figures`.
+    """
     found = dict[str, dict[str, Any]]()
     for part, runs in parts.items():
         searches = [name for t in runs for name in t.tool_names if name in ("local_search", "web_search")]
         share = searches.count("local_search") / len(searches) if searches else 0.0
-        several = passes(runs, samples) | {"intervals": intervals(runs, samples)}
+        several = passes(runs, samples) | share_figures(runs, own) | {"intervals": intervals(runs, samples)}
         found[part] = summarize(runs) | {"local_share": share} | several
     return found

@@ -118,7 +118,9 @@ class Evaluator:
             asked = settings.temperature, 1 if isinstance(self.engine, Baseline) else settings.samples
             if isinstance(tasks, Mapping):
                 runs = {part: await self._collect(f"{name}.{part}", some, *asked) for part, some in tasks.items()}
-                found[name] = by_part({part: self._as_limited(run) for part, run in runs.items()}, asked[1])
+                found[name] = by_part(
+                    {part: self._as_limited(run) for part, run in runs.items()}, asked[1], self._model
+                )
                 for part, run in runs.items():
                     found[name][part] |= self._by_cap(run, asked[1])
                 continue

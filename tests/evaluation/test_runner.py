@@ -101,6 +101,8 @@ def test_evaluate_measures_both_temperatures_and_the_swap(world, collector, parr
     assert found["calls"] == found["cost"] == 0.0
     assert found["accuracy"] == sum("Oslo" in task.answer for task in evaluator.benchmarks["held_out"]) / 12
     assert results["preference_swap"].keys() == {"accuracy", "local"}
+    for figures in (found, found["greedy"], *results["preference_swap"].values()):
+        assert (figures["model_calls"], figures["strongest_share"], figures["own_share"]) == (0.0, None, None)
 
 
 def test_a_benchmark_of_ones_own_is_measured_beside_the_others(world, collector, parrot, monkeypatch, tmp_path):

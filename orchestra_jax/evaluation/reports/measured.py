@@ -167,13 +167,13 @@ def _source(config: Mapping[str, Any]) -> str:
 
 
 def _identity(folder: Path, phase: str, found: Mapping[str, Any]) -> str:
-    """The weights or the endpoint that played, by their place."""
+    """The weights or the endpoint that played, by their place: of adapters their own, the last of the parents."""
     if phase == AFTER:
         return str((folder / "policy").resolve())  # where an evaluation finds it
     if phase != "policy":
         return f"{folder.resolve()}, {phase}"
     made = [f"{parent.get('path')} {parent.get('model', '')}".strip() for parent in found.get("parents", [])]
-    return ", ".join(made) or str(found.get("config", {}).get("policy") or folder.resolve())
+    return made[-1] if made else str(found.get("config", {}).get("policy") or folder.resolve())
 
 
 def _read(file: Path) -> Iterator[tuple[tuple[str, int], Item | None, str | None]]:

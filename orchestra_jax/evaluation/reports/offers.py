@@ -60,7 +60,7 @@ def trained_on(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The config of the training that the policy of a record comes from; None: there is none on record."""
     if found.get("kind") == "train":
         return dict(found["config"])
-    for parent in found.get("parents", []):
+    for parent in reversed(found.get("parents", [])):  # adapters before what they are on
         if "run" in parent and (made := record.read(Path(parent["run"]))) is not None and made.get("kind") == "train":
             return dict(made["config"])
     return None

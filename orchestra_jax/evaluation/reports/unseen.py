@@ -21,7 +21,8 @@ def unseen(found: Sequence[Measured]) -> list[Table]:
             seen = [one for one in own if not one.offer.unseen]
             new = [one for one in own if one.offer.unseen]
             if seen and new:
-                rows += [_row(seen[0], None), *(_row(one, seen[0]) for one in new)]
+                usual = max(seen, key=lambda one: len(one.offer.tools or ()))  # not the one without models
+                rows += [_row(usual, None), *(_row(one, usual) for one in new)]
         made.append(_table(asked, rows, same[0]))
     return made
 

@@ -66,6 +66,10 @@ def test_the_training_is_that_of_the_run_that_left_the_policy(tmp_path: Path) ->
     evaluation(tmp_path / "trained", {}, config(tools=PYTHON), kind="train")
     parents = [{"setting": "model.path", "path": str(tmp_path / "trained/policy"), "run": str(tmp_path / "trained")}]
     assert (trained_on({"kind": "evaluate", "parents": parents}) or {})["tools"] == PYTHON
+    evaluation(tmp_path / "base", {}, config(tools=PLAIN), kind="train")
+    under = {"setting": "model.path", "path": "x", "run": str(tmp_path / "base")}
+    adapters = {"setting": "adapters", "path": "y", "run": str(tmp_path / "trained")}
+    assert (trained_on({"kind": "evaluate", "parents": [under, adapters]}) or {})["tools"] == PYTHON
     assert trained_on({"kind": "evaluate", "parents": [{"setting": "policy", "path": "http://x"}]}) is None
     assert trained_on({}) is None
 
