@@ -18,6 +18,7 @@ Figures: accuracy, valid_rate and utility in [0, 1]; cost and cost_per_correct i
 failed and counted, the questions that are in no other figure and those that are. Where a judge was asked: exact_match,
 judged and judge_disagrees in [0, 1]. Beside them `intervals`, at 95 %: {figure: {"wilson" | "bootstrap": [low, high]}},
 and where each question has several samples `pass^k` and `pass@k`: {k: share of the questions}.
+Where there are models on the menu: model_calls, strongest_share and own_share, see `measures.delegation`.
 What is not known is null: a cost per correct answer where nothing was solved, every mean where everything failed.
 """
 

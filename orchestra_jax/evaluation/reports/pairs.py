@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from orchestra_jax.evaluation.reports.table import Table, span
 
 FLIPS = 9999
 _SEED = 0
+_CUT = re.compile(r"-\d+-turns$")  # of folders that evaluation.turn_caps leaves
 
 
 def differences(first: Measured, second: Measured, figure: Callable[[Item], float]) -> list[float]:
@@ -30,9 +32,10 @@ def changes(first: Measured, second: Measured) -> list[str]:
 
 
 def pairs(label: str, found: Sequence[Measured]) -> Table:
-    """Every two policies on the questions that both answered."""
+    """Every two policies on the questions that both answered; one cut to fewer turns is no policy of its own."""
     rows = []
-    for first, second in itertools.combinations(found, 2):
+    whole = [one for one in found if not _CUT.search(one.phase)]
+    for first, second in itertools.combinations(whole, 2):
         gained = differences(first, second, solved)
         if not gained:
             continue

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from orchestra_jax.envs.by_hand import DO_NOTHING
 from orchestra_jax.evaluation.intervals import wilson
 from orchestra_jax.evaluation.measures.passing import pass_figures
 from orchestra_jax.evaluation.reports import published
@@ -24,14 +25,21 @@ def tables(found: Sequence[Measured], bases: Mapping[str, Measured] | None = Non
     """
     made = []
     for label in dict.fromkeys(one.label for one in found):
-        same = told_apart([one for one in found if one.label == label])
+        same = side_by_side([one for one in found if one.label == label])
         made += [_figures(label, same), _passes(label, same), _calls(label, same), models(label, same)]
         made += [pairs(label, same), front(label, same), preferences(label, same, bases or {})]
     return [table for table in [*made, *unseen(found)] if table.rows or not table.columns]
 
 
-def told_apart(found: Sequence[Measured]) -> list[Measured]:
-    """The same with names that say what was offered, where that differs."""
+def side_by_side(found: Sequence[Measured]) -> list[Measured]:
+    """What was asked alike: doing nothing once, and with names that say what was offered, where that differs."""
+    silent = [one for one in found if one.phase == DO_NOTHING]
+    most = max(silent, key=lambda one: len(one.items), default=None)
+    others = _told_apart([one for one in found if one.phase != DO_NOTHING])
+    return [*others, replace(most, run="do nothing")] if most and others else _told_apart(found)
+
+
+def _told_apart(found: Sequence[Measured]) -> list[Measured]:
     words = [one.offer.words for one in found]
     lists = [" and ".join(one.offer.prices) for one in found]
     suffixes = []
@@ -85,7 +93,7 @@ def _offered(found: Sequence[Measured]) -> str:
     """A sentence for each menu there is."""
     menus: dict[tuple[str, str], list[str]] = {}
     for one in found:
-        if one.offer.tools is not None:
+        if one.offer.tools is not None and one.phase != DO_NOTHING:
             what = ", ".join(one.offer.tools) or "nothing"
             menus.setdefault((what, " and ".join(one.offer.prices)), []).append(one.run)
     who = {key: f" to {'; '.join(runs)}" if len(menus) > 1 else "" for key, runs in menus.items()}

@@ -13,7 +13,7 @@ from orchestra_jax.evaluation.reports.measured import AFTER, BEFORE, Measured, m
 from orchestra_jax.evaluation.reports.picture import picture
 from orchestra_jax.evaluation.reports.preference import key
 from orchestra_jax.evaluation.reports.table import Table, to_csv, to_markdown
-from orchestra_jax.evaluation.reports.tables import tables, told_apart
+from orchestra_jax.evaluation.reports.tables import side_by_side, tables
 
 
 def write_report(folders: Sequence[Path], out: Path, base: Path | None = None) -> list[Path]:
@@ -30,7 +30,7 @@ def write_report(folders: Sequence[Path], out: Path, base: Path | None = None) -
     made: list[Table] = tables(found, _own_bases(found) if base is None else _bases(found, base))
     title = f"Evaluations of {', '.join(folder.name for folder in folders)}"
     labels = dict.fromkeys(one.label for one in found)
-    pictures = {label: picture(label, told_apart([one for one in found if one.label == label])) for label in labels}
+    pictures = {label: picture(label, side_by_side([one for one in found if one.label == label])) for label in labels}
     page: Any = templates().get_template("report.html.jinja")
     out.mkdir(parents=True, exist_ok=True)
     texts = {

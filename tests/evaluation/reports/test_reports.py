@@ -115,6 +115,22 @@ def test_several_samples_are_one_question_in_every_interval(tmp_path: Path) -> N
     assert "flip the differences' signs" in made["question by question"].note
 
 
+def test_doing_nothing_has_one_row_and_a_cut_policy_no_pair(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        lines = [row(f"q{n}", n < 2, 1.0) for n in range(4)]
+        silent = [line | {"solved": False, "cost_usd": 0.0} for line in lines[: 4 if name == "two" else 3]]
+        files = {f"{phase}/held_out.t0": lines for phase in ("policy", "policy-10-turns")}
+        evaluation(tmp_path / name, {**files, "do_nothing/held_out.t0": silent}, config())
+    found = [one for name in ("one", "two") for one in measured(tmp_path / name)]
+    made = {table.title.partition(": ")[2]: table for table in tables(found)}
+    names = ["one", "one, policy-10-turns", "two", "two, policy-10-turns", "do nothing"]
+    assert [row[0] for row in made[""].rows if "published" not in row[0]] == names
+    assert made[""].rows[4][:4] == ["do nothing", "4", "0", "0.0"]
+    assert [row[0] for row in made["front of accuracy and cost"].rows] == [*names, "all together"]
+    against = [row[0] for row in made["question by question"].rows]
+    assert against == ["two against one", "do nothing against one", "do nothing against two"]
+
+
 def test_whom_a_policy_asks_stands_beside_what_was_published(tmp_path: Path) -> None:
     calls = [["expert-1", "expert-2", "python"], ["expert-1", "expert-1"], []]
     lines = [row(f"q{n}", True, calls=each, policy_model="gpt-5-mini") for n, each in enumerate(calls)]
