@@ -103,13 +103,13 @@ def draw_turn_caps(rows: Sequence[tuple[str, Mapping[str, Any], str]], directory
     _style(axes)
     for (name, points), colour in zip(lines.items(), itertools.cycle(TOOL_COLOURS), strict=False):
         axes.plot(*zip(*(point[:2] for point in points), strict=True), "o-", color=colour, label=name)
-        for x, y, cap in points:
-            axes.annotate(cap, (x, y), xytext=(5, -12), textcoords="offset points", fontsize=8, color=FAINT)
+        for (x, y), same in itertools.groupby(points, key=lambda point: point[:2]):
+            caps = " and ".join(cap.removesuffix(" turns") for _, _, cap in same)
+            axes.annotate(f"{caps} turns", (x, y), xytext=(5, -12), textcoords="offset points", fontsize=8, color=FAINT)
     axes.set(xlabel="cents a question", ylabel="accuracy (%)")
     axes.margins(0.12)
-    if len(lines) > 1:
-        axes.legend(frameon=False, fontsize=9)
-    _headline(picture, f"Accuracy against cost of {' and '.join(lines)} by the most turns")
+    axes.legend(frameon=False, fontsize=9)
+    _headline(picture, "Accuracy against cost by the most turns")
     picture.savefig(directory / "turn_caps.png", dpi=DPI, facecolor="white")
     return directory / "turn_caps.png"
 

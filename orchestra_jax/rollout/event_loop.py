@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -44,6 +44,10 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begins the coroutine; what it returns or raises comes later. From any thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
         """Has the loop call the function, from any thread; nothing once the loop has ended."""

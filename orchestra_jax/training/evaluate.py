@@ -113,7 +113,7 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: Record
     money.share()
     with LoopThread() as loop:
         try:
-            with _engine(subject, environment, folder, processes, loop, chat) as engine:
+            with engine_of(subject, environment, folder, processes, loop, chat) as engine:
                 evaluator = Evaluator(
                     cfg, environment, collector, engine, money.run, folder / "trajectories", processes, caps
                 )
@@ -175,17 +175,17 @@ def _own_record(cfg: RunConfig, processes: Processes) -> RunConfig:
 
 
 @contextmanager
-def _engine(
+def engine_of(
     subject: Subject,
-    environment: Environment,
+    environment: Environment | None,
     folder: Path,
     processes: Processes,
     loop: LoopThread,
     chat: ChatFormat | None,
 ) -> Iterator[Engine | MessageEngine | Baseline]:
-    """Who speaks for the policy, for as long as this lasts."""
+    """Who speaks for the policy, for as long as this lasts; a baseline needs the environment."""
     cfg = subject.cfg
-    if subject.baseline is not None:
+    if subject.baseline is not None and environment is not None:
         yield _baseline(subject, environment)
         return
     if subject.url is not None:
