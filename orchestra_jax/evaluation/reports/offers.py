@@ -23,13 +23,15 @@ class Offer:
 
     Attributes:
         tools: plain tools by name, experts as "role/model"; None: not on record.
-        prices: names of the price lists of its menus.
+        prices: name of the price list of its menus.
         unseen: UNSEEN_TOOLS, UNSEEN_PRICES, both or neither, see `offer_of`.
+        menu: how menus are made of the tools, in words, where not each is one of its own on every menu.
     """
 
     tools: tuple[str, ...] | None
-    prices: tuple[str, ...] = ()
+    prices: str = ""
     unseen: tuple[str, ...] = ()
+    menu: str = ""
 
     @property
     def words(self) -> str:
@@ -38,22 +40,24 @@ class Offer:
             return "tools not on record"
         if not self.tools:
             return "no tools"
-        return "tools and models" if any("/" in tool for tool in self.tools) else "basic tools"
+        what = "tools and models" if any("/" in tool for tool in self.tools) else "basic tools"
+        return f"{what}, {self.menu}" if self.menu else what
 
 
 @dataclass(frozen=True)
 class _Prices:
-    """Price lists and the range of the factors on each price."""
+    """The price lists that training draws from, what completes them, and the range of the factors on each price."""
 
     names: tuple[str, ...]
+    base: str
     low: float
     high: float
 
     @classmethod
     def of(cls, pricing: Mapping[str, Any]) -> "_Prices":
-        drawn = pricing.get("randomise") or {}
-        names = drawn.get("lists") or [pricing.get("name", "")]
-        return cls(tuple(map(str, names)), float(drawn.get("low", 1.0)), float(drawn.get("high", 1.0)))
+        drawn, base = pricing.get("randomise") or {}, str(pricing.get("name", ""))
+        names = tuple(map(str, drawn.get("lists") or [base]))
+        return cls(names, base, float(drawn.get("low", 1.0)), float(drawn.get("high", 1.0)))
 
 
 def trained_on(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -80,18 +84,20 @@ def offer_of(config: Mapping[str, Any], training: Mapping[str, Any] | None) -> O
     """
     if "tools" not in config or "pricing" not in config:
         return Offer(None)
-    tools, prices = _tools(config["tools"]), _Prices.of(config["pricing"])
+    offered, prices = _evaluated(config["tools"]), str(config["pricing"].get("name", ""))
+    tools = _listed(offered)
     if training is None:
         known, priced = _paper()
         own = [tool for tool in tools if "/" in tool]
     else:
-        known, priced = _menus(training.get("tools", {})), _Prices.of(training.get("pricing", {}))
+        # What training shows in its own evaluations alone is not seen.
+        known, priced = _listed(training.get("tools", {})), _Prices.of(training.get("pricing", {}))
         own = list(tools)
     seen = {_what(tool) for tool in known}
     unseen = [UNSEEN_TOOLS] if any(_what(tool) not in seen for tool in own) else []
     both = [_what(tool) for tool in own if _what(tool) in seen]
     unseen += [UNSEEN_PRICES] if _new_prices(both, prices, priced) else []
-    return Offer(tools, prices.names, tuple(unseen))
+    return Offer(tools, prices, tuple(unseen), _menu(offered))
 
 
 def _what(tool: str) -> str:
@@ -99,15 +105,16 @@ def _what(tool: str) -> str:
     return tool.rpartition("/")[2]
 
 
-def _tools(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What evaluation offers, of the group `tools` of a config."""
-    offer = config.get("evaluation") or {}
-    return _listed(offer if offer.get("own") else config)
+def _evaluated(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of tools that evaluation has, of the group `tools` of a config."""
+    offer: Mapping[str, Any] = config.get("evaluation") or {}
+    return offer if offer.get("own") else config
 
 
-def _menus(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What training offers; what it shows in its own evaluations alone is not seen."""
-    return _listed(config)
+def _menu(config: Mapping[str, Any]) -> str:
+    rule = config.get("menu") or {}
+    parts = ["the released form"] if rule.get("form") == "released" else []
+    return " and ".join([*parts, *(["random subsets"] if rule.get("subset") else [])])
 
 
 def _listed(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -122,23 +129,18 @@ def _paper() -> tuple[tuple[str, ...], _Prices]:
     tools, experiment = (read_yaml(file) for file in _PAPER.values())
     assert isinstance(tools, dict)
     assert isinstance(experiment, dict)
-    return _menus(tools), _Prices.of(experiment["pricing"])
+    return _listed(tools), _Prices.of(experiment["pricing"])
 
 
-def _new_prices(tools: Sequence[str], now: _Prices, before: _Prices) -> bool:
-    if now == before or not tools:
-        return False
-    lists, known = [_list(name) for name in now.names], [_list(name) for name in before.names]
-    if None in lists or None in known:  # somebody's own
-        return not set(now.names) <= set(before.names)
-    wider = (now.low, now.high) != (1.0, 1.0) and (now.low < before.low or now.high > before.high)
-    return wider or any(
-        name in prices.entries
-        and not any(_may_cost(prices.entries[name], each.entries.get(name), before) for each in known if each)
-        for name in tools
-        for prices in lists
-        if prices
-    )
+def _new_prices(tools: Sequence[str], name: str, before: _Prices) -> bool:
+    """Whether the list `name`, which evaluation shows as it is, has a price of a tool that training cannot have had."""
+    now, base = _list(name), _list(before.base)
+    known = [_list(each) for each in before.names]
+    if now is None or base is None or None in known:  # somebody's own
+        return bool(tools) and name not in (before.base, *before.names)
+    whole = [each.over(base).entries for each in known if each]
+    priced = [tool for tool in tools if tool in now.entries]
+    return any(not any(_may_cost(now.entries[tool], each.get(tool), before) for each in whole) for tool in priced)
 
 
 def _may_cost(price: Price, listed: Price | None, known: _Prices) -> bool:

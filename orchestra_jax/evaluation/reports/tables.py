@@ -41,12 +41,12 @@ def side_by_side(found: Sequence[Measured]) -> list[Measured]:
 
 def _told_apart(found: Sequence[Measured]) -> list[Measured]:
     words = [one.offer.words for one in found]
-    lists = [" and ".join(one.offer.prices) for one in found]
+    lists = [one.offer.prices for one in found]
     suffixes = []
     for one, word, prices in zip(found, words, lists, strict=True):
         tools = {other.offer.tools for other, others in zip(found, words, strict=True) if others == word}
         count = f" ({len(one.offer.tools or ())})" if len(tools) > 1 else ""
-        own = [f"{word}{count}"] if len({other.offer.tools for other in found}) > 1 else []
+        own = [f"{word}{count}"] if len({(other.offer.tools, other.offer.menu) for other in found}) > 1 else []
         suffixes.append([*own, *([f"prices {prices}"] if len(set(lists)) > 1 and prices else [])])
     return [replace(one, run=", ".join([one.run, *suffix])) for one, suffix in zip(found, suffixes, strict=True)]
 
@@ -95,7 +95,8 @@ def _offered(found: Sequence[Measured]) -> str:
     for one in found:
         if one.offer.tools is not None and one.phase != DO_NOTHING:
             what = ", ".join(one.offer.tools) or "nothing"
-            menus.setdefault((what, " and ".join(one.offer.prices)), []).append(one.run)
+            what += f" ({one.offer.menu})" if one.offer.menu else ""
+            menus.setdefault((what, one.offer.prices), []).append(one.run)
     who = {key: f" to {'; '.join(runs)}" if len(menus) > 1 else "" for key, runs in menus.items()}
     return "".join(f" Offered{who[key]}: {key[0]}; prices: {key[1]}." for key in menus)
 

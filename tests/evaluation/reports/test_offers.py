@@ -54,12 +54,19 @@ def test_what_training_offered_is_known_and_nothing_else() -> None:
         made = config(tools={"names": [], "experts": {"generalist": ["qwen3-32b"]}}, prices="bedrock")
         return {**made, "pricing": {**made["pricing"], "randomise": {"lists": [], "low": low, "high": high}}}
 
-    # Amazon asks .15 and .6, Novita AI .1 and .45: no factor makes one of the other. Groq .29 and .59.
+    # Amazon asks .15 and .6, Novita AI .1 and .45: no factor makes one of the other. SambaNova .4 and .8, Cerebras too.
     novita = config(tools=drawn(1, 1)["tools"], prices="novita")
     assert unseen(novita, drawn(0.1, 10.0)) == (UNSEEN_PRICES,)
     assert unseen(drawn(1.0, 1.0), drawn(0.5, 2.0)) == ()
-    assert unseen(drawn(0.5, 2.0), drawn(1.0, 1.0)) == (UNSEEN_PRICES,)
-    assert unseen(drawn(0.9, 1.2), drawn(0.5, 2.0)) == ()
+    assert unseen(drawn(0.5, 2.0), drawn(1.0, 1.0)) == ()  # evaluation shows the list as it is
+    assert unseen(drawn(1.0, 1.0), drawn(1.5, 2.0)) == (UNSEEN_PRICES,)
+    several = {"name": "paper_train", "randomise": {"lists": ["groq", "cerebras"], "low": 1.0, "high": 1.0}}
+    sambanova = config(tools=drawn(1, 1)["tools"], prices="sambanova")
+    assert unseen(sambanova, {**sambanova, "pricing": several}) == ()
+    assert unseen(novita, {**novita, "pricing": several}) == (UNSEEN_PRICES,)
+    # What no list that is drawn sells costs what pricing.name asks.
+    rare = config(tools={"names": [], "experts": {"generalist": ["claude-opus-4.1"]}}, prices="unseen")
+    assert unseen(rare, {**rare, "pricing": several | {"name": "unseen"}}) == ()
 
 
 def test_the_training_is_that_of_the_run_that_left_the_policy(tmp_path: Path) -> None:
@@ -78,4 +85,6 @@ def test_words_say_what_is_on_offer() -> None:
     none = offer_of({**config(), "tools": {"names": ["python"], "menu": {"form": "none"}}}, None)
     offers = [none, offer_of(config(tools=PLAIN), None), offer_of(config(), None), offer_of({}, None)]
     assert [offer.words for offer in offers] == ["no tools", "basic tools", "tools and models", "tools not on record"]
-    assert offers[1] == Offer(("python", "local_search"), ("paper",))
+    assert offers[1] == Offer(("python", "local_search"), "paper")
+    released = {**config()["tools"], "menu": {"form": "released", "subset": True}}
+    assert offer_of(config(tools=released), None).words == "tools and models, the released form and random subsets"

@@ -69,7 +69,9 @@ def test_scores_are_eq_5_and_6_on_what_was_asked_alike(tmp_path: Path) -> None:
 def test_another_run_is_the_base_where_it_is_named(tmp_path: Path) -> None:
     trained = evaluation(tmp_path / "trained", {"policy/held_out.t0": drawn(2)}, config())
     base = evaluation(tmp_path / "base", {"policy/held_out.t0": drawn(1)}, config())
-    text = write_report([trained, base], tmp_path / "out", base)[0].read_text()
+    first, second = (write_report([trained, base], tmp_path / name, base) for name in ("out", "again"))
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
+    text = first[0].read_text()
     assert "| trained | base | 8 |" in text
     assert "| base | base |" not in text
     assert "preferences" not in write_report([trained, base], tmp_path / "out")[0].read_text()
