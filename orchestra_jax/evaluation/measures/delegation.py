@@ -1,9 +1,10 @@
 """Whom a policy's calls go to: the strongest model of the menu, and models of its own kind (Fig. 3 and appendix A).
 
-A call of a model is an executed call of an expert: of a catalogue's "role/model", or in an environment with a menu of
-its own of a tool whose name begins with "expert". The strongest model of a menu is the one whose output tokens cost
-most by the instance's price list; where no model has such a price, the one whose call costs most; several where they
-cost the same. A model is of the policy's own kind where both names have the same family, such as gpt-5 and gpt-5-mini.
+A call of a model is an executed call of an expert: of a catalogue's "role/model", or of a tool whose name begins with
+"expert", as those of the quickstart and simulated ones do. The strongest model of a menu is the one whose output tokens
+cost most by the instance's price list; where no model has such a price, the one whose call costs most; several where
+they cost the same. A model is of the policy's own kind where both names have the same family, such as gpt-5 and
+gpt-5-mini.
 """
 
 import re
@@ -27,6 +28,11 @@ def family(model: str) -> str:
     return f"{first}-{rest[0]}" if versioned else first
 
 
+def is_model(tool: str) -> bool:
+    """Whether a tool, told by what it is, is a model."""
+    return "/" in tool or tool.startswith("expert")
+
+
 def called_tools(trajectory: Trajectory) -> list[str]:
     """What was called, in order: behind the alias of a menu is a tool of the catalogue ("generalist/gpt-5")."""
     keys = trajectory.task.extra.get("instance", {}).get("tools", {})
@@ -38,15 +44,11 @@ def offered_models(task: Task) -> dict[str, dict[str, float]]:
     instance = task.extra.get("instance", {})
     specs, keys = {spec.name: spec for spec in task.tools}, instance.get("tools", {})
     found: dict[str, dict[str, float]] = {}
-    for name, key in {**{name: name for name in specs}, **keys}.items():
-        if name in keys and "/" in key:
-            output = instance.get(OUTPUT_USD, {}).get(key)
-        elif name not in keys and name.startswith("expert"):
-            output = None
-        else:
+    for name, key in (keys or {name: name for name in specs}).items():
+        if not is_model(key):
             continue
         call = specs[name].price_usd if name in specs else None
-        prices = {OUTPUT_USD: output, CALL_USD: call}
+        prices = {OUTPUT_USD: instance.get(OUTPUT_USD, {}).get(key), CALL_USD: call}
         found[key] = {unit: usd for unit, usd in prices.items() if usd is not None}
     return found
 

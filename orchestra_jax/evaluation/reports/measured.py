@@ -149,7 +149,8 @@ def measured(folder: Path) -> list[Measured]:
 
 def _filled(one: Measured, rows: Mapping[tuple[str, int], tuple[Item | None, str | None]]) -> Measured:
     items: dict[str, list[Item]] = {}
-    for (name, _), (item, _) in sorted(rows.items(), key=lambda row: row[0][1]):
+    # By name, not as they ended: what is resampled of two runs is then the same questions.
+    for (name, _), (item, _) in sorted(rows.items(), key=lambda row: row[0]):
         if item is not None:
             items.setdefault(name, []).append(item)
     models = {model for _, model in rows.values()}

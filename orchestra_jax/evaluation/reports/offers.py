@@ -40,7 +40,11 @@ class Offer:
             return "tools not on record"
         if not self.tools:
             return "no tools"
-        what = "tools and models" if any("/" in tool for tool in self.tools) else "basic tools"
+        what = (
+            "tools and models"
+            if any("/" in tool or tool.startswith("expert") for tool in self.tools)
+            else "basic tools"
+        )
         return f"{what}, {self.menu}" if self.menu else what
 
 
@@ -85,13 +89,16 @@ def offer_of(config: Mapping[str, Any], training: Mapping[str, Any] | None) -> O
     if "tools" not in config or "pricing" not in config:
         return Offer(None)
     offered, prices = _evaluated(config["tools"]), str(config["pricing"].get("name", ""))
-    tools = _listed(offered)
+    tools = _listed(offered, config["tools"])
     if training is None:
         known, priced = _paper()
         own = [tool for tool in tools if "/" in tool]
     else:
         # What training shows in its own evaluations alone is not seen.
-        known, priced = _listed(training.get("tools", {})), _Prices.of(training.get("pricing", {}))
+        known, priced = (
+            _listed(training.get("tools", {}), training.get("tools", {})),
+            _Prices.of(training.get("pricing", {})),
+        )
         own = list(tools)
     seen = {_what(tool) for tool in known}
     unseen = [UNSEEN_TOOLS] if any(_what(tool) not in seen for tool in own) else []
@@ -117,11 +124,12 @@ def _menu(config: Mapping[str, Any]) -> str:
     return " and ".join([*parts, *(["random subsets"] if rule.get("subset") else [])])
 
 
-def _listed(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _listed(config: Mapping[str, Any], group: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tools of a menu; simulated experts, which the whole group `tools` of settings has, are on every one."""
     if (config.get("menu") or {}).get("form") == "none":
         return ()
     experts = [f"{role}/{model}" for role, models in (config.get("experts") or {}).items() for model in models]
-    return tuple(map(str, [*(config.get("names") or []), *experts]))
+    return tuple(map(str, [*(config.get("names") or []), *experts, *(group.get("simulated") or {})]))
 
 
 @cache
@@ -129,7 +137,7 @@ def _paper() -> tuple[tuple[str, ...], _Prices]:
     tools, experiment = (read_yaml(file) for file in _PAPER.values())
     assert isinstance(tools, dict)
     assert isinstance(experiment, dict)
-    return _listed(tools), _Prices.of(experiment["pricing"])
+    return _listed(tools, tools), _Prices.of(experiment["pricing"])
 
 
 def _new_prices(tools: Sequence[str], name: str, before: _Prices) -> bool:

@@ -44,6 +44,10 @@ def test_the_dearest_output_is_the_strongest_and_else_the_dearest_call() -> None
     assert strongest(offered) == {"generalist/gpt-5"}
     alone = offered_models(run("", "python expert_small expert_large", price=0.1).task)
     assert strongest(alone) == alone.keys() == {"expert_small", "expert_large"}  # they cost the same
+    simulated = {"tools": {"python": "python", "expert_small": "expert_small"}, "output_usd": {}}
+    assert offered_models(run("", "python expert_small", simulated, price=0.1).task) == {
+        "expert_small": {"call_usd": 0.1}
+    }
     assert strongest({"a/b": {"output_usd": 0.0}, "a/c": {"call_usd": 9.0}}) == {"a/b"}
     assert strongest({"a/b": {}}) == strongest({}) == set()
 

@@ -86,5 +86,9 @@ def test_words_say_what_is_on_offer() -> None:
     offers = [none, offer_of(config(tools=PLAIN), None), offer_of(config(), None), offer_of({}, None)]
     assert [offer.words for offer in offers] == ["no tools", "basic tools", "tools and models", "tools not on record"]
     assert offers[1] == Offer(("python", "local_search"), "paper")
+    simulated = {**PLAIN, "simulated": {"expert_small": {}}, "evaluation": {**PYTHON, "own": True}}
+    assert offer_of(config(tools=simulated), None).tools == ("python", "expert_small")
+    assert offer_of(config(tools=simulated), None).words == "tools and models"
+    assert offer_of(config(tools=simulated), config(tools=simulated)).unseen == ()
     released = {**config()["tools"], "menu": {"form": "released", "subset": True}}
     assert offer_of(config(tools=released), None).words == "tools and models, the released form and random subsets"

@@ -82,6 +82,10 @@ def test_the_same_files_give_the_same_bytes(folders: list[Path], tmp_path: Path)
     first, second = (write_report(folders, tmp_path / name) for name in ("a", "b"))
     assert [file.name for file in first] == ["report.md", "report.csv", "report.html"]
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
+    ended = folders[1] / "evaluation" / "trajectories" / "policy" / "held_out.t0.jsonl"
+    ended.write_text("".join(reversed(ended.read_text().splitlines(keepends=True))))  # in another order
+    again = write_report(folders, tmp_path / "c")
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in again]
     page = first[2].read_text()
     assert "<svg" in page
     assert "generalist/&lt;b&gt;" in page
