@@ -14,6 +14,7 @@ import numpy as np
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 SUFFIX = ".jsonl.gz"
+Scores = tuple[tuple[float, ...], ...]  # log-probs of the sampled ids of each sequence
 _ARRAYS = ("prompt_ids", "sampled_ids", "logprobs")
 _KINDS = {"i": "<i4", "f": "<f4", "d": "<f8"}  # of arrays, by the first letter of their text
 
@@ -27,6 +28,8 @@ class StoredGroup:
         group: its index within the step; members: its trajectories, in order.
         rewards, advantages: of the members, as the update used them.
         kept: whether the group has a gradient.
+        learner: by member and sequence, the learner's own log-probs of the sampled ids before the update; None where it
+            did not score the member, empty where it scored none.
     """
 
     step: int
@@ -35,6 +38,7 @@ class StoredGroup:
     rewards: tuple[float, ...]
     advantages: tuple[float, ...]
     kept: bool
+    learner: tuple[Scores | None, ...] = ()
 
     @property
     def task(self) -> Task:
@@ -50,6 +54,9 @@ def write_groups(path: Path, groups: Sequence[StoredGroup]) -> None:
             own = {"step": group.step, "group": group.group, "kept": group.kept}
             figures = {"rewards": group.rewards, "advantages": group.advantages}
             members = [encoded(member) for member in group.members]
+            for record, scores in zip(members, group.learner, strict=False):
+                if scores is not None:
+                    record["learner"] = [_packed(own) for own in scores]
             stream.write(json.dumps({**own, "task": asdict(group.task), **figures, "members": members}) + "\n")
     os.replace(part, path)
 
@@ -119,6 +126,7 @@ def _group(record: Mapping[str, Any]) -> StoredGroup:
     whole = Task(
         **{**task, "answer": tuple(task["answer"]), "tools": tools, "preference": Preference(**task["preference"])}
     )
+    learner = tuple(_scores(member.get("learner")) for member in record["members"])
     return StoredGroup(
         step=record["step"],
         group=record["group"],
@@ -126,7 +134,12 @@ def _group(record: Mapping[str, Any]) -> StoredGroup:
         rewards=tuple(record["rewards"]),
         advantages=tuple(record["advantages"]),
         kept=record["kept"],
+        learner=learner if any(scores is not None for scores in learner) else (),
     )
+
+
+def _scores(texts: Sequence[str] | None) -> Scores | None:
+    return None if texts is None else tuple(map(_unpacked, texts))
 
 
 def _packed(values: Sequence[float]) -> str:

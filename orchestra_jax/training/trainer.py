@@ -20,6 +20,7 @@ from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run import Halted, RunBudget
 from orchestra_jax.processes import Processes
+from orchestra_jax.rl.batching import MicroBatch
 from orchestra_jax.rl.groups import group_arrays, trained_groups
 from orchestra_jax.rl.optimizer import learning_rate
 from orchestra_jax.rl.setup import (
@@ -38,6 +39,7 @@ from orchestra_jax.training.checkpointing import Checkpoints, RunState, newest_c
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
+from orchestra_jax.training.loggers.scored import own_logprobs
 from orchestra_jax.training.loggers.transcripts import write_transcripts
 from orchestra_jax.training.metrics import (
     StepPart,
@@ -190,19 +192,25 @@ class Trainer:
         rewards, advantages, kept = self._score(trajectories)
         trained, size = trained_groups(kept, self.rollouts.per_step), cfg.algorithm.group_size
         rate = float(self.schedule(int(state.trained.step)))
+        indices = [g * size + m for g in trained for m in range(size)]
+        members = [trajectories[index] for index in indices]
+        scored: list[MicroBatch] | None = [] if self.files.on else None
         state.trained, updates = update(
             cfg,
             self.policy,
             state.trained,
-            [member for g in trained for member in trajectories[g * size : (g + 1) * size]],
+            members,
             advantages[trained].reshape(-1),
             step=state.step,
             base=self.base,
             reference=self.base if state.reference is None else state.reference,
+            scored=scored,
         )
+        learner = {indices[n]: own for n, own in own_logprobs(members, scored or []).items()}
+        del scored  # its arrays leave the devices
         self.sync_engine()
         state.step += 1
-        self.files.add(state.step, trajectories, rewards, advantages, kept)
+        self.files.add(state.step, trajectories, rewards, advantages, kept, learner)
         whole = whole_step(self.processes, StepPart(trajectories, rewards, kept, self.money.run.spent, budget.spent))
         if self.processes.first:
             shown = whole.trajectories[::size][: cfg.logger.trajectories]

@@ -27,6 +27,7 @@ def update(
     step: int,
     base: Params | None,
     reference: Any,
+    scored: list[MicroBatch] | None = None,
 ) -> tuple[TrainState, list[Mapping[str, float]]]:
     """Takes the optimizer steps of one training step; `state` is used up.
 
@@ -37,6 +38,7 @@ def update(
         step: training steps done.
         base: what LoRA freezes, else None.
         reference: whole policy that the KL pulls to, on the devices or in host memory.
+        scored: takes up all micro-batches where the learner scores them for `old`, before it updates.
 
     Returns:
         The new state and the metrics of every optimizer step, in order; none where no trajectory has a gradient.
@@ -56,6 +58,8 @@ def update(
             minibatches = [
                 [learner.score(state.params, batch, base=base) for batch in batches] for batches in minibatches
             ]
+            if scored is not None:
+                scored += itertools.chain(*minibatches)
         if pulled:
             whole = learner.place_params(reference)
             minibatches = [[learner.score_reference(whole, batch) for batch in batches] for batches in minibatches]
@@ -65,6 +69,11 @@ def update(
             state, metrics = learner.policy_step(state, related, kl_scale=kl_scale, base=base)
             found.append(metrics if pulled else {k: v for k, v in metrics.items() if k != "kl_ref"})
     return state, found
+
+
+def first_number(trajectories: Sequence[Trajectory]) -> int:
+    """The number in micro-batches of the first of a step's trajectories that this process trains on."""
+    return jax.process_index() * len(trajectories)
 
 
 def _minibatches(
@@ -86,7 +95,7 @@ def _minibatches(
     minibatches = []
     for first in range(0, len(trajectories), size):
         part = zip(trajectories[first : first + size], advantages[first : first + size], strict=True)
-        numbers = itertools.count(jax.process_index() * size)  # no other process has them
+        numbers = itertools.count(first_number(trajectories) + first)  # nothing else of this step has them
         rows = [
             row
             for number, (trajectory, a) in zip(numbers, part, strict=False)

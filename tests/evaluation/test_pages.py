@@ -57,9 +57,22 @@ def test_the_terms_add_up_to_the_reward_and_the_turns_to_the_bill() -> None:
     assert shown["tokens"]["pieces"][3] == "<3>"
 
 
+def test_tokens_show_how_far_the_learner_is_from_the_engine() -> None:
+    first = np.float32([-0.75, -1.25, -0.1]).tolist()
+    group = dataclasses.replace(a_group(), learner=((tuple(first),), None, None))
+    shown = view(group, RewardConfig(), None)
+    assert shown["tokens"]["turns"][0] == [
+        [[1, 2], [3, 4], [-0.5, -1.25], [-0.25, 0.0]], [[5], [6], [-0.1], [pytest.approx(0, abs=1e-8)]],
+    ]  # fmt: skip
+    assert [len(turn) for turns in shown["tokens"]["turns"][1:] for turn in turns] == [3, 3, 3, 3]
+    assert [one["scored"] for one in shown["members"]] == [True, False, False]
+    assert [one["scored"] for one in view(a_group(), RewardConfig(), None)["members"]] == [False] * 3
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    groups = [a_group(1, 0), a_group(1, 1), a_group(7, 0)]
+    scored = dataclasses.replace(a_group(1, 1), learner=(((-0.4, -1.25, -0.3),), None, None))
+    groups = [a_group(1, 0), scored, a_group(7, 0)]
     metrics = [{"step": n, "reward/mean": 0.1 * n, "accuracy": 0.5} for n in range(1, 4)]
     return write_pages(iter(groups), tmp_path / "view", name="a run", reward=RewardConfig(), metrics=metrics).parent
 
@@ -99,9 +112,13 @@ def test_the_pages_work_in_a_browser(site: Path) -> None:
     index = (site / "index.html").read_text()
     choose = '<script>const s = document.getElementById("filter-step"); s.value = "7"; s.onchange();</script>'
     (site / "chosen.html").write_text(index.replace("</body>", choose + "</body>"))
-    colour = '<script>const m = document.getElementById("mode"); m.value = "logprob"; m.onchange();</script>'
-    group = site / "groups" / "000001-0000.html"
-    group.write_text(group.read_text().replace("</body>", colour + "</body>"))
+    colour = '<script>const m = document.getElementById("mode"); m.value = "MODE"; m.onchange();</script>'
+
+    def coloured(number: int, mode: str) -> Path:
+        page = (site / "groups" / f"000001-000{number}.html").read_text()
+        shown = site / "groups" / f"{mode}-{number}.html"
+        shown.write_text(page.replace("</body>", colour.replace("MODE", mode) + "</body>"))
+        return shown
 
     def seen(page: Path) -> str:
         command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{page}"]
@@ -110,9 +127,18 @@ def test_the_pages_work_in_a_browser(site: Path) -> None:
     assert seen(site / "index.html").count('<td class="good">yes</td>') == 6
     chosen = seen(site / "chosen.html")
     assert (chosen.count('<td class="good">yes</td>'), "3 trajectories: 66.7 % solved" in chosen) == (2, True)
-    tokens = re.findall(r'<span title="([^"]*)" style="([^"]*)">', seen(group))
+    tokens = re.findall(r'<span title="([^"]*)" style="([^"]*)">', seen(coloured(0, "logprob")))
     assert len(tokens) == 9  # sampled ones; those that were read have no colour
     assert ("id 4, log-probability -1.25, probability 0.287", "background: rgba(255, 80, 60, 0.25);") in tokens
+    gap = seen(coloured(1, "gap"))
+    tokens = re.findall(r'<span title="([^"]*)" style="([^"]*)">', gap)
+    assert [colour for _, colour in tokens] == [
+        "background: rgba(84, 174, 255, 0.45);",
+        "background: rgba(255, 150, 50, 0.9);",
+    ]
+    assert tokens[1][0].endswith("; learner less engine -0.2")
+    assert gap.count('<p class="faint">not scored</p>') == 2
+    assert "not scored: the learner's log-probabilities before the update" in seen(coloured(0, "gap"))
 
 
 def test_a_group_of_other_weights_has_other_terms() -> None:

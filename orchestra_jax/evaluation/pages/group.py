@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from orchestra_jax.config.schema import RewardConfig
-from orchestra_jax.evaluation.stored import StoredGroup
+from orchestra_jax.evaluation.stored import Scores, StoredGroup
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.rewards import feature_matrix, normalize_features
 from orchestra_jax.types import ToolCall, ToolResult, Trajectory, Turn, Usage, work_seconds
@@ -37,6 +37,7 @@ def view(group: StoredGroup, reward: RewardConfig, decode: Decode | None) -> dic
             "reward": group.rewards[n],
             "advantage": group.advantages[n],
             "terms": terms[n],
+            "scored": bool(group.learner) and group.learner[n] is not None,
             "turns": list(_turns(member)),
         }
         for n, member in enumerate(group.members)
@@ -51,7 +52,7 @@ def view(group: StoredGroup, reward: RewardConfig, decode: Decode | None) -> dic
         "menu": [{"spec": spec, "weight": task.preference.tools.get(spec.name, 0.0)} for spec in task.tools],
         "members": members,
         "tokens": {
-            "turns": [[_tokens(turn) for turn in member.turns] for member in group.members],
+            "turns": [_tokens(*pair) for pair in itertools.zip_longest(group.members, group.learner)],
             "pieces": {token: decode([token]) if decode else str(token) for token in ids},
         },
     }
@@ -120,6 +121,21 @@ def _call(call: ToolCall | None, result: ToolResult | None) -> Mapping[str, Any]
     }
 
 
-def _tokens(turn: Turn) -> list[list[float]]:
-    """Ids that were read, ids that were sampled, and the engine's log-probs of these."""
-    return [list(turn.prompt_ids), list(turn.sampled_ids), [round(logprob, 3) for logprob in turn.logprobs]]
+def _tokens(member: Trajectory, learner: Scores | None) -> list[list[list[float]]]:
+    """Of each turn: ids that were read, ids that were sampled, the engine's log-probs of these, and, where the learner
+    scored the member, the learner's less the engine's.
+    """
+    found = []
+    for turns, scores in itertools.zip_longest(member.sequences, learner or ()):
+        own = iter(scores or ())
+        for turn in turns:
+            engine = [round(logprob, 3) for logprob in turn.logprobs]
+            shown = [list(turn.prompt_ids), list(turn.sampled_ids), engine]
+            if learner is not None:
+                shown.append([_gap(next(own), logprob) for logprob in turn.logprobs])
+            found.append(shown)
+    return found
+
+
+def _gap(learner: float, engine: float) -> float:
+    return float(f"{learner - engine:.3g}")

@@ -1,12 +1,12 @@
 """The rollouts of every step without loss, in `rollouts/` of the run's folder, written while the run goes on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from orchestra_jax.evaluation.stored import SUFFIX, StoredGroup, step_of, write_groups
+from orchestra_jax.evaluation.stored import SUFFIX, Scores, StoredGroup, step_of, write_groups
 from orchestra_jax.processes import Processes
 from orchestra_jax.types import Trajectory
 
@@ -24,7 +24,7 @@ class RolloutFiles:
     """
 
     def __init__(self, directory: Path, first_step: int, processes: Processes, *, on: bool = True) -> None:
-        self._folder, self._on = directory / FOLDER, on
+        self._folder, self.on = directory / FOLDER, on
         self._mark = "" if processes.first else f".{processes.index}"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout-files")
         self._writing: Future[None] | None = None
@@ -42,16 +42,20 @@ class RolloutFiles:
         rewards: np.ndarray,
         advantages: np.ndarray,
         kept: np.ndarray,
+        learner: Mapping[int, Scores] | None = None,
     ) -> None:
         """Hands over what a step collected, by group [G, N]; waits for the step before, so memory holds one.
+
+        Args:
+            learner: by index in `trajectories`, log-probs of those that the learner scored before it updated.
 
         Raises:
             OSError: the step before could not be written.
         """
-        if not self._on:
+        if not self.on:
             return
         self.flush()
-        size = rewards.shape[1]
+        size, scored = rewards.shape[1], learner or {}
         groups = [
             StoredGroup(
                 step=step,
@@ -60,6 +64,7 @@ class RolloutFiles:
                 rewards=tuple(map(float, rewards[g])),
                 advantages=tuple(map(float, advantages[g])),
                 kept=bool(kept[g]),
+                learner=tuple(scored.get(g * size + m) for m in range(size)) if scored else (),
             )
             for g, members in enumerate(
                 trajectories[first : first + size] for first in range(0, len(trajectories), size)

@@ -1,0 +1,80 @@
+"""What the learner itself found of sampled tokens, from its micro-batches back to the trajectories that they are of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from orchestra_jax.evaluation.stored import Scores
+from orchestra_jax.rl.batching import MicroBatch
+from orchestra_jax.training.update import first_number
+from orchestra_jax.types import Trajectory
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The sampled tokens of one row: ids, and what engine and learner found of them, in float32."""
+
+    ids: np.ndarray
+    engine: np.ndarray
+    learner: np.ndarray
+
+
+def own_logprobs(trajectories: Sequence[Trajectory], scored: Sequence[MicroBatch]) -> dict[int, Scores]:
+    """The learner's log-probs of the sampled ids, by index of the trajectory; those that no row is of are left out.
+
+    Args:
+        trajectories: all that the step trains on, as `update` had them.
+        scored: what `update` took up.
+    """
+    rows: dict[int, list[_Row]] = {}
+    first = first_number(trajectories) if scored else 0
+    for batch in scored:
+        masks, numbers, engine, learner = map(
+            _of_this_process, (batch.mask, batch.trajectory, batch.rollout_logprobs, batch.old_logprobs)
+        )
+        ids = _sampled(batch, masks.shape)
+        for n in np.flatnonzero(masks.any(1)):
+            carries = masks[n] > 0
+            row = _Row(ids[n][carries], engine[n][carries], learner[n][carries])
+            rows.setdefault(int(numbers[n]) - first, []).append(row)
+    return {index: _by_sequence(trajectories[index], found) for index, found in rows.items()}
+
+
+def _by_sequence(trajectory: Trajectory, rows: Sequence[_Row]) -> Scores:
+    """The rows in the order of the trajectory's sequences, which ids and the engine's log-probs tell apart."""
+    left, found = list(rows), list[tuple[float, ...]]()
+    for turns in trajectory.sequences:
+        ids = np.array([token for turn in turns for token in turn.sampled_ids], np.int32)
+        engine = np.array([logprob for turn in turns for logprob in turn.logprobs], np.float32)
+        if not len(ids):
+            found.append(())
+            continue
+        at = next(
+            n
+            for n, row in enumerate(left)
+            if np.array_equal(row.ids, ids) and np.array_equal(row.engine, engine, equal_nan=True)
+        )
+        found.append(tuple(left.pop(at).learner.tolist()))
+    return tuple(found)
+
+
+def _sampled(batch: MicroBatch, shape: tuple[int, int]) -> np.ndarray:
+    """The ids that carry loss, in the layout of the loss; indices count within a part."""
+    tokens, select, place = map(_of_this_process, (batch.tokens, batch.select, batch.place))
+    parts = len(select)
+    found = np.zeros((parts, shape[0] // parts * shape[1] + 1), np.int32)  # padding goes to the last place
+    flat = tokens.reshape(parts, -1)
+    for part in range(parts):
+        found[part, place[part]] = flat[part, np.minimum(select[part] + 1, flat.shape[1] - 1)]
+    return found[:, :-1].reshape(shape)
+
+
+def _of_this_process(array: Any) -> np.ndarray:
+    """The part of an array, split by rows over the mesh, that this process fed."""
+    if not isinstance(array, jax.Array):
+        return np.asarray(array)
+    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(jax.device_get(parts[start])) for start in sorted(parts)])
