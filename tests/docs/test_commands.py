@@ -109,3 +109,10 @@ def test_what_the_text_names_is_there() -> None:
                 if key.partition(".")[0] in known and key not in known and not entry:
                     wrong.append(f"{page.name}: {quoted}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_equations_are_stated_where_they_are_named() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        named = re.search(r"\bEq\. \d", text)
+        assert named is None or page.name == "rewards.md" or "rewards.md#the-equations" in text, page.name
