@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config import record
+from orchestra_jax.evaluation.measures.delegation import is_model
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.outside import read_yaml
 from orchestra_jax.shipped import CONF
@@ -40,11 +41,7 @@ class Offer:
             return "tools not on record"
         if not self.tools:
             return "no tools"
-        what = (
-            "tools and models"
-            if any("/" in tool or tool.startswith("expert") for tool in self.tools)
-            else "basic tools"
-        )
+        what = "tools and models" if any(map(is_model, self.tools)) else "basic tools"
         return f"{what}, {self.menu}" if self.menu else what
 
 
@@ -95,10 +92,8 @@ def offer_of(config: Mapping[str, Any], training: Mapping[str, Any] | None) -> O
         own = [tool for tool in tools if "/" in tool]
     else:
         # What training shows in its own evaluations alone is not seen.
-        known, priced = (
-            _listed(training.get("tools", {}), training.get("tools", {})),
-            _Prices.of(training.get("pricing", {})),
-        )
+        shown = training.get("tools", {})
+        known, priced = _listed(shown, shown), _Prices.of(training.get("pricing", {}))
         own = list(tools)
     seen = {_what(tool) for tool in known}
     unseen = [UNSEEN_TOOLS] if any(_what(tool) not in seen for tool in own) else []

@@ -22,11 +22,16 @@ class Table:
 
 
 def number(value: float | None, scale: float, digits: int) -> str:
-    return "–" if value is None else f"{scale * value:.{digits}f}"
+    return "–" if value is None else _written(scale * value, digits)
 
 
 def span(interval: Interval | None, scale: float, digits: int) -> str:
-    return "" if interval is None else f"{scale * interval[0]:.{digits}f} to {scale * interval[1]:.{digits}f}"
+    return "" if interval is None else " to ".join(_written(scale * end, digits) for end in interval)
+
+
+def _written(value: float, digits: int) -> str:
+    """Without a sign where nothing is left of it."""
+    return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def to_markdown(title: str, made: Sequence[Table]) -> str:
