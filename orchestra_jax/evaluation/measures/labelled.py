@@ -40,6 +40,8 @@ def read_sample(path: str | Path) -> list[Labelled]:
     Raises:
         ConfigError: there is none, or one is broken; one sentence with file and line.
     """
+    if not Path(path).is_file():
+        raise ConfigError(f"There is no sample at {str(path)!r}: give --sample FILE.")
     try:
         rows = [_labelled(place, read()) for _, place, read in rows_of(Path(path))]
     except (BadRow, OSError, ValueError, ImportError) as error:

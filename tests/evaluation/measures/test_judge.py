@@ -150,6 +150,7 @@ def test_who_cannot_be_asked_is_told(cfg: RunConfig, tmp_path: Path) -> None:
         (replace(cfg, tools=ToolsConfig(judge="nobody", server=cfg.tools.server)), "'nobody'"),
         (replace(cfg, tools=ToolsConfig(judge=JUDGE, server=ExpertServer(url="http://127.0.0.1:9/v1"))), "No server"),
         (replace(cfg, evaluation=EvaluationConfig()), "There is no sample: give --sample FILE"),
+        (replace(cfg, evaluation=EvaluationConfig(judge_sample="/no.jsonl")), "There is no sample at '/no.jsonl'"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             measure(wrong, tmp_path / "nothing")
