@@ -1,7 +1,6 @@
 """Two real SGLang servers on a tiny random checkpoint, started side by side once for all tests."""
 
 import asyncio
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess
 from orchestra_jax.models import decoder
 from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.models.qwen3 import Qwen3Config
+from tests.sglang.talker import save_tokenizer
 
 CONFIG = Qwen3Config(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
@@ -25,17 +24,14 @@ LENGTH = 512  # tokens of the longest sequence: one that is to be disturbed take
 TALKING_LENGTH = 4000  # of the server with a tokenizer: prompts of text are longer
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = float(os.environ.get("SGLANG_START_S", 600))
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 class Talking(ServerConfig):
-    """A server that has its tokenizer, unlike those that only take ids."""
+    """A server that has its tokenizer and finds calls in texts, unlike those that only take ids."""
 
     def command(self, port: int) -> list[str]:
-        return [part for part in super().command(port) if part != "--skip-tokenizer-init"]
+        found = [part for part in super().command(port) if part != "--skip-tokenizer-init"]
+        return [*found, "--tool-call-parser=qwen25"]
 
 
 def random_params(seed: int):
@@ -52,20 +48,6 @@ def random_params(seed: int):
 PARAMS = [random_params(seed) for seed in (0, 1)]
 
 
-def save_tokenizer(folder: Path) -> None:
-    """Bytes, ChatML's marks, and names for all other ids of the model."""
-    vocab = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
-    tokenizer.add_tokens([f"<id{number}>" for number in range(len(vocab) + len(marks), CONFIG.vocab_size)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
 @pytest.fixture(scope="session")
 def sglang_python() -> Path:
     """Interpreter of an environment that has SGLang."""
@@ -80,7 +62,7 @@ def folder(tmp_path_factory) -> Path:
     """The checkpoint of `PARAMS[0]`, with a tokenizer."""
     folder = tmp_path_factory.mktemp("sglang") / "model"
     safetensors.save(folder, replace(CONFIG, max_position_embeddings=4096), PARAMS[0])
-    save_tokenizer(folder)
+    save_tokenizer(folder, CONFIG.vocab_size)
     return folder
 
 
