@@ -134,12 +134,12 @@ def _matches(trajectory: Trajectory) -> bool:
 
 
 def tool_shares(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
-    """Share of each tool among the executed calls, by question family and over all ("all").
+    """Share of each tool among the executed calls of what did not fail, by question family and over all ("all").
 
     Tools of a catalogue are told by what they are ("generalist/gpt-5"), not by the alias of one instance.
     """
     counts: dict[str, Counter[str]] = {}
-    for trajectory in trajectories:
+    for trajectory in _counted(trajectories):
         called = called_tools(trajectory)
         for family in (trajectory.task.family, "all"):
             counts.setdefault(family, Counter()).update(called)
@@ -195,7 +195,7 @@ def by_part(
     """
     found = dict[str, dict[str, Any]]()
     for part, runs in parts.items():
-        searches = [name for t in runs for name in t.tool_names if name in ("local_search", "web_search")]
+        searches = [name for t in _counted(runs) for name in t.tool_names if name in ("local_search", "web_search")]
         share = searches.count("local_search") / len(searches) if searches else 0.0
         several = passes(runs, samples) | share_figures(runs, own) | {"intervals": intervals(runs, samples)}
         found[part] = summarize(runs) | {"local_share": share} | several

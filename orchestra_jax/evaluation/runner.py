@@ -109,7 +109,7 @@ class Evaluator:
             `summarize`'s figures over evaluation.samples samples of each question, with their `intervals`, `passes`,
             `share_figures`, `tool_shares`, and `greedy` (figures of one sample at temperature 0) where configured; the
             held-out tasks have `utility` too, and with caps of turns all have `turn_caps`, `summarize`'s figures with
-            `intervals` by cap. A benchmark with parts has the figures of each.
+            `intervals` by cap. A benchmark with parts has those of each by `by_part`, and no greedy ones.
         """
         settings, found = self.cfg.evaluation, {}
         self._when, self._policy = re.sub(r"[^\w-]+", "-", when), policy
@@ -222,7 +222,7 @@ class Evaluator:
             folders |= {self.cfg.rollout.limits: self._when, None: f"{self._when}-{most}-turns"}
             if self.cfg.rollout.limits == self.collector.limits:
                 folders[None] = folders.pop(self.cfg.rollout.limits)
-        part = f".{self._processes.index}" if self._processes.index else ""
+        part = f".p{self._processes.index}" if self._processes.index else ""  # 0.7 alone is a temperature
         file = re.sub(r"[^\w.-]+", "-", f"{name}.t{temperature:g}{part}.jsonl")
         model, seed = None if script or isinstance(self.engine, Baseline) else self._model, self.cfg.evaluation.seed
         return {

@@ -118,6 +118,7 @@ def test_tool_shares_are_of_executed_calls_by_family():
         run("python python web_search", family="arith"),
         run("python", family="arith"),
         run("", family="easy"),
+        run("local_search", family="easy", status=Status.FAILED),  # is in no figure
     ])  # fmt: skip
     assert found == {
         "all": {"python": 0.75, "web_search": 0.25},
@@ -128,6 +129,7 @@ def test_tool_shares_are_of_executed_calls_by_family():
 
 def test_the_local_share_looks_at_searches_only():
     runs = [run("local_search python python"), run("web_search web_search local_search web_search web_search")]
+    runs.append(run("local_search", status=Status.FAILED))
     assert by_part({"all": runs})["all"]["local_share"] == pytest.approx(2 / 6)
 
 

@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import pickle
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +27,7 @@ from orchestra_jax.evaluation.metrics import preference_utility, summarize, tool
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
+from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.actors import _seed64
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
@@ -299,6 +304,63 @@ def test_every_sample_of_a_question_is_asked_once_and_goes_on_from_what_is_there
     assert sorted(json.loads(line)["member"] for line in kept.read_text().splitlines()) == [0] * 12 + [1] * 12
     evaluate(3)
     assert len(parrot.asked) == 12
+
+
+class InThread(Processes):
+    """One of two processes that are threads: what they exchange goes through `table`."""
+
+    def __init__(self, index: int, table: dict[int, bytes], meeting: threading.Barrier) -> None:
+        super().__init__(index, 2)
+        self._table, self._meeting = table, meeting
+
+    def gather(self, value: Any) -> list[Any]:
+        self._table[self.index] = pickle.dumps(value)
+        self._meeting.wait(120)
+        found = [pickle.loads(self._table[index]) for index in range(2)]
+        self._meeting.wait(120)
+        return found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_two_processes_share_the_samples_and_have_the_figures_of_one(world, collector, parrot, tmp_path, temperature):
+    """Samples differ in what they say and whether it is right: one at another's place would be seen."""
+    seeds = {_seed64(7, number, sample, 0, 0): (number, sample) for number in range(7) for sample in range(2)}
+
+    async def by_seed(ids, params, *, session=None):
+        number, sample = seeds[params.seed]
+        word = "Oslo" if (2 * number + sample) % 3 else world.task("eval", number).answer[0]
+        said = (*collector.chat.encode(word), collector.chat.stop_ids[0])
+        parrot.asked.append((params.temperature, params.seed))
+        return Generation(said, (0.0,) * len(said), "stop", 0)
+
+    def evaluate(folder: Path, processes: Processes | None = None) -> dict[str, Any]:
+        own = Collector(collector.environment, collector.chat, LIMITS, PRICE)
+        cfg = make(world, own, parrot, count=7, swap=False, samples=2, temperature=temperature).cfg
+        evaluator = Evaluator(cfg, Posed(world, False), own, parrot, Budget(), folder, processes)  # type: ignore
+        return asyncio.run(evaluator.evaluate("now", "these weights"))["held_out"]
+
+    def by_two() -> list[dict[str, Any]]:
+        table, meeting = dict[int, bytes](), threading.Barrier(2)
+        with ThreadPoolExecutor(2) as threads:
+            return list(threads.map(lambda n: evaluate(tmp_path / "two", InThread(n, table, meeting)), range(2)))
+
+    parrot.generate = by_seed
+    alone, asked = evaluate(tmp_path / "one"), sorted(parrot.asked)
+    assert 0 < alone["pass@k"]["2"] < 1
+    parrot.asked = []
+    assert by_two() == [alone, alone]
+    assert sorted(parrot.asked) == asked
+    assert len(asked) == 7 * 2 + 7
+    kept = tmp_path / "two" / "now"
+    name = f"held_out.t{temperature:g}"
+    assert {path.name for path in kept.iterdir()} == {
+        f"{name}.jsonl", f"{name}.p1.jsonl", "held_out.t0.jsonl", "held_out.t0.p1.jsonl",
+    }  # fmt: skip
+    rows = [json.loads(line) for file in kept.glob(f"{name}*.jsonl") for line in file.read_text().splitlines()]
+    assert sorted((row["group"], row["member"]) for row in rows) == [(n, k) for n in range(7) for k in range(2)]
+    parrot.asked = []
+    assert by_two() == [alone, alone]
+    assert parrot.asked == []
 
 
 def test_a_policy_that_always_raises_is_neither_right_nor_wrong(world, collector, parrot):

@@ -10,6 +10,7 @@ gpt-5-mini.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from orchestra_jax.evaluation.intervals import Interval, bootstrap
 from orchestra_jax.types import Status, Task, Trajectory
@@ -33,10 +34,19 @@ def is_model(tool: str) -> bool:
     return "/" in tool or tool.startswith("expert")
 
 
+def tool_of(name: str, arguments: Mapping[str, Any], keys: Mapping[str, str]) -> str:
+    """What a call is of: behind the alias of a menu is a tool of the catalogue, or a model that an argument names.
+
+    Args:
+        keys: what every name of the menu stands for; empty where each stands for itself.
+    """
+    return keys.get(str(arguments.get("model")), keys.get(name, name))
+
+
 def called_tools(trajectory: Trajectory) -> list[str]:
-    """What was called, in order: behind the alias of a menu is a tool of the catalogue ("generalist/gpt-5")."""
+    """What was called, in order, see `tool_of`."""
     keys = trajectory.task.extra.get("instance", {}).get("tools", {})
-    return [keys.get(str(call.arguments.get("model")), keys.get(call.name, call.name)) for call in trajectory.calls]
+    return [tool_of(call.name, call.arguments, keys) for call in trajectory.calls]
 
 
 def offered_models(task: Task) -> dict[str, dict[str, float]]:

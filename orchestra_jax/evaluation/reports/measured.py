@@ -13,11 +13,11 @@ import numpy as np
 from orchestra_jax.config import record
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.evaluation.intervals import Interval, bootstrap
-from orchestra_jax.evaluation.measures.delegation import Delegated, delegated
+from orchestra_jax.evaluation.measures.delegation import Delegated, delegated, tool_of
 from orchestra_jax.evaluation.reports.offers import Offer, offer_of, trained_on
 from orchestra_jax.types import Status
 
-_FILE = re.compile(r"(?P<name>.+)\.t(?P<temperature>[\d.]+?)(\.\d+)?\.jsonl")  # the number before the end: a process
+_FILE = re.compile(r"(?P<name>.+)\.t(?P<temperature>\d[\d.e-]*)(\.p\d+)?\.jsonl")  # p1, p2, ...: of other processes
 TAU2 = "tau2"  # a world, where others are told by their questions' source
 BEFORE, AFTER = "before", "after"  # training: the phases of a training run
 
@@ -193,7 +193,7 @@ def _item(row: Mapping[str, Any]) -> Item:
     called = [pair for turn in turns for pair in zip(turn["calls"], turn["results"], strict=False)]
     known = row["menu"]["tools"] if isinstance(row["menu"], dict) else {}
     made = [call for call, result in called if not result["refused"]]
-    calls = [_tool(call, known) for call in made]
+    calls = [tool_of(str(call["name"]), call["arguments"], known) for call in made]
     item = Item(
         bool(row["solved"]), float(row["cost_usd"]), float(row["latency_s"]), Counter(calls),
         Counter(str(call["name"]) for call in made),
@@ -205,9 +205,3 @@ def _item(row: Mapping[str, Any]) -> Item:
     weights = (*(float(wanted["tools"].get(name, 0.0)) for name in tools), *map(float, rest))
     whom = delegated(calls, row["models"], row.get("policy_model"))
     return replace(item, tools=tools, weights=weights, delegated=whom)
-
-
-def _tool(call: Mapping[str, Any], known: Mapping[str, str]) -> str:
-    """What was called: behind the alias of a menu is a tool of the catalogue, or a model that an argument names."""
-    name = str(call["name"])
-    return known.get(str(call["arguments"].get("model")), known.get(name, name))

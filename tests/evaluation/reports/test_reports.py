@@ -37,7 +37,7 @@ def folders(tmp_path: Path) -> list[Path]:
         rows = [line(f"q{n}", right, 0.01 * (n + 1) * len(name)) for n, right in enumerate(solved)]
         rows.append(line("q9", 0, 0.0, "failed" if name == "one" else "completed"))
         (kept / "trajectories" / "policy" / "held_out.t0.jsonl").write_text("\n".join(rows[:3]) + "\n")
-        (kept / "trajectories" / "policy" / "held_out.t0.1.jsonl").write_text("\n".join(rows[3:]) + "\n")
+        (kept / "trajectories" / "policy" / "held_out.t0.p1.jsonl").write_text("\n".join(rows[3:]) + "\n")
         config = {"data": {"source": "hle", "eval_source": "auto"}}
         (kept / "run.json").write_text(json.dumps({"config": config, "starts": []}))
     return [tmp_path / name for name in SOLVED]
@@ -90,6 +90,14 @@ def test_the_same_files_give_the_same_bytes(folders: list[Path], tmp_path: Path)
     assert "<svg" in page
     assert "generalist/&lt;b&gt;" in page
     assert "src=" not in page.replace("xlink:href", "")  # it needs nothing else
+
+
+def test_a_temperature_is_told_from_a_process(folders: list[Path]) -> None:
+    kept = folders[0] / "evaluation" / "trajectories" / "policy"
+    for name in ("held_out.t0.7.jsonl", "held_out.t0.7.p12.jsonl", "held_out.t1e-05.jsonl"):
+        (kept / name).write_text(line(name, 1, 0.01) + "\n")
+    found = {one.benchmark: len(one.items) for one in measured(folders[0])}
+    assert found == {f"held_out at temperature {t}": count for t, count in {"0": 5, "0.7": 2, "1e-05": 1}.items()}
 
 
 def test_what_is_no_evaluation_is_named(folders: list[Path], tmp_path: Path) -> None:
