@@ -19,6 +19,7 @@ from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import SGLangProcess
 from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from orchestra_jax.models.checkpoint import safetensors
+from orchestra_jax.rollout.parsing import OPEN
 from orchestra_jax.training.evaluate import evaluate
 from tests.sglang.conftest import CONFIG, LENGTH, PARAMS, START_SECONDS
 from tests.sglang.talker import RIGHT, WRONG, talking
@@ -28,8 +29,10 @@ QUESTIONS = [f"How much is 7 + 7{' exactly' * (n // 3)}{'!' * (n % 3)}?" for n i
 PRICE = ("evaluation.endpoint.input=0.2", "evaluation.endpoint.output=0.2")
 
 
-def evaluated(folder: Path, name: str, policy: str, *overrides: str) -> tuple[dict[str, Any], list[Any]]:
-    """Figures of an evaluation, and of each question the calls with their results, the answer and its score."""
+def evaluated(folder: Path, name: str, policy: str, *overrides: str) -> tuple[dict[str, Any], list[Any], list[str]]:
+    """Figures of an evaluation; of each question the calls with their results, the answer and its score; the texts of
+    the turns that made a call.
+    """
     cfg = compose(
         "+benchmark=jsonl", f"data.path={folder}/questions.jsonl", f"output_dir={folder}/{name}", f"policy={policy}",
         "tools.names=[]", "tools.search.corpus=null", "rollout.history=strip_thinking", "rollout.limits.max_turns=4",
@@ -40,13 +43,14 @@ def evaluated(folder: Path, name: str, policy: str, *overrides: str) -> tuple[di
     evaluate(replace(cfg, tools=replace(cfg.tools, simulated=experts)))
     kept = folder / name / "evaluation"
     rows = map(json.loads, (kept / "trajectories" / "policy" / "held_out.t0.jsonl").read_text().splitlines())
-    found = []
+    found, calling = [], []
     for row in sorted(rows, key=lambda row: row["id"]):
         turns = [turn for turns in row["sequences"] for turn in turns]
         texts = [[result["text"] for result in turn["results"]] for turn in turns]
         calls = [turn["calls"] for turn in turns]
         found.append((row["id"], row["status"], calls, texts, row["answer"], row["solved"]))
-    return json.loads((kept / "summary.json").read_text())["benchmarks"]["held_out"], found
+        calling += [turn["text"] for turn in turns if turn["calls"]]
+    return json.loads((kept / "summary.json").read_text())["benchmarks"]["held_out"], found, calling
 
 
 async def test_a_stock_server_with_its_parser_orchestrates_like_our_engine(
@@ -64,12 +68,16 @@ async def test_a_stock_server_with_its_parser_orchestrates_like_our_engine(
     async with asyncio.timeout(START_SECONDS):
         await engine.update_weights(params, 1)
         model = (f"{victim.url}/v1", "evaluation.endpoint.model=policy", *PRICE)
-        stock, said = await asyncio.to_thread(evaluated, tmp_path, "theirs", *model)
+        stock, said, stripped = await asyncio.to_thread(evaluated, tmp_path, "theirs", *model)
         await engine.update_weights(PARAMS[0], 2)
         await engine.close()
-    own, expected = await asyncio.to_thread(evaluated, tmp_path, "ours", str(policy))
+    own, expected, sampled = await asyncio.to_thread(evaluated, tmp_path, "ours", str(policy))
     assert sorted(len(calls) for _, _, calls, *_ in expected) == [1, 1, 2, 2, 3, 3]
     assert said == expected
+    # The server's parser found the calls, and not ours in the text that it left.
+    assert len(stripped) == len(sampled) > 0
+    assert not any(OPEN in text for text in stripped)
+    assert all(OPEN in text for text in sampled)
     assert {answer for *_, answer, _ in said} == {RIGHT, WRONG}
     names = ("accuracy", "valid_rate", "calls", "refused", "failed")
     assert {name: stock[name] for name in names} == {name: own[name] for name in names}

@@ -7,6 +7,7 @@ experiments/evaluate.py.
 import asyncio
 import atexit
 import contextlib
+import itertools
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -59,7 +60,7 @@ class Policy:
         self.cfg: RunConfig = replace(subject.cfg, rollout=replace(subject.cfg.rollout, lockstep=False))
         keep_compiled(self.cfg)
         self._chat: ChatFormat = make_chat(self.cfg)
-        self._opened = contextlib.ExitStack()
+        self._opened, self._numbers = contextlib.ExitStack(), itertools.count()
         atexit.register(self.close)  # not everybody closes a model
         folder = Path(self._opened.enter_context(tempfile.TemporaryDirectory()))
         self._loop = self._opened.enter_context(LoopThread())
@@ -69,9 +70,19 @@ class Policy:
         self._engine: Engine = engine  # type: ignore[assignment]
 
     async def sample(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[ToolSpec], most: int, temperature: float, seed: int
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[ToolSpec],
+        most: int,
+        temperature: float,
+        seed: int | None,
     ) -> Sampled:
-        """The next turn of a conversation; from any event loop."""
+        """The next turn of a conversation; from any event loop.
+
+        Args:
+            seed: None: another one each time, so that the epochs of a question are samples of their own.
+        """
+        seed = next(self._numbers) if seed is None else seed
         keeps = self.cfg.rollout.history == "keep"
         ids = self._chat.prompt_ids(messages, tools) if keeps else self._chat.next_prompt((), messages, tools)[0]
         room = min(most, self.cfg.rollout.limits.max_length - len(ids))
@@ -122,7 +133,7 @@ def provider() -> Any:
             limits = self._policy.cfg.rollout.limits
             most = config.max_tokens or limits.max_new_tokens
             found = await self._policy.sample(
-                to_ours(input), specs, min(most, limits.max_new_tokens), config.temperature or 0.0, config.seed or 0
+                to_ours(input), specs, min(most, limits.max_new_tokens), config.temperature or 0.0, config.seed
             )
             return _output(self.model_name, found)
 

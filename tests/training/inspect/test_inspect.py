@@ -143,6 +143,11 @@ def test_our_policy_says_through_inspect_what_it_says_to_us(tmp_path: Path, eval
         assert samples[place].metadata["reason"] == trajectory.reason
         usage = samples[place].model_usage[str(model)]
         assert usage.output_tokens == sum(len(turn.sampled_ids) for turn in trajectory.turns)
+    # Without a seed every generation is a sample of its own, as are the epochs of a question; with one it is the same.
+    words = [{"role": "user", "content": "capital of Norway"}]
+    drawn = [policy._loop.run(policy.sample(words, [], 12, 1.0, seed)).text for seed in (None, None, None, 5, 5)]
+    assert len(set(drawn[:3])) == 3
+    assert drawn[3] == drawn[4]
     # Counting tokens downloads nothing and is the policy's own.
     count = asyncio.run(model.api.count_tokens([ChatMessageUser(content="capital of Norway")]))
     assert count == len(tokenizer("capital of Norway").input_ids)
