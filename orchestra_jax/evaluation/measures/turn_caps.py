@@ -63,6 +63,16 @@ def _rows_until(trajectory: Trajectory, number: int) -> tuple[Usage, ...]:
     """The ledger up to the last of so many generations; its order: a generation, then what its calls cost."""
     rows, place, end = trajectory.ledger, 0, 0
     for turn in trajectory.turns[:number]:
-        place += place < len(rows) and rows[place].role == "orchestrator"  # a script's words are none
-        end, place = place, place + sum(len(result.usage) for result in turn.results)
+        end = _spoken(rows, place, turn)
+        place = end + sum(len(result.usage) for result in turn.results)
     return rows[:end]
+
+
+def _spoken(rows: Sequence[Usage], place: int, turn: Turn) -> int:
+    """Where the rows of a generation end: requests that were billed and lost, at their worst case, then its own."""
+    written = sum(count for _, count in turn.spans)
+    while place < len(rows) and rows[place].role == "orchestrator":  # a script's words are none
+        place += 1
+        if not rows[place - 1].estimated or rows[place - 1].completion_tokens == written:
+            break
+    return place

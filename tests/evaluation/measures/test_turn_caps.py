@@ -3,9 +3,10 @@
 import asyncio
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +29,9 @@ from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.actors import render_call
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
+from orchestra_jax.rollout.speakers import Reply
 from orchestra_jax.tools.base import ToolExecutor
-from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory
+from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Usage
 
 PRICES = PriceList("test", "2026-11-20", "test", {"orchestrator": Price(input=1.0, output=2.0)})
 PRICE = OrchestratorPrice(PRICES, "orchestrator", 0.1)
@@ -79,19 +81,37 @@ def scripted(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
     return answer_from(results)
 
 
-def play(environment: QuickstartEnvironment, limits: RolloutLimits, silent: bool | None) -> list[Trajectory]:
+class Endpoint:
+    """A model behind an address, as the wanderer; requests are lost, and billed at their worst case."""
+
+    async def converse(self, messages: Sequence[Mapping[str, Any]], tools: object, **asked: Any) -> Reply:
+        said = sum(message["role"] == "assistant" for message in messages)
+        question = next(message["content"] for message in messages if message["role"] == "user")
+        lost = Usage("orchestrator", "orchestrator", completion_tokens=asked["max_tokens"], estimated=True)
+        own = Usage("orchestrator", "orchestrator", 10, completion_tokens=5 + said, estimated=said % 3 == 1)
+        calls = [("", "local_search", "{}")] if said < zlib.crc32(question.encode()) % 7 else []
+        text = "" if calls else "Oslo"
+        return Reply(text, "", calls, "stop", (*[lost] * ((said + len(question)) % 3), own))
+
+    async def close(self) -> None:
+        pass
+
+
+def play(environment: QuickstartEnvironment, limits: RolloutLimits, speaker: str) -> list[Trajectory]:
     made, tasks = collector(environment, limits), environment.held_out(QUESTIONS)
-    if silent is None:
+    if speaker == "endpoint":
+        return asyncio.run(made.collect(Endpoint(), tasks, budget=Budget(), temperature=0.0))
+    if speaker == "engine":
         return asyncio.run(made.collect(Wanderer(made.chat), tasks, budget=Budget(), temperature=0.0))  # type: ignore[arg-type]
-    return asyncio.run(made.play(scripted, tasks, budget=Budget(), silent=silent))
+    return asyncio.run(made.play(scripted, tasks, budget=Budget(), silent=speaker == "silent script"))
 
 
-@pytest.mark.parametrize("silent", [None, False, True], ids=["engine", "script in tokens", "silent script"])
-def test_a_cut_trajectory_is_the_one_under_these_limits(environment: QuickstartEnvironment, silent: bool | None):
-    whole = play(environment, widest(LIMITS, CAPS), silent)
+@pytest.mark.parametrize("speaker", ["engine", "endpoint", "script in tokens", "silent script"])
+def test_a_cut_trajectory_is_the_one_under_these_limits(environment: QuickstartEnvironment, speaker: str):
+    whole = play(environment, widest(LIMITS, CAPS), speaker)
     assert {len(t.turns) for t in whole} >= {1, 3, 4, 5}
     for limits in [LIMITS, replace(LIMITS, max_calls=1), *capped(LIMITS, CAPS).values()]:
-        alone = play(environment, limits, silent)
+        alone = play(environment, limits, speaker)
         assert [cut(trajectory, limits) for trajectory in whole] == alone
         for trajectory, short in zip(whole, alone, strict=True):
             # Whoever was not ended by a limit is the same under wider ones.
@@ -109,7 +129,7 @@ def test_what_failed_later_had_ended_before(environment: QuickstartEnvironment, 
         return await step(self, call)
 
     monkeypatch.setattr(ToolExecutor, "step", breaks)
-    whole = [t for t in play(environment, replace(limits, retries=0), None) if t.status is Status.FAILED]
+    whole = [t for t in play(environment, replace(limits, retries=0), "engine") if t.status is Status.FAILED]
     assert whole
     for trajectory in whole:
         assert len(trajectory.turns) == 2
@@ -132,7 +152,7 @@ def test_every_cap_has_its_figures_and_nothing_is_sampled_twice(environment, tmp
         executed.append(call)
         return await step(self, call)
 
-    whole = play(environment, widest(LIMITS, CAPS), None)
+    whole = play(environment, widest(LIMITS, CAPS), "engine")
     monkeypatch.setattr(ToolExecutor, "step", counted)
     plain, engine = evaluator(environment, [], tmp_path)
     alone = asyncio.run(plain.evaluate("policy", "p"))["held_out"]
