@@ -20,8 +20,8 @@ FILE_NAME = "judge.json"
 def measure(cfg: RunConfig, folder: Path) -> None:
     """Prints how right `tools.judge` is on `evaluation.judge_sample` and writes judge.json into the folder.
 
-    Every verdict is recorded as it comes: the same command asks for none of them again. With evaluation.dry_run it only
-    tells the cost.
+    With replay.mode=replay_or_record, as experiments/judge.py has it, every verdict is recorded as it comes: the same
+    command asks for none of them again. With evaluation.dry_run it only tells the cost.
 
     Raises:
         ConfigError: there is no judge, no sample, a bad row, or the judge cannot be asked.
@@ -42,7 +42,9 @@ def measure(cfg: RunConfig, folder: Path) -> None:
                 try:
                     figures = agreement(sample, loop.run(verdicts(judge, sample, money.run)))
                 except (BudgetExceeded, ReplayMiss) as error:
-                    raise Halted(f"{error} The same command goes on; no verdict is paid for twice.") from None
+                    kept = cfg.replay.mode is ReplayMode.replay_or_record
+                    again = " The same command goes on; no verdict is paid for twice." if kept else ""
+                    raise Halted(f"{error}{again}") from None
                 finally:
                     money.close()
                 about = {"model": cfg.tools.judge, "prompt": JUDGE_PROMPT, "sample": cfg.evaluation.judge_sample}

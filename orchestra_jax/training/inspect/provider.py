@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.cli import compose
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.evaluation.subject import subject_of
 from orchestra_jax.processes import Processes
@@ -119,6 +119,8 @@ def provider() -> Any:
             **model_args: Any,
         ) -> None:
             settings = str(model_args.pop("settings", "")).split()
+            if model_args:
+                raise ConfigError(f"orchestra/{model_name} takes -M settings=..., not {', '.join(sorted(model_args))}.")
             super().__init__(model_name, base_url, api_key, [], config)
             self._policy = Policy(model_name, settings)
 

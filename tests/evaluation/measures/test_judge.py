@@ -110,7 +110,9 @@ def test_a_budget_stops_it_and_a_higher_one_goes_on(cfg: RunConfig, stub: StubOp
     sample = Path(str(cfg.evaluation.judge_sample))
     sample.write_text("".join(line + "\n" for line in sample.read_text().splitlines()[:7]))
     few = replace(cfg, budget=BudgetConfig(run_calls=3))
-    with pytest.raises(Halted, match="its budget is 3; raise it to go on"):
+    with pytest.raises(
+        Halted, match=r"its budget is 3; raise it to go on\. The same command goes on; no verdict is paid"
+    ):
         measure(few, tmp_path / "evaluation")
     assert len(stub.bills) == 3
     assert not (tmp_path / "evaluation" / "judge.json").exists()
@@ -123,6 +125,8 @@ def test_a_budget_stops_it_and_a_higher_one_goes_on(cfg: RunConfig, stub: StubOp
     again = json.loads((tmp_path / "again" / "judge.json").read_text())
     assert {**again, "spent": None} == {**found, "spent": None}
     assert (len(stub.bills), again["spent"]["usd"]) == (7, 0)
+    with pytest.raises(Halted, match=r"raise it to go on\.$"):  # nothing is recorded: it begins anew
+        measure(replace(few, replay=ReplayConfig()), tmp_path / "off")
 
 
 @pytest.mark.parametrize(

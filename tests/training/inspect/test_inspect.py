@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from orchestra_jax.config.cli import compose
+from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.models import checkpoint
@@ -128,6 +129,8 @@ def test_our_policy_says_through_inspect_what_it_says_to_us(tmp_path: Path, eval
     config = OneLayer.preset("tiny", vocab_size=len(tokenizer))
     checkpoint.save(tmp_path / "policy", config, init_params(config, jax.random.key(0)), dtype=jnp.float32)
     model = get_model(f"orchestra/{tmp_path}/policy", settings="rollout.limits.max_new_tokens=12")
+    with pytest.raises(ConfigError, match=r"takes -M settings=\.\.\., not setting"):
+        get_model(f"orchestra/{tmp_path}/policy", setting="rollout.limits.max_new_tokens=12")
     samples = evaluated(benchmark_task("quickstart", SETTINGS + " rollout.limits.max_new_tokens=12"), model)
     cfg = compose("+benchmark=quickstart", *SETTINGS.split(), "rollout.limits.max_new_tokens=12", name="evaluate")
     environment = QuickstartEnvironment(cfg)
