@@ -13,7 +13,9 @@ from orchestra_jax.types import Status, Task, Trajectory
 
 
 class Kept:
-    """The file of one set of tasks.
+    """The file of one set of tasks, and beside it what the same policy did on others or as further samples.
+
+    So a run with fewer questions or samples for once loses nothing: with all of them it is found again.
 
     Args:
         path: the file.
@@ -29,15 +31,20 @@ class Kept:
     def __init__(
         self, path: Path, policy: str | None, tasks: Sequence[Task], samples: int = 1, model: str | None = None
     ) -> None:
-        self.path, self._model = path, model
+        self.path, self._model, self._policy = path, model, _digest(policy)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._keys = [_digest(policy, task) for task in tasks]
-        self.found = self._read(tasks, samples) if policy is not None and path.is_file() else {}
+        rest = path.with_name(f".{path.name}.rest")
+        self.found: dict[tuple[int, int], Trajectory] = {}
+        others: list[str] = []
+        for file in (rest, path) if policy is not None else ():
+            others += self._read(file, tasks, samples) if file.is_file() else []
         # What is taken over stays, whole lines only: a kill may have cut the last.
-        lines = [self._line(trajectory) for trajectory in self.found.values()]
-        part = path.with_name(f".{path.name}.part")
-        part.write_text("".join(lines), encoding="utf-8")
-        part.replace(path)
+        if others:
+            _write(rest, list(dict.fromkeys(others)))
+        _write(path, [self._line(trajectory) for trajectory in self.found.values()])
+        if not others:
+            rest.unlink(missing_ok=True)
 
     def add(self, trajectory: Trajectory) -> None:
         """Appends one that ended."""
@@ -45,25 +52,39 @@ class Kept:
             stream.write(self._line(trajectory))
 
     def _line(self, trajectory: Trajectory) -> str:
-        own = {"key": self._keys[trajectory.group], "policy_model": self._model}
+        own = {"key": self._keys[trajectory.group], "policy": self._policy, "policy_model": self._model}
         return json.dumps({**own, **_record(trajectory)}) + "\n"
 
-    def _read(self, tasks: Sequence[Task], samples: int) -> dict[tuple[int, int], Trajectory]:
-        """What ended with the same policy on the same task and did not fail."""
-        places, found = {key: place for place, key in enumerate(self._keys)}, {}
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+    def _read(self, file: Path, tasks: Sequence[Task], samples: int) -> list[str]:
+        """Finds what ended with the same policy on the same task and did not fail.
+
+        Returns:
+            The lines of what the policy did beside these samples of these tasks.
+        """
+        places, others = {key: place for place, key in enumerate(self._keys)}, []
+        for line in file.read_text(encoding="utf-8").splitlines():
             try:
                 record = json.loads(line)
                 place = places.get(record["key"])
-                if place is not None and record["status"] != Status.FAILED and record["member"] < samples:
-                    found[place, record["member"]] = replace(decoded(record, tasks[place]), group=place)
+                if record["status"] == Status.FAILED:
+                    continue
+                if place is not None and record["member"] < samples:
+                    self.found[place, record["member"]] = replace(decoded(record, tasks[place]), group=place)
+                elif record.get("policy") == self._policy:
+                    others.append(line + "\n")
             except (ValueError, KeyError, TypeError):
                 continue
-        return found
+        return others
 
 
-def _digest(policy: str | None, task: Task) -> str:
-    return hashlib.blake2b(repr((policy, task)).encode(), digest_size=12).hexdigest()
+def _write(path: Path, lines: Sequence[str]) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text("".join(lines), encoding="utf-8")
+    part.replace(path)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
 
 def _record(trajectory: Trajectory) -> dict[str, Any]:

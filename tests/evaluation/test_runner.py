@@ -302,8 +302,16 @@ def test_every_sample_of_a_question_is_asked_once_and_goes_on_from_what_is_there
     assert evaluate(2) == found
     assert len(parrot.asked) == 2
     assert sorted(json.loads(line)["member"] for line in kept.read_text().splitlines()) == [0] * 12 + [1] * 12
-    evaluate(3)
+    more = evaluate(3)
     assert len(parrot.asked) == 12
+    # Fewer questions or samples for once cost nothing of what is there: all of it is found again.
+    assert evaluate(2, count=5)["counted"] == 10
+    assert len(kept.read_text().splitlines()) == 10
+    evaluate(1, count=3)
+    assert parrot.asked == []
+    assert evaluate(3) == more
+    assert parrot.asked == []
+    assert {path.name for path in kept.parent.iterdir()} == {"held_out.t0.jsonl", "held_out.t1.jsonl"}
 
 
 class InThread(Processes):
