@@ -19,7 +19,7 @@ FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart rehearsal chaos test test-release test-sglang test-sglang-training sglang-cpu site lint format lock clean
+.PHONY: help install install-dev quickstart notebooks rehearsal chaos test test-release test-sglang test-sglang-training sglang-cpu site lint format lock clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ install-dev: $(VENV)/.installed-dev ## .venv with the tools for tests and checks
 
 quickstart: install ## warm start, RL and the proof: 8 minutes on 2 fast, quiet cores; add RUN="seed=1 name=seed1" to change it
 	$(FAST_MALLOC) $(PY) experiments/train.py $(RUN)
+
+notebooks: install-dev ## runs every notebook on the results that are kept; RERUN=1 makes the runs behind them first (hours)
+	@$(PY) -c "import ipykernel, nbclient, pandas" 2>/dev/null || $(INSTALL) -e ".[notebooks]"
+	cd notebooks && RERUN=$(RERUN) $(abspath $(VENV))/bin/jupyter execute $(if $(RERUN),--inplace) *.ipynb
 
 rehearsal: install-dev sglang-cpu ## the paper's run on this CPU: two trainers, two SGLang servers, a kill; add RUN="+experiment=frames --steps 10"
 	SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) experiments/rehearse.py $(RUN)
@@ -80,7 +84,7 @@ clean: ## remove the environments and the caches; outputs stay
 ifdef UV
 INSTALL := $(UV) pip install --quiet --python $(PY)
 $(PY):
-	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
+	$(UV) venv --quiet --seed --allow-existing --python $(PYTHON) $(VENV)
 else
 # Byte-compiling every installed module would take longer than the download.
 INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
