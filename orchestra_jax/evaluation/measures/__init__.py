@@ -1,1 +1,1 @@
-"""Figures that need more than one trajectory's outcome: several samples of a question, and whom calls go to."""
+"""What is measured beside means: samples, calls, fronts of cost, caps of turns, and how right a judge is."""

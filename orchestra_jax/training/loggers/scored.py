@@ -23,7 +23,9 @@ class _Row:
 
 
 def own_logprobs(trajectories: Sequence[Trajectory], scored: Sequence[MicroBatch]) -> dict[int, Scores]:
-    """The learner's log-probs of the sampled ids, by index of the trajectory; those that no row is of are left out.
+    """The learner's log-probs of the sampled ids, by index of the trajectory.
+
+    A trajectory that no row is of is left out, and one whose rows hold other tokens: pages show it as not scored.
 
     Args:
         trajectories: all that the step trains on, as `update` had them.
@@ -40,10 +42,11 @@ def own_logprobs(trajectories: Sequence[Trajectory], scored: Sequence[MicroBatch
             carries = masks[n] > 0
             row = _Row(ids[n][carries], engine[n][carries], learner[n][carries])
             rows.setdefault(int(numbers[n]) - first, []).append(row)
-    return {index: _by_sequence(trajectories[index], found) for index, found in rows.items()}
+    told = {index: _by_sequence(trajectories[index], found) for index, found in rows.items()}
+    return {index: scores for index, scores in told.items() if scores is not None}
 
 
-def _by_sequence(trajectory: Trajectory, rows: Sequence[_Row]) -> Scores:
+def _by_sequence(trajectory: Trajectory, rows: Sequence[_Row]) -> Scores | None:
     """The rows in the order of the trajectory's sequences, which ids and the engine's log-probs tell apart."""
     left, found = list(rows), list[tuple[float, ...]]()
     for turns in trajectory.sequences:
@@ -52,11 +55,13 @@ def _by_sequence(trajectory: Trajectory, rows: Sequence[_Row]) -> Scores:
         if not len(ids):
             found.append(())
             continue
-        at = next(
+        same = (
             n
             for n, row in enumerate(left)
             if np.array_equal(row.ids, ids) and np.array_equal(row.engine, engine, equal_nan=True)
         )
+        if (at := next(same, None)) is None:
+            return None
         found.append(tuple(left.pop(at).learner.tolist()))
     return tuple(found)
 

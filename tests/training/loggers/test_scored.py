@@ -61,6 +61,8 @@ def test_every_score_finds_its_token(shards: int, packed: bool) -> None:
     for n, scores in found.items():
         ids = [[token for turn in turns for token in turn.sampled_ids] for turns in made[n].sequences]
         assert scores == tuple(tuple((np.array(own, np.float32) / np.float32(3)).tolist()) for own in ids)
+    other = [*made[:3], forked(7), made[4]]  # no row is of its tokens: no page is worth a training that stops
+    assert sorted(own_logprobs(other, [told(batch) for batch in batches])) == [0, 1, 4]
 
 
 def test_what_the_update_scored_is_kept_to_the_bit(tmp_path) -> None:
