@@ -52,6 +52,9 @@ MAKES = {
 FOREIGN = {"git", "hf", "inspect", "apt-get", "sglang.launch_server", "venv", "tensorboard", "nvidia-smi", "df"}
 
 
+_LEFT = ("outputs", "multirun", "build", ".venv")
+
+
 @dataclass(frozen=True)
 class Command:
     """One command of a page: its words, and the variables that are set for it, or exported before."""
@@ -74,13 +77,14 @@ class Files:
     used: set[str] = field(default_factory=set)
 
     def has(self, name: str) -> bool:
-        if name.startswith(("http://", "https://")) or hub.is_id(name) or (ROOT / name).exists():
+        if name.startswith(("http://", "https://")) or hub.is_id(name):
             return True
         if any(name == made or name.startswith(f"{made}/") for made in self.made):
             return True
         found = next((pattern for pattern in self.declared if fnmatch.fnmatch(name, pattern)), None)
         self.used.update([found] if found else [])
-        return found is not None
+        # A newcomer's checkout: what runs and `make` left in this one does not count.
+        return found is not None or (not name.startswith(_LEFT) and (ROOT / name).exists())
 
 
 def commands(text: str, page: str) -> Iterator[Command]:
