@@ -1,0 +1,184 @@
+"""The three criteria, golden replay, and the traps of the released code, each by hand."""
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from orchestra_jax.envs.database.calls import missing_calls, same_call
+from orchestra_jax.envs.database.criteria import Verdict, judge
+from orchestra_jax.envs.database.facts import unsaid
+from orchestra_jax.envs.database.golden import Goal, opened, replay, sift, unusable
+from orchestra_jax.envs.database.session import Desk, Kind, database_tool
+from orchestra_jax.types import ToolCall
+from tests.envs.database.shop import call, get_customer, hand_over, shop
+
+LOOK, SEND = call("get_customer", customer="C1"), call("set_status", order="O1", status="sent")
+GOAL = Goal("send", [LOOK, SEND], facts=["1,200"])
+SAID = ["The total is $1200.00."]
+
+
+def verdict(made: Sequence[ToolCall], said: Sequence[str], goal: Goal = GOAL) -> Verdict:
+    world = shop()
+    golden, failed = replay(world, goal)
+    assert failed == []
+    session = opened(world, goal)
+    for each in made:
+        session.call(each)
+    return judge(golden, session, goal.facts, said)
+
+
+def holds(found: Verdict) -> tuple[bool, bool, bool]:
+    return found.executed, found.faithful, found.complete
+
+
+def test_the_golden_calls_and_facts_solve_it() -> None:
+    found = verdict([LOOK, SEND], SAID)
+    assert found.solved
+    assert found.reasons() == []
+
+
+def test_only_execution_fails() -> None:
+    found = verdict([LOOK, call("set_status", order="O1", status="lost")], SAID)
+    assert holds(found) == (False, True, True)
+    assert found.reasons() == ["Not as it should be: orders O1."]
+
+
+def test_only_fidelity_fails() -> None:
+    found = verdict([LOOK, SEND], ["The total is 1201."])
+    assert holds(found) == (True, False, True)
+    assert found.reasons() == ["Not said: '1,200'."]
+
+
+def test_only_completeness_fails() -> None:
+    found = verdict([SEND], SAID)
+    assert holds(found) == (True, True, False)
+    assert found.reasons() == ["Not operated on: customers C1."]
+
+
+def test_none_is_enough_alone() -> None:
+    assert Verdict().solved
+    parts = ((), (("orders", "O1"),)), ((), ("fact",)), ((), (("orders", "O1"),))
+    assert [Verdict(*each).solved for each in itertools.product(*parts)] == [True] + [False] * 7
+
+
+def test_a_write_that_changes_nothing_still_has_to_be_made() -> None:
+    goal = Goal("same", [call("set_status", order="O1", status="open")])
+    assert holds(verdict([], [], goal)) == (True, True, False)
+    assert verdict([call("set_status", order="O1", status="open")], [], goal).solved
+
+
+def test_a_call_that_failed_operated_on_nothing() -> None:
+    goal = Goal("look", [call("get_customer", customer="C2")])
+    assert not verdict([call("pay", customer="C2", amount=9.0)], [], goal).complete
+
+
+def test_more_than_the_golden_calls_is_wrong_only_where_it_changes_something() -> None:
+    assert verdict([call("get_customer", customer="C2"), LOOK, SEND, call("hand_over")], SAID).solved
+    assert not verdict([LOOK, SEND, call("pay", customer="C1", amount=1.0)], SAID).executed
+
+
+@pytest.mark.parametrize(
+    ("fact", "text"),
+    [
+        ("1,200", "It is 1200."), ("1200", "It is $1,200.00, all in all."), ("-5", "That makes -$5."), ("4", "4 bags"),
+        ("481.5", "481.50 dollars"), ("$1,628", "1628"), ("Boston, MA", "to  boston MA"), ("12%", "12 % of it"),
+        ("polyester", "It is Polyester."), ("0042", "order 0042"), ("746342064230", "tracking 746342064230,"),
+        ("2024-05-15", "on 2024-05-15"), ("l\u2019eau", "L'EAU"), ("10,000,000", "10000000"), ("5", "(5)"),
+    ],
+)  # fmt: skip
+def test_facts_that_are_said(fact: str, text: str) -> None:
+    assert unsaid([fact], ["Hello.", text]) == ()
+
+
+@pytest.mark.parametrize(
+    ("fact", "text"),
+    [
+        ("10", "in 2010"), ("10", "at 10:30 on 2024-10-10"), ("4", "A4 or 4th"), ("5", "It is -5."), ("5", "5.5"),
+        ("no", "I note it"), ("0042", "42"), ("1,200", "1,200,000"), ("41.6", "41.64"), ("327", ""), ("200", "1,200"),
+    ],
+)  # fmt: skip
+def test_facts_that_are_not_said(fact: str, text: str) -> None:
+    assert unsaid([fact], [text]) == (fact,)
+
+
+def test_a_fact_is_not_put_together_from_two_messages() -> None:
+    assert unsaid(["New York"], ["New", "York"]) == ("New York",)
+
+
+def test_an_argument_that_was_left_out_is_compared() -> None:
+    golden = call("book", user="U1", bags=2)
+    assert not same_call(golden, call("book", user="U1"))
+    assert not same_call(golden, call("book"))
+    assert not same_call(golden, call("book", user="U1", bags=2, insurance=True))
+    assert same_call(golden, call("book", bags=2.0, user="U1", note=None))
+    assert same_call(golden, call("book", user="U1", bags=5), only=["user"])
+    assert not same_call(golden, call("book", bags=2), only=["user"])
+    assert same_call(golden, call("book"), only=[])
+    assert not same_call(golden, call("cancel", user="U1", bags=2))
+
+
+def test_a_default_that_was_written_out_is_the_same_call() -> None:
+    assert same_call(call("hand_over"), call("hand_over", summary=""), hand_over.spec)
+    assert not same_call(call("hand_over"), call("hand_over", summary="x"), hand_over.spec)
+
+
+def test_one_call_stands_for_one_golden_call() -> None:
+    twice = [call("pay", customer="C1", amount=1), call("pay", customer="C1", amount=1)]
+    assert missing_calls(twice, twice[:1]) == twice[1:]
+    assert missing_calls(twice, twice) == []
+    loose, strict = call("pay", customer="C1", amount=9), call("pay", customer="C2", amount=1)
+    made = [call("pay", customer="C2", amount=1), call("pay", customer="C1", amount=7)]
+    for each in (made, made[::-1]):
+        assert missing_calls([loose, strict], each, only=[[], None]) == []
+
+
+@database_tool(Kind.WRITE)
+def stamp(desk: Desk) -> str:
+    """Writes what is never the same."""
+    desk.edit("orders", "O1")["status"] = str(random.random())
+    return "done"
+
+
+@database_tool(Kind.READ)
+def broken(desk: Desk) -> str:
+    """Has a bug."""
+    return str(desk.get("customers", "C1")["no_field"])
+
+
+@pytest.mark.parametrize(
+    ("goal", "reason"),
+    [
+        (Goal("fails", [call("get_customer", customer="C9")]), "Golden call 1 (get_customer) failed: Error: There is"),
+        (Goal("unknown", [LOOK, call("fly")]), "Golden call 2 (fly) failed: Unknown tool"),
+        (Goal("arguments", [call("get_customer", who="C1")]), "Golden call 1 (get_customer) failed: The arguments"),
+        (Goal("bug", [call("broken")]), "Golden call 1 (broken) raised KeyError"),
+        (Goal("chance", [call("stamp")]), "another content each time"),
+        (Goal("nothing", [call("hand_over")]), "solved by doing nothing"),
+        (Goal("fact", [LOOK], facts=["?"]), "neither a letter nor a digit"),
+        (Goal("start", [LOOK], start={"no_table": {"x": {}}}), "start does not fit"),
+    ],
+    ids=lambda value: value.id if isinstance(value, Goal) else "",
+)
+def test_a_task_that_cannot_be_used_is_listed_with_the_reason(goal: Goal, reason: str) -> None:
+    usable, reasons = sift(shop(stamp, broken), [goal, GOAL])
+    assert usable == [GOAL]
+    assert list(reasons) == [goal.id]
+    assert reason in reasons[goal.id]
+
+
+def test_where_golden_calls_may_fail_they_do_and_count_for_nothing() -> None:
+    goal = Goal("misremembers", [call("find_customer", name="Eve"), LOOK])
+    assert "Nobody has this name" in (unusable(shop(), goal) or "")
+    assert unusable(shop(), goal, may_fail=True) is None
+
+
+def test_a_task_may_start_elsewhere() -> None:
+    goal = Goal(
+        "later", [SEND], start={"orders": {"O1": {"customer": "C1", "status": "paid"}}, "customers": {"C2": None}}
+    )
+    session, failed = replay(shop(), goal)
+    assert failed == []
+    assert session.state.get("orders", "O1") == {"customer": "C1", "status": "sent"}
+    assert not session.call(ToolCall(get_customer.spec.name, {"customer": "C2"})).ok
