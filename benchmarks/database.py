@@ -8,6 +8,7 @@ reset    a fresh episode (goal: below 1 ms), beside `copy.deepcopy` of the datab
 hash     the state after an episode that changed 10 entries (goal: below 5 ms), beside SHA-256 of the whole as JSON;
          the hash keeps nothing from a hash before
 call     one that reads an entry, and one that changes one
+episode  kB that each of 1,000 open episodes holds, with 10 changed entries
 
 The synthetic database has 5,000 entries of 1 kB in five tables. With ORCHESTRA_DATA those of ToolScale and τ²-Bench
 follow. A goal that is missed ends the run with status 1. The median is that of the rounds.
@@ -21,6 +22,7 @@ import os
 import statistics
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +36,7 @@ from orchestra_jax.envs.database.state import Database
 from orchestra_jax.types import ToolCall
 
 GOALS = {"reset": 1.0, "hash": 5.0}  # milliseconds
-CHANGES = 10
+CHANGES, OPEN = 10, 1000
 
 
 @database_tool(Kind.READ)
@@ -100,6 +102,10 @@ def measure(name: str, tables: Mapping[str, Any], rounds: int) -> dict[str, Any]
     ready = iter([episode() for _ in range(rounds)])
     session, first = Session(world), dict(zip(("table", "name"), some[0], strict=True))
     few = max(1, rounds // 5)
+    tracemalloc.start()
+    kept = [episode() for _ in range(OPEN)]
+    held = tracemalloc.get_traced_memory()[0] / len(kept) / 1000
+    tracemalloc.stop()
     return {
         "database": name,
         "MB": len(json.dumps(tables)) / 1e6,
@@ -110,6 +116,7 @@ def measure(name: str, tables: Mapping[str, Any], rounds: int) -> dict[str, Any]
         "whole JSON": milliseconds(few, lambda: hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).digest()),
         "read call": milliseconds(rounds, lambda: session.call(ToolCall("look", first))),
         "write call": milliseconds(rounds, lambda: session.call(ToolCall("mark", first))),
+        "episode kB": held,
     }
 
 

@@ -12,7 +12,8 @@ from decimal import Decimal
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 _NUMBER = re.compile(rf"(?<![\w.,])({_DIGITS})(?!\w|[.,]\d)")
 _FACT = re.compile(rf"(-?)\s*[$€£]?\s*(-?)({_DIGITS})\s*(?:%|USD|EUR|dollars?)?\.?", re.IGNORECASE)
-_SIGN = re.compile(r"(?:(?<!\w)-\s?[$€£]?|(?<!\w)[$€£]-)$")
+# A dash with a space behind it is punctuation.
+_SIGN = re.compile(r"(?<!\w)(?:-[$€£]?|[$€£]-)$")
 # Years, days, hours and telephone numbers are no amounts.
 _NO_AMOUNT = re.compile(r"\d+(?:[-/:]\d+)+")
 _MARKS = {ord("\u2019"): "'", ord("\u2018"): "'", ord("\u201c"): '"', ord("\u201d"): '"', ord("\u2212"): "-"}

@@ -86,6 +86,7 @@ def test_more_than_the_golden_calls_is_wrong_only_where_it_changes_something() -
         ("481.5", "481.50 dollars"), ("$1,628", "1628"), ("Boston, MA", "to  boston MA"), ("12%", "12 % of it"),
         ("polyester", "It is Polyester."), ("0042", "order 0042"), ("746342064230", "tracking 746342064230,"),
         ("2024-05-15", "on 2024-05-15"), ("l\u2019eau", "L'EAU"), ("10,000,000", "10000000"), ("5", "(5)"),
+        ("5", "Bags - 5."), ("-5", "It is $-5"),
     ],
 )  # fmt: skip
 def test_facts_that_are_said(fact: str, text: str) -> None:
