@@ -1,0 +1,92 @@
+"""Rows of ToolScale as they come out of parquet: nulls of other tools, dates as timestamps, rows that are none."""
+
+import copy
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from orchestra_jax.envs.database.golden import replay
+from orchestra_jax.envs.toolscale.rows import plain, read, read_all
+from orchestra_jax.types import ToolCall
+from tests.envs.database.shop import shop
+
+ROW: dict[str, Any] = {
+    "id": "17",
+    "description": {"purpose": "", "relevant_policies": None, "notes": None},
+    "user_scenario": {
+        "persona": None,
+        "instructions": {
+            "task_instructions": "Be brief.", "reason_for_call": "My order is late.", "known_info": "I am Ada.",
+            "unknown_info": None, "domain": "shop",
+        },
+    },
+    "initial_state": None,
+    "evaluation_criteria": {
+        "actions": [
+            {"action_id": "1", "name": "get_customer", "arguments": {"customer": "C1", "order": None, "range": None}},
+            {"action_id": "2", "name": "set_status", "arguments": {"order": "O1", "status": "sent", "customer": None}},
+        ],
+        "communicate_info": ["1,200"],
+        "nl_assertions": None,
+    },
+}  # fmt: skip
+
+
+def changed(*path: Any, to: Any) -> dict[str, Any]:
+    row = copy.deepcopy(ROW)
+    at: Any = row
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = to
+    return row
+
+
+def test_a_row_is_a_scenario_and_a_goal_that_replays() -> None:
+    scenario, goal = read(ROW)
+    assert (scenario.domain, scenario.reason, scenario.known, scenario.unknown) == (
+        "shop", "My order is late.", "I am Ada.", "",
+    )  # fmt: skip
+    assert goal.id == "shop/17"
+    assert goal.calls[0] == ToolCall("get_customer", {"customer": "C1"})
+    assert goal.facts == ["1,200"]
+    session, failed = replay(shop(), goal)
+    assert failed == []
+    assert session.state.changed == {("orders", "O1")}
+
+
+def test_nulls_go_at_every_depth_and_nothing_else_does() -> None:
+    given = {"a": None, "b": [{"c": None, "d": 0}, None, {"e": False}], "f": "", "g": []}
+    assert plain(given) == {"b": [{"d": 0}, {"e": False}], "f": "", "g": []}
+    row = changed("evaluation_criteria", "actions", 0, "arguments", to={"address": {"zip": None}, "customer": "C1"})
+    assert read(row)[1].calls[0].arguments == {"customer": "C1"}
+
+
+def test_dates_are_text_again() -> None:
+    assert plain({"start_date": datetime(2025, 8, 15)}) == {"start_date": "2025-08-15"}
+    assert plain([datetime(2025, 8, 15, 12, 30)]) == ["2025-08-15T12:30:00"]
+
+
+def test_a_row_without_calls_or_facts_is_one() -> None:
+    row = changed("evaluation_criteria", to={"actions": None, "communicate_info": None})
+    assert read(row)[1].calls == []
+    assert read(row)[1].facts == []
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "said"),
+    [
+        (("user_scenario",), None, "row 17 cannot be read: it has no 'user_scenario'"),
+        (("evaluation_criteria",), "x", "it has no 'evaluation_criteria'"),
+        (("user_scenario", "instructions", "domain"), "", "it names no domain"),
+        (("evaluation_criteria", "actions", 1, "name"), None, "its golden call 2 has no name"),
+        (("evaluation_criteria", "actions", 0), "call", "a golden call is no struct"),
+        (("evaluation_criteria", "actions", 0, "arguments"), "{}", "the arguments of 'get_customer' are no struct"),
+        (("user_scenario", "instructions", "known_info"), ["x"], "its 'known_info' is no text"),
+    ],
+)
+def test_a_row_that_is_none_is_told(path: tuple[Any, ...], to: Any, said: str) -> None:
+    tasks, problems = read_all([ROW, changed(*path, to=to)])
+    assert [goal.id for _, goal in tasks] == ["shop/17"]
+    assert len(problems) == 1
+    assert said in problems[0]
