@@ -17,6 +17,7 @@ class Status(StrEnum):
 
 # Whose rows make up a trajectory's cost and latency; a "judge" and a "user_simulator" have rows of their own.
 TRAJECTORY_ROLES = ("orchestrator", "tool")
+USER_ROLE = "user_simulator"
 
 
 # Traits of tools that users have preferences about; a tool by a maker has the trait MADE_BY + "Meta" besides.
@@ -143,6 +144,28 @@ class ToolResult:
     refused: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class UserTurn:
+    """What the user of a conversation says.
+
+    Attributes:
+        text: their words; the policy reads them unless they end the conversation.
+        done: the conversation is over: the user wrote a stop word, or was handed over to somebody else.
+        usage: ledger rows of whoever plays the user, role "user_simulator".
+
+    Raises:
+        ValueError: a row has another role: the policy would pay for its user.
+    """
+
+    text: str
+    done: bool = False
+    usage: tuple[Usage, ...] = ()
+
+    def __post_init__(self) -> None:
+        if roles := {row.role for row in self.usage} - {USER_ROLE}:
+            raise ValueError(f"The rows of a user have the role {USER_ROLE}, not {', '.join(sorted(roles))}.")
+
+
 class InfrastructureError(Exception):
     """A tool, server or network failed through no fault of the policy: the sample is invalid, not wrong."""
 
@@ -165,6 +188,7 @@ class Turn:
         calls, results: parsed calls and the results in the same order.
         version_spans: (version, number of tokens) in order, where the weights changed while it was sampled; empty
             where `weight_version` sampled every token.
+        heard: what the user of a conversation said to it; None: nothing, or there is no user.
     """
 
     prompt_ids: tuple[int, ...]
@@ -176,6 +200,7 @@ class Turn:
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
     version_spans: tuple[tuple[int, int], ...] = ()
+    heard: str | None = None
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:

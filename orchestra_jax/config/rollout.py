@@ -19,6 +19,7 @@ class RolloutLimits(Settings):
     deadline_s: float = seconds(600.0)  # of a trajectory: then it ends without an answer
     turn_deadline_s: float | None = seconds(None)  # of one generation, else it is tried again; null: deadline_s
     tool_deadline_s: float | None = seconds(None)  # of one tool call, likewise
+    user_deadline_s: float | None = seconds(None)  # of one turn of a conversation's user, likewise
 
     @property
     def turns_used_up(self) -> str:

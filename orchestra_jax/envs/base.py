@@ -14,13 +14,14 @@ from orchestra_jax.envs import by_hand
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.base import ToolExecutor
-from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec, Usage
+from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec, Usage, UserTurn
 
 if TYPE_CHECKING:  # importing transformers takes two seconds
     from transformers import PreTrainedTokenizerFast
 
 Message = dict[str, Any]
-# A policy written by hand: from the task and the results so far to the next call, or to the final answer as a string.
+# A policy written by hand: from the task and what it observed so far to the next call, or to what it says as a string:
+# the final answer, or words to the user. A user's words are observed as a result that has only a text.
 Script = Callable[[Task, Sequence[ToolResult]], ToolCall | str]
 
 
@@ -61,6 +62,29 @@ class Episode(Protocol):
 
     async def score(self, answer: str) -> "bool | Score":
         """r_outcome of Eq. 1: whether the final answer (and the environment's state) solves the task."""
+        ...
+
+
+@runtime_checkable
+class Conversation(Episode, Protocol):
+    """An `Episode` with a user who answers. `rollout.run` has the rules.
+
+    Its `tools` may grow while the user speaks: the words then tell of the new ones, as a prompt in tokens stays as it
+    is, and the task's own `tools` name all of them from the beginning.
+    """
+
+    async def respond(self, text: str) -> UserTurn | None:
+        """What the user says to a turn without calls; None: nothing more, the turn was the answer.
+
+        One that raised InfrastructureError or was cancelled, as it was overdue, is asked again with the same text: it
+        must not have changed the episode.
+
+        Args:
+            text: the policy's words without its thinking, never empty.
+
+        Raises:
+            InfrastructureError: the user failed; the sample is invalid.
+        """
         ...
 
 

@@ -162,6 +162,8 @@ def _history(member: Trajectory, model: str) -> tuple[list[Any], list[Any]]:
                 )
             )  # fmt: skip
             messages.append(ChatMessageTool(content=text, tool_call_id=call.id, function=call.function))
+        if turn.heard is not None:
+            messages.append(ChatMessageUser(content=_text(turn.heard)))
     return messages, events
 
 

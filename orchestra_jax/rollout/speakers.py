@@ -55,7 +55,7 @@ class Speaker(Protocol):
         """The next turn.
 
         Args:
-            results: all that were observed so far.
+            results: all that were observed so far; the user's words stand among them as a text alone.
             turn: its number, from 1.
             attempt: how often it was tried before and failed.
 
@@ -212,7 +212,7 @@ class MessageSpeaker:
         self._ids: list[str] = []  # of the last turn's calls
 
     def begin(self, episode: Episode, budget: Budget) -> None:
-        self._messages, self._tools, self._budget = list(episode.messages), episode.tools, budget
+        self._messages, self._episode, self._budget = list(episode.messages), episode, budget
 
     @property
     def full(self) -> bool:
@@ -223,7 +223,7 @@ class MessageSpeaker:
         room = min(limits.max_new_tokens, limits.max_length - self._length)
         reply = await self._engine.converse(
             self._messages,
-            self._tools,
+            self._episode.tools,  # a user may bring more of them
             budget=self._budget,
             max_tokens=room,
             temperature=self._temperature,

@@ -112,15 +112,15 @@ def scripted() -> Iterator[list[Trajectory]]:
     """A scripted policy in place of the trained one; every trajectory that is collected meanwhile."""
     found: list[Trajectory] = []
     ScriptedPolicy.begun.clear()
-    whole = collector._Run.trajectory
+    whole = collector.Run.trajectory
 
-    async def kept(self: collector._Run, parent: Budget) -> Trajectory:
+    async def kept(self: collector.Run, parent: Budget) -> Trajectory:
         ScriptedPolicy.chat = self.collector.chat
         found.append(trajectory := await whole(self, parent))
         return trajectory
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collector._Run, "trajectory", kept)
+        patch.setattr(collector.Run, "trajectory", kept)
         patch.setattr(collector, "EngineActor", ScriptedPolicy)
         yield found
 

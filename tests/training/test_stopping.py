@@ -122,7 +122,7 @@ async def test_a_collector_gives_up_what_is_under_way_and_begins_nothing():
 
 def test_a_step_without_end_is_given_up_and_the_last_finished_one_is_saved(tmp_path: Path, monkeypatch, capsys):
     """Told once, then, after it went on, twice; every trajectory of the second step hangs."""
-    before, whole, signals = handlers(), collecting._Run.trajectory, [signal.SIGTERM]
+    before, whole, signals = handlers(), collecting.Run.trajectory, [signal.SIGTERM]
 
     async def trajectory(self, parent):
         if step() >= 1:
@@ -134,7 +134,7 @@ def test_a_step_without_end_is_given_up_and_the_last_finished_one_is_saved(tmp_p
     def step() -> int:
         return len(read_metrics(tmp_path)) if (tmp_path / "metrics.jsonl").exists() else 0
 
-    monkeypatch.setattr(collecting._Run, "trajectory", trajectory)
+    monkeypatch.setattr(collecting.Run, "trajectory", trajectory)
     small = config(
         tmp_path, *MICRO, "steps=3", "warm_start.steps=0", "evaluation.questions=0", "checkpoint.every=50",
         "checkpoint.grace_s=0.1",

@@ -13,7 +13,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.answers import marked_answer, without_thinking
 from orchestra_jax.tools.base import ToolHandler, as_result
 from orchestra_jax.tools.experts.client import ExpertClient
-from orchestra_jax.types import ToolResult, ToolSpec, Usage
+from orchestra_jax.types import USER_ROLE, ToolResult, ToolSpec, UserTurn
 
 NO_CODE = "The model wrote no Python code."
 NO_QUERY = "The model wrote no search query."
@@ -158,15 +158,6 @@ def expert_tool(
     return spec, handle
 
 
-@dataclass(frozen=True, slots=True)
-class UserTurn:
-    """What the simulated user says, whether that ends the conversation, and its rows (role "user_simulator")."""
-
-    text: str
-    done: bool
-    usage: tuple[Usage, ...]
-
-
 class UserSimulator:
     """Plays the user of a conversation.
 
@@ -193,7 +184,7 @@ class UserSimulator:
         if not seen or seen[0]["role"] != "user":  # templates want the user's side first
             seen.insert(0, {"role": "user", "content": "Hello, how can I help you?"})
         system = {"role": "system", "content": self._system}
-        completion = await self._client.chat([system, *seen], budget=budget, role="user_simulator", sample=sample)
+        completion = await self._client.chat([system, *seen], budget=budget, role=USER_ROLE, sample=sample)
         text = without_thinking(completion.text)
         return UserTurn(text.replace(STOP, "").strip(), STOP in text, completion.usage)
 

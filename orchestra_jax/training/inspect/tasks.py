@@ -156,8 +156,8 @@ def _scorer() -> Any:
 
 
 def _told(found: Trajectory, said: Sequence[Any]) -> list[Any]:
-    """The messages after the first: what the model said, and what its calls gave."""
-    from inspect_ai.model import ChatMessageTool
+    """The messages after the first: what the model said, what its calls gave, and what the user answered."""
+    from inspect_ai.model import ChatMessageTool, ChatMessageUser
 
     messages = list[Any]()
     for message, turn in zip(said, found.turns, strict=False):
@@ -166,4 +166,6 @@ def _told(found: Trajectory, said: Sequence[Any]) -> list[Any]:
         for place, (call, result) in enumerate(zip(turn.calls, turn.results, strict=False)):
             name = ids[place] if place < len(ids) else f"text-{place}"
             messages.append(ChatMessageTool(content=result.text, tool_call_id=name, function=call.name))
+        if turn.heard is not None:
+            messages.append(ChatMessageUser(content=turn.heard))
     return messages

@@ -23,6 +23,7 @@ def transcript(trajectory: Trajectory) -> str:
     for number, turn in enumerate(trajectory.turns, 1):
         lines.append(f"[turn {number}] {turn.text}")
         lines += [f"    -> {call.name}: {result.text}" for call, result in zip(turn.calls, turn.results, strict=False)]
+        lines += [] if turn.heard is None else [f"    user: {turn.heard}"]
     ending = f"{trajectory.status}: {trajectory.reason}" if trajectory.reason else str(trajectory.status)
     verdict = "solved" if trajectory.solved else "not solved"
     charged = f"${trajectory.cost_usd:.6f}   {trajectory.latency_s:.2f} s"
