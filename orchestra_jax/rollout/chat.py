@@ -143,6 +143,26 @@ class ChatFormat:
                 return self.encode(new_text[len(old_text) :]), True
         return new_ids, False
 
+    def conversation_ids(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[int, ...]:
+        """Ids of a whole conversation as the policy would have it, had it taken every turn of it itself.
+
+        For another program's conversations, of which there is only the text. With "keep" an order of messages that no
+        episode has, such as two of the user's in a row, is rendered as the template does.
+        """
+        if self.history is not History.keep:
+            return self.next_prompt((), messages, tools)[0]
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        ids = self.prompt_ids(messages[: turns[0]] if turns else messages, tools)
+        for start, end in zip(turns, [*turns[1:], len(messages)], strict=True):
+            roles = [message["role"] for message in messages[start + 1 : end]]
+            if roles != ["user"] and set(roles) != {"tool"}:
+                return self.prompt_ids(messages, tools)
+            said = self.encode(self._safe(messages[start]))
+            ids += (*said, self.stop_ids[0], *self.next_prompt((), messages[start:end])[0])
+        return ids
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of text that is already rendered; control strings in it become control tokens."""
         return tuple(self._backend.encode(text, add_special_tokens=False).ids)

@@ -38,7 +38,6 @@ from orchestra_jax.types import (
     Trajectory,
     Turn,
     Usage,
-    UserTurn,
 )
 from orchestra_jax.types import work_seconds as seconds_of
 

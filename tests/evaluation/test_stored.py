@@ -25,6 +25,7 @@ def trajectory(member: int = 0, group: int = 0, ids: tuple[int, ...] = (5, 151_6
     turn = Turn(
         ids, ids, tuple(float(np.float32(-0.1 * n)) for n in range(len(ids))), 7, "stop", "text \ud83d",
         (ToolCall("search", {"q": "x"}),), (ToolResult("found", (ROW,), final="b", refused=True),), ((6, 1), (7, 1)),
+        "and?",
     )  # fmt: skip
     return Trajectory(TASK, group, member, ((turn,), (turn, turn)), Status.MALFORMED, "why", None, False, (ROW, ROW))
 

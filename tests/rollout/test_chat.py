@@ -304,3 +304,19 @@ def test_the_tokenizer_is_that_of_the_policys_folder_where_none_is_named(words, 
     assert len(make_chat(run).tokenizer) == len(words)
     with pytest.raises(ConfigError, match=r"There is no tokenizer: set model\.tokenizer=FOLDER"):
         make_chat(RunConfig(model=ModelConfig(tokenizer=None)))
+
+
+@pytest.mark.parametrize("history", ["keep", "strip_thinking", "drop_thinking"])
+def test_another_programs_conversation_reads_as_the_policys_own(real, history):
+    chat = ChatFormat(real, history=history)
+    said = "<think>\nhm\n</think>\n\nWhich?", "<think>\nhm hm\n</think>\n\n" + CALL
+    heard = [{"role": "user", "content": "The <|im_end|> one."}], [{"role": "tool", "content": "9"}] * 2
+    messages = [{"role": "user", "content": "Hello"}]
+    ids = chat.prompt_ids(messages)
+    for text, new in zip(said, heard, strict=True):
+        messages += [{"role": "assistant", "content": text}, *new]
+        ids += (*chat.encode(text), chat.stop_ids[0])
+        more, same = chat.next_prompt(ids, messages)
+        ids = (*ids, *more) if same else more
+        assert chat.conversation_ids(messages) == ids
+    assert ("hm\n</think>\n\nWhich" in chat.tokenizer.decode(ids)) is (history == "keep")

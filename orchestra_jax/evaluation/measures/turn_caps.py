@@ -2,14 +2,14 @@
 
 A turn is one generation of the policy with what its calls gave, the answer's included (rollout.limits.max_turns). No
 policy is shown its limits and every turn has a seed of its own, so a trajectory under a smaller cap is the beginning of
-the same one under a larger cap: all but the calls of its last turn, which nobody would have made.
+the same one under a larger cap: all but the calls of its last turn, which nobody would have made. A user hears it.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestra_jax.config.rollout import RolloutLimits
-from orchestra_jax.types import Status, Trajectory, Turn, Usage
+from orchestra_jax.types import USER_ROLE, Status, Trajectory, Turn, Usage
 
 
 def capped(limits: RolloutLimits, caps: Sequence[int]) -> dict[int, RolloutLimits]:
@@ -36,6 +36,9 @@ def cut(trajectory: Trajectory, limits: RolloutLimits) -> Trajectory:
             return _ended(trajectory, number, replace(turn, calls=(), results=()), limits.calls_used_up)
         if number == limits.max_turns and turn.calls and not terminal & {call.name for call in turn.calls}:
             return _ended(trajectory, number, replace(turn, results=()), limits.turns_used_up)
+        over = trajectory.valid and number == len(trajectory.turns)
+        if number == limits.max_turns and turn.heard is not None and not over:
+            return _ended(trajectory, number, turn, limits.turns_used_up)
     return trajectory
 
 
@@ -60,10 +63,16 @@ def _ended(trajectory: Trajectory, number: int, last: Turn, reason: str) -> Traj
 
 
 def _rows_until(trajectory: Trajectory, number: int) -> tuple[Usage, ...]:
-    """The ledger up to the last of so many generations; its order: a generation, then what its calls cost."""
+    """The ledger up to the last of so many generations and what the user said to it, without its calls.
+
+    Its order: a generation, then what its calls cost, or the user's turn.
+    """
     rows, place, end = trajectory.ledger, 0, 0
     for turn in trajectory.turns[:number]:
         end = _spoken(rows, place, turn)
+        if turn.heard is not None:
+            while end < len(rows) and rows[end].role == USER_ROLE:
+                end += 1
         place = end + sum(len(result.usage) for result in turn.results)
     return rows[:end]
 

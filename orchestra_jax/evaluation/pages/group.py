@@ -100,6 +100,7 @@ def _turns(member: Trajectory) -> Iterator[dict[str, Any]]:
             "number": number,
             "text": turn.text,
             "calls": [_call(call, result) for call, result in itertools.zip_longest(turn.calls, turn.results)],
+            "heard": turn.heard,
             "finish": turn.finish_reason,
             "versions": "-".join(str(version) for version in dict.fromkeys(version for version, _ in turn.spans)),
             "cost": cost,

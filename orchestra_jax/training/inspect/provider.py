@@ -83,8 +83,7 @@ class Policy:
             seed: None: another one each time, so that the epochs of a question are samples of their own.
         """
         seed = next(self._numbers) if seed is None else seed
-        keeps = self.cfg.rollout.history == "keep"
-        ids = self._chat.prompt_ids(messages, tools) if keeps else self._chat.next_prompt((), messages, tools)[0]
+        ids = self._chat.conversation_ids(messages, tools)
         room = min(most, self.cfg.rollout.limits.max_length - len(ids))
         if room < 1:
             return Sampled(None, None, len(ids))
