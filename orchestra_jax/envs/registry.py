@@ -14,6 +14,7 @@ ENVIRONMENTS: Registry[Callable[[RunConfig], Environment]] = Registry(
     builtin={
         "quickstart": "orchestra_jax.envs.quickstart.environment:QuickstartEnvironment",
         "qa": "orchestra_jax.envs.qa.environment:QAEnvironment",
+        "bfcl": "orchestra_jax.envs.bfcl.environment:BFCLEnvironment",
     },
 )
 

@@ -1,0 +1,139 @@
+"""The tasks of BFCL's sets as conversations.
+
+Settings (`env.options`): `sets`, some of `package.SETS`, all of them by default; `evaluate`, "held_out" (a quarter of
+the scenarios, which no training sees) or "all" (a benchmark). A scenario has a variant in each set, and all of its
+variants are on one side.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.data.pipeline import TaskIterator, task_iterator
+from orchestra_jax.envs.base import Environment, Script, ToolEpisode, initial_messages
+from orchestra_jax.envs.bfcl import golden, package
+from orchestra_jax.envs.bfcl.apis import Apis
+from orchestra_jax.envs.bfcl.package import SETS, Scenario
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.tools.base import ToolExecutor, ToolHandler
+from orchestra_jax.tools.schema import to_openai
+from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec, UserTurn
+
+SYSTEM = (
+    "Do what the user asks with the tools. Call them until the request is done, then say so. Where a tool or a value "
+    "that you need is missing, say what is missing instead of guessing."
+)
+MORE_TOOLS = "These tools are there now too:\n{tools}\nTry again with them."
+_EVERY = 4  # one scenario of so many is held out
+_OPTIONS: Mapping[str, Any] = {"sets": list(SETS), "evaluate": "held_out"}
+
+
+class BFCLEpisode(ToolEpisode):
+    """One conversation: the user's words are given, the APIs are the episode's own."""
+
+    def __init__(self, task: Task, scenario: Scenario, budget: Budget) -> None:
+        self._scenario, self._budget = scenario, budget
+        self._apis, self._referee = Apis(scenario), golden.Referee(scenario)
+        self._said: list[str] = []
+        self._calls = 0  # of this turn
+        super().__init__(task, self._executor_of(scenario.offered(0)), initial_messages(task, SYSTEM))
+        self.tools = scenario.offered(0)
+
+    async def respond(self, text: str) -> UserTurn | None:
+        """The next turn of the script, once the referee has looked at this one; None after the last."""
+        self._referee.judge(self._apis, self._said, self._calls)
+        turn, self._calls = len(self._referee.answered), 0
+        if turn == len(self._scenario.words):
+            return None
+        before, self.tools = self.tools, self._scenario.offered(turn)
+        self._executor = self._executor_of(self.tools)
+        words = self._scenario.words[turn]
+        if words is not None:
+            return UserTurn(words)
+        new = [spec for spec in self.tools if spec not in before]
+        return UserTurn(MORE_TOOLS.format(tools="\n".join(json.dumps(to_openai(spec)) for spec in new)))
+
+    async def score(self, answer: str) -> bool:
+        """Whether every turn was answered, see `golden`; what the policy says is not compared."""
+        return self._referee.solved
+
+    def _executor_of(self, tools: Sequence[ToolSpec]) -> ToolExecutor:
+        # An argument is judged by the API, as in the package's harness: one golden call breaks the schema of its tool.
+        lenient = [replace(spec, parameters={"type": "object"}) for spec in tools]
+        return ToolExecutor(lenient, {spec.name: self._handler(spec.name) for spec in tools}, self._budget)
+
+    def _handler(self, name: str) -> ToolHandler:
+        async def handle(arguments: Mapping[str, object], budget: Budget) -> ToolResult:
+            # Nothing is awaited: calls of one turn change the state in their order.
+            result = self._apis.call(ToolCall(name, arguments))
+            self._said.append(result.text)
+            self._calls += 1
+            return result
+
+        return handle
+
+
+class BFCLEnvironment(Environment):
+    """See the module.
+
+    Attributes:
+        unusable: id of each task that is left out -> why.
+    """
+
+    def __init__(self, cfg: RunConfig) -> None:
+        options = {**_OPTIONS, **cfg.env.options}
+        if wrong := self.problems(cfg):
+            raise ConfigError("\n".join(wrong))
+        found = [scenario for kind in options["sets"] for scenario in package.scenarios(kind)]
+        reasons = {scenario.id: golden.problem(scenario) for scenario in found}
+        self.unusable = {name: reason for name, reason in reasons.items() if reason}
+        self._scenarios = {scenario.id: scenario for scenario in found if scenario.id not in self.unusable}
+        tasks = [_task(scenario) for scenario in self._scenarios.values()]
+        held_out = [self._scenarios[task.id].number % _EVERY == 0 for task in tasks]
+        self._training = [task for task, out in zip(tasks, held_out, strict=True) if not out]
+        everything = options["evaluate"] == "all"
+        self._evaluation = [task for task, out in zip(tasks, held_out, strict=True) if out or everything]
+        self._seed = cfg.seed
+        for name, reason in self.unusable.items():
+            print(f"BFCL: {name} is left out: {reason}", flush=True)
+
+    @classmethod
+    def problems(cls, cfg: RunConfig) -> list[str]:
+        options = {**_OPTIONS, **cfg.env.options}
+        found = [] if package.folder() else [f"{package.MISSING}."]
+        if unknown := sorted(options.keys() - _OPTIONS.keys()):
+            found.append(f"env.options of BFCL are {', '.join(_OPTIONS)}, not {', '.join(unknown)}.")
+        sets = options["sets"]
+        if not isinstance(sets, Sequence) or isinstance(sets, str) or not sets or set(sets) - set(SETS):
+            found.append(f"env.options.sets must be some of {', '.join(SETS)}, not {sets}.")
+        if options["evaluate"] not in ("held_out", "all"):
+            found.append(f"env.options.evaluate must be held_out or all, not {options['evaluate']}.")
+        return found
+
+    def train_tasks(self, batch_size: int) -> TaskIterator:
+        return task_iterator(self._training, seed=self._seed, batch_size=batch_size)
+
+    def held_out(self, count: int) -> Sequence[Task]:
+        return self._evaluation[:count]
+
+    def reset(self, task: Task, budget: Budget) -> BFCLEpisode:
+        return BFCLEpisode(task, self._scenarios[task.id], budget)
+
+    def largest_menu(self) -> int:
+        return max((len(scenario.tools) for scenario in self._scenarios.values()), default=0)
+
+    def baselines(self) -> Mapping[str, Script]:
+        return {"golden": lambda task, observed: golden.play(self._scenarios[task.id], observed)}
+
+
+def _task(scenario: Scenario) -> Task:
+    return Task(
+        id=scenario.id,
+        question=scenario.words[0] or "",
+        answer=(),  # a state, no words
+        tools=scenario.tools,
+        preference=Preference("accuracy", ""),
+        family=scenario.kind,
+    )
