@@ -18,7 +18,7 @@ from orchestra_jax.engines.base import Engine
 from orchestra_jax.engines.start import first_model, start_engine
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.by_hand import DO_NOTHING, EXPERT, RANDOM, Baseline, baseline
-from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.measures.turn_caps import widest
 from orchestra_jax.evaluation.report import benchmark_rows, cap_rows, plain, print_figures
 from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks, in_parts
@@ -155,7 +155,8 @@ def _checked(cfg: RunConfig, processes: Processes) -> tuple[Subject, ChatFormat 
         _baseline(subject, environment)
     # The policy speaks no tokens of ours, but baselines do.
     words = replace(cfg, model=replace(cfg.model, tokenizer="environment"))
-    return subject, make_chat(words) if environment.baselines() else None, environment
+    own = environment.baselines() and environment_class(cfg).chat(cfg) is not None
+    return subject, make_chat(words) if own else None, environment
 
 
 def _baseline(subject: Subject, environment: Environment) -> Baseline:

@@ -1,4 +1,4 @@
-"""What the installed package `bfcl-eval` holds: four sets of 200 tasks, and what the tools of the APIs say of themselves.
+"""What the package `bfcl-eval` holds: four sets of 200 tasks, and what the tools of the APIs say of themselves.
 
 Only files are read here. A task's menu is all functions of its APIs, less those that the task leaves out.
 """
