@@ -57,5 +57,7 @@ def problem(scenario: Scenario) -> str | None:
 
 def play(scenario: Scenario, observed: Sequence[ToolResult]) -> ToolCall | str:
     """A script that makes the golden calls one by one and speaks to the user after those of a turn."""
-    plan: list[ToolCall | str] = [action for turn in scenario.golden for action in (*turn, DONE)]
+    plan: list[ToolCall | str] = []
+    for turn in scenario.golden:
+        plan += [*turn, DONE]
     return plan[len(observed)]
