@@ -22,7 +22,16 @@ def composed() -> dict[str, RunConfig]:
 
 
 def test_every_benchmark_is_greedy_and_keeps_what_it_pays_for(composed: dict[str, RunConfig]):
-    assert {"bfcl", "frames", "general_thought", "gsm8k", "hle", "jsonl", "quickstart", "quickstart_unseen"} == composed.keys()
+    assert {
+        "bfcl",
+        "frames",
+        "general_thought",
+        "gsm8k",
+        "hle",
+        "jsonl",
+        "quickstart",
+        "quickstart_unseen",
+    } == composed.keys()
     for cfg in composed.values():
         assert (cfg.evaluation.temperature, cfg.evaluation.greedy) == (0.0, False)
         assert (cfg.replay.mode, cfg.replay.path) == ("replay_or_record", "out/evaluation/calls.db")

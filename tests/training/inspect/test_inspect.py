@@ -11,7 +11,7 @@ import pytest
 
 from orchestra_jax.config.cli import compose
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, QuickstartEpisode
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.decoder import init_params
@@ -21,7 +21,7 @@ from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.inspect import registry
 from orchestra_jax.training.inspect.tasks import FIGURES, benchmark_task, figures
-from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult, Trajectory
+from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult, Trajectory, UserTurn
 from tests.training.micro import OneLayer
 
 QUESTIONS = 6
@@ -156,3 +156,20 @@ def test_our_policy_says_through_inspect_what_it_says_to_us(tmp_path: Path, eval
     assert count == len(tokenizer("capital of Norway").input_ids)
     policy.close()
     asyncio.run(model.api.aclose())
+
+
+@pytest.mark.slow
+def test_what_a_user_says_stands_in_the_sample_and_is_said_to_the_model(evaluated: Any, monkeypatch):
+    async def respond(self: QuickstartEpisode, text: str) -> UserTurn | None:
+        self.asked = [*getattr(self, "asked", ()), text]  # type: ignore[attr-defined]
+        return UserTurn("Sure?") if len(self.asked) == 1 else None  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(QuickstartEpisode, "respond", respond, raising=False)
+    samples = evaluated(benchmark_task("quickstart", SETTINGS), scripted_model())
+    roles = ["user", "assistant", "tool", "assistant", "user", "assistant", "tool", "assistant"]
+    for sample in samples.values():
+        assert [message.role for message in sample.messages] == roles
+        assert sample.messages[4].text == "Sure?"
+        asked = [event.input for event in sample.events if event.event == "model"]
+        assert asked[2][-1].text == "Sure?"
+        assert sample.scores
