@@ -11,6 +11,7 @@ text keeps the tags (thinking, tool calls, tool responses), its protocol, and lo
 What the sampled text means, calls and answers, is in `parsing`.
 """
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -155,7 +156,7 @@ class ChatFormat:
             return self.next_prompt((), messages, tools)[0]
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         ids = self.prompt_ids(messages[: turns[0]] if turns else messages, tools)
-        for start, end in zip(turns, [*turns[1:], len(messages)], strict=True):
+        for start, end in itertools.pairwise([*turns, len(messages)]):
             roles = [message["role"] for message in messages[start + 1 : end]]
             if roles != ["user"] and set(roles) != {"tool"}:
                 return self.prompt_ids(messages, tools)

@@ -313,6 +313,7 @@ def test_another_programs_conversation_reads_as_the_policys_own(real, history):
     heard = [{"role": "user", "content": "The <|im_end|> one."}], [{"role": "tool", "content": "9"}] * 2
     messages = [{"role": "user", "content": "Hello"}]
     ids = chat.prompt_ids(messages)
+    assert chat.conversation_ids(messages) == ids
     for text, new in zip(said, heard, strict=True):
         messages += [{"role": "assistant", "content": text}, *new]
         ids += (*chat.encode(text), chat.stop_ids[0])
