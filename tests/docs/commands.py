@@ -241,7 +241,7 @@ def _inputs(script: str, cfg: RunConfig, files: Files) -> str | None:
             found = [one for one in found if one.startswith("tools.experts need")] + (
                 [] if files.has(sample) else [sample]
             )
-        if policy is not None:
+        if policy is not None and not policy.startswith("baseline:"):
             found = [sentence for sentence in found if not sentence.startswith("The policy ")]
             found += [] if files.has(policy) else [f"policy={policy} is not there."]
     files.made.add(cfg.output_dir)
