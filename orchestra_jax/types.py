@@ -225,6 +225,7 @@ class Trajectory:
         answer: the final answer, None without one.
         solved: r_outcome of Eq. 1.
         ledger: every call's row; the cost is the sum over it, the latency is not (calls of a turn run side by side).
+        criteria: where the world scores by several: name -> what is wrong, "" where it holds; empty where unscored.
     """
 
     task: Task
@@ -236,6 +237,7 @@ class Trajectory:
     answer: str | None
     solved: bool
     ledger: tuple[Usage, ...]
+    criteria: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def turns(self) -> Sequence[Turn]:

@@ -5,7 +5,7 @@ A new environment is a subclass of `Environment`; docs/add_an_environment.md sho
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from orchestra_jax.config.schema import RunConfig
@@ -27,10 +27,14 @@ Script = Callable[[Task, Sequence[ToolResult]], ToolCall | str]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Whether a task is solved, and the rows of the judge that was asked."""
+    """Whether a task is solved, the rows of the judge that was asked, and what is wrong by criterion.
+
+    `criteria` are for reports: name -> what is wrong in a sentence, "" where the criterion holds.
+    """
 
     solved: bool
     usage: tuple[Usage, ...] = ()
+    criteria: Mapping[str, str] = field(default_factory=dict)
 
 
 @runtime_checkable

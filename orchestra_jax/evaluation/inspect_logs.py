@@ -121,6 +121,7 @@ def _samples(group: StoredGroup, model: str, reward: RewardConfig) -> Iterator["
             metadata={
                 "step": group.step, "status": str(member.status), "reason": _text(member.reason),
                 "family": task.family, "preference": task.preference.name, "kept": group.kept,
+                "criteria": dict(member.criteria),
             },
             events=events,
             model_usage={model: _usage([row for row in member.ledger if row.role == "orchestrator"])},

@@ -64,7 +64,8 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
         cost: dollars a question. cost_per_correct: dollars spent on all questions per solved one, None without any.
         latency: seconds a question. calls: executed tool calls a question. refused: calls a question that were not
             executed. failed: infrastructure failures, a count. counted: the others, of which all means are. Where a
-            judge was asked, `judge_figures` too. Where every trajectory failed nothing is known: all means are None.
+            judge was asked, `judge_figures` too. Where a world has several criteria, criteria/NAME: the share of what
+            was scored that meets it. Where every trajectory failed nothing is known: all means are None.
 
     Raises:
         ValueError: there is no trajectory.
@@ -76,16 +77,28 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
     if not counted:
         return dict.fromkeys(MEANS) | counts
     cost, solved = sum(t.cost_usd for t in counted), sum(t.solved for t in counted)
-    return {
-        "accuracy": solved / len(counted),
-        "valid_rate": float(np.mean([t.valid for t in counted])),
-        "cost": cost / len(counted),
-        "cost_per_correct": cost / solved if solved else None,
-        "latency": float(np.mean([t.latency_s for t in counted])),
-        "calls": float(np.mean([len(t.calls) for t in counted])),
-        "refused": float(np.mean([t.refused for t in counted])),
-        **counts,
-    } | judge_figures(counted)
+    return (
+        {
+            "accuracy": solved / len(counted),
+            "valid_rate": float(np.mean([t.valid for t in counted])),
+            "cost": cost / len(counted),
+            "cost_per_correct": cost / solved if solved else None,
+            "latency": float(np.mean([t.latency_s for t in counted])),
+            "calls": float(np.mean([len(t.calls) for t in counted])),
+            "refused": float(np.mean([t.refused for t in counted])),
+            **counts,
+        }
+        | judge_figures(counted)
+        | _criteria(counted)
+    )
+
+
+def _criteria(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    found: dict[str, list[bool]] = {}
+    for trajectory in trajectories:
+        for name, wrong in trajectory.criteria.items():
+            found.setdefault(name, []).append(not wrong)
+    return {f"criteria/{name}": sum(held) / len(held) for name, held in sorted(found.items())}
 
 
 def judge_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:

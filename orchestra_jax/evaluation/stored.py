@@ -101,7 +101,7 @@ def encoded(trajectory: Trajectory) -> dict[str, Any]:
 def decoded(record: Mapping[str, Any], task: Task) -> Trajectory:
     """What `encoded` was given."""
     sequences = tuple(tuple(_turn(turn) for turn in turns) for turns in record["sequences"])
-    own = {entry.name: record[entry.name] for entry in fields(Trajectory) if entry.name != "task"}
+    own = {entry.name: record[entry.name] for entry in fields(Trajectory) if entry.name in record}
     made = {"status": Status(record["status"]), "sequences": sequences, "ledger": _rows(record["ledger"])}
     return Trajectory(task=task, **{**own, **made})
 

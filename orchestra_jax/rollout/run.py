@@ -17,7 +17,7 @@ A turn without calls is the final answer where nobody answers it. In a `Conversa
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -66,6 +66,7 @@ class Run:
         self.observed: list[ToolResult] = []
         self.called = 0
         self.solved = False
+        self.criteria: Mapping[str, str] = {}
         self.turn = 0
         self.prices = collector.price.prices
         self.worked_s = 0.0
@@ -101,6 +102,7 @@ class Run:
             answer=answer,
             solved=self.solved,
             ledger=tuple(self.ledger),
+            criteria=self.criteria,
         )
 
     async def _turns_until_end(self, episode: Episode) -> tuple[Status, str, str | None]:
@@ -180,7 +182,7 @@ class Run:
     async def _score(self, episode: Episode, answer: str) -> None:
         found, _ = await self._wait("score", lambda _: episode.score(answer), None)
         score = found if isinstance(found, Score) else Score(found)
-        self.solved = score.solved
+        self.solved, self.criteria = score.solved, score.criteria
         self.ledger += score.usage
 
     async def _wait(self, what: str, begin: Callable[[int], Awaitable[T]], deadline_s: float | None) -> tuple[T, float]:

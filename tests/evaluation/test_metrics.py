@@ -87,6 +87,12 @@ def test_a_judge_and_exact_match_by_hand():
     assert not {"exact_match", "judged", "judge_disagrees"} & alone.keys()  # there is no judge
 
 
+def test_criteria_are_shares_of_what_was_scored():
+    scored = [{"executed": "", "faithful": ""}, {"executed": "", "faithful": "Not said."}, {}]
+    found = summarize([replace(run(), criteria=each) for each in scored])
+    assert (found["criteria/executed"], found["criteria/faithful"]) == (1.0, 0.5)
+
+
 def test_what_a_right_answer_costs_is_unknown_where_nothing_was_solved():
     assert summarize([run(cost=1.0, solved=False)])["cost_per_correct"] is None
     assert summarize([run(cost=0.0, solved=False)])["cost_per_correct"] is None

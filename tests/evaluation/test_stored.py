@@ -27,7 +27,8 @@ def trajectory(member: int = 0, group: int = 0, ids: tuple[int, ...] = (5, 151_6
         (ToolCall("search", {"q": "x"}),), (ToolResult("found", (ROW,), final="b", refused=True),), ((6, 1), (7, 1)),
         "and?",
     )  # fmt: skip
-    return Trajectory(TASK, group, member, ((turn,), (turn, turn)), Status.MALFORMED, "why", None, False, (ROW, ROW))
+    turns, wrong = ((turn,), (turn, turn)), {"said": "no"}
+    return Trajectory(TASK, group, member, turns, Status.MALFORMED, "why", None, False, (ROW, ROW), wrong)
 
 
 def stored(step: int, group: int, members: int = 2) -> StoredGroup:

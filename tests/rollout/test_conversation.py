@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestra_jax.envs.base import Conversation
+from orchestra_jax.envs.base import Conversation, Score
 from orchestra_jax.evaluation.measures.turn_caps import cut
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rl.batching import sequences
@@ -69,7 +69,7 @@ class Talking(Room):
 
     async def score(self, answer):  # as of a database that need not change
         await super().score(answer)
-        return True
+        return Score(True, criteria={"executed": "", "faithful": "Not said: 'red'."})
 
 
 HANGS = object()
@@ -105,6 +105,8 @@ async def test_words_go_to_the_user_and_theirs_carry_no_loss(tokenizer, history)
     assert (len(found.sequences) == 1) is (history == "keep")
     assert ("hm hm" in shown[3]) is (history == "keep")
     assert "user: hello!" in transcript(found)
+    assert found.criteria == {"executed": "", "faithful": "Not said: 'red'."}
+    assert "faithful: Not said: 'red'." in transcript(found)
 
 
 async def test_the_users_words_are_appended_as_the_template_writes_them(real):

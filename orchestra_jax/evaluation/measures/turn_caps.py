@@ -58,7 +58,7 @@ def _ended(trajectory: Trajectory, number: int, last: Turn, reason: str) -> Traj
     sequences[-1] = (*sequences[-1][:-1], last)
     return replace(
         trajectory, sequences=tuple(sequences), status=Status.NO_ANSWER, reason=reason, answer=None, solved=False,
-        ledger=_rows_until(trajectory, number),
+        ledger=_rows_until(trajectory, number), criteria={},
     )  # fmt: skip
 
 

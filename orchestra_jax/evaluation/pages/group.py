@@ -32,6 +32,7 @@ def view(group: StoredGroup, reward: RewardConfig, decode: Decode | None) -> dic
             "reason": member.reason,
             "answer": member.answer,
             "solved": member.solved,
+            "criteria": member.criteria,
             "cost": member.cost_usd,
             "seconds": member.latency_s,
             "reward": group.rewards[n],

@@ -27,6 +27,7 @@ def transcript(trajectory: Trajectory) -> str:
     ending = f"{trajectory.status}: {trajectory.reason}" if trajectory.reason else str(trajectory.status)
     verdict = "solved" if trajectory.solved else "not solved"
     charged = f"${trajectory.cost_usd:.6f}   {trajectory.latency_s:.2f} s"
+    lines += [f"    {name}: {wrong}" for name, wrong in trajectory.criteria.items() if wrong]
     lines += ["", f"{ending}   answer {trajectory.answer!r}   {verdict}   {charged}"]
     return "\n".join(lines)
 
