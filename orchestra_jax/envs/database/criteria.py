@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestra_jax.envs.database.facts import unsaid
-from orchestra_jax.envs.database.session import Session
+from orchestra_jax.envs.database.session import AnySession
 from orchestra_jax.envs.database.state import Key, differing
 
 
@@ -49,7 +49,7 @@ class Verdict:
         return [f"{head}{', '.join(each)}." for head, each in parts if each]
 
 
-def judge(golden: Session, made: Session, facts: Sequence[str], said: Sequence[str]) -> Verdict:
+def judge(golden: AnySession, made: AnySession, facts: Sequence[str], said: Sequence[str]) -> Verdict:
     """The three criteria of one episode.
 
     Args:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from orchestra_jax.envs.database.criteria import judge
 from orchestra_jax.envs.database.facts import problem
-from orchestra_jax.envs.database.session import Session, World
-from orchestra_jax.types import ToolCall
+from orchestra_jax.envs.database.session import AnySession, AnyWorld
+from orchestra_jax.types import InfrastructureError, ToolCall
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,22 @@ class Goal:
     start: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
-def opened(world: World, goal: Goal) -> Session:
+def opened(world: AnyWorld, goal: Goal) -> AnySession:
     """A fresh episode of the task, before anybody called anything."""
-    session = Session(world, seed=goal.seed)
+    session = world.session(goal.seed)
     if goal.start:
         session.state.apply(goal.start)
     return session
 
 
-def replay(world: World, goal: Goal) -> tuple[Session, list[str]]:
+def replay(world: AnyWorld, goal: Goal) -> tuple[AnySession, list[str]]:
     """The session after the golden calls, and a sentence for every one that failed."""
     session, failed = opened(world, goal), []
     for number, call in enumerate(goal.calls, start=1):
         try:
             outcome = session.call(call)
+        except InfrastructureError:
+            raise
         except Exception as error:  # whatever a tool raises makes the task unusable, and is told
             failed.append(f"Golden call {number} ({call.name}) raised {type(error).__name__}: {error}")
             continue
@@ -50,7 +52,7 @@ def replay(world: World, goal: Goal) -> tuple[Session, list[str]]:
     return session, failed
 
 
-def unusable(world: World, goal: Goal, *, may_fail: bool = False) -> str | None:
+def unusable(world: AnyWorld, goal: Goal, *, may_fail: bool = False) -> str | None:
     """Why nobody can be scored on the task, in a sentence; None: it can be used.
 
     With `may_fail` golden calls may fail: in τ²-Bench some look for what is not there, as the user misremembers it.
@@ -71,7 +73,7 @@ def unusable(world: World, goal: Goal, *, may_fail: bool = False) -> str | None:
     return None
 
 
-def sift(world: World, goals: Iterable[Goal], *, may_fail: bool = False) -> tuple[list[Goal], dict[str, str]]:
+def sift(world: AnyWorld, goals: Iterable[Goal], *, may_fail: bool = False) -> tuple[list[Goal], dict[str, str]]:
     """The tasks that can be used, and by id why each of the others cannot: none is dropped in silence."""
     usable, reasons = list[Goal](), dict[str, str]()
     for goal in goals:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from orchestra_jax.envs.database.frozen import canonical, digest
 from orchestra_jax.envs.database.state import Database, Key, State, Transaction, WrongKind
@@ -110,6 +110,23 @@ class World:
             raise ValueError(f"Two tools of the world {name!r} share a name.")
         return cls(name, database, by_name, now, policy)
 
+    @property
+    def specs(self) -> dict[str, ToolSpec]:
+        """What the policy sees of the tools, by name."""
+        return {name: tool.spec for name, tool in self.tools.items()}
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """What each tool may do."""
+        return {name: tool.kind for name, tool in self.tools.items()}
+
+    def session(self, seed: int = 0) -> "Session":
+        """A fresh episode."""
+        return Session(self, seed)
+
+    def close(self) -> None:
+        """Nothing: the tools run in this process. `RemoteWorld` has workers to stop."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -154,6 +171,10 @@ class Session:
     def now(self) -> datetime:
         return self.world.now
 
+    async def make(self, call: ToolCall) -> Outcome:
+        """As `call`; for `RemoteSession` it waits, so episodes use this one."""
+        return self.call(call)
+
     def call(self, call: ToolCall) -> Outcome:
         """Makes a call: it changes everything it has to, or it fails and changes nothing.
 
@@ -181,3 +202,51 @@ class Session:
         self.ids += desk.ids
         self.done.append(call)
         return Outcome(text)
+
+
+class AnySession(Protocol):
+    """One episode, whether its tools run here (`Session`) or in the sandbox (`remote.RemoteSession`)."""
+
+    seed: int
+    state: State
+    read: set[Key]
+    written: set[Key]
+    done: list[ToolCall]
+
+    def call(self, call: ToolCall) -> Outcome:
+        """Makes a call and blocks until it is made; see `Session.call`."""
+        ...
+
+    async def make(self, call: ToolCall) -> Outcome:
+        """As `call`, while other episodes go on."""
+        ...
+
+
+class AnyWorld(Protocol):
+    """A domain: `World`, or `remote.RemoteWorld`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def database(self) -> Database: ...
+
+    @property
+    def now(self) -> datetime: ...
+
+    @property
+    def policy(self) -> str: ...
+
+    @property
+    def specs(self) -> Mapping[str, ToolSpec]: ...
+
+    @property
+    def kinds(self) -> Mapping[str, Kind]: ...
+
+    def session(self, seed: int = 0) -> AnySession:
+        """A fresh episode."""
+        ...
+
+    def close(self) -> None:
+        """Releases what the world owns."""
+        ...

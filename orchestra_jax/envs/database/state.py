@@ -108,10 +108,15 @@ class State:
         return frozenset(key for key in self._changed if self.entry_digest(key) != self.database.entry_digest(key))
 
     def delta(self) -> dict[str, dict[str, Any]]:
-        """{table: {id: entry, or None where it was deleted}} of what `changed`: plain JSON, for another process."""
+        """{table: {id: entry, or None where it was deleted}} of what `changed`: plain JSON, for another process.
+
+        In the order in which entries were first changed, so that new ones come in the order of their making.
+        """
         found: dict[str, dict[str, Any]] = {}
-        for table, name in sorted(self.changed):
-            entry = self._changed[table, name]
+        changed = self.changed
+        for (table, name), entry in self._changed.items():
+            if (table, name) not in changed:
+                continue
             found.setdefault(table, {})[name] = None if entry is _ABSENT else thaw(entry)
         return found
 

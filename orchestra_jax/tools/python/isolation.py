@@ -1,4 +1,4 @@
-"""How the sandbox's worker process is started: inside bubblewrap, in namespaces of our own, or in nothing."""
+"""How a worker process of the sandbox is started: inside bubblewrap, in namespaces of our own, or in nothing."""
 
 import contextlib
 import fcntl
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ _WORKER_FILES = (  # all that the worker imports of this package
     "orchestra_jax/tools/__init__.py",
     *(f"{_FOLDER}/{name}.py" for name in ("__init__", "kernel", "seccomp", "snippet", "worker")),
 )
+_NAMESPACES = f"{_FOLDER}/namespaces.py"
 _SOURCE_INSIDE, _LIBRARIES_INSIDE = Path("/worker"), "/libraries"  # where what may lie anywhere is shown
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _WORKSPACES = "orchestra-python-"  # folders of workers that nothing isolates
@@ -39,6 +41,24 @@ _FIX = (
 )
 
 
+@dataclass(frozen=True)
+class Program:
+    """A script of this package that runs isolated.
+
+    Attributes:
+        script: its path below the package's parent.
+        files: all that it imports of this package, and itself.
+        libraries: modules of other packages that it may import, where they are installed.
+    """
+
+    script: str
+    files: tuple[str, ...]
+    libraries: tuple[str, ...]
+
+
+SNIPPETS = Program(f"{_FOLDER}/worker.py", _WORKER_FILES, LIBRARIES)
+
+
 class IsolationError(RuntimeError):
     """This machine offers no isolation for the sandbox; the message names the fix."""
 
@@ -46,21 +66,36 @@ class IsolationError(RuntimeError):
 class Launch:
     """A started worker process and our end of its socket.
 
+    Args:
+        isolation: see `choose`.
+        limits: of the program; it reads them as JSON from its command line.
+        libraries: that it imports before it says that it is there.
+        stderr: descriptor; None: that of this process.
+        program: what runs.
+        kind: of the socket; a packet is read whole, but must be small.
+
     Attributes:
         process: the outermost process; when it is killed, all inside are.
         connection: blocking socket; the first message names the isolation, see `worker.py`.
     """
 
     def __init__(
-        self, isolation: str, limits: Mapping[str, Any], libraries: Iterable[str] = (), stderr: int | None = None
+        self,
+        isolation: str,
+        limits: Mapping[str, Any],
+        libraries: Iterable[str] = (),
+        stderr: int | None = None,
+        *,
+        program: Program = SNIPPETS,
+        kind: socket.SocketKind = socket.SOCK_SEQPACKET,
     ) -> None:
         self._workspaces = Workspaces() if isolation == "none" else None
         directory = self._workspaces and self._workspaces.path
         config = {**limits, "libraries": sorted(libraries), "isolation": isolation, "directory": directory}
-        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, kind)
         try:
             self.process = subprocess.Popen(
-                _command(isolation, config),
+                _command(isolation, config, program),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
@@ -184,15 +219,15 @@ def why_not(isolation: str) -> str | None:
         launch.stop()
 
 
-def _command(isolation: str, config: Mapping[str, Any]) -> list[str]:
-    shown, links, outside, inside = _shown()
+def _command(isolation: str, config: Mapping[str, Any], program: Program) -> list[str]:
+    shown, links, outside, inside = _shown(program.libraries)
     if isolation == "none":
-        return [*_python(_SOURCE, "worker"), json.dumps({**config, "site": outside})]
-    worker = [*_python(_SOURCE_INSIDE, "worker"), json.dumps({**config, "site": inside})]
-    shown = shown | {f"{_SOURCE_INSIDE}/{name}": str(_SOURCE / name) for name in _WORKER_FILES}
+        return [*_python(_SOURCE, program.script), json.dumps({**config, "site": outside})]
+    worker = [*_python(_SOURCE_INSIDE, program.script), json.dumps({**config, "site": inside})]
+    shown = shown | {f"{_SOURCE_INSIDE}/{name}": str(_SOURCE / name) for name in program.files}
     if isolation == "namespaces":
         spaces = {"shown": shown, "links": links, "environment": _environment(_SOURCE_INSIDE)}
-        return [*_python(_SOURCE, "namespaces"), "all", json.dumps(spaces), *worker]
+        return [*_python(_SOURCE, _NAMESPACES), "all", json.dumps(spaces), *worker]
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise FileNotFoundError("bwrap is not installed")
@@ -218,7 +253,7 @@ def _command(isolation: str, config: Mapping[str, Any]) -> list[str]:
     command += ["--", *worker]
     # Root enters the user namespace first: bubblewrap's own would hold one id, and the kernel counts none of root's
     # processes.
-    return [*_python(_SOURCE, "namespaces"), "user", *command] if root else command
+    return [*_python(_SOURCE, _NAMESPACES), "user", *command] if root else command
 
 
 def _environment(source: Path) -> dict[str, str]:
@@ -227,7 +262,7 @@ def _environment(source: Path) -> dict[str, str]:
 
 def _python(source: Path, script: str) -> list[str]:
     # -I would also ignore PYTHONHASHSEED, so its other parts are given one by one and the environment is ours.
-    return [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", str(source / _FOLDER / f"{script}.py")]
+    return [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", str(source / script)]
 
 
 def _interpreter() -> str:
@@ -235,8 +270,8 @@ def _interpreter() -> str:
 
 
 @functools.cache
-def _shown() -> tuple[dict[str, str], dict[str, str], list[str], list[str]]:
-    """What the code sees of this machine, read-only: the system's programs and libraries, Python, and the libraries.
+def _shown(libraries: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str], list[str], list[str]]:
+    """What the code sees of this machine, read-only: the system's programs and libraries, Python, and the `libraries`.
 
     Returns:
         Paths inside with those of this machine, none below another; links to make; the folders to import the libraries
@@ -248,9 +283,18 @@ def _shown() -> tuple[dict[str, str], dict[str, str], list[str], list[str]]:
         if not _below(path, shown):
             shown[path] = path
     outside, inside = [], []
-    for name in LIBRARIES:
+    for name in libraries:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
+            continue
+        if spec.submodule_search_locations is None:  # one file
+            file = os.path.realpath(spec.origin)
+            outside.append(os.path.dirname(file))
+            if _below(file, shown):
+                inside.append(os.path.dirname(file))
+                continue
+            inside.append(_LIBRARIES_INSIDE)
+            shown[f"{_LIBRARIES_INSIDE}/{os.path.basename(file)}"] = file
             continue
         folder = os.path.dirname(os.path.realpath(spec.origin))
         outside.append(os.path.dirname(folder))

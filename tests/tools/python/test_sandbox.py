@@ -352,7 +352,7 @@ def test_limits_that_the_machine_sets_are_not_blamed_on_the_code(isolation: str)
 def test_a_worker_in_which_no_snippet_can_run_says_so(tmp_path, monkeypatch):
     """Here because of a library that it imports for them; it is not the code's fault."""
     (tmp_path / "broken.py").write_text("import os\nos.register_at_fork(after_in_child=lambda: os._exit(3))")
-    monkeypatch.setattr(sandbox_isolation, "_shown", lambda: ({}, {}, [str(tmp_path)], []))
+    monkeypatch.setattr(sandbox_isolation, "_shown", lambda _: ({}, {}, [str(tmp_path)], []))
     monkeypatch.setattr(sandbox_module, "named_libraries", lambda code: frozenset({"broken"}))
     with pytest.raises(InfrastructureError, match="an empty snippet ends with status 768"):
         run("1", isolation="none")
@@ -361,6 +361,6 @@ def test_a_worker_in_which_no_snippet_can_run_says_so(tmp_path, monkeypatch):
 def test_a_worker_that_cannot_isolate_itself_runs_nothing(monkeypatch):
     """What worked when the sandbox was made may be refused later."""
     monkeypatch.setattr(sandbox_isolation, "why_not", lambda name: None)
-    monkeypatch.setattr(sandbox_isolation, "_shown", lambda: ({"/nowhere": "/nowhere"}, {}, [], []))
+    monkeypatch.setattr(sandbox_isolation, "_shown", lambda _: ({"/nowhere": "/nowhere"}, {}, [], []))
     with pytest.raises(InfrastructureError, match=r"could not isolate itself: .*nowhere"):
         run("print(1)", isolation="namespaces")

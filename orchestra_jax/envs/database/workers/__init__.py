@@ -1,0 +1,1 @@
+"""Worker processes in the sandbox that run the tools of worlds which are not ours."""
