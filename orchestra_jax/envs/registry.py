@@ -15,6 +15,7 @@ ENVIRONMENTS: Registry[Callable[[RunConfig], Environment]] = Registry(
         "quickstart": "orchestra_jax.envs.quickstart.environment:QuickstartEnvironment",
         "qa": "orchestra_jax.envs.qa.environment:QAEnvironment",
         "bfcl": "orchestra_jax.envs.bfcl.environment:BFCLEnvironment",
+        "database": "orchestra_jax.envs.database.environment:DatabaseEnvironment",
     },
 )
 

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -184,10 +185,17 @@ class Catalogue:
         output = {entry.key: prices.entries[entry.model].output for entry in offered if entry.role and entry.billed}
         return Instance(tools, {"seed": seed, "prices": asdict(draw), "tools": names, "output_usd": output})
 
-    def executor(self, record: Mapping[str, Any], task: Task, budget: Budget) -> ToolExecutor:
+    def executor(
+        self,
+        record: Mapping[str, Any],
+        task: Task,
+        budget: Budget,
+        own: Mapping[str, ToolHandler] = MappingProxyType({}),
+    ) -> ToolExecutor:
         """Executes the calls of an episode of `task`, which has the tools of the instance of `record`.
 
-        One is made for each episode, as the released form keeps notes.
+        One is made for each episode, as the released form keeps notes. `own` are handlers of further tools, which the
+        task brings and no list prices: they are charged what their rows and specs say.
         """
         tariff = Tariff(self.book.prices(PriceDraw(**record["prices"])), self.book.base)
         entries = {name: self.entries[key].within(task) for name, key in record["tools"].items()}
@@ -195,7 +203,7 @@ class Catalogue:
         if self.rule.form == "released":
             call = _released(task.question, entries, handlers)
             handlers = {function: call for function, _ in _FUNCTIONS.values()}
-        return ToolExecutor(task.tools, handlers, budget, tariff)
+        return ToolExecutor(task.tools, {**handlers, **own}, budget, tariff)
 
     def _menu(self, rng: np.random.Generator, prices: PriceList) -> tuple[tuple[ToolSpec, ...], dict[str, str]]:
         """The separate form: the chosen tools, in random order where names or subset are random."""

@@ -39,14 +39,14 @@ class Verdict:
         """r_outcome of Eq. 1."""
         return self.executed and self.faithful and self.complete
 
-    def reasons(self) -> list[str]:
-        """A sentence for every criterion that does not hold."""
+    def criteria(self) -> dict[str, str]:
+        """What is wrong by criterion, a sentence, or "" where it holds; for `Score.criteria`."""
         parts = (
-            ("Not as it should be: ", [f"{table} {name}" for table, name in self.differs]),
-            ("Not said: ", [repr(fact) for fact in self.unsaid]),
-            ("Not operated on: ", [f"{table} {name}" for table, name in self.untouched]),
+            ("executed", "Not as it should be: ", [f"{table} {name}" for table, name in self.differs]),
+            ("faithful", "Not said: ", [repr(fact) for fact in self.unsaid]),
+            ("complete", "Not operated on: ", [f"{table} {name}" for table, name in self.untouched]),
         )
-        return [f"{head}{', '.join(each)}." for head, each in parts if each]
+        return {name: f"{head}{', '.join(each)}." if each else "" for name, head, each in parts}
 
 
 def judge(golden: AnySession, made: AnySession, facts: Sequence[str], said: Sequence[str]) -> Verdict:

@@ -16,6 +16,7 @@ from tests.envs.database.shop import call, get_customer, hand_over, shop
 
 LOOK, SEND = call("get_customer", customer="C1"), call("set_status", order="O1", status="sent")
 GOAL = Goal("send", [LOOK, SEND], facts=["1,200"])
+RIGHT = {"executed": "", "faithful": "", "complete": ""}
 SAID = ["The total is $1200.00."]
 
 
@@ -36,25 +37,25 @@ def holds(found: Verdict) -> tuple[bool, bool, bool]:
 def test_the_golden_calls_and_facts_solve_it() -> None:
     found = verdict([LOOK, SEND], SAID)
     assert found.solved
-    assert found.reasons() == []
+    assert found.criteria() == RIGHT
 
 
 def test_only_execution_fails() -> None:
     found = verdict([LOOK, call("set_status", order="O1", status="lost")], SAID)
     assert holds(found) == (False, True, True)
-    assert found.reasons() == ["Not as it should be: orders O1."]
+    assert found.criteria() == {**RIGHT, "executed": "Not as it should be: orders O1."}
 
 
 def test_only_fidelity_fails() -> None:
     found = verdict([LOOK, SEND], ["The total is 1201."])
     assert holds(found) == (True, False, True)
-    assert found.reasons() == ["Not said: '1,200'."]
+    assert found.criteria() == {**RIGHT, "faithful": "Not said: '1,200'."}
 
 
 def test_only_completeness_fails() -> None:
     found = verdict([SEND], SAID)
     assert holds(found) == (True, True, False)
-    assert found.reasons() == ["Not operated on: customers C1."]
+    assert found.criteria() == {**RIGHT, "complete": "Not operated on: customers C1."}
 
 
 def test_none_is_enough_alone() -> None:

@@ -1,0 +1,224 @@
+"""Conversations in which a database is changed: a user asks, tools do it, and three criteria decide (`criteria`).
+
+Settings (`env.options`): `worlds`, names of shipped worlds or folders (`folder`), all shipped ones by default;
+`trusted`, whether tools.py of other folders may run in this process; `rules`, whether the agent
+is told policy.md and the time; `user`, "scripted" or a model that plays the user.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.data.pipeline import TaskIterator, task_iterator
+from orchestra_jax.envs.base import Demonstrations, Environment, OwnChat, Score, Script, ToolEpisode, initial_messages
+from orchestra_jax.envs.by_hand import Asked
+from orchestra_jax.envs.database import demonstrations, golden
+from orchestra_jax.envs.database.criteria import judge
+from orchestra_jax.envs.database.folder import BadWorld, TaskRow, WorldFolder, load
+from orchestra_jax.envs.database.session import Session
+from orchestra_jax.envs.menus import WorldMenus
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.tools.base import ToolHandler
+from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, UserTurn
+
+SHIPPED = Path(__file__).parent / "shipped"
+SYSTEM = "{rules}\n\nIt is {now}. Speak to the user only when their request is done, or when you have to ask something."
+GATE_TASKS = 64
+_OPTIONS: Mapping[str, Any] = {"worlds": [], "trusted": False, "rules": True, "user": "scripted"}
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A task with its world, and the session after its golden calls."""
+
+    row: TaskRow
+    folder: WorldFolder
+    golden: Session
+
+
+class DatabaseEpisode(ToolEpisode):
+    """One conversation with a session of its own.
+
+    Args:
+        task: of `WorldMenus.pose`.
+        budget: of the trajectory.
+        rules: whether the agent is told the world's.
+    """
+
+    def __init__(self, task: Task, posed: Posed, menus: WorldMenus, budget: Budget, rules: bool) -> None:
+        world = posed.folder.world
+        self._posed, self.session = posed, golden.opened(world, posed.row.goal)
+        self._said: list[str] = []
+        self._order = asyncio.Lock()
+        handlers = {name: self._handler(name) for name in world.tools}
+        system = SYSTEM.format(rules=world.policy.strip(), now=f"{world.now:%A, %d %B %Y, %H:%M}") if rules else None
+        super().__init__(task, menus.executor(task, handlers, budget), initial_messages(task, system))
+
+    async def respond(self, text: str) -> UserTurn | None:
+        """The next request of the script; None after the last."""
+        self._said.append(text)
+        turns = self._posed.row.turns
+        return UserTurn(turns[len(self._said)].user) if len(self._said) < len(turns) else None
+
+    async def score(self, answer: str) -> Score:
+        """The three criteria of all that was done and said."""
+        goal = self._posed.row.goal
+        verdict = judge(self._posed.golden, self.session, goal.facts, self._said)
+        return Score(verdict.solved, criteria=verdict.criteria())
+
+    def _handler(self, name: str) -> ToolHandler:
+        async def handle(arguments: Mapping[str, object], budget: Budget) -> ToolResult:
+            async with self._order:  # calls of one turn change the state in their order
+                outcome = self.session.call(ToolCall(name, arguments))
+            return ToolResult(outcome.text, is_error=not outcome.ok, refused=outcome.refused)
+
+        return handle
+
+
+class DatabaseEnvironment(Environment):
+    """See the module.
+
+    Attributes:
+        unusable: id of each task that is left out -> why.
+    """
+
+    def __init__(self, cfg: RunConfig) -> None:
+        if wrong := self.problems(cfg):
+            raise ConfigError("\n".join(wrong))
+        self._cfg, self._options = cfg, {**_OPTIONS, **cfg.env.options}
+        self._posed, self.unusable = dict[str, Posed](), dict[str, str]()
+        folders = read_worlds(cfg)
+        for found in folders:
+            usable, reasons = golden.sift(found.world, [row.goal for row in found.tasks])
+            self.unusable |= reasons
+            kept = {goal.id for goal in usable}
+            for row in found.tasks:
+                if row.id in kept:
+                    after, _ = golden.replay(found.world, row.goal)
+                    self._posed[row.id] = Posed(row, found, after)
+        for name, reason in self.unusable.items():
+            print(f"{name} is left out: {reason}", flush=True)
+        tasks = [_task(posed) for posed in self._posed.values()]
+        self._training = [task for task in tasks if self._posed[task.id].row.split == "train"]
+        self._evaluation = _in_turn([task for task in tasks if self._posed[task.id].row.split == "eval"])
+        domain = [name for found in folders for name in found.world.tools]
+        self._menus = WorldMenus(cfg, domain, [task.answer[0] for task in tasks[:64]])
+        self._largest = max(len(found.world.tools) for found in folders)
+
+    @classmethod
+    def problems(cls, cfg: RunConfig) -> list[str]:
+        options = {**_OPTIONS, **cfg.env.options}
+        if unknown := sorted(options.keys() - _OPTIONS.keys()):
+            return [f"env.options of database worlds are {', '.join(_OPTIONS)}, not {', '.join(unknown)}."]
+        found = [f"env.options.{name} must be true or false." for name in ("trusted", "rules")
+                 if not isinstance(options[name], bool)]  # fmt: skip
+        if options["user"] != "scripted":
+            found.append(f"env.options.user={options['user']}: only scripted users are here.")
+        try:
+            read_worlds(cfg)
+        except ConfigError as error:
+            found.append(str(error))
+        return [*found, *WorldMenus.problems(cfg)]
+
+    @classmethod
+    def chat(cls, cfg: RunConfig) -> OwnChat:
+        return demonstrations.own_chat(read_worlds(cfg))
+
+    def train_tasks(self, batch_size: int) -> TaskIterator:
+        def posed(task: Task, rng: np.random.Generator) -> Task:
+            return self._menus.pose(task, int(rng.integers(2**32)), "train")
+
+        return task_iterator(self._training, seed=self._cfg.seed, batch_size=batch_size, build=posed)
+
+    def held_out(self, count: int) -> Sequence[Task]:
+        return [self._menus.pose(task, 0, "eval") for task in self._evaluation[:count]]
+
+    def largest_menu(self) -> int:
+        return self._largest + self._menus.largest
+
+    def reset(self, task: Task, budget: Budget) -> DatabaseEpisode:
+        return DatabaseEpisode(task, self._posed[task.extra["task"]], self._menus, budget, self._options["rules"])
+
+    def demonstrations(self) -> Demonstrations:
+        rows = {name: posed.row for name, posed in self._posed.items()}
+        short = [task for task in self._training if demonstrations.told_at_once(rows[task.id])]
+        gate = short[-GATE_TASKS:]
+        left = {task.id for task in self._training} - {task.id for task in gate}
+        shown = [task for task in self._training if task.id in left]
+        count = self._cfg.warm_start.demonstrations
+        drawn = [self._menus.pose(shown[n % len(shown)], n, "train") for n in range(count)]
+        return demonstrations.random_tools(rows, drawn, [self._menus.pose(task, 0, "train") for task in gate])
+
+    def baselines(self) -> Mapping[str, Script]:
+        rows = {name: posed.row for name, posed in self._posed.items()}
+        return {
+            "golden": lambda task, observed: demonstrations.golden_play(rows[task.extra["task"]], observed),
+            "says_done": lambda task, observed: demonstrations.DONE,
+        }
+
+    def experts(self, task: Task) -> Sequence[Asked]:
+        return self._menus.experts(task)
+
+    async def close(self) -> None:
+        await self._menus.close()
+
+
+def read_worlds(cfg: RunConfig) -> list[WorldFolder]:
+    """The worlds of `env.options.worlds`.
+
+    Raises:
+        ConfigError: one of them is none.
+    """
+    options = {**_OPTIONS, **cfg.env.options}
+    shipped = sorted(folder.name for folder in SHIPPED.iterdir() if (folder / "world.json").is_file())
+    named = options["worlds"] or shipped
+    if not isinstance(named, Sequence) or isinstance(named, str):
+        raise ConfigError(f"env.options.worlds must be a list of worlds, such as [{', '.join(shipped)}], not {named}.")
+    found = list[WorldFolder]()
+    for name in map(str, named):
+        ours = name in shipped
+        if not ours and not (Path(name) / "world.json").is_file():
+            raise ConfigError(
+                f"env.options.worlds: {name} is neither a folder with a world.json nor one of {', '.join(shipped)}."
+            )
+        if not ours and not options["trusted"]:
+            raise ConfigError(
+                f"env.options.worlds: {name}/tools.py would run in this process: read it, and set "
+                "env.options.trusted=true if it may."
+            )
+        try:
+            found.append(load(SHIPPED / name if ours else name))
+        except BadWorld as error:
+            raise ConfigError(str(error)) from error
+    ids = [row.id for world in found for row in world.tasks]
+    if len(set(ids)) < len(ids):
+        raise ConfigError("env.options.worlds: two tasks of these worlds have the same id.")
+    return found
+
+
+def _task(posed: Posed) -> Task:
+    """The task with its domain's tools; what an expert could answer are the facts to be told."""
+    row, world = posed.row, posed.folder.world
+    return Task(
+        id=row.id,
+        question=row.turns[0].user,
+        answer=(", ".join(row.goal.facts) or demonstrations.DONE,),
+        tools=tuple(tool.spec for tool in world.tools.values()),
+        preference=Preference("accuracy", ""),
+        family=row.family,
+        extra={"task": row.id},
+    )
+
+
+def _in_turn(tasks: Sequence[Task]) -> list[Task]:
+    """The families in turn, so that the first few tasks are of all of them."""
+    families: dict[str, list[Task]] = {}
+    for task in tasks:
+        families.setdefault(task.family, []).append(task)
+    places = [(place, number, task) for number, some in enumerate(families.values()) for place, task in enumerate(some)]
+    return [task for _, _, task in sorted(places, key=lambda item: item[:2])]

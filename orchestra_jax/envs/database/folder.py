@@ -1,0 +1,241 @@
+"""A world as a folder: its database, tools, rules and tasks, written by hand or synthesised (docs/worlds.md).
+
+    world.json      {"format": 1, "name", "about", "now"}
+    database.json   {table: {id: entry}}
+    schema.json     {"tables": {table: JSON schema of an entry}, "references": [[table, field, table], ...]}
+    policy.md       the rules that the agent is told
+    tools.py        functions with `session.database_tool`; nothing else happens when it is read
+    tasks.jsonl     a `TaskRow` to a line
+
+`load` runs tools.py in this process: it is for worlds of ours, and for those that a user says may run.
+"""
+
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, best_match
+
+from orchestra_jax.envs.database.golden import Goal
+from orchestra_jax.envs.database.session import DatabaseTool, World
+from orchestra_jax.envs.database.state import Database
+from orchestra_jax.types import ToolCall
+
+FORMAT = 1
+SPLITS = ("train", "eval")
+FILES = ("world.json", "database.json", "schema.json", "policy.md", "tools.py", "tasks.jsonl")
+
+
+class BadWorld(ValueError):  # noqa: N818
+    """A folder is no world; one sentence with the file and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request of the user and what answers it.
+
+    Attributes:
+        user: the words of a scripted user.
+        calls: the golden calls.
+        facts: that the policy must then say.
+    """
+
+    user: str
+    calls: tuple[ToolCall, ...] = ()
+    facts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """One task of a world.
+
+    Attributes:
+        id: unique in its world.
+        family: for reports.
+        split: "train" or "eval".
+        turns: the conversation with a scripted user: each request follows when the one before was answered.
+        seed: of the ids that tools make.
+        situation: what a simulated user is told; None: the requests of all turns.
+        start: {table: {id: entry or None}} that differs from the world's database at the start.
+    """
+
+    id: str
+    family: str
+    split: str
+    turns: tuple[Exchange, ...]
+    seed: int = 0
+    situation: str | None = None
+    start: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def goal(self) -> Goal:
+        """What all turns together ask for."""
+        calls = [call for turn in self.turns for call in turn.calls]
+        return Goal(self.id, calls, [fact for turn in self.turns for fact in turn.facts], self.seed, self.start)
+
+    @property
+    def told(self) -> str:
+        """What a simulated user is told."""
+        return self.situation or "\n".join(turn.user for turn in self.turns)
+
+
+@dataclass(frozen=True)
+class WorldFolder:
+    """What a folder holds.
+
+    Attributes:
+        world: database, tools, rules and clock.
+        about: what it is, in a sentence.
+        schema: as in schema.json.
+        tasks: all of them, those that nobody can be scored on included, see `golden.sift`.
+    """
+
+    world: World
+    about: str
+    schema: Mapping[str, Any]
+    tasks: Sequence[TaskRow]
+
+
+def load(folder: str | Path) -> WorldFolder:
+    """Reads a folder whose tools.py may run in this process.
+
+    Raises:
+        BadWorld: a file is missing or broken.
+    """
+    folder = Path(folder)
+    head, database, schema = head_of(folder), database_of(folder), _json(folder / "schema.json")
+    for problem in schema_problems(database.tables, schema):
+        raise BadWorld(f"{folder / 'database.json'}: {problem}")
+    tools, rules = _tools(folder / "tools.py"), _text(folder / "policy.md")
+    try:
+        world = World.of(head["name"], database, tools, datetime.fromisoformat(head["now"]), rules)
+    except ValueError as error:
+        raise BadWorld(f"{folder / 'tools.py'}: {error}") from error
+    return WorldFolder(world, head["about"], schema, list(tasks_of(folder)))
+
+
+def head_of(folder: Path) -> Mapping[str, Any]:
+    """world.json, checked; raises BadWorld."""
+    head = _json(folder / "world.json")
+    if head.get("format") != FORMAT:
+        raise BadWorld(f"{folder / 'world.json'} has the format {head.get('format')}, and {FORMAT} is read here.")
+    for name in ("name", "about", "now"):
+        if not isinstance(head.get(name), str):
+            raise BadWorld(f"{folder / 'world.json'} needs {name!r} as a text.")
+    try:
+        datetime.fromisoformat(head["now"])
+    except ValueError as error:
+        raise BadWorld(f"{folder / 'world.json'}: {error}") from error
+    return head
+
+
+def database_of(folder: Path) -> Database:
+    """database.json; raises BadWorld."""
+    try:
+        return Database(_json(folder / "database.json"))
+    except TypeError as error:
+        raise BadWorld(f"{folder / 'database.json'}: {error}") from error
+
+
+def tasks_of(folder: Path) -> Iterator[TaskRow]:
+    """The tasks in their order; raises BadWorld with the line that is none."""
+    seen = set[str]()
+    for number, line in enumerate(_text(folder / "tasks.jsonl").splitlines(), 1):
+        try:
+            task = _task(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadWorld(f"{folder / 'tasks.jsonl'}, line {number} is no task: {error!r}") from error
+        if task.id in seen:
+            raise BadWorld(f"{folder / 'tasks.jsonl'}, line {number}: there already is a task {task.id!r}.")
+        seen.add(task.id)
+        yield task
+
+
+def save_tasks(folder: Path, tasks: Sequence[TaskRow]) -> None:
+    """Writes tasks.jsonl."""
+    rows = [{key: value for key, value in asdict(task).items() if value} for task in tasks]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    (folder / "tasks.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def schema_problems(tables: Mapping[str, Mapping[str, Any]], schema: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each table, entry or reference that does not fit the schema."""
+    known = schema.get("tables", {})
+    for table in sorted(tables.keys() ^ known.keys()):
+        yield f"The table {table!r} is in only one of database and schema."
+    for table in sorted(tables.keys() & known.keys()):
+        try:
+            Draft202012Validator.check_schema(known[table])
+        except SchemaError as error:
+            yield f"The schema of {table!r} is none: {error.message}."
+            continue
+        validator = Draft202012Validator(known[table])
+        for name, entry in tables[table].items():
+            if wrong := best_match(validator.iter_errors(entry)):
+                where = ".".join(map(str, wrong.absolute_path))
+                yield f"{table} {name}{f', {where}' if where else ''}: {wrong.message}."
+    for table, column, other in schema.get("references", ()):
+        for name, entry in tables.get(table, {}).items():
+            ids = entry.get(column)
+            for found in ids if isinstance(ids, list | tuple) else [ids]:
+                if found is not None and found not in tables.get(other, {}):
+                    yield f"{table} {name}: {column} names {found!r}, which is not in {other}."
+
+
+def _task(row: Mapping[str, Any]) -> TaskRow:
+    turns = tuple(
+        Exchange(
+            turn["user"],
+            tuple(ToolCall(call["name"], dict(call["arguments"])) for call in turn.get("calls", ())),
+            tuple(map(str, turn.get("facts", ()))),
+        )
+        for turn in row["turns"]
+    )
+    if not turns or not all(isinstance(turn.user, str) and turn.user.strip() for turn in turns):
+        raise ValueError("it needs turns with the user's words")
+    if row["split"] not in SPLITS:
+        raise ValueError(f"split is one of {', '.join(SPLITS)}, not {row['split']!r}")
+    return TaskRow(
+        str(row["id"]), str(row.get("family", "")), row["split"], turns, int(row.get("seed", 0)),
+        row.get("situation"), row.get("start") or {},
+    )  # fmt: skip
+
+
+def _tools(file: Path) -> list[DatabaseTool]:
+    """The tools that a file defines, in their order."""
+    if not file.is_file():
+        raise BadWorld(f"{file} is not there.")
+    spec = importlib.util.spec_from_file_location(f"orchestra_jax_world_{file.parent.name}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # it is the user's own file, and whatever it raises is what is wrong with it
+        raise BadWorld(f"{file} cannot be read: {type(error).__name__}: {error}") from error
+    found = [value for value in vars(module).values() if isinstance(value, DatabaseTool)]
+    if not found:
+        raise BadWorld(f"{file} defines no tool: decorate functions with database_tool.")
+    return found
+
+
+def _json(file: Path) -> Any:
+    try:
+        found = json.loads(_text(file))
+    except ValueError as error:
+        raise BadWorld(f"{file} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise BadWorld(f"{file} must hold a JSON object.")
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadWorld(f"{file} cannot be read: {error}") from error

@@ -1,0 +1,112 @@
+"""Menus of worlds: a domain's own tools, and beside them experts and tools of the run's catalogue with prices (§3.3).
+
+The domain's tools are free and instant: what they cost is the policy's own tokens. `tools=none` offers nothing beside
+them. A preference is about what has a price, so its weights name none of the domain's tools.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.data.preferences import sample_preference
+from orchestra_jax.envs.by_hand import Asked
+from orchestra_jax.envs.qa.experts import offered
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.tools.base import ToolExecutor, ToolHandler, as_result
+from orchestra_jax.tools.build import instance_seed, make_tools, tool_problems
+from orchestra_jax.tools.catalogue import Catalogue
+from orchestra_jax.types import Preference, Task, ToolResult, Usage
+
+
+class WorldMenus:
+    """The menus of a run's episodes in worlds of databases; it owns the catalogue's tools.
+
+    Args:
+        cfg: of the run; `tools.*` say what stands beside the domain's tools.
+        domain: names of all tools of the domains.
+        answers: of some tasks, see `tools.build.make_tools`.
+
+    Raises:
+        ConfigError: a tool cannot be used, or has the name of one of the domain's.
+    """
+
+    def __init__(self, cfg: RunConfig, domain: Sequence[str], answers: Sequence[str] = ()) -> None:
+        self._cfg = cfg
+        self._tools = make_tools(without_judge(cfg), answers)
+        both = {self._tools.catalogue, self._tools.evaluation}
+        shown = {spec.name for catalogue in both for spec in catalogue.instance(0).tools}
+        if clash := sorted(shown & set(domain)):
+            raise ConfigError(f"The world has a tool {clash[0]!r} of its own: leave that out of tools.*.")
+
+    @staticmethod
+    def problems(cfg: RunConfig) -> list[str]:
+        """One sentence, with the fix, for everything that the tools beside the domain's lack."""
+        return tool_problems(without_judge(cfg))
+
+    @property
+    def largest(self) -> int:
+        """Most tools beside the domain's."""
+        return self._tools.catalogue.largest
+
+    def pose(self, task: Task, draw: int, split: str) -> Task:
+        """The task with what an instance offers beside its own tools, and a preference where the run has them.
+
+        Args:
+            task: its tools are the domain's.
+            draw: of its place in the stream; another one offers other tools and prices.
+            split: "train" or "eval", of the catalogue and of the preferences' wordings.
+        """
+        training, settings = split == "train", self._cfg.evaluation
+        seed = instance_seed(self._cfg.seed if training else settings.seed, task.id, draw)
+        instance = self._catalogue(split).instance(seed)
+        asked = self._cfg.data.preferences
+        if not training and settings.preferences is not None:
+            asked = settings.preferences
+        rng = np.random.default_rng(seed)
+        preference = sample_preference(instance.tools, rng, split) if asked else Preference("accuracy", "")
+        record = {**instance.record, "split": split}
+        return replace(
+            task, tools=(*task.tools, *instance.tools), preference=preference, extra={**task.extra, "instance": record}
+        )
+
+    def executor(self, task: Task, handlers: Mapping[str, ToolHandler], budget: Budget) -> ToolExecutor:
+        """Executes the calls of an episode.
+
+        Args:
+            task: of `pose`.
+            handlers: of the domain's tools.
+            budget: of the trajectory.
+        """
+        record = task.extra["instance"]
+        free = {name: _free(name, handler) for name, handler in handlers.items()}
+        return self._catalogue(record["split"]).executor(record, task, budget, free)
+
+    def experts(self, task: Task) -> Sequence[Asked]:
+        """See `Environment.experts`."""
+        plan, record = self._cfg.plan, task.extra["instance"]
+        return offered(self._catalogue(record["split"]), task, plan.call_input, plan.call_output)
+
+    async def close(self) -> None:
+        """Ends the catalogue's tools."""
+        await self._tools.close()
+
+    def _catalogue(self, split: str) -> Catalogue:
+        return self._tools.evaluation if split == "eval" else self._tools.catalogue
+
+
+def without_judge(cfg: RunConfig) -> RunConfig:
+    """The same run that asks no judge: states are compared, and what is said by its words."""
+    return replace(cfg, tools=replace(cfg.tools, judge="match"))
+
+
+def _free(name: str, handler: ToolHandler) -> ToolHandler:
+    """The same handler, whose call costs no dollar and takes no time, whatever the machine does."""
+
+    async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        result = as_result(await handler(arguments, budget))
+        return result if result.usage or result.refused else replace(result, usage=(Usage(name, price_list="world"),))
+
+    return call

@@ -1,0 +1,207 @@
+"""The environment of databases: golden calls solve it, nothing else does, and episodes know nothing of each other."""
+
+import asyncio
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config.cli import compose
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.envs.base import Conversation
+from orchestra_jax.envs.by_hand import baseline
+from orchestra_jax.envs.database import demonstrations
+from orchestra_jax.envs.database.environment import SHIPPED, DatabaseEnvironment, DatabaseEpisode
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.rollout.chat import ChatFormat
+from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
+from orchestra_jax.tools.build import price_book
+from orchestra_jax.types import Status, Task, ToolCall, Trajectory
+
+
+def config(*more: str) -> RunConfig:
+    return compose("+experiment=database", *more)
+
+
+@pytest.fixture(scope="module")
+def environment() -> DatabaseEnvironment:
+    return DatabaseEnvironment(config())
+
+
+def budget() -> Budget:
+    return Budget(None, name="run")
+
+
+def collector(environment: DatabaseEnvironment, cfg: RunConfig, chat: ChatFormat | None = None) -> Collector:
+    return Collector(environment, chat, cfg.rollout.limits, OrchestratorPrice(price_book(cfg).base))
+
+
+async def play(environment: DatabaseEnvironment, name: str, count: int) -> list[Trajectory]:
+    cfg, tasks = config(), environment.held_out(count)
+    found = baseline(environment, name, tasks, 4)
+    return await collector(environment, cfg).play(found.script, tasks, budget=budget(), silent=True)
+
+
+async def test_golden_calls_solve_every_task_and_other_baselines_what_they_must(environment: DatabaseEnvironment):
+    solved = {
+        name: [t.solved for t in await play(environment, name, 1000)]
+        for name in ("golden", "do_nothing", "random", "says_done")
+    }
+    assert len(solved["golden"]) == 180
+    assert all(solved["golden"])
+    assert not any(solved["do_nothing"])
+    assert not any(solved["says_done"])  # it talks to the end, and is scored
+    assert sum(solved["random"]) < 0.2 * 180
+    families = Counter(task.family for task in environment.held_out(30))
+    assert families == {"clinic": 10, "library": 10, "shop": 10}
+
+
+async def test_the_first_words_and_every_request_are_heard_in_their_order(environment: DatabaseEnvironment):
+    task = next(task for task in environment.held_out(180) if len(requests(environment, task)) == 2)
+    (found,) = await collector(environment, config()).play(
+        environment.baselines()["golden"], [task], budget=budget(), silent=True
+    )
+    first, second = requests(environment, task)
+    assert (found.task.question, found.status) == (first, Status.COMPLETED)
+    assert [turn.heard for turn in found.turns if not turn.calls] == [second, None]
+    assert (found.cost_usd, found.latency_s) == (0.0, 0.0)  # tools of a domain are free and instant
+    assert found.criteria == {"executed": "", "faithful": "", "complete": ""}
+
+
+def requests(environment: DatabaseEnvironment, task: Task) -> list[str]:
+    return [turn.user for turn in environment._posed[task.id].row.turns]
+
+
+def a_task(environment: DatabaseEnvironment, tool: str) -> tuple[Task, DatabaseEpisode, ToolCall]:
+    """A held-out task that one call of this tool solves."""
+    for task in environment.held_out(180):
+        (first, *more) = environment._posed[task.id].row.goal.calls
+        if first.name == tool and not more:
+            return task, environment.reset(task, budget()), first
+    raise AssertionError(tool)
+
+
+async def test_each_criterion_fails_alone(environment: DatabaseEnvironment):
+    task, episode, call = a_task(environment, "renew_loan")
+    said = f"It is due {task.answer[0]}."
+    assert isinstance(episode, Conversation)
+
+    result = await episode.step(call)
+    assert result.text.startswith("due ")
+    assert await episode.respond("I did it.") is None
+    score = await episode.score("I did it.")
+    assert (score.solved, score.criteria["faithful"]) == (False, f"Not said: '{task.answer[0]}'.")
+    assert score.criteria["executed"] == score.criteria["complete"] == ""
+
+    _, episode, call = a_task(environment, "renew_loan")
+    await episode.step(call)
+    await episode.step(ToolCall("pay_fines", {"member": "M11"}))  # nobody asked for it
+    await episode.respond(said)
+    score = await episode.score(said)
+    assert score.criteria == {"executed": "Not as it should be: members M11.", "faithful": "", "complete": ""}
+
+    task, episode, call = a_task(environment, "get_points")  # a guess, without looking
+    await episode.respond(f"You have {task.answer[0]} points.")
+    score = await episode.score("")
+    (customer,) = call.arguments.values()
+    assert score.criteria == {"executed": "", "faithful": "", "complete": f"Not operated on: customers {customer}."}
+
+
+async def test_bad_calls_change_nothing(environment: DatabaseEnvironment):
+    _, episode, _ = a_task(environment, "renew_loan")
+    start = episode.session.state.hash()
+    unknown, refused = await episode.step(ToolCall("steal", {})), await episode.step(ToolCall("renew_loan", {"x": 1}))
+    assert unknown.refused
+    assert refused.refused
+    failed = await episode.step(ToolCall("renew_loan", {"loan": "L99"}))
+    assert (failed.text, failed.is_error, failed.refused) == ("Error: There is no 'L99' in loans.", True, False)
+    assert episode.session.state.hash() == start
+
+
+async def test_a_thousand_interleaved_episodes_know_nothing_of_each_other(environment: DatabaseEnvironment):
+    """Each ends in the state that it ends in alone, in whatever order their calls are made."""
+    order, tasks = random.Random(0), [*environment.held_out(180), *next(environment.train_tasks(820))]
+    alone = dict[str, str]()
+    for task in tasks:
+        session = environment._posed[task.extra["task"]].golden
+        alone[task.id] = session.state.hash()
+    opened = [(task, environment.reset(task, budget())) for task in tasks]
+    left = [(episode, call) for task, episode in opened for call in environment._posed[task.id].row.goal.calls]
+    queues: dict[int, list[ToolCall]] = {}
+    for episode, call in left:
+        queues.setdefault(id(episode), []).append(call)
+    by_id = {id(episode): episode for _, episode in opened}
+    while queues:
+        some = order.sample(sorted(queues), min(64, len(queues)))
+        await asyncio.gather(*(by_id[number].step(queues[number].pop(0)) for number in some))
+        queues = {number: calls for number, calls in queues.items() if calls}
+    assert all(episode.session.state.hash() == alone[task.id] for task, episode in opened)
+    assert all(environment.reset(task, budget()).session.state.changed == frozenset() for task in tasks[:50])
+
+
+async def test_experts_stand_beside_the_domains_tools_with_prices_and_preferences():
+    cfg = config("tools=simulated", "tools.names=[]", "data.preferences=true")
+    environment = DatabaseEnvironment(cfg)
+    task = next(task for task in environment.held_out(50) if task.answer[0] != demonstrations.DONE)
+    names = [spec.name for spec in task.tools]
+    models = ["expert_small", "expert_medium", "expert_large"]
+    assert names[-3:] == models
+    assert environment.largest_menu() == 11
+    assert [asked.name for asked in environment.experts(task)] == models
+    posed = [task.preference for task in environment.held_out(180)]
+    assert {preference.name for preference in posed} >= {"accuracy", "low_cost", "fast"}
+    assert {name for preference in posed for name in preference.tools} <= set(models)
+
+    def script(task: Task, observed):
+        if not observed:
+            return ToolCall("expert_large", {"question": task.question})
+        return demonstrations.golden_play(environment._posed[task.extra["task"]].row, observed[1:])
+
+    (found,) = await collector(environment, cfg).play(script, [task], budget=budget(), silent=True)
+    assert (found.solved, found.cost_usd, found.latency_s) == (True, 0.06, 20.0)
+    await environment.close()
+
+
+def test_demonstrations_teach_the_format_and_not_the_choice():
+    environment = DatabaseEnvironment(config("warm_start.demonstrations=1000"))
+    found, chat = environment.demonstrations(), environment.chat(config())
+    words = ChatFormat(chat.tokenizer, history="keep", compact_menu=True)
+    tasks = [found.tasks[number] for number in range(0, len(found.tasks), 4)]
+    played = asyncio.run(collector(environment, config(), words).play(found.script, tasks, budget=budget()))
+    assert {t.status for t in played} == {Status.COMPLETED}
+    chosen = Counter(call.name for t in played if t.task.family == "shop" for call in t.calls)
+    assert len(chosen) == 8
+    assert min(chosen.values()) > 0.4 * max(chosen.values())
+    assert sum(t.solved for t in played) < 0.2 * len(played)
+    trained, gate = {task.id for task in found.tasks}, {task.id for task in found.gate}
+    assert not trained & gate
+    ids = [token for t in played for turn in t.turns for token in (*turn.prompt_ids, *turn.sampled_ids)]
+    assert ids.count(chat.tokenizer.unk_token_id) < 1e-3 * len(ids)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("env.options.worlds=[nowhere]", "nowhere is neither a folder with a world.json nor one of clinic, library"),
+        ("env.options.worlds=shop", "must be a list of worlds"),
+        ("+env.options.world=shop", "env.options of database worlds are worlds, trusted, rules, user, not world"),
+        ("env.options.rules=1", "env.options.rules must be true or false"),
+        ("env.options.user=gpt-5", "env.options.user=gpt-5"),
+        ("tools=simulated tools.names=[pithon]", "tools.names=pithon"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told(more: str, told: str):
+    assert any(told in sentence for sentence in DatabaseEnvironment.problems(config(*more.split())))
+
+
+def test_another_folder_runs_its_tools_here_only_if_it_is_trusted(tmp_path: Path):
+    folder = shutil.copytree(SHIPPED / "shop", tmp_path / "bakery")
+    mine = f"env.options.worlds=[{folder}]"
+    assert any("env.options.trusted=true" in sentence for sentence in DatabaseEnvironment.problems(config(mine)))
+    environment = DatabaseEnvironment(config(mine, "+env.options.trusted=true"))
+    assert len(environment.held_out(1000)) == 60
+    (folder / "tasks.jsonl").write_text("nothing")
+    with pytest.raises(ConfigError, match=r"tasks\.jsonl, line 1 is no task"):
+        DatabaseEnvironment(config(mine, "+env.options.trusted=true"))

@@ -1,0 +1,93 @@
+"""Worlds as folders: the shipped ones are what their makers write, and a broken one is told in a sentence."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.envs.database import golden
+from orchestra_jax.envs.database.environment import SHIPPED
+from orchestra_jax.envs.database.folder import BadWorld, load, save_tasks
+from orchestra_jax.envs.database.shipped import make
+
+NAMES = sorted(make.WORLDS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_world_is_what_its_maker_writes(name: str, tmp_path: Path) -> None:
+    for file in ("tools.py", "policy.md"):
+        shutil.copy(SHIPPED / name / file, tmp_path)
+    make.write(name, tmp_path)
+    for file in SHIPPED.joinpath(name).iterdir():
+        if file.is_file():
+            assert (tmp_path / file.name).read_bytes() == file.read_bytes(), file
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_task_of_a_shipped_world_can_be_used_and_nothing_has_to_be_guessed(name: str) -> None:
+    found = load(SHIPPED / name)
+    usable, reasons = golden.sift(found.world, [task.goal for task in found.tasks])
+    assert not reasons
+    assert {task.split for task in found.tasks} == {"train", "eval"}
+    assert all(make.told(found.world, task) for task in found.tasks)
+    asked = [tuple(turn.user for turn in task.turns) for task in found.tasks]
+    assert len(set(asked)) == len(asked) == len(usable) >= 100  # what is held out was never trained on
+    assert {tool.kind for tool in found.world.tools.values()} == {"read", "write", "generic"}
+
+
+def test_tasks_come_back_as_they_were_saved(tmp_path: Path) -> None:
+    whole = shutil.copytree(SHIPPED / "shop", tmp_path / "shop")
+    before = load(whole)
+    save_tasks(whole, before.tasks)
+    assert load(whole).tasks == before.tasks
+    assert before.tasks[0].told == "\n".join(turn.user for turn in before.tasks[0].turns)
+
+
+def _json(change: Callable[[dict], None], file: str) -> Callable[[Path], None]:
+    def broken(folder: Path) -> None:
+        value = json.loads((folder / file).read_text())
+        change(value)
+        (folder / file).write_text(json.dumps(value))
+
+    return broken
+
+
+def _text(text: str, file: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / file).write_text(text) and None
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (lambda folder: (folder / "schema.json").unlink(), "schema.json cannot be read"),
+        (_text("{", "database.json"), "database.json is no JSON"),
+        (_text("[]", "world.json"), "world.json must hold a JSON object"),
+        (_json(lambda head: head.update(format=2), "world.json"), "has the format 2, and 1 is read here"),
+        (_json(lambda head: head.update(now="today"), "world.json"), "world.json: Invalid isoformat"),
+        (_json(lambda head: head.pop("about"), "world.json"), "needs 'about' as a text"),
+        (_json(lambda tables: tables.update(orders=[]), "database.json"), "must map ids to entries"),
+        (_json(lambda tables: tables.update(more={}), "database.json"), "'more' is in only one of"),
+        (
+            _json(lambda tables: tables["orders"]["O10"].update(state=3), "database.json"),
+            "orders O10, state: 3 is not of type 'string'",
+        ),
+        (
+            _json(lambda tables: tables["orders"]["O10"].update(product="G99"), "database.json"),
+            "orders O10: product names 'G99', which is not in products",
+        ),
+        (_text("import nothing_there", "tools.py"), "tools.py cannot be read: ModuleNotFoundError"),
+        (_text("x = 1", "tools.py"), "tools.py defines no tool"),
+        (_text('{"id": "a"}\n', "tasks.jsonl"), "line 1 is no task: KeyError('turns')"),
+        (_text('{"id": "a", "split": "test", "turns": [{"user": "Hi"}]}\n', "tasks.jsonl"), "not 'test'"),
+        (_text('{"id": "a", "split": "eval", "turns": [{"user": "Hi"}]}\n' * 2, "tasks.jsonl"), "line 2: there"),
+    ],
+)  # fmt: skip
+def test_a_broken_folder_is_told_in_a_sentence(tmp_path: Path, broken: Callable[[Path], None], told: str) -> None:
+    folder = shutil.copytree(SHIPPED / "shop", tmp_path / "shop")
+    broken(folder)
+    with pytest.raises(BadWorld) as error:
+        load(folder)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
