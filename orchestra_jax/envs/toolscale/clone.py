@@ -1,0 +1,189 @@
+"""A domain of the authors' repository in the sandbox: a pydantic model of tables, and a class of tools on it."""
+
+import importlib
+import inspect
+import json
+import random
+import re
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
+
+from orchestra_jax.envs.database.state import WrongKind
+from orchestra_jax.envs.toolscale import stand_ins
+from orchestra_jax.envs.toolscale.tables import Table
+
+_CHECK_EVERY = 100  # calls of tools that may write nothing, of which one is looked at whole
+_SECTION = re.compile(r"(Args|Arguments|Returns|Raises|Notes?|Examples?):\s*")
+_ARGUMENT = re.compile(r"\s+(\w+)(?: \([^)]*\))?:\s*(.*)")
+
+Changes = dict[str, dict[str, bytes | None]]  # by table and id; None: gone
+
+
+class CloneTools:
+    """See `database.workers.worker.Adapter`.
+
+    Args:
+        payload: the "domain", the "sources" of modules by name, the "tables" of the file, and the time, "now".
+    """
+
+    def __init__(self, payload: dict[str, Any]) -> None:
+        stand_ins.install(payload["sources"])
+        module = importlib.import_module(f"tau2.domains.{payload['domain']}.tools")
+        self._kit = _last(module, stand_ins.ToolKitBase)
+        model = get_type_hints(self._kit).get("db") or _last(
+            importlib.import_module(f"tau2.domains.{payload['domain']}.data_model"), stand_ins.DB
+        )
+        self._db = model.model_validate(payload["tables"])
+        self._tables = dict[str, Table]()
+        for name, hint in get_type_hints(model).items():
+            rows = self._db.__dict__.get(name)
+            if get_origin(hint) is dict and isinstance(rows, dict):
+                self._tables[name] = Table(rows, get_args(hint)[1])
+        self._share()
+        members = inspect.getmembers(self._kit, inspect.isfunction)
+        tools = {name: function for name, function in members if hasattr(function, stand_ins.KIND)}
+        self._kinds = {name: getattr(function, stand_ins.KIND) for name, function in tools.items()}
+        in_order = sorted(tools.items(), key=lambda each: each[1].__code__.co_firstlineno)
+        self._described = [_described(name, function) for name, function in in_order]
+        self._harmless = 0
+        for name in [name for name in sys.modules if name.startswith("tau2.domains.")]:  # after the types were read
+            stand_ins.stop_clock(sys.modules[name], datetime.fromisoformat(payload["now"]))
+
+    def describe(self) -> dict[str, Any]:
+        tables = {
+            name: {row: json.loads(text) for row, text in table.base.items()} for name, table in self._tables.items()
+        }
+        return {"tools": self._described, "tables": tables}
+
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
+        name, arguments = request["name"], request["arguments"]
+        put_back = {table: set(rows) for table, rows in request["delta"].items()}
+        try:
+            for table, rows in request["delta"].items():
+                self._tables[table].put_in(rows)
+            for each in self._tables.values():
+                each.rows.begin()
+            random.seed(json.dumps([request["seed"], name, arguments], sort_keys=True))
+            failed, text = None, ""
+            try:
+                text = _text(getattr(self._kit(self._db), name)(**arguments))
+            except Exception as error:  # as for the authors, whatever a tool raises is what the policy reads
+                failed = str(error) or type(error).__name__
+            found = self._changes(self._kinds[name] == "write")
+            for table, changed in found.items():
+                put_back.setdefault(table, set()).update(changed)
+            failed = failed or self._problem(found)
+            if failed is not None:
+                return {"text": f"Error: {failed}", "ok": False, "refused": False}
+            if found and self._kinds[name] != "write":
+                raise WrongKind(
+                    f"The tool {name!r} is of kind {self._kinds[name]}, but it changes {next(iter(found))}."
+                )
+            return {"text": text, "ok": True, "refused": False, **self._operated_on(found, arguments)}
+        finally:
+            for table, names in put_back.items():
+                self._tables[table].put_back(names)
+
+    def _changes(self, writes: bool) -> Changes:
+        """What the call changed."""
+        for name, table in self._tables.items():
+            if (now := self._db.__dict__.get(name)) is not table.rows:
+                table.replace(now or {})
+        self._share()
+        self._harmless += not writes
+        walks = writes or self._harmless % _CHECK_EVERY == 0
+        found = {name: table.changed(walks=walks) for name, table in self._tables.items()}
+        return {name: changed for name, changed in found.items() if changed}
+
+    def _problem(self, found: Changes) -> str | None:
+        """Why what the call left cannot stay."""
+        for name, changed in found.items():
+            for row, text in changed.items():
+                if text is not None and (problem := self._tables[name].problem(text)):
+                    return f"The call leaves {row!r} in {name} as no valid entry: {problem}"
+        return None
+
+    def _operated_on(self, found: Changes, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        named = set(_texts(arguments))
+        return {
+            "delta": {name: _parsed(each) for name, each in found.items()},
+            "read": [(name, row) for name, table in self._tables.items() for row in table.read(named)],
+            "written": [(name, row) for name, each in found.items() for row in each],
+        }  # fmt: skip
+
+    def _share(self) -> None:
+        """The tools find our tables in the database."""
+        for name, table in self._tables.items():
+            self._db.__dict__[name] = table.rows
+
+
+def _last(module: Any, base: type) -> Any:
+    """The last class of the module that is a kind of `base`."""
+    found = [
+        each
+        for each in vars(module).values()
+        if inspect.isclass(each) and issubclass(each, base) and each.__module__ == module.__name__
+    ]
+    if not found:
+        raise ValueError(f"{module.__name__} defines no {base.__name__}")
+    return found[-1]
+
+
+def _described(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """The specification of a tool, read off its signature and docstring."""
+    description, about = _documented(inspect.cleandoc(function.__doc__ or ""))
+    hints, properties, definitions, required = get_type_hints(function), dict[str, Any](), dict[str, Any](), list[str]()
+    for each in list(inspect.signature(function).parameters.values())[1:]:
+        schema = TypeAdapter(hints.get(each.name, Any)).json_schema(ref_template="#/$defs/{model}")
+        definitions |= schema.pop("$defs", {})
+        if each.default is each.empty:
+            required.append(each.name)
+        elif each.default is None and "anyOf" not in schema:
+            schema = {"anyOf": [schema, {"type": "null"}]}
+        elif each.default is not None:
+            schema["default"] = to_jsonable_python(each.default)
+        properties[each.name] = schema | ({"description": about[each.name]} if each.name in about else {})
+    parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    if definitions:
+        parameters["$defs"] = definitions
+    kind = getattr(function, stand_ins.KIND)
+    return {"name": name, "description": description or name, "parameters": parameters, "kind": kind}
+
+
+def _documented(text: str) -> tuple[str, dict[str, str]]:
+    """What a docstring says of the function, and of its arguments."""
+    said, about, section, last = list[str](), dict[str, str](), "", ""
+    for line in text.splitlines():
+        if start := _SECTION.fullmatch(line):
+            section = start[1]
+        elif not section:
+            said.append(line.strip())
+        elif section.startswith("Arg") and line.strip():
+            if argument := _ARGUMENT.fullmatch(line):
+                last, about[argument[1]] = argument[1], argument[2]
+            elif last:
+                about[last] += f" {line.strip()}"
+    return " ".join(" ".join(said).split()), about
+
+
+def _parsed(rows: Mapping[str, bytes | None]) -> dict[str, Any]:
+    """The values of JSON texts by id."""
+    return {row: None if text is None else json.loads(text) for row, text in rows.items()}
+
+
+def _text(value: Any) -> str:
+    """What the policy reads of a tool's value."""
+    return value if isinstance(value, str) else json.dumps(to_jsonable_python(value, fallback=str), ensure_ascii=False)
+
+
+def _texts(value: Any) -> list[str]:
+    """Every text in a JSON value."""
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return [text for part in parts for text in _texts(part)]

@@ -1,0 +1,105 @@
+"""The ten domains: databases and policies as they were released, tools from a clone of the authors' repository."""
+
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.envs.database.remote import RemoteWorld
+from orchestra_jax.envs.database.workers.pool import Limits, Workers
+
+CLONE = "git clone https://github.com/NVlabs/ToolOrchestra"
+DOMAINS = (
+    "bank", "basketball", "ecommerce", "medicine", "movie", "railway", "restaurant", "school", "travel", "weather",
+)  # fmt: skip
+_CODE = ("evaluation/tau2-bench/tau2/domains", "training/rollout/tau2/domains", "tau2/domains", "")
+_DATA = ("evaluation/data_dir/tau2/domains", "evaluation/data_dir/tau2", "data/tau2/domains", "data/tau2")
+_FILES = tuple(f"orchestra_jax/envs/toolscale/{name}.py" for name in ("__init__", "clone", "stand_ins", "tables"))
+_ADAPTER = "orchestra_jax.envs.toolscale.clone:CloneTools"
+# What most of the policies say, "The current time is 2024-05-15 15:00:00 EST.", is taken for those that name none.
+_TIME = re.compile(r"current time is (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) EST")
+_NOW = "2024-05-15T15:00:00-05:00"
+_MOST_BYTES = 32 << 20  # of a database
+
+
+def code_folder(repo: str | Path) -> Path:
+    """The folder of the domains' code in a clone.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for part in _CODE:
+        folder = Path(repo).expanduser() / part
+        if any(folder.glob("*/tools.py")):
+            return folder
+    raise ConfigError(
+        f"There is no code of ToolScale's domains in {str(repo)!r}: env.options.repo must be a clone of the authors' "
+        f"repository ({CLONE})."
+    )
+
+
+def data_folder(data: str | Path | None, repo: str | Path) -> Path:
+    """The folder of the domains' databases and policies: `data`, else in the clone.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    places = [Path(data).expanduser()] if data else []
+    places += [Path(repo).expanduser() / part for part in _DATA]
+    for folder in places:
+        if any(folder.glob("*/db.json")):
+            return folder
+    raise ConfigError(
+        f"There are no databases of ToolScale's domains (<domain>/db.json, policy.md) in {str(data or repo)!r}: set "
+        "env.options.data to a folder of them, such as toolscale_domains in ORCHESTRA_DATA."
+    )
+
+
+def world(
+    domain: str,
+    code: Path,
+    data: Path,
+    *,
+    count: int = 1,
+    isolation: str = "auto",
+    limits: Limits | None = None,
+) -> RemoteWorld:
+    """A domain whose tools run in the sandbox; the file's entries with what its types fill in are the database.
+
+    Args:
+        code, data: see `code_folder` and `data_folder`.
+        count: worker processes at most.
+
+    Raises:
+        ConfigError: the domain's files are not there, or cannot be read.
+        WorldError: its code cannot be loaded.
+    """
+    try:
+        text = (data / domain / "db.json").read_bytes()
+        policy = (data / domain / "policy.md").read_text(encoding="utf-8")
+        tables = json.loads(text[:_MOST_BYTES])
+        sources = _sources(code, domain)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The ToolScale domain {domain!r} cannot be read: {error}.") from error
+    now = time_of(policy)
+    payload: dict[str, Any] = {"domain": domain, "sources": sources, "tables": tables, "now": now.isoformat()}
+    workers = Workers(_ADAPTER, payload, _FILES, count=count, isolation=isolation, limits=limits)
+    return RemoteWorld(domain, workers, now=now, policy=policy)
+
+
+def time_of(policy: str) -> datetime:
+    """The time at which a domain plays: the one that its policy names."""
+    found = _TIME.search(policy)
+    return datetime.fromisoformat(f"{found[1]}T{found[2]}-05:00" if found else _NOW)
+
+
+def _sources(code: Path, domain: str) -> dict[str, str]:
+    """The modules of the domain and the paths that other domains define, by name."""
+    files = [*(code / domain).glob("*.py"), *code.glob("*/utils.py")]
+    return {
+        f"tau2.domains.{path.parent.name}.{path.stem}": path.read_text(encoding="utf-8")
+        for path in files
+        if path.stem not in ("__init__", "environment")
+    }
