@@ -222,6 +222,7 @@ def missing_inputs(config: RunConfig) -> list[str]:
         ("tools.descriptions", tools.descriptions),
         ("replay.path", None if live else config.replay.path),
         ("data.eval_path", data.eval_path),
+        ("data.preferences_file", data.preferences_file if data.preferences else None),
     ]
     if model.tokenizer != "environment":
         read.append(("model.tokenizer", model.tokenizer))
@@ -241,8 +242,8 @@ def _there(key: str, path: str) -> bool:
 _HUB = ("model.", "data.", "tools.search.index")
 # What may differ between a run and its continuation: how far, where and how much is written.
 _FREE_ON_RESUME = (
-    "steps", "output_dir", "compilation_cache", "mesh", "evaluation", "checkpoint", "logger", "plan", "rollout.urls",
-    "rollout.slots", "rollout.threads", "rollout.server", "budget", "replay", "tools.server.url",
+    "steps", "output_dir", "compilation_cache", "mesh", "evaluation", "checkpoint", "logger", "plan", "synthesis",
+    "rollout.urls", "rollout.slots", "rollout.threads", "rollout.server", "budget", "replay", "tools.server.url",
     "tools.server.api_key_env",
     "tools.server.timeout_s", "tools.server.retries", "tools.server.concurrency",
     "tools.server.requests_per_minute", "tools.web.url", "tools.web.timeout_s", "tools.search.embedder_url",

@@ -206,3 +206,10 @@ class Compiler(Choice):
     auto = "auto"
     cuda = "cuda"
     cpu = "cpu"
+
+
+class SynthesisTarget(Choice):
+    """What experiments/synthesize.py makes."""
+
+    world = "world"
+    preferences = "preferences"

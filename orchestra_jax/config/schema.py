@@ -25,6 +25,7 @@ from orchestra_jax.config.choices import (
 from orchestra_jax.config.ranges import LARGE, Settings, above, at_least, seconds, several, text, within
 from orchestra_jax.config.ranges import ConfigError as ConfigError
 from orchestra_jax.config.rollout import RolloutConfig
+from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.config.tools import ToolsConfig
 
 
@@ -155,6 +156,7 @@ class DataConfig(Settings):
     note: str | None = text(None, blank=True)  # what a run on `mixture` says of it when it starts
     eval_questions: int = at_least(256, 0)  # rows of `path` held out for evaluation
     preferences: bool = True  # append a user preference to every question
+    preferences_file: str | None = None  # wordings of experiments/synthesize.py; null: those that come with us
     preferences_per_question: int = at_least(1, 1)  # that each training question is posed under within a step
 
     def training(self) -> list[SourceConfig]:
@@ -298,3 +300,4 @@ class RunConfig(Settings):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+    synthesis: SynthesisConfig = field(default_factory=SynthesisConfig)

@@ -94,7 +94,7 @@ def applicable(tools: Iterable[ToolSpec]) -> tuple[str, ...]:
     """The preferences that this menu can follow: those for tools need a tool to prefer and one to avoid."""
     menu = tuple(tools)
     names = ["accuracy", "low_cost", "fast"]
-    names += [name for name, prefers in _PREFERS.items() if 0 < sum(map(prefers, menu)) < len(menu)]
+    names += [name for name, prefers in PREFERS.items() if 0 < sum(map(prefers, menu)) < len(menu)]
     return (*names, "maker") if makers(menu) else tuple(names)
 
 
@@ -124,8 +124,8 @@ def make_preference(name: str, tools: Sequence[ToolSpec], instruction: str, make
         case "maker":
             weights = {spec.name: 1.0 for spec in tools if MADE_BY + maker in spec.traits}
             return Preference(name, instruction.format(maker=maker), weights)
-        case _ if name in _PREFERS:
-            weights = {spec.name: 1.0 for spec in tools if _PREFERS[name](spec)}
+        case _ if name in PREFERS:
+            weights = {spec.name: 1.0 for spec in tools if PREFERS[name](spec)}
             return Preference(name, instruction, weights, compute=float(name == "free"))
         case _:
             raise ValueError(f"Unknown preference {name!r}; known are {', '.join(WORDINGS)}.")
@@ -163,6 +163,6 @@ def _with(trait: str) -> Callable[[ToolSpec], bool]:
 
 
 # Which tools a kind of preference is for.
-_PREFERS: Mapping[str, Callable[[ToolSpec], bool]] = {
+PREFERS: Mapping[str, Callable[[ToolSpec], bool]] = {
     "local": _is_local, "free": _is_free, "open": _with(OPEN_WEIGHTS), "search": _with(SEARCH), "code": _with(CODE),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.data.preferences import sample_preference
+from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.envs.by_hand import Asked
 from orchestra_jax.envs.qa.experts import offered
 from orchestra_jax.money.budgets import Budget
@@ -34,7 +34,7 @@ class WorldMenus:
     """
 
     def __init__(self, cfg: RunConfig, domain: Sequence[str], answers: Sequence[str] = ()) -> None:
-        self._cfg = cfg
+        self._cfg, self._preference = cfg, drawn_from(cfg.data.preferences_file)
         self._tools = make_tools(without_judge(cfg), answers)
         both = {self._tools.catalogue, self._tools.evaluation}
         shown = {spec.name for catalogue in both for spec in catalogue.instance(0).tools}
@@ -66,7 +66,7 @@ class WorldMenus:
         if not training and settings.preferences is not None:
             asked = settings.preferences
         rng = np.random.default_rng(seed)
-        preference = sample_preference(instance.tools, rng, split) if asked else Preference("accuracy", "")
+        preference = self._preference(instance.tools, rng, split) if asked else Preference("accuracy", "")
         record = {**instance.record, "split": split}
         return replace(
             task, tools=(*task.tools, *instance.tools), preference=preference, extra={**task.extra, "instance": record}

@@ -9,7 +9,7 @@ from typing import Any
 from orchestra_jax.config.checks import missing_inputs
 from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.config.tools import EvaluationOffer, ToolsConfig
+from orchestra_jax.config.tools import EvaluationOffer, MenuRule, ToolsConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
@@ -108,6 +108,19 @@ def make_tools(cfg: RunConfig, answers: Sequence[str] = ()) -> RunTools:
         return _make(cfg, answers)
     except (OSError, ValueError, ImportError, MissingPrice, IsolationError) as error:
         raise ConfigError(str(error)) from error
+
+
+def named_experts(cfg: RunConfig, names: Sequence[str]) -> list[Expert]:
+    """These models as tools.experts_file says, else at tools.server; each once, whatever the menus offer.
+
+    Raises:
+        ValueError: one of them has no server.
+        FileNotFoundError: no such file.
+    """
+    alone = replace(
+        cfg.tools, experts={"any": list(names)}, names=[], judge="match", menu=MenuRule(), evaluation=EvaluationOffer()
+    )
+    return _experts(replace(cfg, tools=alone))
 
 
 def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:

@@ -30,10 +30,17 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-HYDRA = {"train": "config", "plan": "config", "evaluate": "evaluate", "judge": "evaluate"}  # script: what it composes
+HYDRA = {  # script: what it composes
+    "train": "config",
+    "plan": "config",
+    "evaluate": "evaluate",
+    "judge": "evaluate",
+    "synthesize": "synthesis",
+}  # script: what it composes
 FLAGS = {
     "evaluate": {"--limit": "evaluation.limit=", "--dry-run": "evaluation.dry_run=true"},
     "judge": {"--sample": "evaluation.judge_sample=", "--dry-run": "evaluation.dry_run=true"},
+    "synthesize": {"--dry-run": "evaluation.dry_run=true"},
 }
 # Which arguments of the other scripts name files: what must be there, and what they make.
 READS = {

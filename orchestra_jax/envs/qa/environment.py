@@ -9,7 +9,7 @@ from orchestra_jax.config.choices import OnBadRow
 from orchestra_jax.config.ranges import shown
 from orchestra_jax.config.schema import ConfigError, RunConfig, SourceConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
-from orchestra_jax.data.preferences import sample_preference
+from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.data.sources import Question, Skipped, load_tasks
 from orchestra_jax.envs.base import Demonstrations, Environment, Score, ToolEpisode, initial_messages
 from orchestra_jax.envs.by_hand import Asked
@@ -77,6 +77,7 @@ class QAEnvironment(Environment):
 
     def __init__(self, cfg: RunConfig) -> None:
         self._cfg = cfg
+        self._preference = drawn_from(cfg.data.preferences_file)
         self._sources = cfg.data.training()
         self._training, self._evaluation = _read(cfg, self._sources)
         some = self._training[0][:64]
@@ -164,7 +165,7 @@ class QAEnvironment(Environment):
 
     def _pose(self, question: Question, instance: Instance, rng: np.random.Generator, split: str, asked: bool) -> Task:
         calls = [spec for spec in instance.tools if spec.name != ANSWER_TOOL.name] or instance.tools
-        preference = sample_preference(calls, rng, split) if asked else Preference("accuracy", "")
+        preference = self._preference(calls, rng, split) if asked else Preference("accuracy", "")
         task = question.task(instance.tools, preference)
         return replace(task, extra={**task.extra, "instance": {**instance.record, "split": split}})
 

@@ -1,0 +1,41 @@
+"""Settings of experiments/synthesize.py: what is made, by which models, and how much of it; docs/synthesis.md."""
+
+from dataclasses import dataclass, field
+
+from orchestra_jax.config.choices import SynthesisTarget
+from orchestra_jax.config.ranges import Settings, at_least, text, within
+
+
+@dataclass(frozen=True)
+class SynthesisModels(Settings):
+    """Who plays which part: models of the price list, at tools.server or as tools.experts_file says."""
+
+    writer: str = "gpt-5"  # subjects, schema, entries, intents, tasks; wordings of preferences
+    checker: str = "gpt-5-mini"  # finds implausible entries; reads wordings without being told what they mean
+    programmer: str = "gpt-5"  # tool functions
+    evolver: str = "gpt-5-mini"  # makes tasks harder; another model than the writer sees them afresh
+    solver: str = "gpt-5"  # plays the agent in the finished world
+
+
+@dataclass(frozen=True)
+class SynthesisConfig(Settings):
+    """What experiments/synthesize.py makes; training ignores it."""
+
+    make: SynthesisTarget = SynthesisTarget.world  # a world's folder, or a file of preferences
+    domain: str = text("library")  # of the world, in a word: the name of its folder
+    about: str | None = text(None, blank=True)  # a sentence on it for the writer; null: what it makes of the word
+    models: SynthesisModels = field(default_factory=SynthesisModels)
+    temperature: float = within(1.0, 0, 2)  # of writer, evolver and solver, where the model takes one; others: 0
+    tries: int = at_least(3, 1)  # replies asked for until one fits its schema and checks
+    concurrency: int = at_least(16, 1)  # items of a stage under way at once
+    subjects: int = at_least(6, 1)  # of the domain
+    entries: int = at_least(12, 1)  # asked of each subject
+    functions: int = at_least(12, 1)  # tools of the world
+    intents: int = at_least(8, 1)  # of each subject
+    tasks: int = at_least(2, 1)  # of each intent
+    harder: int = at_least(1, 0)  # evolved variants of each task
+    attempts: int = at_least(8, 1)  # of the solver at each task: pass@k
+    turns: int = at_least(30, 1)  # of the solver in an attempt
+    eval_share: float = within(0.2, 0, 1)  # of the intents, whose tasks are held out; also of preferences' wordings
+    preferences: int = at_least(1000, 1)  # requests for wordings, three of one meaning in each
+    near: float = within(0.6, 0.01, 1)  # share of common word triples that makes two texts duplicates

@@ -1,0 +1,50 @@
+"""Near-duplicates among texts: equal once normalised, or with most of their word triples in common."""
+
+import re
+import unicodedata
+from collections import Counter, defaultdict
+
+_WORD = re.compile(r"[^\W_]+(?:['.,:-][^\W_]+)*")
+_WIDTH = 3  # words in a row
+
+
+class Seen:
+    """Texts so far.
+
+    Args:
+        share: of triples in common (Jaccard) from which on two texts are one.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._texts: list[tuple[str, int]] = []  # the text as it was, and its number of triples
+        self._exact: dict[str, int] = {}
+        self._holding: dict[tuple[str, ...], list[int]] = defaultdict(list)
+
+    def add(self, text: str) -> str | None:
+        """The earlier text that this one repeats, and is then not added; None: there is none."""
+        plain = normal(text)
+        if plain in self._exact:
+            return self._texts[self._exact[plain]][0]
+        triples = _triples(plain)
+        common = Counter(at for triple in triples for at in self._holding[triple])
+        for at, count in common.most_common():
+            if count / (len(triples) + self._texts[at][1] - count) >= self._share:
+                return self._texts[at][0]
+        at = len(self._texts)
+        self._texts.append((text, len(triples)))
+        self._exact[plain] = at
+        for triple in triples:
+            self._holding[triple].append(at)
+        return None
+
+
+def normal(text: str) -> str:
+    """Lower-case words with one blank between them; neither accents nor punctuation around words count."""
+    plain = unicodedata.normalize("NFKD", text)
+    return " ".join(_WORD.findall("".join(c for c in plain if not unicodedata.combining(c)).casefold()))
+
+
+def _triples(plain: str) -> set[tuple[str, ...]]:
+    words = ["", *plain.split(), ""]
+    return {tuple(words[at : at + _WIDTH]) for at in range(max(1, len(words) - _WIDTH + 1))}

@@ -1,0 +1,165 @@
+"""One synthesis from its configuration: checks, models, stages, and the files that are left."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from orchestra_jax.config.choices import ReplayMode, SynthesisTarget
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.money.paid import MissingKey
+from orchestra_jax.money.prices import MissingPrice
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.run import RunBudget
+from orchestra_jax.processes.lock import alone_in
+from orchestra_jax.rollout.event_loop import LoopThread
+from orchestra_jax.synthesis import card, wordings
+from orchestra_jax.synthesis.cast import Cast, make_cast
+from orchestra_jax.synthesis.stages import Stages, write_whole
+from orchestra_jax.tools.build import price_book
+from orchestra_jax.training.loggers.progress import ProgressBar
+
+STAGES, PREFERENCES, CARD, README = "stages", "preferences.jsonl", "card.json", "README.md"
+_FREE = ("concurrency",)  # what a run may change when it goes on
+_DOMAIN = re.compile(r"[a-z][a-z0-9_-]{0,40}")
+
+
+def synthesize(cfg: RunConfig) -> None:
+    """Makes a world's folder or a file of preferences in `cfg.output_dir`, or goes on making it.
+
+    Raises:
+        ConfigError: what cannot be used, one sentence.
+        Halted: a budget, the record or a server ended it; the same command goes on.
+    """
+    settings, folder = cfg.synthesis, Path(cfg.output_dir)
+    if not _DOMAIN.fullmatch(settings.domain):
+        raise ConfigError(
+            f"synthesis.domain={settings.domain} names a folder: take lower-case letters, digits, '-' and '_'."
+        )
+    if cfg.replay.mode is ReplayMode.off:
+        raise ConfigError(
+            "replay.mode=off would pay again for all that an interrupted synthesis has asked: set "
+            "replay.mode=replay_or_record."
+        )
+    print(forecast(cfg), flush=True)
+    if cfg.evaluation.dry_run:
+        return
+    make = {SynthesisTarget.preferences: _preferences}[settings.make]
+    (folder / STAGES).mkdir(parents=True, exist_ok=True)
+    with alone_in(folder), LoopThread() as loop:
+        money = RunBudget(cfg.budget, folder)
+        try:
+            print(loop.run(_run(cfg, folder, money, make)), flush=True)
+        finally:
+            money.close()
+
+
+Make = Callable[[RunConfig, Path, Stages, Cast], Awaitable[str]]  # what is made, told in a sentence
+
+
+async def _run(cfg: RunConfig, folder: Path, money: RunBudget, make: Make) -> str:
+    try:
+        replay = Replay(cfg.replay.path, cfg.replay.mode)
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    bars = _Bars()
+    try:
+        cast = make_cast(cfg, money.run, replay)
+        settings = {key: value for key, value in asdict(cfg.synthesis).items() if key not in _FREE}
+        stages = Stages(folder / STAGES, cast, {**settings, "seed": cfg.seed}, cfg.synthesis.concurrency, bars.show)
+        try:
+            told = await make(cfg, folder, stages, cast)
+        finally:
+            await cast.close()
+            await replay.drain()
+    except (OSError, ValueError, ImportError, MissingPrice, MissingKey) as error:
+        raise ConfigError(str(error)) from error
+    finally:
+        bars.close()
+        replay.close()
+    spent = money.run.spent
+    return f"{told} {spent.calls} calls were paid with ${spent.usd:.4f}; {replay.replayed} came from the record."
+
+
+async def _preferences(cfg: RunConfig, folder: Path, stages: Stages, cast: Cast) -> str:
+    prices = price_book(cfg).base
+    pairs = await wordings.make(stages, cfg.synthesis, prices, cfg.seed, cast)
+    counts = {split: Counter(row["name"] for row in pairs.rows if row["split"] == split) for split in ("train", "eval")}
+    figures = {"pairs": {split: dict(sorted(count.items())) for split, count in counts.items()}}
+    content = card.card(cfg, stages.done, figures)
+    write_whole(folder / PREFERENCES, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in pairs.rows))
+    write_whole(folder / CARD, json.dumps(content, indent=2) + "\n")
+    lines = [
+        f"{sum(count.values())} wordings for {split}: {', '.join(f'{name} {n}' for name, n in sorted(count.items()))}."
+        for split, count in counts.items()
+    ]
+    write_whole(folder / README, card.page(content, "Preferences", "Instructions and what they weigh.", lines))
+    total = {split: sum(count.values()) for split, count in counts.items()}
+    return (
+        f"{total['train']} wordings for training and {total['eval']} for evaluation are in {folder / PREFERENCES}, "
+        "which data.preferences_file takes."
+    )
+
+
+def forecast(cfg: RunConfig) -> str:
+    """About how many requests it takes and what they cost, in a sentence; what is recorded costs nothing.
+
+    Raises:
+        ConfigError: a model has no price.
+    """
+    settings, plan = cfg.synthesis, cfg.plan
+    asked = _requests(cfg)
+    models = asdict(settings.models)
+    prices = price_book(cfg).base
+    try:
+        usd = sum(
+            count * prices.cost(models[role], prompt_tokens=plan.call_input, completion_tokens=plan.call_output)
+            for role, count in asked.items()
+        )
+    except MissingPrice as error:
+        raise ConfigError(str(error)) from error
+    most = cfg.budget.run_usd
+    limit = "no budget.run_usd is set" if most is None else f"budget.run_usd={most:g} ends it"
+    told = ", ".join(f"{role} ({models[role]}) {count:,}" for role, count in asked.items() if count)
+    return (
+        f"Requests, at most and without those asked again: {told}. They cost about ${usd:,.2f} ({plan.call_input} + "
+        f"{plan.call_output} tokens each, less what is recorded); {limit}."
+    )
+
+
+def _requests(cfg: RunConfig) -> dict[str, int]:
+    """By role, if nothing is rejected."""
+    settings = cfg.synthesis
+    if settings.make is SynthesisTarget.preferences:
+        return {"writer": settings.preferences, "checker": settings.preferences * wordings.WORDINGS}
+    tasks = settings.subjects * settings.intents * settings.tasks
+    return {
+        "writer": 2 + settings.subjects * 2 + tasks,
+        "checker": settings.subjects,
+        "programmer": 1 + settings.functions,
+        "evolver": tasks * settings.harder,
+        "solver": tasks * (1 + settings.harder) * settings.attempts * 5,
+    }
+
+
+class _Bars:
+    """A progress bar for the stage under way."""
+
+    def __init__(self) -> None:
+        self._bar: ProgressBar | None = None
+        self._stage = ""
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        if stage != self._stage:
+            self.close()
+            self._stage = stage
+            self._bar = ProgressBar(max(total, 1), phase=stage, every=max(1, total // 10)).__enter__()
+        if self._bar is not None and done:
+            self._bar.update(done)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.__exit__()
+            self._bar = None

@@ -1,0 +1,38 @@
+"""A scripted OpenAI-compatible server in a thread of its own, and the configuration of a synthesis that asks it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.config import cli
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.rollout.event_loop import LoopThread
+from tests.tools.openai_stub import StubOpenAI
+
+
+@contextmanager
+def serving(reply: Callable[[dict[str, Any]], str]) -> Iterator[StubOpenAI]:
+    """The server while it answers as `reply` says."""
+    stub = StubOpenAI()
+    stub.reply = reply
+    with LoopThread() as loop:
+        loop.run(stub.__aenter__())
+        try:
+            yield stub
+        finally:
+            loop.run(stub.__aexit__())
+
+
+def configured(folder: Path, url: str | None, *overrides: str) -> RunConfig:
+    """A synthesis in `folder` by models that are the server's."""
+    models = ("writer", "checker", "programmer", "evolver", "solver")
+    return cli.compose(
+        f"output_dir={folder}", f"tools.server.url={url or 'null'}", "tools.server.retries=0",
+        *(f"synthesis.models.{role}=qwen3-32b" for role in models), *overrides, name="synthesis",
+    )  # fmt: skip
+
+
+def asked(body: dict[str, Any]) -> str:
+    """The request of a body, whatever was said after it."""
+    return body["messages"][1]["content"].split("\n\nJSON schema of your reply:")[0]
