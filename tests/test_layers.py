@@ -1,8 +1,8 @@
 """The layer rule of the design, what the pure core may not touch, and what imports may not start.
 
-Layers: experiments > rehearsal > training, planning, synthesis > evaluation > rollout > envs > tools > rl > engines >
-money > models > data > types, config, http_json, hub, outside, processes, shipped, stopwatch. A module imports from its
-own layer or one below; packages that share a layer may not import each other in a circle.
+Layers: experiments, serve_mcp > rehearsal > training, planning, synthesis > evaluation > rollout > envs > tools > rl >
+engines > money > models > data > types, config, http_json, hub, outside, processes, shipped, stopwatch. A module
+imports from its own layer or one below; packages that share a layer may not import each other in a circle.
 """
 
 import ast
@@ -38,7 +38,7 @@ LAYERS = (
     ("evaluation",),
     ("training", "planning", "synthesis"),
     ("rehearsal",),
-    ("experiments", "__main__"),
+    ("experiments", "__main__", "serve_mcp"),
 )
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 PURE = ("rl", "models")

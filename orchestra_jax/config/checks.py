@@ -15,6 +15,7 @@ from orchestra_jax.config.choices import EngineName, QuestionFormat, ReplayMode,
 from orchestra_jax.config.ranges import range_problem, shown
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.tools import mcp_server
 
 # Settings of earlier versions that lie in a group of their own now, under the same name.
 _GROUPED = {
@@ -148,6 +149,11 @@ def _tools(config: RunConfig) -> list[str]:
     found, tools, factors = [], config.tools, config.pricing.randomise
     server = tools.server
     for key, offer in (("tools", tools), ("tools.evaluation", tools.evaluation)):
+        for index, entry in enumerate(offer.mcp):
+            try:
+                mcp_server(entry, f"{key}.mcp[{index}]")
+            except ConfigError as error:
+                found.append(str(error))
         if unknown := sorted(set(offer.experts) - set(Role)):
             found.append(f"{key}.experts has the role {unknown[0]}: the roles are {', '.join(Role)}.")
         if offer.menu.most is not None and offer.menu.most < offer.menu.fewest:

@@ -1,8 +1,8 @@
 """What a run was: `run.json` in its folder, and Hydra's own files beside it.
 
 The first start writes the file: the resolved config and the parents. Every start adds an entry to `starts` (command,
-overrides, commit, packages, machine, dates, the checkpoint it went on from, how it ended) and changes nothing else. A
-start that is refused adds one where there is a file, and leaves nothing where there is none.
+overrides, commit, packages, machine, dates, MCP servers, the checkpoint it went on from, how it ended) and changes
+nothing else. A start that is refused adds one where there is a file, and leaves nothing where there is none.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar, Token
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,6 +83,8 @@ class Record:
         self._writes = writes
         self._date = _now()
         self._place: int | None = None  # of this start among all, once it is accepted
+        self._notes: dict[str, Any] = {}
+        self._token: Token[Record | None] | None = None
 
     def begin(
         self, *, origin: str | None = None, parents: Sequence[Mapping[str, Any]] = (), devices: Sequence[str] = ()
@@ -99,6 +102,7 @@ class Record:
         if not self._writes:
             return
         started = self._entry() | {"from": origin, "machine": _machine(devices), "ended": None, "outcome": None}
+        started |= self._notes
         with self._changing() as found:
             if not found:
                 whole: dict[str, Any] = {"name": self._cfg.name, "kind": self._kind, "config": self._config()}
@@ -111,10 +115,17 @@ class Record:
             (self._folder / _HYDRA).mkdir(exist_ok=True)
             _replace(self._folder / _HYDRA / name, text)
 
+    def add(self, name: str, value: Any) -> None:
+        """Notes something that this start found out before it began; see `note`."""
+        self._notes[name] = value
+
     def __enter__(self) -> "Record":
+        self._token = _current.set(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._token is not None:
+            _current.reset(self._token)
         if not self._writes or (self._place is None and not (self._folder / FILE_NAME).is_file()):
             return
         outcome = "done" if error is None else "stopped" if isinstance(error, self._stops) else "failed"
@@ -149,6 +160,15 @@ class Record:
             found = read(self._folder) or {}
             yield found
             _replace(self._folder / FILE_NAME, json.dumps(found, indent=1) + "\n")
+
+
+_current: ContextVar[Record | None] = ContextVar("record", default=None)
+
+
+def note(name: str, value: Any) -> None:
+    """Adds JSON to the entry of the start that is being made here, such as the servers that it found; else nothing."""
+    if (record := _current.get()) is not None:
+        record.add(name, value)
 
 
 def read(folder: Path) -> dict[str, Any] | None:

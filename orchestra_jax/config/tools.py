@@ -1,10 +1,16 @@
 """Settings of what can be called; docs/tools.md. Each group is passed on as it is."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+import shlex
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config.choices import MenuForm, SandboxIsolation, WebProvider
-from orchestra_jax.config.ranges import Settings, above, at_least, seconds, text, within
+from orchestra_jax.config.ranges import ConfigError, Settings, above, at_least, is_url, seconds, shown, text, within
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,8 +29,9 @@ class MenuRule(Settings):
 class EvaluationOffer(Settings):
     """What evaluation offers in the place of what training does."""
 
-    own: bool = False  # false: evaluation offers tools.names, experts and menu, and what follows is unused
+    own: bool = False  # false: evaluation offers tools.names, mcp, experts and menu, and what follows is unused
     names: list[str] = field(default_factory=list)  # see tools.names
+    mcp: list[Any] = field(default_factory=list)  # see tools.mcp
     experts: dict[str, list[str]] = field(default_factory=dict)  # see tools.experts
     menu: MenuRule = field(default_factory=MenuRule)  # see tools.menu
 
@@ -73,10 +80,50 @@ class SandboxConfig(Settings):
 
 
 @dataclass(frozen=True)
+class McpPrice(Settings):
+    """What a call of one tool of a server costs, where the price list has no entry of its name."""
+
+    price_usd: float = at_least(0.0, 0)  # dollars per call; 0 is free
+    latency_s: float | None = at_least(None, 0)  # seconds that menu and reward count; null: measured
+
+
+@dataclass(frozen=True)
+class McpServer(Settings):
+    """An MCP server whose tools can be called: one entry of `tools.mcp`; docs/mcp.md."""
+
+    server: str  # the command that starts it, or its http address (streamable HTTP)
+    name: str | None = None  # stands before the names of its tools, and for the server in the record
+    tools: list[str] = field(default_factory=list)  # the ones to offer, as it names them; empty: all
+    prices: dict[str, McpPrice] = field(default_factory=dict)  # by tool, as the server names it
+    local: bool = False  # its tools run on the user's own machine
+    env: list[str] = field(default_factory=list)  # environment variables that a command gets too, by name
+    headers: dict[str, str] = field(default_factory=dict)  # of HTTP requests: the variable that holds the value
+    timeout_s: float = seconds(60.0)  # seconds for one call
+    retries: int = at_least(2, 0)  # further tries to start or reach it
+    concurrency: int = at_least(32, 1)  # calls under way at once, of all processes of the run together
+
+    @property
+    def url(self) -> str | None:
+        """Its address; None: it is a command."""
+        return self.server if is_url(self.server) else None
+
+    @property
+    def label(self) -> str:
+        """What sentences and the record call it."""
+        return self.name or self.server
+
+    @property
+    def variables(self) -> list[str]:
+        """The environment variables that it needs."""
+        return list(self.headers.values()) if self.url else self.env
+
+
+@dataclass(frozen=True)
 class ToolsConfig(Settings):
     """What can be called; docs/tools.md."""
 
     names: list[str] = field(default_factory=list)  # plain tools, also module:function of your own (docs/add_a_tool.md)
+    mcp: list[Any] = field(default_factory=list)  # MCP servers: commands, addresses, or mappings (docs/mcp.md)
     menu: MenuRule = field(default_factory=MenuRule)
     experts: dict[str, list[str]] = field(default_factory=dict)  # role -> models of the price list that play it
     evaluation: EvaluationOffer = field(default_factory=EvaluationOffer)
@@ -91,10 +138,17 @@ class ToolsConfig(Settings):
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
 
     @property
+    def mcp_servers(self) -> list[McpServer]:
+        """The servers of `mcp`, each once; ConfigError: an entry is none."""
+        return [mcp_server(entry, f"tools.mcp[{index}]") for index, entry in enumerate(self.mcp)]
+
+    @property
     def evaluated(self) -> "ToolsConfig":
         """The tools as evaluation offers them."""
         offer = self.evaluation
-        own = replace(self, names=offer.names, experts=offer.experts, menu=offer.menu) if offer.own else self
+        own = self
+        if offer.own:
+            own = replace(self, names=offer.names, mcp=offer.mcp, experts=offer.experts, menu=offer.menu)
         return own._shown
 
     @property
@@ -106,9 +160,50 @@ class ToolsConfig(Settings):
         both = {
             role: list(dict.fromkeys([*own.experts.get(role, []), *evaluated.experts.get(role, [])])) for role in roles
         }
-        return replace(self, names=names, experts=both)
+        mcp = [*own.mcp, *(entry for entry in evaluated.mcp if entry not in own.mcp)]
+        return replace(self, names=names, mcp=mcp, experts=both)
 
     @property
     def _shown(self) -> "ToolsConfig":
         """Without what the menu does not show."""
-        return replace(self, names=[], experts={}) if self.menu.form is MenuForm.none else self
+        return replace(self, names=[], mcp=[], experts={}) if self.menu.form is MenuForm.none else self
+
+
+def mcp_server(entry: Any, key: str) -> McpServer:
+    """The server of one entry: a command or address, or a mapping with the fields of `McpServer`.
+
+    Raises:
+        ConfigError: one sentence that begins with `key`.
+    """
+    given = {"server": entry} if isinstance(entry, str) else entry
+    if not isinstance(given, dict) or not given.get("server"):
+        raise ConfigError(f"{key}={shown(entry)} names no server: write a command, an address, or {{server: ...}}.")
+    prices = given.get("prices") or {}
+    if not isinstance(prices, dict):
+        raise ConfigError(f"{key}: prices={shown(prices)} is no mapping: write {{TOOL: {{price_usd: 0.01}}}}.")
+    found = _typed(McpServer, {name: value for name, value in given.items() if name != "prices"}, key)
+    found = replace(found, prices={str(tool): _typed(McpPrice, given, key) for tool, given in prices.items()})
+    if found.server.startswith(("http:", "https:")) and not found.url:
+        raise ConfigError(f"{key}: {shown(found.server)} is no address such as http://HOST:PORT/mcp: change it.")
+    try:
+        words = shlex.split(found.server)
+    except ValueError as error:
+        raise ConfigError(f"{key}: the command {shown(found.server)} cannot be read ({error}): mend it.") from None
+    if not words:
+        raise ConfigError(f"{key} is an empty command: name a program.")
+    if found.url and found.env:
+        raise ConfigError(f"{key}: env is for a command; the headers of an address are {{HEADER: VARIABLE}}.")
+    if found.headers and not found.url:
+        raise ConfigError(f"{key}: headers are for an address; a command gets variables with env: [VARIABLE].")
+    return found
+
+
+def _typed(kind: type[T], given: Any, key: str) -> T:
+    """The dataclass with these values; raises ConfigError."""
+    try:
+        return cast(T, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given)))
+    except (OmegaConfBaseException, ConfigError, ValueError) as error:
+        known = ", ".join(field.name for field in fields(kind))  # type: ignore[arg-type]
+        raise ConfigError(
+            f"{key}: {shown(str(error).splitlines()[0].rstrip('.'))}; its settings are {known}."
+        ) from None

@@ -121,6 +121,16 @@ class Replay:
         if self._writer is not None:
             await self._save((key(kind, request), kind, CANONICAL.encode(request), encode(recorded)))
 
+    def recorded_answer(self, kind: str, request: Mapping[str, Any]) -> Recorded | None:
+        """The recorded answer, None: there is none; runs nothing. ReplayBroken: the record cannot be read."""
+        return self._find(key(kind, request)) if self.mode != "off" else None
+
+    def keep_now(self, kind: str, request: Mapping[str, Any], recorded: Recorded) -> None:
+        """`keep` for what cost nothing and is found out before a run has an event loop; OSError: it cannot be kept."""
+        if self._writer is not None:
+            self._writer.put((key(kind, request), kind, CANONICAL.encode(request), encode(recorded))).result()
+            self.recorded += 1
+
     async def drain(self, patience_s: float = CLOSE_S) -> None:
         """Waits, once nothing makes calls any more, until those under way are kept whose callers have left."""
         if self._flights:

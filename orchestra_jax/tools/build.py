@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestra_jax.config.checks import missing_inputs
 from orchestra_jax.config.choices import ReplayMode
+from orchestra_jax.config.record import note
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.config.tools import EvaluationOffer, MenuRule, ToolsConfig
 from orchestra_jax.money.budgets import Budget
@@ -25,6 +26,8 @@ from orchestra_jax.tools.experts.client import expert_clients
 from orchestra_jax.tools.experts.expert import Expert, read_experts
 from orchestra_jax.tools.experts.judge import Judge
 from orchestra_jax.tools.experts.simulated import SimulatedTool, experts_from_config
+from orchestra_jax.tools.mcp import servers as mcp
+from orchestra_jax.tools.mcp.servers import McpServers
 from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.tools.schema import check_spec
 from orchestra_jax.types import InfrastructureError, ToolResult
@@ -126,9 +129,26 @@ def named_experts(cfg: RunConfig, names: Sequence[str]) -> list[Expert]:
 def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
     tools, book = cfg.tools.opened, price_book(cfg)
     replay = Replay(cfg.replay.path, cfg.replay.mode)
+    context = ToolContext(cfg, book.base, replay)
+    servers = McpServers(context)
+    try:
+        return _open(cfg, answers, tools, book, context, servers)
+    except BaseException:
+        servers.stop()  # no process outlives a run that cannot begin
+        raise
+
+
+def _open(
+    cfg: RunConfig,
+    answers: Sequence[str],
+    tools: ToolsConfig,
+    book: PriceBook,
+    context: ToolContext,
+    servers: McpServers,
+) -> RunTools:
+    replay = context.replay
     clients = expert_clients(_experts(cfg), book.base, replay=replay)
     closes: list[Callable[[], Awaitable[object]]] = [client.close for client in clients.values()]
-    context = ToolContext(cfg, book.base, replay)
     plain = dict[str, Entry]()
     for name in tools.names:
         found = TOOLS.get(name)
@@ -136,6 +156,11 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
         closes.append(tool.close)
         plain[name] = plain_entry(tool, book.base, replay)
     search = next((name for name in ("web_search", "local_search") if name in plain), None)
+    served = [(each, [plain_entry(tool, book.base, replay) for tool in servers.tools(each)])
+              for each in tools.mcp_servers]  # fmt: skip
+    closes.append(servers.close)
+    if servers.identities:
+        note("mcp", servers.identities)
     experts = expert_entries(
         tools.experts,
         clients,
@@ -151,7 +176,11 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
             return Catalogue([], book, some.menu)
         entries = [entry for entry in experts if entry.model in some.experts.get(entry.role, [])]
         if some.menu.form != "released":  # there searches and sandbox work behind its functions
-            entries = [*(plain[name] for name in some.names), *entries]
+            own = some.mcp_servers
+            foreign = [entry for server, listed in served if server in own for entry in listed]
+            entries = [*(plain[name] for name in some.names), *foreign, *entries]
+            if foreign:
+                _check_names([*entries, *simulated])
         return Catalogue([*entries, *simulated], book, some.menu)
 
     async def close() -> None:
@@ -163,6 +192,16 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
 
     judge = None if tools.judge == "match" else Judge(clients[tools.judge])
     return RunTools(offer(cfg.tools, book), offer(cfg.tools.evaluated, PriceBook(book.base)), judge, close)
+
+
+def _check_names(entries: Sequence[Entry]) -> None:
+    """Raises ValueError where two tools have one name, one of them of an MCP server."""
+    names = [entry.spec.name for entry in entries]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(
+            f"Two tools are called {twice!r}: give an MCP server that has it a name, which then stands before the "
+            "names of its tools, as in tools.mcp=[{server: ..., name: NAME}]."
+        )
 
 
 def make_judge(cfg: RunConfig) -> tuple[Judge, Callable[[], Coroutine[Any, Any, None]]]:
@@ -215,7 +254,7 @@ def tool_problems(cfg: RunConfig) -> list[str]:
     if unknown := [problem for name in tools.names if (problem := TOOLS.problem(name))]:
         return unknown
     meant = {cfg.tools.menu.form, cfg.tools.evaluated.menu.form} == {"none"}
-    if not tools.names and not tools.experts and not tools.simulated and not meant:
+    if not (tools.names or tools.mcp or tools.experts or tools.simulated or meant):
         return ["There is nothing to call: name tools in tools.names, or take tools=offline; tools=none means it."]
     try:
         _simulated(cfg)
@@ -224,6 +263,8 @@ def tool_problems(cfg: RunConfig) -> list[str]:
         return [str(error)]
     if tools.simulated and "released" in (tools.menu.form, cfg.tools.evaluated.menu.form):
         found.append("Simulated experts have no part in the released form: take tools.menu.form=separate.")
+    if tools.mcp and "released" in (tools.menu.form, cfg.tools.evaluated.menu.form):
+        found.append("MCP servers have no part in the released form: take tools.menu.form=separate.")
     wanted = [*sorted(_models(tools)), *filter(None, map(_price_name, plain))]
     for prices in (book.base, *book.lists):
         if lacking := [name for name in wanted if name not in prices.entries]:
@@ -239,6 +280,7 @@ def tool_problems(cfg: RunConfig) -> list[str]:
             client.check()
         for tool in plain:
             found += tool.problems(cfg, book.base) if hasattr(tool, "problems") else []
+        found += mcp.problems(tools.mcp_servers)
     except (OSError, ValueError, ImportError, MissingKey) as error:
         return [*found, str(error)]
     servers = {expert.base_url: f"expert {expert.name!r}" for expert in experts}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config import record
-from orchestra_jax.config.record import Record, Start, parent, read
+from orchestra_jax.config.record import Record, Start, note, parent, read
 from orchestra_jax.config.schema import ConfigError, RewardConfig, RunConfig
 
 CFG = RunConfig(name="seed1", seed=1)
@@ -119,3 +119,14 @@ def test_without_hydra_it_is_the_command_line_of_the_process(tmp_path: Path):
     kept = json.loads((tmp_path / record.FILE_NAME).read_text())
     assert sys.argv[0].split("/")[-1] in kept["starts"][0]["command"]
     assert not (tmp_path / ".hydra").exists()
+
+
+def test_what_is_noted_while_a_start_is_made_is_in_its_entry_alone(tmp_path: Path):
+    note("mcp", {"lost": {}})  # nothing is started
+    with Record(tmp_path, CFG, "train") as record:
+        note("mcp", {"maps": {"version": "1.0"}})
+        record.begin()
+    start(tmp_path)
+    found = read(tmp_path)
+    assert found is not None
+    assert [entry.get("mcp") for entry in found["starts"]] == [{"maps": {"version": "1.0"}}, None]

@@ -13,14 +13,11 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import BudgetConfig, ConfigError, RunConfig
 from orchestra_jax.envs.registry import make_environment
-from orchestra_jax.models.tokenizer import CONTROL, PAD, TAGS, TURN_END
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.forecast import dry_run
 from orchestra_jax.money.run import RunBudget, bill
@@ -35,8 +32,8 @@ from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
 from orchestra_jax.types import Trajectory, Usage
-from tests.rollout.scripted import TEMPLATE
 from tests.tools.openai_stub import Bill
+from tests.tools.tokenizers import save_tokenizer
 from tests.tools.tool_servers import Outside, ScriptedPolicy, outside
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,19 +58,9 @@ def config(directory: Path, *overrides: str) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level tokenizer of a thousand pieces: with Qwen3's vocabulary the policy would be all head."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    """With Qwen3's vocabulary the policy would be all head."""
     texts = [path.read_text() for path in (ROOT / "orchestra_jax" / "tools").rglob("*.py")]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet))
-    backend.add_special_tokens(list(CONTROL))
-    backend.add_tokens(list(TAGS))
-    folder = tmp_path_factory.mktemp("tokenizer")
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=TURN_END, pad_token=PAD, chat_template=TEMPLATE
-    ).save_pretrained(folder)
-    return folder
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"), texts)
 
 
 @pytest.fixture(scope="module")

@@ -16,17 +16,37 @@ ANSWER_CHARS = 40
 
 
 def reference_call(task: Task, tool: str) -> ToolCall:
-    """A call of `tool` whose required arguments are copied: numbers of the question as a sum, a choice of models from
-    the menu, and for everything else the question's first words.
+    """A call of `tool` whose required arguments are copied: numbers of the question, as a sum for code, a choice of
+    models from the menu, and for every other text the question's first words.
     """
     parameters = next(spec.parameters for spec in task.tools if spec.name == tool)
-    return ToolCall(tool, {name: _argument(task, name, parameters) for name in parameters.get("required", ())})
+    return ToolCall(tool, _object(task, parameters, parameters))
 
 
-def _argument(task: Task, name: str, parameters: Mapping[str, Any]) -> str:
-    choices = parameters["properties"][name].get("enum")
-    if choices:
-        return str(choices[int(_rng(task, name).integers(len(choices)))])
+def _object(task: Task, schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    properties = schema.get("properties", {})
+    return {name: _argument(task, name, properties.get(name), root) for name in schema.get("required", ())}
+
+
+def _argument(task: Task, name: str, schema: Any, root: Mapping[str, Any]) -> Any:
+    """A value for one argument, of the type that its schema asks for; `root` is what references are to."""
+    schema = schema if isinstance(schema, Mapping) else {}  # true: anything will do
+    if str(schema.get("$ref", "")).startswith("#/$defs/"):
+        schema = root.get("$defs", {}).get(schema["$ref"].removeprefix("#/$defs/"), {})
+    if choices := schema.get("enum"):
+        return choices[int(_rng(task, name).integers(len(choices)))]
+    kinds, numbers = schema.get("type", "string"), _NUMBER.findall(task.question) or ["0"]
+    match kinds[0] if isinstance(kinds, list) else kinds:
+        case "integer":
+            return int(float(numbers[0]))
+        case "number":
+            return float(numbers[0])
+        case "boolean":
+            return True
+        case "array":
+            return [_argument(task, name, schema.get("items"), root) for _ in range(schema.get("minItems", 1))]
+        case "object":
+            return _object(task, schema, root)
     if name == "code":
         return " + ".join(_NUMBER.findall(task.question)[:4]) or "0"
     return " ".join(task.question.split()[:QUERY_WORDS]) or "?"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from orchestra_jax.config import record
 from orchestra_jax.evaluation.measures.delegation import is_model
@@ -124,7 +125,15 @@ def _listed(config: Mapping[str, Any], group: Mapping[str, Any]) -> tuple[str, .
     if (config.get("menu") or {}).get("form") == "none":
         return ()
     experts = [f"{role}/{model}" for role, models in (config.get("experts") or {}).items() for model in models]
-    return tuple(map(str, [*(config.get("names") or []), *experts, *(group.get("simulated") or {})]))
+    servers = [_server(entry) for entry in config.get("mcp") or []]
+    return tuple(map(str, [*(config.get("names") or []), *servers, *experts, *(group.get("simulated") or {})]))
+
+
+def _server(entry: Any) -> str:
+    """An MCP server, whose tools no config knows: its name, else its host or the last word of its command."""
+    given = {"server": entry} if isinstance(entry, str) else entry
+    label = str(given.get("name") or given.get("server"))
+    return f"mcp:{urlsplit(label).netloc or label.rpartition('/')[2]}"
 
 
 @cache

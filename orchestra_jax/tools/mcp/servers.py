@@ -1,0 +1,138 @@
+"""The MCP servers of a run, and each of their tools as a plain tool: called, recorded and replayed like any other."""
+
+import importlib.util
+import os
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestra_jax.config.ranges import shown
+from orchestra_jax.config.tools import McpServer
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.store import Recorded
+from orchestra_jax.processes import Processes
+from orchestra_jax.stopwatch import worked
+from orchestra_jax.tools.base import Tool, ToolContext, unreachable
+from orchestra_jax.tools.mcp.background import Background
+from orchestra_jax.tools.mcp.listing import specs
+from orchestra_jax.tools.mcp.session import Session, changed
+from orchestra_jax.types import InfrastructureError, ToolResult, ToolSpec, Usage
+
+MISSING = "tools.mcp needs the package mcp: pip install 'orchestra-jax[mcp]'."
+_LISTED = "mcp.tools"  # kind of record
+
+
+class McpTool(Tool):
+    """One tool of a server.
+
+    Args:
+        own: its name there.
+        identity: of the server, a part of the key of every recorded call.
+        session: None where calls are only replayed.
+    """
+
+    def __init__(self, spec: ToolSpec, own: str, identity: Mapping[str, str], session: Session | None) -> None:
+        self.spec, self._own, self._session = spec, own, session
+        self.settings = {"server": identity, "tool": own}
+
+    async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        assert self._session is not None  # what is only replayed is not run
+        start = worked()
+        result = await self._session.call(self._own, arguments)
+        return ToolResult(result.text, (Usage(self.spec.name, seconds=worked() - start),), result.is_error)
+
+
+class McpServers:
+    """The servers of a run.
+
+    Attributes:
+        identities: name, version and protocol of each server, by its label.
+    """
+
+    def __init__(self, context: ToolContext) -> None:
+        self._context = context
+        self._sessions: list[Session] = []
+        self._background: Background | None = None
+        self.identities: dict[str, Mapping[str, str]] = {}
+
+    def tools(self, settings: McpServer) -> list[McpTool]:
+        """The tools of one server, which is started to list them; in the mode "replay" they are as recorded.
+
+        Raises:
+            ValueError: it cannot be used, is another than the recorded one, or has a tool that no menu can offer.
+            ImportError: the package is not installed.
+        """
+        session, replay = None, self._context.replay
+        if self._context.live:
+            session = self._open(settings)
+            try:
+                listing = session.listing()
+            except InfrastructureError as error:
+                raise ValueError(f"{error} Mend it, or leave it out of tools.mcp.") from None
+            _keep(listing, settings, replay)
+        else:
+            recorded = replay.recorded_answer(_LISTED, {"server": settings.label})
+            if recorded is None:
+                raise ValueError(
+                    f"The record has no tool list of the MCP server {shown(settings.label)}: record a run with it "
+                    "(replay.mode=replay_or_record), under the same name."
+                )
+            listing = recorded.value
+        identity = listing["server"]
+        self.identities[settings.label] = identity
+        return [McpTool(spec, own, identity, session) for own, spec in specs(listing, settings).items()]
+
+    async def close(self) -> None:
+        """Ends every connection and every process."""
+        for session in self._sessions:
+            await session.close()
+        self.stop()
+
+    def stop(self) -> None:
+        """The same at once, for a run that cannot begin."""
+        if self._background is not None:
+            self._background.stop()
+
+    def _open(self, settings: McpServer) -> Session:
+        if not installed():
+            raise ImportError(MISSING)
+        self._background = self._background or Background()
+        session = Session(settings, self._background, Processes.of_run().share(settings.concurrency))
+        self._sessions.append(session)
+        return session
+
+
+def installed() -> bool:
+    """Whether the package `mcp` is there; imports nothing."""
+    return importlib.util.find_spec("mcp") is not None
+
+
+def problems(servers: Sequence[McpServer]) -> list[str]:
+    """One sentence, with the fix, for everything that servers lack; starts nothing."""
+    if servers and not installed():
+        return [MISSING]
+    found = []
+    for settings in servers:
+        label = f"the MCP server {shown(settings.label)}"
+        found += [f"Set the environment variable {shown(name)}: {label} needs it."
+                  for name in settings.variables if name not in os.environ]  # fmt: skip
+        if settings.url:
+            found += unreachable(label, settings.url, "tools.mcp")
+        elif shutil.which(program := shlex.split(settings.server)[0]) is None:
+            found.append(f"tools.mcp: there is no program {shown(program)} to start {label}: install it, or mend it.")
+    return found
+
+
+def _keep(listing: Mapping[str, Any], settings: McpServer, replay: Replay) -> None:
+    """Records what a server offers, for a replay without it; ValueError: the record has calls of another server."""
+    request = {"server": settings.label}
+    known = replay.recorded_answer(_LISTED, request) if replay.mode == "replay_or_record" else None
+    if known is None:
+        replay.keep_now(_LISTED, request, Recorded(listing))
+    elif known.value != listing:
+        raise ValueError(
+            f"The MCP server {shown(settings.label)} {changed(known.value, listing)}, and what is recorded does not "
+            "hold for it: record to another replay.path, or give it another name in tools.mcp."
+        )
