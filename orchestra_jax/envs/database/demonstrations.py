@@ -87,7 +87,7 @@ def copied_call(row: TaskRow, tool: ToolSpec, turn: int, read: Sequence[str]) ->
 
 def own_chat(worlds: Sequence[WorldFolder]) -> OwnChat:
     """A chat in the words of these worlds: what users and tools say, and what is called."""
-    specs = [tool.spec for found in worlds for tool in found.world.tools.values()]
+    specs = [spec for found in worlds for spec in found.world.specs.values()]
     return word_chat(_texts(worlds), list(dict.fromkeys(part for spec in specs for part in _scaffolds(spec))))
 
 
@@ -105,14 +105,13 @@ def _texts(worlds: Sequence[WorldFolder]) -> Iterator[str]:
     """All that can be said and called: every tool is tried on every task, since errors are words too."""
     yield DONE
     for found in worlds:
-        yield " ".join(found.world.tools)
+        yield " ".join(found.world.specs)
         for row in found.tasks:
             session, read = opened(found.world, row.goal), list[str]()
             for number, turn in enumerate(row.turns):
                 yield from (turn.user, *(json.dumps(dict(call.arguments)) for call in turn.calls), *turn.facts)
-                for tool in found.world.tools.values():
-                    trial = opened(found.world, row.goal)
-                    yield trial.call(copied_call(row, tool.spec, number, read)).text
+                for spec in found.world.specs.values():
+                    yield opened(found.world, row.goal).call(copied_call(row, spec, number, read)).text
                 read += [session.call(call).text for call in turn.calls]
                 yield from read
 

@@ -1,7 +1,7 @@
 """Conversations in which a database is changed: a user asks, tools do it, and three criteria decide (`criteria`).
 
 Settings (`env.options`): `worlds`, names of shipped worlds or folders (`folder`), all shipped ones by default;
-`trusted`, whether tools.py of other folders may run in this process; `rules`, whether the agent
+`trusted`, whether tools.py of other folders may run in this process instead of the sandbox; `rules`, whether the agent
 is told policy.md and the time; `user`, "scripted" or a model that plays the user.
 """
 
@@ -19,12 +19,13 @@ from orchestra_jax.envs.base import Demonstrations, Environment, OwnChat, Score,
 from orchestra_jax.envs.by_hand import Asked
 from orchestra_jax.envs.database import demonstrations, golden
 from orchestra_jax.envs.database.criteria import judge
-from orchestra_jax.envs.database.folder import BadWorld, TaskRow, WorldFolder, load
-from orchestra_jax.envs.database.session import Session
+from orchestra_jax.envs.database.folder import BadWorld, TaskRow, WorldFolder, load, read
+from orchestra_jax.envs.database.session import AnySession
 from orchestra_jax.envs.menus import WorldMenus
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolHandler
-from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, UserTurn
+from orchestra_jax.tools.python.isolation import IsolationError
+from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, UserTurn
 
 SHIPPED = Path(__file__).parent / "shipped"
 SYSTEM = "{rules}\n\nIt is {now}. Speak to the user only when their request is done, or when you have to ask something."
@@ -38,7 +39,7 @@ class Posed:
 
     row: TaskRow
     folder: WorldFolder
-    golden: Session
+    golden: AnySession
 
 
 class DatabaseEpisode(ToolEpisode):
@@ -55,7 +56,7 @@ class DatabaseEpisode(ToolEpisode):
         self._posed, self.session = posed, golden.opened(world, posed.row.goal)
         self._said: list[str] = []
         self._order = asyncio.Lock()
-        handlers = {name: self._handler(name) for name in world.tools}
+        handlers = {name: self._handler(name) for name in world.specs}
         system = SYSTEM.format(rules=world.policy.strip(), now=f"{world.now:%A, %d %B %Y, %H:%M}") if rules else None
         super().__init__(task, menus.executor(task, handlers, budget), initial_messages(task, system))
 
@@ -74,7 +75,7 @@ class DatabaseEpisode(ToolEpisode):
     def _handler(self, name: str) -> ToolHandler:
         async def handle(arguments: Mapping[str, object], budget: Budget) -> ToolResult:
             async with self._order:  # calls of one turn change the state in their order
-                outcome = self.session.call(ToolCall(name, arguments))
+                outcome = await self.session.make(ToolCall(name, arguments))
             return ToolResult(outcome.text, is_error=not outcome.ok, refused=outcome.refused)
 
         return handle
@@ -92,23 +93,32 @@ class DatabaseEnvironment(Environment):
             raise ConfigError("\n".join(wrong))
         self._cfg, self._options = cfg, {**_OPTIONS, **cfg.env.options}
         self._posed, self.unusable = dict[str, Posed](), dict[str, str]()
-        folders = read_worlds(cfg)
-        for found in folders:
-            usable, reasons = golden.sift(found.world, [row.goal for row in found.tasks])
-            self.unusable |= reasons
-            kept = {goal.id for goal in usable}
-            for row in found.tasks:
-                if row.id in kept:
-                    after, _ = golden.replay(found.world, row.goal)
-                    self._posed[row.id] = Posed(row, found, after)
-        for name, reason in self.unusable.items():
-            print(f"{name} is left out: {reason}", flush=True)
-        tasks = [_task(posed) for posed in self._posed.values()]
+        self._folders = open_worlds(cfg)
+        try:
+            self._play_golden()
+            tasks = [_task(posed) for posed in self._posed.values()]
+            domain = [name for found in self._folders for name in found.world.specs]
+            self._menus = WorldMenus(cfg, domain, [task.answer[0] for task in tasks[:64]])
+        except BaseException:
+            close_worlds(self._folders)
+            raise
         self._training = [task for task in tasks if self._posed[task.id].row.split == "train"]
         self._evaluation = _in_turn([task for task in tasks if self._posed[task.id].row.split == "eval"])
-        domain = [name for found in folders for name in found.world.tools]
-        self._menus = WorldMenus(cfg, domain, [task.answer[0] for task in tasks[:64]])
-        self._largest = max(len(found.world.tools) for found in folders)
+        self._largest = max(len(found.world.specs) for found in self._folders)
+
+    def _play_golden(self) -> None:
+        """Finds out which tasks can be used, and what their golden calls lead to."""
+        for found in self._folders:
+            usable, reasons = golden.sift(found.world, [row.goal for row in found.tasks])
+            self.unusable |= reasons
+            goals = {goal.id: goal for goal in usable}
+            for row in found.tasks:
+                if row.id in goals:
+                    self._posed[row.id] = Posed(row, found, golden.replay(found.world, goals[row.id])[0])
+        for name, reason in self.unusable.items():
+            print(f"{name} is left out: {reason}", flush=True)
+        if not self._posed:
+            raise ConfigError("No task of env.options.worlds can be used: their reasons are printed above.")
 
     @classmethod
     def problems(cls, cfg: RunConfig) -> list[str]:
@@ -120,14 +130,19 @@ class DatabaseEnvironment(Environment):
         if options["user"] != "scripted":
             found.append(f"env.options.user={options['user']}: only scripted users are here.")
         try:
-            read_worlds(cfg)
-        except ConfigError as error:
+            for folder, _ in named_worlds(cfg):
+                read(folder)
+        except (BadWorld, ConfigError) as error:
             found.append(str(error))
         return [*found, *WorldMenus.problems(cfg)]
 
     @classmethod
     def chat(cls, cfg: RunConfig) -> OwnChat:
-        return demonstrations.own_chat(read_worlds(cfg))
+        worlds = open_worlds(cfg)
+        try:
+            return demonstrations.own_chat(worlds)
+        finally:
+            close_worlds(worlds)
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
         def posed(task: Task, rng: np.random.Generator) -> Task:
@@ -165,11 +180,12 @@ class DatabaseEnvironment(Environment):
         return self._menus.experts(task)
 
     async def close(self) -> None:
+        close_worlds(self._folders)
         await self._menus.close()
 
 
-def read_worlds(cfg: RunConfig) -> list[WorldFolder]:
-    """The worlds of `env.options.worlds`.
+def named_worlds(cfg: RunConfig) -> list[tuple[Path, bool]]:
+    """The folders of `env.options.worlds`, and whether each may run its tools in this process.
 
     Raises:
         ConfigError: one of them is none.
@@ -179,26 +195,40 @@ def read_worlds(cfg: RunConfig) -> list[WorldFolder]:
     named = options["worlds"] or shipped
     if not isinstance(named, Sequence) or isinstance(named, str):
         raise ConfigError(f"env.options.worlds must be a list of worlds, such as [{', '.join(shipped)}], not {named}.")
-    found = list[WorldFolder]()
     for name in map(str, named):
-        ours = name in shipped
-        if not ours and not (Path(name) / "world.json").is_file():
+        if name not in shipped and not (Path(name) / "world.json").is_file():
             raise ConfigError(
                 f"env.options.worlds: {name} is neither a folder with a world.json nor one of {', '.join(shipped)}."
             )
-        if not ours and not options["trusted"]:
-            raise ConfigError(
-                f"env.options.worlds: {name}/tools.py would run in this process: read it, and set "
-                "env.options.trusted=true if it may."
-            )
-        try:
-            found.append(load(SHIPPED / name if ours else name))
-        except BadWorld as error:
-            raise ConfigError(str(error)) from error
-    ids = [row.id for world in found for row in world.tasks]
-    if len(set(ids)) < len(ids):
-        raise ConfigError("env.options.worlds: two tasks of these worlds have the same id.")
+    return [(SHIPPED / name, True) if name in shipped else (Path(name), options["trusted"]) for name in map(str, named)]
+
+
+def open_worlds(cfg: RunConfig) -> list[WorldFolder]:
+    """The worlds of `env.options.worlds`.
+
+    Raises:
+        ConfigError: one of them cannot be used, or two have a task of one id.
+    """
+    found, sandbox = list[WorldFolder](), cfg.tools.sandbox
+    try:
+        for folder, trusted in named_worlds(cfg):
+            found.append(load(folder, trusted=trusted, workers=sandbox.workers, isolation=sandbox.isolation))
+        ids = [row.id for world in found for row in world.tasks]
+        if len(set(ids)) < len(ids):
+            raise ConfigError("env.options.worlds: two tasks of these worlds have the same id.")
+    except (BadWorld, InfrastructureError, IsolationError) as error:
+        close_worlds(found)
+        raise ConfigError(str(error)) from error
+    except BaseException:
+        close_worlds(found)
+        raise
     return found
+
+
+def close_worlds(worlds: Sequence[WorldFolder]) -> None:
+    """Stops what their tools run in."""
+    for each in worlds:
+        each.world.close()
 
 
 def _task(posed: Posed) -> Task:
@@ -208,7 +238,7 @@ def _task(posed: Posed) -> Task:
         id=row.id,
         question=row.turns[0].user,
         answer=(", ".join(row.goal.facts) or demonstrations.DONE,),
-        tools=tuple(tool.spec for tool in world.tools.values()),
+        tools=tuple(world.specs.values()),
         preference=Preference("accuracy", ""),
         family=row.family,
         extra={"task": row.id},

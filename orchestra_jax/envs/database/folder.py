@@ -7,7 +7,7 @@
     tools.py        functions with `session.database_tool`; nothing else happens when it is read
     tasks.jsonl     a `TaskRow` to a line
 
-`load` runs tools.py in this process: it is for worlds of ours, and for those that a user says may run.
+The tools of a folder that is not trusted run in the sandbox (`remote`).
 """
 
 import importlib.util
@@ -22,8 +22,10 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 
 from orchestra_jax.envs.database.golden import Goal
-from orchestra_jax.envs.database.session import DatabaseTool, World
+from orchestra_jax.envs.database.remote import RemoteWorld
+from orchestra_jax.envs.database.session import AnyWorld, DatabaseTool, World
 from orchestra_jax.envs.database.state import Database
+from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.types import ToolCall
 
 FORMAT = 1
@@ -95,28 +97,58 @@ class WorldFolder:
         tasks: all of them, those that nobody can be scored on included, see `golden.sift`.
     """
 
-    world: World
+    world: AnyWorld
     about: str
     schema: Mapping[str, Any]
     tasks: Sequence[TaskRow]
 
 
-def load(folder: str | Path) -> WorldFolder:
-    """Reads a folder whose tools.py may run in this process.
+def load(folder: str | Path, *, trusted: bool, workers: int = 1, isolation: str = "auto") -> WorldFolder:
+    """Reads a folder; its world is closed by whoever asked for it.
+
+    Args:
+        trusted: tools.py may run in this process, else it runs in the sandbox.
+        workers, isolation: of the sandbox: processes at most, and `tools.sandbox.isolation`.
 
     Raises:
         BadWorld: a file is missing or broken.
+        InfrastructureError: the sandbox does not come up.
     """
     folder = Path(folder)
+    found = read(folder)
+    now, rules = datetime.fromisoformat(found.head["now"]), _text(folder / "policy.md")
+    name, tables = found.head["name"], found.database.tables
+    try:
+        world: AnyWorld
+        if trusted:
+            world = World.of(name, found.database, _tools(folder / "tools.py"), now, rules)
+        else:
+            source = _text(folder / "tools.py")
+            world = RemoteWorld.of_source(name, source, tables, now, rules, count=workers, isolation=isolation)
+    except (ValueError, WorldError) as error:
+        raise BadWorld(f"{folder / 'tools.py'}: {error}") from error
+    return WorldFolder(world, found.head["about"], found.schema, found.tasks)
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a folder holds beside its tools and rules, checked."""
+
+    head: Mapping[str, Any]
+    database: Database
+    schema: Mapping[str, Any]
+    tasks: Sequence[TaskRow]
+
+
+def read(folder: Path) -> Files:
+    """Reads a folder without running anything of it; raises BadWorld."""
+    for file in FILES:
+        if not (folder / file).is_file():
+            raise BadWorld(f"{folder / file} is not there.")
     head, database, schema = head_of(folder), database_of(folder), _json(folder / "schema.json")
     for problem in schema_problems(database.tables, schema):
         raise BadWorld(f"{folder / 'database.json'}: {problem}")
-    tools, rules = _tools(folder / "tools.py"), _text(folder / "policy.md")
-    try:
-        world = World.of(head["name"], database, tools, datetime.fromisoformat(head["now"]), rules)
-    except ValueError as error:
-        raise BadWorld(f"{folder / 'tools.py'}: {error}") from error
-    return WorldFolder(world, head["about"], schema, list(tasks_of(folder)))
+    return Files(head, database, schema, list(tasks_of(folder)))
 
 
 def head_of(folder: Path) -> Mapping[str, Any]:
@@ -208,8 +240,6 @@ def _task(row: Mapping[str, Any]) -> TaskRow:
 
 def _tools(file: Path) -> list[DatabaseTool]:
     """The tools that a file defines, in their order."""
-    if not file.is_file():
-        raise BadWorld(f"{file} is not there.")
     spec = importlib.util.spec_from_file_location(f"orchestra_jax_world_{file.parent.name}", file)
     assert spec is not None
     assert spec.loader is not None

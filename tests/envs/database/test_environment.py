@@ -1,6 +1,7 @@
 """The environment of databases: golden calls solve it, nothing else does, and episodes know nothing of each other."""
 
 import asyncio
+import json
 import random
 import shutil
 from collections import Counter
@@ -14,6 +15,7 @@ from orchestra_jax.envs.base import Conversation
 from orchestra_jax.envs.by_hand import baseline
 from orchestra_jax.envs.database import demonstrations
 from orchestra_jax.envs.database.environment import SHIPPED, DatabaseEnvironment, DatabaseEpisode
+from orchestra_jax.envs.database.session import World
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
@@ -196,12 +198,30 @@ def test_what_is_wrong_is_told(more: str, told: str):
     assert any(told in sentence for sentence in DatabaseEnvironment.problems(config(*more.split())))
 
 
-def test_another_folder_runs_its_tools_here_only_if_it_is_trusted(tmp_path: Path):
+@pytest.mark.parametrize("trusted", ["true", "false"])
+async def test_another_folder_runs_in_the_sandbox_unless_it_is_trusted(tmp_path: Path, trusted: str):
     folder = shutil.copytree(SHIPPED / "shop", tmp_path / "bakery")
-    mine = f"env.options.worlds=[{folder}]"
-    assert any("env.options.trusted=true" in sentence for sentence in DatabaseEnvironment.problems(config(mine)))
-    environment = DatabaseEnvironment(config(mine, "+env.options.trusted=true"))
-    assert len(environment.held_out(1000)) == 60
+    tasks = [json.loads(line) for line in (folder / "tasks.jsonl").read_text().splitlines()]
+    few = [task for task in tasks if len(task["turns"]) == 2][:3] + [task for task in tasks if task["split"] == "eval"][
+        :3
+    ]
+    few.append({**few[0], "id": "stale", "turns": [{"user": "?", "calls": [{"name": "fly", "arguments": {}}]}]})
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in few))
+    environment = DatabaseEnvironment(config(f"env.options.worlds=[{folder}]", f"+env.options.trusted={trusted}"))
+    assert isinstance(environment._folders[0].world, World) is (trusted == "true")
+    assert environment.unusable == {"stale": "Golden call 1 (fly) failed: Unknown tool 'fly'."}
+    played = await collector(environment, config()).play(
+        environment.baselines()["golden"], environment.held_out(10), budget=budget(), silent=True
+    )
+    assert [t.solved for t in played] == [True] * 3
+    await environment.close()
+
+
+def test_a_folder_whose_tools_do_not_load_is_told(tmp_path: Path):
+    folder = shutil.copytree(SHIPPED / "shop", tmp_path / "bakery")
+    (folder / "tools.py").write_text("import nothing_there")
+    with pytest.raises(ConfigError, match=r"tools\.py.*nothing_there"):
+        DatabaseEnvironment(config(f"env.options.worlds=[{folder}]"))
     (folder / "tasks.jsonl").write_text("nothing")
     with pytest.raises(ConfigError, match=r"tasks\.jsonl, line 1 is no task"):
-        DatabaseEnvironment(config(mine, "+env.options.trusted=true"))
+        DatabaseEnvironment(config(f"env.options.worlds=[{folder}]"))
