@@ -24,6 +24,7 @@ def composed() -> dict[str, RunConfig]:
 def test_every_benchmark_is_greedy_and_keeps_what_it_pays_for(composed: dict[str, RunConfig]):
     assert {
         "bfcl",
+        "database",
         "frames",
         "general_thought",
         "gsm8k",

@@ -69,6 +69,13 @@ def give_all(desk: Desk, customer: str) -> str:
     return ", ".join(name for name, _ in desk.rows("orders"))
 
 
+@database_tool(Kind.WRITE)
+def drop(desk: Desk, order: str) -> str:
+    """Deletes an order, and changes nothing else."""
+    desk.delete("orders", order)
+    return "dropped"
+
+
 @database_tool(Kind.READ)
 def list_orders(desk: Desk) -> str:
     """All ids in their order."""
@@ -153,6 +160,13 @@ def test_a_call_that_takes_too_long_is_an_observation_and_changes_nothing(world:
     assert "took too long" in outcome.text
     assert session.call(call("get_customer", customer="C1")).ok
     assert session.done == [call("get_customer", customer="C1")]
+
+
+def test_an_entry_that_is_all_that_was_deleted_is_gone(world: RemoteWorld) -> None:
+    session = world.session()
+    assert session.call(call("drop", order="O1")).text == "dropped"
+    assert session.state.delta() == {"orders": {"O1": None}}
+    assert session.written == {("orders", "O1")}
 
 
 def call_until_it_fails(session: RemoteSession) -> None:

@@ -45,10 +45,11 @@ class FolderTools:
         made = [(table, name) for table, rows in session.state.delta().items() for name in rows]  # in their order
         unchanged = sorted(session.written.difference(made))
         for table, name in [key for key in (*made, *unchanged) if key in session.written]:
+            rows = delta.setdefault(table, {})
             try:
-                delta.setdefault(table, {})[name] = session.state.get(table, name)
+                rows[name] = session.state.get(table, name)
             except NoEntry:
-                delta[table][name] = None
+                rows[name] = None
         return {
             "text": outcome.text, "ok": outcome.ok, "refused": outcome.refused, "delta": delta,
             "read": sorted(session.read), "written": sorted(session.written), "ids": session.ids,
