@@ -22,7 +22,7 @@ from orchestra_jax.tools.catalogue import Catalogue, Entry, PriceBook
 from orchestra_jax.tools.entries import expert_entries, plain_entry
 from orchestra_jax.tools.experts import descriptions
 from orchestra_jax.tools.experts.cards import api_fields
-from orchestra_jax.tools.experts.client import expert_clients
+from orchestra_jax.tools.experts.client import ExpertClient, expert_clients
 from orchestra_jax.tools.experts.expert import Expert, read_experts
 from orchestra_jax.tools.experts.judge import Judge
 from orchestra_jax.tools.experts.simulated import SimulatedTool, experts_from_config
@@ -213,7 +213,22 @@ def make_judge(cfg: RunConfig) -> tuple[Judge, Callable[[], Coroutine[Any, Any, 
     name = cfg.tools.judge
     if name == "match":
         raise ConfigError("tools.judge=match asks nobody: set tools.judge to a model of the price list.")
-    alone = replace(cfg, tools=replace(cfg.tools, experts={}, names=[], evaluation=EvaluationOffer()))
+    client, close = _alone(cfg, name, "judge")
+    return Judge(client), close
+
+
+def user_client(cfg: RunConfig, name: str) -> tuple[ExpertClient, Callable[[], Coroutine[Any, Any, None]]]:
+    """The model that plays the user of conversations, and what ends it, as `make_judge`; it is served as experts are.
+
+    Raises:
+        ConfigError: one sentence for what it lacks.
+    """
+    return _alone(cfg, name, "user")
+
+
+def _alone(cfg: RunConfig, name: str, role: str) -> tuple[ExpertClient, Callable[[], Coroutine[Any, Any, None]]]:
+    """The client of one model without any tool."""
+    alone = replace(cfg, tools=replace(cfg.tools, experts={}, names=[], judge=name, evaluation=EvaluationOffer()))
     asks = cfg.replay.mode is not ReplayMode.replay
     try:
         book, (expert,) = price_book(cfg), _experts(alone)
@@ -223,7 +238,7 @@ def make_judge(cfg: RunConfig) -> tuple[Judge, Callable[[], Coroutine[Any, Any, 
             client.check()
     except (OSError, ValueError, ImportError, MissingPrice) as error:
         raise ConfigError(str(error)) from error
-    if asks and not cfg.evaluation.dry_run and (problems := unreachable(f"the judge {name!r}", expert.base_url)):
+    if asks and not cfg.evaluation.dry_run and (problems := unreachable(f"the {role} {name!r}", expert.base_url)):
         replay.close()
         raise ConfigError("\n".join(problems))
 
@@ -234,7 +249,7 @@ def make_judge(cfg: RunConfig) -> tuple[Judge, Callable[[], Coroutine[Any, Any, 
         finally:
             replay.close()
 
-    return Judge(client), close
+    return client, close
 
 
 def instance_seed(seed: int, task: str, draw: int) -> int:

@@ -164,27 +164,37 @@ class UserSimulator:
     Args:
         client: the model.
         situation: who the user is, what they know and want.
+        system: what the model is told; by default `USER_SYSTEM` with the situation.
     """
 
-    def __init__(self, client: ExpertClient, situation: str) -> None:
+    def __init__(self, client: ExpertClient, situation: str, system: str | None = None) -> None:
         self._client = client
-        self._system = USER_SYSTEM.format(stop=STOP, situation=situation)
+        self.system = USER_SYSTEM.format(stop=STOP, situation=situation) if system is None else system
 
-    async def reply(self, conversation: Sequence[Mapping[str, str]], *, budget: Budget, sample: int = 0) -> UserTurn:
+    async def reply(
+        self,
+        conversation: Sequence[Mapping[str, str]],
+        *,
+        budget: Budget,
+        sample: int = 0,
+        response_format: Mapping[str, Any] | None = None,
+    ) -> UserTurn:
         """The user's next words.
 
         Args:
             conversation: {"role": "user" | "assistant", "content"} so far; may be empty, then the user opens.
                 Messages of other roles (the agent's own system message, tools) are not the user's to see.
-            budget, sample, and what is raised: see `ExpertClient.chat`.
+            budget, sample, response_format, and what is raised: see `ExpertClient.chat`.
         """
         swapped = {"assistant": "user", "user": "assistant"}
         told = [message for message in conversation if message["role"] in swapped]
         seen = [{"role": swapped[message["role"]], "content": message["content"]} for message in told]
         if not seen or seen[0]["role"] != "user":  # templates want the user's side first
             seen.insert(0, {"role": "user", "content": "Hello, how can I help you?"})
-        system = {"role": "system", "content": self._system}
-        completion = await self._client.chat([system, *seen], budget=budget, role=USER_ROLE, sample=sample)
+        system = {"role": "system", "content": self.system}
+        completion = await self._client.chat(
+            [system, *seen], budget=budget, role=USER_ROLE, sample=sample, response_format=response_format
+        )
         text = without_thinking(completion.text)
         return UserTurn(text.replace(STOP, "").strip(), STOP in text, completion.usage)
 

@@ -1,0 +1,167 @@
+"""Users of conversations that a language model plays, with tools of their own where the world gives them some.
+
+What the user called and read is a part of what the model is shown, and none of what the policy reads. A failure is an
+infrastructure failure, and costs nothing twice: asked again with the same words, the user goes on from the calls that
+they made already.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.outside import Unreadable, read_json
+from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.experts.roles import UserSimulator
+from orchestra_jax.tools.schema import validate_arguments
+from orchestra_jax.types import InfrastructureError, ToolCall, ToolSpec, Usage, UserTurn
+
+SCRIPTED = "scripted"  # env.options.user of a user without a model
+GREETING = "Hello, I need your help."  # the first words of a user who tells the rest when asked
+STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")  # anywhere in the user's words they end everything
+MOST_CALLS = 12  # of a user before they say something
+_TRIES = 2  # samples asked for until one of them can be read
+_SAY = "say"
+_TOOLS = (
+    "\n\nYou have these tools, which only you can use, and nobody sees that you do:\n{tools}\n\nIn each step write "
+    'one JSON object and nothing else: {{"action": "say" or the name of a tool, "arguments": "{{...}}", the arguments '
+    'of the tool as a JSON text, "words": "what you say"}}. With "say" the arguments are "{{}}"; with a tool the words '
+    'are "". '
+    "What a tool gave is told to you in the next step."
+)
+
+
+class SimulatedUser:
+    """One user in one conversation.
+
+    Args:
+        client: the model.
+        situation: who the user is, what they know and want.
+        budget: of the trajectory; its parent pays, for the user is not the policy's to pay.
+        system: what the model is told; by default that of `UserSimulator` with the situation.
+        tools, act: what the user can do, and how: a call to the text that it gives.
+        opening: what the user has said already.
+    """
+
+    def __init__(
+        self,
+        client: ExpertClient,
+        situation: str,
+        budget: Budget,
+        *,
+        system: str | None = None,
+        tools: Sequence[ToolSpec] = (),
+        act: Callable[[ToolCall], str] | None = None,
+        opening: str = GREETING,
+    ) -> None:
+        self._tools, self._act = {spec.name: spec for spec in tools}, act
+        told = "\n".join(json.dumps([spec.name, spec.description, dict(spec.parameters)]) for spec in tools)
+        self._simulator = UserSimulator(client, situation, system)
+        if tools:
+            self._simulator = UserSimulator(client, situation, self._simulator.system + _TOOLS.format(tools=told))
+        self._name, self._budget = client.expert.name, budget.parent or budget
+        self._past = [{"role": "user", "content": opening}]
+        self._asked, self._steps, self._rows = "", list[dict[str, str]](), tuple[Usage, ...]()
+
+    async def reply(self, text: str) -> UserTurn:
+        """What the user says to these words of the policy's.
+
+        Raises:
+            InfrastructureError: the model failed, wrote what cannot be read, or called and called; nothing was said.
+            BudgetExceeded: see `ExpertClient.chat`.
+        """
+        if text != self._asked:
+            self._asked, self._steps, self._rows = text, [], ()
+        said = [*self._past, {"role": "assistant", "content": text}]
+        while len(self._steps) <= 2 * MOST_CALLS:
+            call, words, done = await self._next([*said, *self._steps])
+            if call is None:
+                self._past, self._asked = [*said, *self._steps, {"role": "user", "content": words}], ""
+                return UserTurn(words, done or any(stop in words for stop in STOPS), self._rows)
+            result = self._result(call)  # nothing is awaited from here on: a call that was made is noted
+            own = json.dumps({"action": call.name, "arguments": json.dumps(call.arguments), "words": ""})
+            self._steps += [{"role": "user", "content": own}, {"role": "assistant", "content": result}]
+        raise InfrastructureError(f"The user {self._name!r} made {MOST_CALLS} calls without a word.")
+
+    async def _next(self, conversation: Sequence[Mapping[str, str]]) -> tuple[ToolCall | None, str, bool]:
+        """A call of the user's, or their words and whether they end the conversation."""
+        for sample in range(_TRIES):
+            form = _form(self._tools) if self._tools and not sample else None
+            turn = await self._simulator.reply(conversation, budget=self._budget, sample=sample, response_format=form)
+            self._rows += turn.usage
+            if not self._tools:
+                return None, turn.text, turn.done
+            if (read := _read(turn.text, turn.done)) is not None:
+                return *read, turn.done
+        raise InfrastructureError(f"The user {self._name!r} wrote no step that can be read; use another model.")
+
+    def _result(self, call: ToolCall) -> str:
+        spec = self._tools.get(call.name)
+        if spec is None:
+            return f"There is no tool {call.name!r}; you have {', '.join(self._tools)}."
+        if wrong := validate_arguments(spec, call.arguments):
+            return wrong
+        return f"{call.name} gave: {self._act(call) if self._act is not None else ''}"
+
+
+def policy_names(cfg: RunConfig) -> set[str]:
+    """What the policy may be called where a model is named: of an endpoint its own names, else of its weights."""
+    policy = cfg.policy or ""
+    if policy.startswith("baseline:"):
+        return set()
+    if policy.startswith(("http://", "https://")):
+        found = [cfg.evaluation.endpoint.model, cfg.evaluation.endpoint.price]
+    else:
+        found = [policy or cfg.model.path]
+    return {_plain(name) for name in found if name}
+
+
+def user_problems(cfg: RunConfig, user: object, allowed: object) -> list[str]:
+    """Why a user cannot be the one in `env.options.user`; without a model nothing can be wrong.
+
+    Args:
+        allowed: `env.options.user_is_policy`.
+    """
+    if not isinstance(user, str) or not user:
+        return [f"env.options.user must be {SCRIPTED} or the name of a model, not {user!r}."]
+    if user != SCRIPTED and allowed is not True and _plain(user) in policy_names(cfg):
+        return [
+            f"env.options.user={user} is the policy itself, which would talk with itself: take another model, or set "
+            "env.options.user_is_policy=true."
+        ]
+    return []
+
+
+def _plain(name: str) -> str:
+    return Path(name).name.lower()
+
+
+def _form(tools: Mapping[str, ToolSpec]) -> dict[str, Any]:
+    text = {"type": "string"}
+    properties = {"action": {**text, "enum": [_SAY, *tools]}, "arguments": text, "words": text}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "json_schema", "json_schema": {"name": "step", "strict": True, "schema": schema}}
+
+
+def _read(text: str, done: bool) -> tuple[ToolCall | None, str] | None:
+    """The call or the words of a step; None: neither can be read."""
+    inner = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
+    if any(stop in inner for stop in STOPS) and not inner.startswith("{"):
+        return None, inner
+    try:
+        step = read_json(inner.encode("utf-8", "replace"))
+        action, words = step["action"], step.get("words", "")
+        if action == _SAY:
+            return (None, words) if isinstance(words, str) and (words.strip() or done) else None
+        given = step.get("arguments") or {}
+        arguments = read_json(given.encode("utf-8", "replace")) if isinstance(given, str) else given
+    except (Unreadable, KeyError, TypeError, AttributeError):
+        return (None, inner) if done else None
+    return (ToolCall(action, arguments), "") if isinstance(action, str) and isinstance(arguments, dict) else None
