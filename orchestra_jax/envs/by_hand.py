@@ -1,7 +1,8 @@
 """Baselines of any environment: scripts that need no model, made of what its menus offer and its results say.
 
-`do_nothing` gives the empty answer. `random` calls one tool of the menu at random and answers with what it says.
-`expert/NAME` asks that model the question, and its answer is the answer; where a menu does not offer it there is none.
+`do_nothing` gives the empty answer; where a user waits for words, the environment has one of that name that speaks.
+`random` calls one tool of the menu at random and answers with what it says. `expert/NAME` asks that model the question,
+and its answer is the answer; where a menu does not offer it there is none.
 
 `cheapest_first` asks the menu's models in the order of their prices. It ends with the first answer that two of them
 agree on; one that is empty, an error or unsure ("I don't know") counts for nothing. Where no two agree, the answer is
@@ -102,8 +103,11 @@ def baseline(environment: "Environment", name: str, tasks: Sequence[Task], most:
         scripts[CHEAPEST_FIRST] = partial(_cheapest_first, environment, most)
         scripts |= {EXPERT + model: partial(_alone, environment, model) for model in models}
     if name not in own and name not in scripts:
-        raise ConfigError(f"policy=baseline:{name}: there is none; here are {', '.join([*own, *scripts])}.")
-    return Baseline(name, own[name], silent=False) if name in own else Baseline(name, scripts[name])
+        raise ConfigError(
+            f"policy=baseline:{name}: there is none; here are {', '.join(dict.fromkeys([*own, *scripts]))}."
+        )
+    # A world's own way to do nothing, to a user who waits for words, is as silent as that of any other.
+    return Baseline(name, own.get(name) or scripts[name], silent=name in scripts)
 
 
 def _random(environment: "Environment", task: Task, results: Sequence[ToolResult]) -> ToolCall | str:

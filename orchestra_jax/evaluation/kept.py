@@ -93,6 +93,7 @@ def _record(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "id": task.id,
         "question": task.question,
+        "family": task.family,
         "preference": task.preference.instruction,
         "weights": {name: getattr(task.preference, name) for name in ("tools", "outcome", "compute", "latency")},
         "reference": task.answer,

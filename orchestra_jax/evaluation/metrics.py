@@ -14,7 +14,7 @@ from orchestra_jax.evaluation.measures.passing import pass_figures
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.rewards import ToolFeature, feature_matrix
 from orchestra_jax.tools.answers import extract_answer, matches
-from orchestra_jax.types import Status, Trajectory
+from orchestra_jax.types import USER_ROLE, Status, Trajectory
 
 MEANS = ("accuracy", "valid_rate", "cost", "cost_per_correct", "latency", "calls", "refused")
 
@@ -64,8 +64,9 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
         cost: dollars a question. cost_per_correct: dollars spent on all questions per solved one, None without any.
         latency: seconds a question. calls: executed tool calls a question. refused: calls a question that were not
             executed. failed: infrastructure failures, a count. counted: the others, of which all means are. Where a
-            judge was asked, `judge_figures` too. Where a world has several criteria, criteria/NAME: the share of what
-            was scored that meets it. Where every trajectory failed nothing is known: all means are None.
+            judge was asked, `judge_figures` too, and `user_figures` where somebody plays a user. Where a world has
+            several criteria, criteria/NAME: the share of what was scored that meets it. Where every trajectory failed
+            nothing is known: all means are None.
 
     Raises:
         ValueError: there is no trajectory.
@@ -89,6 +90,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
             **counts,
         }
         | judge_figures(counted)
+        | user_figures(counted)
         | _criteria(counted)
     )
 
@@ -99,6 +101,12 @@ def _criteria(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         for name, wrong in trajectory.criteria.items():
             found.setdefault(name, []).append(not wrong)
     return {f"criteria/{name}": sum(held) / len(held) for name, held in sorted(found.items())}
+
+
+def user_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """user_cost: dollars a question for who plays the user, which are in no other figure; nothing where nobody does."""
+    rows = [row for trajectory in trajectories for row in trajectory.ledger if row.role == USER_ROLE]
+    return {"user_cost": sum(row.cost_usd for row in rows) / len(trajectories)} if rows else {}
 
 
 def judge_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:

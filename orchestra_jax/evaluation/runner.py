@@ -92,7 +92,8 @@ class Evaluator:
         self.cfg, self.collector, self.engine, self._budget = cfg, collector, engine, budget
         self.benchmarks = chosen_tasks(environment, cfg)
         self.disagreements: list[dict[str, Any]] = []
-        self.scripts = environment.baselines()
+        self.scripts = dict(environment.baselines())
+        self._silence = Baseline(DO_NOTHING, self.scripts.pop(DO_NOTHING, do_nothing))
         self._baseline_runs: dict[str, list[Trajectory]] | None = None
         self._caps = capped(cfg.rollout.limits, turn_caps)
         assert not turn_caps or collector.limits == widest(cfg.rollout.limits, turn_caps)
@@ -137,12 +138,12 @@ class Evaluator:
         """
         runs = await self._runs()
         found = {name: summarize(run) | self._utility(run, runs) for name, run in runs.items()}
-        silence, self._when, self._policy = Baseline(DO_NOTHING, do_nothing), DO_NOTHING, DO_NOTHING
+        self._when, self._policy = DO_NOTHING, DO_NOTHING
         for name, tasks in self.benchmarks.items():
             run = [
                 trajectory
                 for part, some in in_parts(name, tasks).items()
-                for trajectory in await self._collect(part, some, self.cfg.evaluation.temperature, 1, silence)
+                for trajectory in await self._collect(part, some, self.cfg.evaluation.temperature, 1, self._silence)
             ]
             utility = self._utility(run, runs) if name == HELD_OUT else {}
             found[DO_NOTHING if name == HELD_OUT else f"{DO_NOTHING} on {name}"] = summarize(run) | utility

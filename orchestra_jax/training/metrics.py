@@ -49,6 +49,7 @@ _FIRST = ("mismatch", "importance_p", "sequence_")
 _SUMMARY = {
     "cost": "cost_usd", "latency": "latency_s", "refused": "calls/refused", "judged": "judge/asked",
     "judge_disagrees": "judge/disagrees", "judge_cost": "judge/cost_usd",
+    "user_cost": "user/cost_usd",
 }  # fmt: skip
 
 

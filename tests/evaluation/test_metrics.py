@@ -87,6 +87,13 @@ def test_a_judge_and_exact_match_by_hand():
     assert not {"exact_match", "judged", "judge_disagrees"} & alone.keys()  # there is no judge
 
 
+def test_the_users_dollars_are_apart_from_the_policys():
+    user = Usage("gpt-5", role="user_simulator", cost_usd=3.0)
+    found = summarize([replace(run(cost=1.0), ledger=(*run(cost=1.0).ledger, user)), run(cost=1.0)])
+    assert (found["cost"], found["user_cost"]) == (1.0, 1.5)
+    assert "user_cost" not in summarize([run()])
+
+
 def test_criteria_are_shares_of_what_was_scored():
     scored = [{"executed": "", "faithful": ""}, {"executed": "", "faithful": "Not said."}, {}]
     found = summarize([replace(run(), criteria=each) for each in scored])

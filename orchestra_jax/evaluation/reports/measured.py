@@ -12,6 +12,7 @@ import numpy as np
 
 from orchestra_jax.config import record
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.envs.users import SCRIPTED
 from orchestra_jax.evaluation.intervals import Interval, bootstrap
 from orchestra_jax.evaluation.measures.delegation import Delegated, delegated, tool_of
 from orchestra_jax.evaluation.reports.offers import Offer, offer_of, trained_on
@@ -19,6 +20,7 @@ from orchestra_jax.types import Status
 
 _FILE = re.compile(r"(?P<name>.+)\.t(?P<temperature>\d[\d.e-]*)(\.p\d+)?\.jsonl")  # p1, p2, ...: of other processes
 TAU2 = "tau2"  # a world, where others are told by their questions' source
+PAPERS = ("airline", "retail", "telecom")  # its domains in the paper
 BEFORE, AFTER = "before", "after"  # training: the phases of a training run
 
 
@@ -31,6 +33,7 @@ class Item:
         tools: names on the menu, in order; None in files of before they were kept.
         weights: P over them, the outcome, cost and latency (Eq. 2); None likewise.
         delegated: calls of models; None likewise.
+        family: of the question, "" likewise.
     """
 
     solved: bool
@@ -41,6 +44,7 @@ class Item:
     tools: tuple[str, ...] | None = None
     weights: tuple[float, ...] | None = None
     delegated: Delegated | None = None
+    family: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class Measured:
         source: data set; benchmark: its benchmark and temperature; offer: tools and prices.
         items: by question, the samples that were answered, one of each question as a rule.
         failed: samples that failed for infrastructure reasons.
+        variant: what tells the world that was asked from others of its name: data, user, domains.
+        as_published: whether the paper's figures of that name are of the same.
     """
 
     run: str
@@ -67,21 +73,23 @@ class Measured:
     offer: Offer
     items: Mapping[str, Sequence[Item]]
     failed: int
+    variant: tuple[str, ...] = ()
+    as_published: bool = True
 
     @property
     def asked(self) -> str:
         """The questions, whatever is offered."""
-        return f"{self.source}, {self.benchmark}"
+        return ", ".join([self.source, *self.variant, self.benchmark])
 
     @property
     def label(self) -> str:
         """What is asked; two policies with the same label are compared question by question."""
-        return ", ".join([self.source, *self.offer.unseen, self.benchmark])
+        return ", ".join([self.source, *self.variant, *self.offer.unseen, self.benchmark])
 
     @property
     def whole(self) -> bool:
         """Whether it is all of a benchmark, and no part or variant of it."""
-        return "." not in self.benchmark.partition(" at temperature")[0]
+        return self.as_published and "." not in self.benchmark.partition(" at temperature")[0]
 
     @property
     def all_items(self) -> list[Item]:
@@ -136,7 +144,7 @@ def measured(folder: Path) -> list[Measured]:
         config = made.get("config", {})
         found[run, benchmark] = Measured(
             run, folder, phase, _identity(folder, phase, made), None, _source(config), benchmark,
-            offer_of(config, trained_on(made)), items={}, failed=0,
+            offer_of(config, trained_on(made)), {}, 0, *_variant(config),
         )  # fmt: skip
         rows = read.setdefault((run, benchmark), {})
         for place, item, model in _read(file):
@@ -165,6 +173,18 @@ def _source(config: Mapping[str, Any]) -> str:
     data = config.get("data", {})
     other = data.get("eval_source")
     return str(other if other not in (None, "auto") else data.get("source", "questions"))
+
+
+def _variant(config: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """Of τ²-Bench, which the paper has with a model as the user: what was asked, and whether the paper asked so."""
+    world = config.get("env", {})
+    options = world.get("options") or {}
+    if world.get("name") != TAU2 or not options:
+        return (), True
+    domains, user = options.get("domains", PAPERS), options.get("user", SCRIPTED)
+    own = () if set(domains) == set(PAPERS) else ("+".join(domains),)
+    words = (f"{options.get('source', 'wheel')} data", "scripted user" if user == SCRIPTED else f"user {user}", *own)
+    return words, user != SCRIPTED and not own and options.get("evaluate") == "all"
 
 
 def _identity(folder: Path, phase: str, found: Mapping[str, Any]) -> str:
@@ -196,7 +216,7 @@ def _item(row: Mapping[str, Any]) -> Item:
     calls = [tool_of(str(call["name"]), call["arguments"], known) for call in made]
     item = Item(
         bool(row["solved"]), float(row["cost_usd"]), float(row["latency_s"]), Counter(calls),
-        Counter(str(call["name"]) for call in made),
+        Counter(str(call["name"]) for call in made), family=str(row.get("family", "")),
     )  # fmt: skip
     if "weights" not in row:
         return item

@@ -16,6 +16,8 @@ from orchestra_jax.evaluation.reports.preference import preferences
 from orchestra_jax.evaluation.reports.table import Table, number, span
 from orchestra_jax.evaluation.reports.unseen import unseen
 
+_MOST_FAMILIES = 8  # as columns
+
 
 def tables(found: Sequence[Measured], bases: Mapping[str, Measured] | None = None) -> list[Table]:
     """Figures by benchmark with the paper's rows beside them, then what compares several of them.
@@ -26,7 +28,8 @@ def tables(found: Sequence[Measured], bases: Mapping[str, Measured] | None = Non
     made = []
     for label in dict.fromkeys(one.label for one in found):
         same = side_by_side([one for one in found if one.label == label])
-        made += [_figures(label, same), _passes(label, same), _calls(label, same), models(label, same)]
+        made += [_figures(label, same), _families(label, same), _passes(label, same), _calls(label, same)]
+        made += [models(label, same)]
         made += [pairs(label, same), front(label, same), preferences(label, same, bases or {})]
     return [table for table in [*made, *unseen(found)] if table.rows or not table.columns]
 
@@ -99,6 +102,27 @@ def _offered(found: Sequence[Measured]) -> str:
             menus.setdefault((what, one.offer.prices), []).append(one.run)
     who = {key: f" to {'; '.join(runs)}" if len(menus) > 1 else "" for key, runs in menus.items()}
     return "".join(f" Offered{who[key]}: {key[0]}; prices: {key[1]}." for key in menus)
+
+
+def _families(label: str, found: Sequence[Measured]) -> Table:
+    """Figures by family of the questions, where there are a few: a benchmark's domains or sets."""
+    names = sorted({item.family for one in found for item in one.all_items} - {""})
+    shown = names if 1 < len(names) <= _MOST_FAMILIES else []
+    rows = []
+    for one in found:
+        cells = [one.run]
+        for name in shown:
+            kept = {key: [i for i in items if i.family == name] for key, items in one.items.items()}
+            part = replace(one, items={key: items for key, items in kept.items() if items})
+            some = part.all_items
+            known = part.interval(solved) if one.samples > 1 else wilson(sum(i.solved for i in some), len(some))
+            cells += [number(part.mean(solved), 100, 1), span(known, 100, 1), number(part.mean(cost), 100, 3)]
+            cells += [number(part.mean(lambda item: item.seconds), 1, 1)]
+        rows.append(cells)
+    each = [[f"{name} %", "95 %", f"{name} cents", f"{name} seconds"] for name in shown]
+    columns = ["policy", *(column for some in each for column in some)]
+    note = "Accuracy, cents and seconds a question, by family; means over what was answered."
+    return Table(f"{label}: by family", columns, rows if shown else [], note)
 
 
 def _passes(label: str, found: Sequence[Measured]) -> Table:

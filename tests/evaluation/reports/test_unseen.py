@@ -89,3 +89,50 @@ def test_tau2_finds_its_rows(tmp_path: Path) -> None:
     # Its cost and latency are another table's: these rows have none.
     assert text.count("| published: Orchestrator-8B |  |  | 80.2 |  |  |  |  |  |  |") == 1
     assert "published: Qwen3-8B, no tools" not in text
+
+
+DOMAINS = ["airline", "retail", "telecom"]
+
+
+def tau2(folder: Path, user: str = "gpt-5", phase: str = "policy", **options) -> Path:
+    """An evaluation of two tasks of each domain, of which the first is right."""
+    made = {"domains": DOMAINS, "source": "wheel", "user": user, "evaluate": "all", **options}
+    settings = {**config("auto"), "env": {"name": "tau2", "options": made}}
+    lines = [
+        row(f"{domain}-{n}", n == 0 and phase == "policy", float(cents), family=domain)
+        for cents, domain in enumerate(DOMAINS, 1) for n in range(2)
+    ]  # fmt: skip
+    idle = [row(f"{domain}-{n}", domain == "airline", 0.0, family=domain) for domain in DOMAINS for n in range(2)]
+    return evaluation(folder, {"policy/held_out.t0": lines, "do_nothing/held_out.t0": idle}, settings)
+
+
+def test_tau2_has_a_column_for_each_domain_and_a_row_of_doing_nothing(tmp_path: Path) -> None:
+    found = measured(tau2(tmp_path / "run"))
+    label = "tau2, wheel data, user gpt-5, held_out at temperature 0"
+    made = {table.title: table for table in tables(found)}
+    assert [row[0] for row in made[label].rows][:2] == ["run", "do nothing"]
+    assert any(row[0].startswith("published") for row in made[label].rows)
+    by_domain = made[f"{label}: by family"]
+    assert by_domain.columns[1::4] == ["airline %", "retail %", "telecom %"]
+    policy, nothing = by_domain.rows
+    assert (policy[1::4], policy[3::4], policy[4::4]) == (["50.0"] * 3, ["1.000", "2.000", "3.000"], ["2.0"] * 3)
+    assert (nothing[0], nothing[1::4]) == ("do nothing", ["100.0", "0.0", "0.0"])
+
+
+@pytest.mark.parametrize(
+    ("options", "label"),
+    [
+        ({"user": "scripted"}, "tau2, wheel data, scripted user"),
+        ({"source": "original", "domains": DOMAINS[:2]}, "tau2, original data, user gpt-5, airline+retail"),
+        ({"evaluate": "held_out"}, "tau2, wheel data, user gpt-5"),
+    ],
+)
+def test_no_published_row_stands_beside_another_tau2(tmp_path: Path, options: dict, label: str) -> None:
+    text = write_report([tau2(tmp_path / "run", **options)], tmp_path / "out")[0].read_text()
+    assert f"## {label}, held_out at temperature 0\n" in text
+    assert "published:" not in text
+
+
+def test_questions_of_one_family_have_no_table_of_it(tmp_path: Path) -> None:
+    folder = evaluation(tmp_path / "run", {"policy/held_out.t0": [row("a", True, family="x")]}, config())
+    assert not [table for table in tables(measured(folder)) if "by family" in table.title]
