@@ -14,6 +14,7 @@ ENVIRONMENTS: Registry[Callable[[RunConfig], Environment]] = Registry(
     builtin={
         "quickstart": "orchestra_jax.envs.quickstart.environment:QuickstartEnvironment",
         "qa": "orchestra_jax.envs.qa.environment:QAEnvironment",
+        "tau2": "orchestra_jax.envs.tau2.environment:Tau2Environment",
         "bfcl": "orchestra_jax.envs.bfcl.environment:BFCLEnvironment",
         "database": "orchestra_jax.envs.database.environment:DatabaseEnvironment",
     },

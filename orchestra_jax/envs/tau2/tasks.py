@@ -1,0 +1,161 @@
+"""The tasks of a domain: what the user wants, what has to be done, and what counts.
+
+The rows are those of the package, or the original ones of `$ORCHESTRA_DATA/tau2`, which are older: other golden calls
+in 12 tasks of the airline and 10 of the shop, and other facts in three.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.envs.tau2 import package
+from orchestra_jax.types import ToolCall
+
+WHEEL, ORIGINAL = "wheel", "original"
+SOURCES = (WHEEL, ORIGINAL)
+AGENT, USER = "assistant", "user"  # as the rows call them
+TRAIN, TEST, BASE = "train", "test", "base"
+_EVERY = 4  # of a domain without splits one task of so many is held out
+_BASIS = ("DB", "COMMUNICATE")  # of a row that names none
+
+
+@dataclass(frozen=True)
+class Action:
+    """A golden call.
+
+    Attributes:
+        who: AGENT or USER.
+        only: the arguments that are compared where calls count; None: all of them.
+    """
+
+    who: str
+    call: ToolCall
+    only: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Assertion:
+    """A question to the domain that must have this answer in the end."""
+
+    who: str
+    call: ToolCall
+    value: bool
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One task.
+
+    Attributes:
+        id: unique over all domains, such as "airline-3".
+        domain, source: whose it is; see `SOURCES`.
+        split: TRAIN or TEST.
+        situation: what a simulated user is told, as the package writes it.
+        opening: what a scripted user says first: the situation in words, and what they know.
+        basis: what counts: DB, COMMUNICATE, ACTION, ENV_ASSERTION, NL_ASSERTION.
+        actions, facts, assertions: golden calls in order, what the user must be told, what must hold.
+        claims: sentences about the conversation, for a judge.
+        start: `initial_state` of the row.
+    """
+
+    id: str
+    domain: str
+    source: str
+    split: str
+    situation: str
+    opening: str
+    basis: frozenset[str]
+    actions: tuple[Action, ...] = ()
+    facts: tuple[str, ...] = ()
+    assertions: tuple[Assertion, ...] = ()
+    claims: tuple[str, ...] = ()
+    start: Mapping[str, Any] | None = None
+
+    def calls(self, who: str) -> Sequence[ToolCall]:
+        return [action.call for action in self.actions if action.who == who]
+
+
+def data_folder(domain: str, source: str, original: str | None) -> Path:
+    """Where a domain's files lie.
+
+    Args:
+        original: folder of the original data.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if source == WHEEL:
+        return package.needed() / "data" / "domains" / package.LAYOUTS[domain].data
+    found = Path(original or "") / domain
+    if original is None or not (found / "tasks.json").is_file():
+        raise ConfigError(
+            f"There is no original data of {domain} in {original}: set ORCHESTRA_DATA, or env.options.source={WHEEL}."
+        )
+    return found
+
+
+def scenarios(domain: str, source: str, original: str | None = None) -> list[Scenario]:
+    """The tasks of a domain's benchmark in their order.
+
+    Raises:
+        ConfigError: the files are not there, or hold something else.
+    """
+    place = data_folder(domain, source, original)
+    try:
+        rows = package.read(place, "tasks.json")
+        if (place / "split_tasks.json").is_file():
+            splits = package.read(place, "split_tasks.json")
+            base, held_out = set(splits[BASE]), set(splits[TEST])
+        else:
+            names = [row["id"] for row in rows]
+            base, held_out = set(names), set(names[::_EVERY])
+        kind = package.load(package.needed(), "data_model.tasks", "UserScenario")
+        return [
+            _scenario(domain, source, TEST if row["id"] in held_out else TRAIN, row, kind)
+            for row in rows
+            if row["id"] in base
+        ]
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"The tasks in {place} are none that we read: {type(error).__name__}: {error}.") from error
+
+
+def _scenario(domain: str, source: str, split: str, row: Mapping[str, Any], kind: Any) -> Scenario:
+    asked, told = row["evaluation_criteria"], row["user_scenario"]
+    return Scenario(
+        id=f"{domain}-{row['id']}",
+        domain=domain,
+        source=source,
+        split=split,
+        situation=str(kind.model_validate(told)),
+        opening=_opening(told["instructions"]),
+        basis=frozenset(asked.get("reward_basis") or _BASIS),
+        actions=tuple(
+            Action(
+                each.get("requestor") or AGENT,
+                ToolCall(each["name"], each["arguments"]),
+                None if each.get("compare_args") is None else tuple(each["compare_args"]),
+            )
+            for each in asked.get("actions") or ()
+        ),
+        facts=tuple(asked.get("communicate_info") or ()),
+        assertions=tuple(
+            Assertion(each["env_type"], ToolCall(each["func_name"], each["arguments"]), each.get("assert_value", True))
+            for each in asked.get("env_assertions") or ()
+        ),
+        claims=tuple(asked.get("nl_assertions") or ()),
+        start=row.get("initial_state"),
+    )
+
+
+def _opening(instructions: Mapping[str, Any] | str) -> str:
+    """All of the situation at once, as a note to somebody: who only listens can work with it."""
+    if isinstance(instructions, str):
+        return f"Please read my note.\n\n{instructions.strip()}"
+    parts = {
+        "Please read my note: it is about": instructions.get("reason_for_call"),
+        "What I know": instructions.get("known_info"),
+        "How I decide": instructions.get("task_instructions"),
+    }
+    return "\n\n".join(f"{head}: {text.strip()}" for head, text in parts.items() if text and text.strip())

@@ -1,0 +1,83 @@
+"""τ²-Bench with a user that a model plays, on a made package: what they do counts, what they cost is kept apart."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from orchestra_jax.config.rollout import RolloutLimits
+from orchestra_jax.config.schema import ConfigError, PricingConfig
+from orchestra_jax.config.tools import ExpertServer
+from orchestra_jax.envs.tau2.environment import Tau2Environment
+from orchestra_jax.evaluation.metrics import summarize
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.types import Status, ToolCall
+from tests.envs.tau2.conftest import FREE, cfg, plan, task_of
+from tests.tools.openai_stub import StubOpenAI, status
+
+ROAM = ToolCall("enable_roaming", {})
+
+
+def settings(stub, **options):
+    made = cfg(domains=["airline", "telecom"], evaluate="all", user="qwen3-32b", **options)
+    tools = replace(made.tools, server=ExpertServer(url=stub.url, retries=0))
+    return replace(made, tools=tools, pricing=PricingConfig(name="paper"))
+
+
+def step(action, words=""):
+    return json.dumps({"action": action, "arguments": "{}", "words": words})
+
+
+@pytest.fixture
+async def stub():
+    async with StubOpenAI() as server:
+        yield server
+
+
+async def played(stub, script, name, replies, **limits):
+    left = list(replies)
+    stub.reply = lambda body: left.pop(0) if len(left) > 1 else left[0]
+    environment = Tau2Environment(settings(stub))
+    try:
+        collector = Collector(environment, None, RolloutLimits(retries=0, **limits), FREE)
+        (found,) = await collector.play(script, [task_of(environment, name)], budget=Budget())
+    finally:
+        await environment.close()
+    return found
+
+
+async def test_what_the_user_does_counts_and_what_they_cost_is_kept_apart(package, stub):
+    replies = (step("toggle_airplane_mode"), step("say", "I did."), step("say", "###STOP###"))
+    found = await played(stub, plan(ROAM, "Turn off airplane mode.", "Is it fine?"), "telecom-broken", replies)
+    assert (found.status, found.solved) == (Status.COMPLETED, True), found.criteria
+    assert found.cost_usd == found.latency_s == 0.0
+    assert sum(row.role == "user_simulator" for row in found.ledger) == 3
+    cost = summarize([found])["user_cost"]
+    assert cost == pytest.approx(sum(row.cost_usd for row in found.ledger))
+    assert cost > 0
+    shown = stub.bodies[0]["messages"]
+    assert shown[0]["content"].startswith("Play a customer with tools.\n<scenario>\nInstructions: ")
+    assert "toggle_airplane_mode" in shown[0]["content"]
+    assert found.turns[0].heard is None
+    assert found.task.question == "Hello, I need your help."  # they tell the rest when they are asked
+
+
+async def test_a_dead_user_is_no_score_where_nothing_need_change(package, stub):
+    stub.chaos = lambda number: status(500)
+    found = await played(stub, plan("Done."), "airline-1", ["Hello"])
+    assert (found.status, found.solved, found.criteria) == (Status.FAILED, False, {})
+
+
+async def test_a_user_who_never_ends_is_no_score(package, stub):
+    found = await played(stub, plan("Done."), "airline-1", ["And then?"], max_turns=3)
+    assert (found.status, found.solved) == (Status.NO_ANSWER, False)
+    assert len(stub.bodies) == 3
+
+
+async def test_who_cannot_be_asked(package, stub):
+    with pytest.raises(ConfigError, match="is the policy itself"):
+        Tau2Environment(replace(settings(stub), policy="models/qwen3-32b"))
+    unserved = replace(settings(stub), tools=cfg().tools)
+    with pytest.raises(ConfigError, match="There is no server for 'qwen3-32b'"):
+        Tau2Environment(unserved)
