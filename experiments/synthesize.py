@@ -19,7 +19,9 @@ def main(config: DictConfig) -> None:
     from orchestra_jax.training.run import exit_status
 
     with exit_status(folder=cfg.output_dir):
-        synthesize(cfg)
+        made = synthesize(cfg)
+    if not made:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.synthesis import card, wordings
 from orchestra_jax.synthesis.cast import Cast, make_cast
 from orchestra_jax.synthesis.stages import Stages, write_whole
+from orchestra_jax.synthesis.worlds.make import make as make_world
 from orchestra_jax.tools.build import price_book
+from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.training.loggers.progress import ProgressBar
 
 STAGES, PREFERENCES, CARD, README = "stages", "preferences.jsonl", "card.json", "README.md"
@@ -26,8 +28,8 @@ _FREE = ("concurrency",)  # what a run may change when it goes on
 _DOMAIN = re.compile(r"[a-z][a-z0-9_-]{0,40}")
 
 
-def synthesize(cfg: RunConfig) -> None:
-    """Makes a world's folder or a file of preferences in `cfg.output_dir`, or goes on making it.
+def synthesize(cfg: RunConfig) -> bool:
+    """Makes a world's folder or a file of preferences in `cfg.output_dir`, or goes on making it; whether any is there.
 
     Raises:
         ConfigError: what cannot be used, one sentence.
@@ -45,21 +47,24 @@ def synthesize(cfg: RunConfig) -> None:
         )
     print(forecast(cfg), flush=True)
     if cfg.evaluation.dry_run:
-        return
-    make = {SynthesisTarget.preferences: _preferences}[settings.make]
+        return True
+    make = {SynthesisTarget.world: make_world, SynthesisTarget.preferences: _preferences}[settings.make]
     (folder / STAGES).mkdir(parents=True, exist_ok=True)
     with alone_in(folder), LoopThread() as loop:
         money = RunBudget(cfg.budget, folder)
         try:
-            print(loop.run(_run(cfg, folder, money, make)), flush=True)
+            told, made = loop.run(_run(cfg, folder, money, make))
         finally:
             money.close()
+    print(told, flush=True)
+    return made
 
 
-Make = Callable[[RunConfig, Path, Stages, Cast], Awaitable[str]]  # what is made, told in a sentence
+# What came of it, in a sentence, and whether that is anything.
+Make = Callable[[RunConfig, Path, Stages, Cast], Awaitable[tuple[str, bool]]]
 
 
-async def _run(cfg: RunConfig, folder: Path, money: RunBudget, make: Make) -> str:
+async def _run(cfg: RunConfig, folder: Path, money: RunBudget, make: Make) -> tuple[str, bool]:
     try:
         replay = Replay(cfg.replay.path, cfg.replay.mode)
     except (OSError, ValueError) as error:
@@ -70,20 +75,21 @@ async def _run(cfg: RunConfig, folder: Path, money: RunBudget, make: Make) -> st
         settings = {key: value for key, value in asdict(cfg.synthesis).items() if key not in _FREE}
         stages = Stages(folder / STAGES, cast, {**settings, "seed": cfg.seed}, cfg.synthesis.concurrency, bars.show)
         try:
-            told = await make(cfg, folder, stages, cast)
+            told, made = await make(cfg, folder, stages, cast)
         finally:
             await cast.close()
             await replay.drain()
-    except (OSError, ValueError, ImportError, MissingPrice, MissingKey) as error:
+    except (OSError, ValueError, ImportError, MissingPrice, MissingKey, IsolationError) as error:
         raise ConfigError(str(error)) from error
     finally:
         bars.close()
         replay.close()
     spent = money.run.spent
-    return f"{told} {spent.calls} calls were paid with ${spent.usd:.4f}; {replay.replayed} came from the record."
+    money_told = f"{spent.calls} calls were paid with ${spent.usd:.4f}; {replay.replayed} came from the record."
+    return f"{told} {money_told}", made
 
 
-async def _preferences(cfg: RunConfig, folder: Path, stages: Stages, cast: Cast) -> str:
+async def _preferences(cfg: RunConfig, folder: Path, stages: Stages, cast: Cast) -> tuple[str, bool]:
     prices = price_book(cfg).base
     pairs = await wordings.make(stages, cfg.synthesis, prices, cfg.seed, cast)
     counts = {split: Counter(row["name"] for row in pairs.rows if row["split"] == split) for split in ("train", "eval")}
@@ -97,10 +103,11 @@ async def _preferences(cfg: RunConfig, folder: Path, stages: Stages, cast: Cast)
     ]
     write_whole(folder / README, card.page(content, "Preferences", "Instructions and what they weigh.", lines))
     total = {split: sum(count.values()) for split, count in counts.items()}
-    return (
+    told = (
         f"{total['train']} wordings for training and {total['eval']} for evaluation are in {folder / PREFERENCES}, "
         "which data.preferences_file takes."
     )
+    return told, all(total.values())
 
 
 def forecast(cfg: RunConfig) -> str:

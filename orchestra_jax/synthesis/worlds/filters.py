@@ -1,0 +1,201 @@
+"""The three filters of section 3.3: golden calls that raise, tasks that nobody solves, tasks solved with no action.
+
+All of it happens in the sandbox: the tools were written by a model.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from orchestra_jax.config.synthesis import SynthesisConfig
+from orchestra_jax.envs.database import golden
+from orchestra_jax.envs.database.criteria import judge
+from orchestra_jax.envs.database.folder import Exchange, TaskRow
+from orchestra_jax.envs.database.remote import RemoteWorld
+from orchestra_jax.envs.database.session import AnySession, WrongKind
+from orchestra_jax.envs.database.workers.pool import WorldError
+from orchestra_jax.rollout.parsing import ParseError, parse_tool_calls
+from orchestra_jax.synthesis.cast import Cast, Rejected
+from orchestra_jax.synthesis.stages import Out, Row, Stages
+from orchestra_jax.tools.experts.context import ChatMessage
+from orchestra_jax.tools.experts.roles import messages
+from orchestra_jax.tools.schema import to_openai
+from orchestra_jax.types import InfrastructureError, ToolCall
+
+T = TypeVar("T")
+
+RAISES, NOBODY, IDLE = "golden calls raise", "nobody solves it", "solved with no action"
+BROKEN, UNSURE = "a tool is broken", "golden calls leave another content each time"
+_SLOW = re.compile(r"Error: (\w+) took too long")
+_MOST_TEXT = 20_000  # characters of a result that the solver reads
+SYSTEM = """{policy}
+
+It is {now}. You have these functions:
+{tools}
+
+To call one, write <tool_call>{{"name": NAME, "arguments": {{...}}}}</tool_call>, one or several in a message and \
+nothing else in it; the results follow. What you write without a call goes to the user: do so when their request is \
+done, and tell them what they want to know, or when you have to ask something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How one attempt ended: whether it solves the task, and how many calls it made."""
+
+    solved: bool
+    calls: int
+
+
+async def replay_all(stages: Stages, tasks: Sequence[Row], world: RemoteWorld) -> tuple[list[Row], set[str]]:
+    """The tasks that can be scored, each with the "outcomes" of its golden calls; and tools that took too long."""
+
+    async def replay(row: Row, out: Out) -> None:
+        out.keep({**row, "outcomes": await asyncio.to_thread(_twice, replayed, world, task_row(row))})
+
+    async def quick(row: Row, out: Out) -> None:
+        if late := slow.intersection(call["name"] for turn in row["turns"] for call in turn["calls"]):
+            raise Rejected("a tool takes too long", f"{row['id']} needs {', '.join(sorted(late))}.")
+        out.keep(row)
+
+    done = await stages.run("golden", tasks, replay)
+    found = (_SLOW.search(each["why"]) for each in done.rejected)
+    slow = {match[1] for match in found if match is not None}
+    return (await stages.run("timing", done.rows, quick)).rows, slow
+
+
+async def solve_all(
+    stages: Stages, settings: SynthesisConfig, cast: Cast, tasks: Sequence[Row], world: RemoteWorld
+) -> list[Row]:
+    """The tasks that the solver solves sometimes, and never without a call; each with its "attempts"."""
+
+    async def solve(row: Row, out: Out) -> None:
+        task = task_row(row)
+        after, _ = await asyncio.to_thread(golden.replay, world, task.goal)
+        tried = await asyncio.gather(
+            *(attempt(cast, world, task, after, number, settings.turns) for number in range(settings.attempts))
+        )
+        solved = [each for each in tried if each.solved]
+        if not solved:
+            raise Rejected(NOBODY, f"{row['id']}: none of {len(tried)} attempts solves it.")
+        if any(not each.calls for each in solved):
+            raise Rejected(IDLE, f"{row['id']}: an attempt solves it without a call.")
+        calls = sum(each.calls for each in tried) / len(tried)
+        out.keep({**row, "attempts": {"solved": len(solved), "of": len(tried), "mean_calls": round(calls, 2)}})
+
+    return (await stages.run("solving", tasks, solve)).rows
+
+
+def _twice(work: Callable[..., T], *arguments: Any) -> T:
+    """What the work comes to; a worker that dies is tried once more, as it may have died by chance.
+
+    Raises:
+        Rejected: it dies again: the code of a tool ends it.
+    """
+    try:
+        return work(*arguments)
+    except InfrastructureError:
+        pass
+    try:
+        return work(*arguments)
+    except InfrastructureError as error:
+        raise Rejected(BROKEN, f"It ended two workers: {error}") from None
+
+
+def task_row(row: Row) -> TaskRow:
+    """The task as a world's folder has it."""
+    turns = tuple(
+        Exchange(
+            turn["user"],
+            tuple(ToolCall(call["name"], call["arguments"]) for call in turn["calls"]),
+            tuple(turn["facts"]),
+        )
+        for turn in row["turns"]
+    )
+    return TaskRow(row["id"], row["family"], row["split"], turns, row["seed"])
+
+
+def replayed(world: RemoteWorld, task: TaskRow) -> list[str]:
+    """What the golden calls answer.
+
+    Raises:
+        Rejected: the task is of no use.
+        InfrastructureError: a worker died.
+    """
+    try:
+        wrong = golden.unusable(world, task.goal)
+        session = golden.opened(world, task.goal)
+        outcomes = [] if wrong else [session.call(call).text for call in task.goal.calls]
+    except (WorldError, WrongKind) as error:
+        raise Rejected(BROKEN, f"{task.id}: {error}") from None
+    if wrong is None:
+        return outcomes
+    reason = RAISES
+    if wrong.startswith("It is solved by doing nothing"):
+        reason = IDLE
+    elif wrong.startswith("The golden calls leave another"):
+        reason = UNSURE
+    raise Rejected(reason, f"{task.id}: {wrong}")
+
+
+async def attempt(cast: Cast, world: RemoteWorld, task: TaskRow, after: AnySession, number: int, turns: int) -> Attempt:
+    """Lets the solver play the agent once; the user speaks by the script.
+
+    Args:
+        after: the session after the golden calls.
+        number: of the attempt, so that each is a sample of its own in the record.
+        turns: of the solver at most.
+
+    Raises:
+        Rejected: a tool is broken.
+        InfrastructureError, BudgetExceeded, ReplayMiss: nothing can be said.
+    """
+    session = golden.opened(world, task.goal)
+    conversation: list[ChatMessage] = [*messages(system(world), task.turns[0].user)]
+    said = list[str]()
+    for _ in range(turns):
+        text, cut = await cast.say("solver", conversation, sample=number)
+        calls = parse_tool_calls(text)
+        if cut or isinstance(calls, ParseError):
+            break
+        if calls:
+            heard = await _results(session, calls)
+        else:
+            said.append(text)
+            if len(said) == len(task.turns):
+                break
+            heard = task.turns[len(said)].user
+        conversation += [{"role": "assistant", "content": text or "(nothing)"}, {"role": "user", "content": heard}]
+    made = len(session.done)
+    if len(said) < len(task.turns):
+        return Attempt(False, made)
+    return Attempt(judge(after, session, task.goal.facts, said).solved, made)
+
+
+async def _results(session: AnySession, calls: Sequence[ToolCall]) -> str:
+    """What the calls answer, in the order in which they are made."""
+    found = []
+    for call in calls:
+        try:
+            outcome = await asyncio.to_thread(_twice, session.call, call)
+        except (WorldError, WrongKind) as error:
+            raise Rejected(BROKEN, str(error)) from None
+        found.append(f"<tool_response>\n{outcome.text[:_MOST_TEXT]}\n</tool_response>")
+    return "\n".join(found)
+
+
+def system(world: RemoteWorld) -> str:
+    """What the solver is told first."""
+    tools = "\n".join(json.dumps(to_openai(spec)["function"], ensure_ascii=False) for spec in world.specs.values())
+    return SYSTEM.format(policy=world.policy.strip(), now=f"{world.now:%A, %d %B %Y, %H:%M}", tools=tools)
+
+
+def difficulty(rows: Sequence[Row]) -> dict[str, Any]:
+    """How many tasks were solved in so many of the attempts: {"1/8": 3, ...}, easiest last."""
+    found: dict[tuple[int, int], int] = {}
+    for row in rows:
+        key = (row["attempts"]["solved"], row["attempts"]["of"])
+        found[key] = found.get(key, 0) + 1
+    return {f"{solved}/{of}": found[solved, of] for solved, of in sorted(found)}

@@ -1,0 +1,106 @@
+"""A world from its domain's name: all stages in their order, then the folder that `envs.database` reads."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.envs.database.folder import FORMAT, save_tasks
+from orchestra_jax.envs.database.remote import RemoteWorld
+from orchestra_jax.synthesis.card import card, page
+from orchestra_jax.synthesis.cast import Cast
+from orchestra_jax.synthesis.stages import Row, Stages, write_whole
+from orchestra_jax.synthesis.worlds import content, filters, functions, pages, tasks
+
+CARD, README = "card.json", "README.md"
+
+
+async def make(cfg: RunConfig, folder: Path, stages: Stages, cast: Cast) -> tuple[str, bool]:
+    """What came of it, in a sentence, and whether that is a world; its folder is `folder`/DOMAIN.
+
+    A card is there in any case: where nothing is left, it says at which stage and why.
+    """
+    settings, isolation = cfg.synthesis, str(cfg.tools.sandbox.isolation)
+    if isolation == "none":
+        raise ConfigError("tools.sandbox.isolation=none would give a model's code your rights: set it to auto.")
+    subjects, schema, entries = await content.make(stages, settings, cast)
+    tools, policy = await functions.make(stages, settings, cast, schema, entries, isolation)
+    domain = tasks.Domain(schema, entries, tools, subjects, policy)
+    sound, kept = list[Row](), list[Row]()
+    written = await tasks.make(stages, settings, cast, domain) if tools else []
+    if written:
+        with _opened(cfg, schema, entries, tools, policy) as world:
+            sound, slow = await filters.replay_all(stages, written, world)
+        tools = [tool for tool in tools if tool["name"] not in slow]
+    if sound:
+        with _opened(cfg, schema, entries, tools, policy) as world:
+            kept = await filters.solve_all(stages, settings, cast, sound, world)
+    figures = {
+        "domain": settings.domain,
+        "tables": dict(Counter(row["table"] for row in entries)),
+        "tools": dict(Counter(row["kind"] for row in tools)),
+        "tasks": dict(Counter(row["split"] for row in kept)),
+        "evolved": sum(row["parent"] is not None for row in kept),
+        "difficulty": filters.difficulty(kept),
+        "near_duplicates": sum(stage.reasons.get("near-duplicate", 0) for stage in stages.done),
+    }
+    found = card(cfg, stages.done, figures)
+    write_whole(folder / CARD, json.dumps(found, indent=2) + "\n")
+    write_whole(folder / README, page(found, settings.domain, schema.get("about", ""), told(found)))
+    if not kept:
+        empty = next((stage.name for stage in stages.done if not stage.rows), stages.done[-1].name)
+        return f"No world came of it: nothing is left after the stage {empty}; {folder / README} says why.", False
+    target = folder / settings.domain
+    _save(target, settings.domain, schema, entries, tools, policy, kept)
+    for name in (CARD, README):
+        shutil.copyfile(folder / name, target / name)
+    pages.write(folder / "pages", settings.domain, policy, tools, kept)
+    return (
+        f"A world of {len(tools)} tools, {len(entries)} entries and {len(kept)} tasks is in {target}; look at ten "
+        f"of its tasks in {folder / 'pages' / pages.INDEX}.",
+        True,
+    )
+
+
+def _opened(
+    cfg: RunConfig, schema: Row, entries: Sequence[Row], tools: Sequence[Row], policy: str
+) -> "contextlib.closing[RemoteWorld]":
+    """The world so far in the sandbox."""
+    sandbox = cfg.tools.sandbox
+    return contextlib.closing(functions.remote(schema, entries, tools, policy, str(sandbox.isolation), sandbox.workers))
+
+
+def told(found: Row) -> list[str]:
+    """The figures of a world's card in words."""
+
+    def counts(name: str) -> str:
+        return ", ".join(f"{key} {count}" for key, count in found[name].items()) or "none"
+
+    return [
+        f"Entries by table: {counts('tables')}. Tools by kind: {counts('tools')}. Tasks by split: {counts('tasks')}, "
+        f"{found['evolved']} of them evolved. Near-duplicates removed: {found['near_duplicates']}.",
+        f"Tasks by attempts of the solver that succeed: {counts('difficulty')}.",
+    ]
+
+
+def _save(
+    target: Path, name: str, schema: Row, entries: Sequence[Row], tools: Sequence[Row], policy: str, kept: Sequence[Row]
+) -> None:
+    """Writes the folder whole: a kill leaves the old one, none, or the new one."""
+    part = target.with_name(f"{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    head = {"format": FORMAT, "name": name, "about": schema["about"], "now": schema["now"]}
+    described = {"tables": schema["tables"], "references": schema["references"]}
+    database = content.tables(schema, entries)
+    for file, value in (("world.json", head), ("schema.json", described), ("database.json", database)):
+        (part / file).write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (part / "policy.md").write_text(policy.strip() + "\n", encoding="utf-8")
+    (part / "tools.py").write_text(functions.source(tools), encoding="utf-8")
+    save_tasks(part, [filters.task_row(row) for row in kept])
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(part, target)

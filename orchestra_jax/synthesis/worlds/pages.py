@@ -1,0 +1,44 @@
+"""A page to look at tasks of a synthesised world: what is said, called, answered, and must be told."""
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+
+from orchestra_jax.synthesis.stages import Row, write_whole
+
+INDEX, SHOWN = "index.html", 10
+
+
+def write(folder: Path, name: str, policy: str, tools: Sequence[Row], tasks: Sequence[Row]) -> Path:
+    """Writes one page with ten tasks of all degrees of difficulty, rules and tools, and gives its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ordered = sorted(tasks, key=lambda row: (row["attempts"]["solved"], row["id"]))
+    step = max(1.0, len(ordered) / SHOWN)
+    shown = [ordered[int(place * step)] for place in range(min(SHOWN, len(ordered)))]
+    template = _templates().get_template("world.html.jinja")
+    text = template.render(
+        name=name,
+        policy=policy,
+        tools=tools,
+        tasks=[{**row, "turns": list(_turns(row))} for row in shown],
+        count=len(tasks),
+    )
+    write_whole(folder / INDEX, text)
+    return folder / INDEX
+
+
+def _turns(row: Row) -> list[Row]:
+    """The turns, each call with its outcome."""
+    outcomes = iter(row["outcomes"])
+    return [{**turn, "calls": [{**call, "outcome": next(outcomes)} for call in turn["calls"]]} for turn in row["turns"]]
+
+
+def _templates() -> jinja2.Environment:
+    """Our template beside the style of the pages of rollouts; what is put into them stays text."""
+    folders = [str(resources.files(place) / "templates") for place in (__package__, "orchestra_jax.evaluation.pages")]
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folders), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
