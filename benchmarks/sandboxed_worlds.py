@@ -14,7 +14,6 @@ the run with status 1. Every figure is a median.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -90,7 +89,7 @@ def measure_synthetic(rounds: int, isolation: str) -> dict[str, Any]:
     return row
 
 
-def measure_domain(name: str, code: Path, data: Path, isolation: str) -> dict[str, Any]:
+def measure_domain(name: str, code: Path, data: list[Path], isolation: str) -> dict[str, Any]:
     """One of ToolScale's domains: the tools of one id."""
     start = timed(lambda: domains.world(name, code, data, isolation=isolation).close())
     world = domains.world(name, code, data, isolation=isolation)
@@ -139,8 +138,7 @@ def main() -> int:
     isolation = "auto" if available() else "none"
     rows = [measure_synthetic(options.rounds, isolation)]
     if options.repo:
-        released = Path(os.environ.get("ORCHESTRA_DATA", "/nonexistent")) / "toolscale_domains"
-        code, data = domains.code_folder(options.repo), domains.data_folder(released, options.repo)
+        code, data = domains.code_folder(options.repo), domains.data_folders(None, options.repo)
         rows += [measure_domain(name, code, data, isolation) for name in domains.DOMAINS]
     table = Table(title="milliseconds of a call")
     for heading in rows[0]:

@@ -16,6 +16,8 @@ ENVIRONMENTS: Registry[Callable[[RunConfig], Environment]] = Registry(
         "qa": "orchestra_jax.envs.qa.environment:QAEnvironment",
         "tau2": "orchestra_jax.envs.tau2.environment:Tau2Environment",
         "bfcl": "orchestra_jax.envs.bfcl.environment:BFCLEnvironment",
+        "mixture": "orchestra_jax.envs.mixture:MixtureEnvironment",
+        "toolscale": "orchestra_jax.envs.toolscale.environment:ToolScaleEnvironment",
         "database": "orchestra_jax.envs.database.environment:DatabaseEnvironment",
     },
 )

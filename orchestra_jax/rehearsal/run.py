@@ -26,6 +26,7 @@ from orchestra_jax.rehearsal.claims import (
     steps_done,
     updates_taken,
 )
+from orchestra_jax.rehearsal.domain import write_domain
 from orchestra_jax.rehearsal.policy import make_policy
 from orchestra_jax.rehearsal.processes import Trainers
 from orchestra_jax.rehearsal.providers import Providers
@@ -74,7 +75,8 @@ class Rehearsal:
             raise ConfigError(
                 f"{str(self._run)!r} is of no rehearsal, which would replace it: choose another --folder."
             )
-        questions = write_questions(self._folder / "questions", os.environ)
+        files = write_questions(self._folder / "questions", os.environ)
+        files |= write_domain(self._folder / "toolscale", os.environ)
         for old in (self._run, self._folder / "logs"):
             shutil.rmtree(old, ignore_errors=True)
         data = os.environ.get("ORCHESTRA_DATA", "data")
@@ -83,7 +85,7 @@ class Rehearsal:
             providers = Providers(PriceList.load(CONF / "pricing" / "paper_train.yaml"))
             loop.run(providers.__aenter__())
             self._environment = {
-                **questions,
+                **files,
                 "REHEARSAL": str(self._folder),
                 "PROVIDERS_URL": providers.url,
                 "EXPERTS_URL": f"{providers.url}/v1",

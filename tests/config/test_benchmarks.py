@@ -25,6 +25,7 @@ def test_every_benchmark_is_greedy_and_keeps_what_it_pays_for(composed: dict[str
     assert {
         "bfcl",
         "database",
+        "toolscale",
         "frames",
         "general_thought",
         "gsm8k",

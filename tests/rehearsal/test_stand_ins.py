@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config.choices import Role
+from orchestra_jax.config.cli import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.sources import load_tasks
+from orchestra_jax.envs.base import Conversation
+from orchestra_jax.envs.mixture import MixtureEnvironment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
+from orchestra_jax.rehearsal.domain import write_domain
 from orchestra_jax.rehearsal.providers import Providers
 from orchestra_jax.rehearsal.questions import write_questions
 from orchestra_jax.tools.experts.cards import api_fields
@@ -17,7 +21,9 @@ from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.judge import Judge
 from orchestra_jax.tools.experts.roles import expert_tool
+from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.tools.search.web import TavilySearch
+from orchestra_jax.types import ToolCall
 
 PRICES = PriceList.load(Path(__file__).parents[2] / "conf" / "pricing" / "paper_train.yaml")
 needs_data = pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="ORCHESTRA_DATA is not set")
@@ -68,3 +74,34 @@ def test_questions_that_are_not_there_are_asked_for(tmp_path: Path):
         write_questions(tmp_path, {})
     with pytest.raises(ConfigError, match="gsm8k_train"):
         write_questions(tmp_path, {"ORCHESTRA_DATA": str(tmp_path)})
+
+
+def test_a_clone_of_the_readers_own_is_taken_with_its_rows(tmp_path: Path):
+    own = {"TOOLSCALE_REPO": "a", "TOOLSCALE_PATH": "b"}
+    assert write_domain(tmp_path, own) == own
+    assert write_domain(tmp_path, {"TOOLSCALE_REPO": "a"})["TOOLSCALE_REPO"] == str(tmp_path)
+
+
+@needs_data
+async def test_the_papers_run_draws_and_plays_both_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("TOOLSCALE_REPO", "TOOLSCALE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    made = write_questions(tmp_path / "questions", os.environ) | write_domain(tmp_path / "toolscale", os.environ)
+    for name, value in made.items():
+        monkeypatch.setenv(name, value)
+    options = [] if available() else ["+env.options.toolscale.isolation=none"]
+    cfg = compose("+experiment=hle", "model=tiny", "tools=none", "tools.judge=match", *options)
+    assert MixtureEnvironment.problems(cfg) == []
+    environment = MixtureEnvironment(cfg)
+    try:
+        assert len(environment._parts["toolscale"].sifted.usable) == 48  # type: ignore[attr-defined]
+        drawn = [task for _ in range(4) for task in next(environment.train_tasks(16))]
+        episodes = [environment.reset(task, Budget()) for task in drawn]
+        talks = [isinstance(episode, Conversation) for episode in episodes]
+        assert 16 < sum(talks) < 48
+        conversation = episodes[talks.index(True)]
+        assert not (await conversation.step(ToolCall("get_member", {"member_id": "M1"}))).is_error
+        kinds = {task.extra["part"] for task in environment.held_out(20)}
+        assert kinds == {"qa", "toolscale"}
+    finally:
+        await environment.close()

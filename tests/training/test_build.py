@@ -30,7 +30,7 @@ from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
-OFFLINE = ("+experiment=hle", "mesh=single", "model=tiny", "rollout=embedded", "tools=offline", "data=jsonl")
+OFFLINE = ("+experiment=hle", "env=qa", "mesh=single", "model=tiny", "rollout=embedded", "tools=offline", "data=jsonl")
 NO_PASSAGES = (*OFFLINE, "tools.search.corpus=null")
 
 

@@ -1,7 +1,9 @@
 """The ten domains: databases and policies as they were released, tools from a clone of the authors' repository."""
 
 import json
+import os
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ _ADAPTER = "orchestra_jax.envs.toolscale.clone:CloneTools"
 # What most of the policies say, "The current time is 2024-05-15 15:00:00 EST.", is taken for those that name none.
 _TIME = re.compile(r"current time is (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) EST")
 _NOW = "2024-05-15T15:00:00-05:00"
-_MOST_BYTES = 32 << 20  # of a database
+_POINTER = b"version https://git-lfs"
 
 
 def code_folder(repo: str | Path) -> Path:
@@ -40,27 +42,39 @@ def code_folder(repo: str | Path) -> Path:
     )
 
 
-def data_folder(data: str | Path | None, repo: str | Path) -> Path:
-    """The folder of the domains' databases and policies: `data`, else in the clone.
+def data_folders(data: str | Path | None, repo: str | Path) -> list[Path]:
+    """Where domains' databases and policies are: in `data`, else in the clone, else in ORCHESTRA_DATA.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: nowhere.
     """
-    places = [Path(data).expanduser()] if data else []
-    places += [Path(repo).expanduser() / part for part in _DATA]
-    for folder in places:
-        if any(folder.glob("*/db.json")):
-            return folder
+    places = [Path(repo).expanduser() / part for part in _DATA]
+    if os.environ.get("ORCHESTRA_DATA"):
+        places.append(Path(os.environ["ORCHESTRA_DATA"]) / "toolscale_domains")
+    folders = [place for place in ([Path(data).expanduser()] if data else places) if any(place.glob("*/db.json"))]
+    if folders:
+        return folders
     raise ConfigError(
         f"There are no databases of ToolScale's domains (<domain>/db.json, policy.md) in {str(data or repo)!r}: set "
         "env.options.data to a folder of them, such as toolscale_domains in ORCHESTRA_DATA."
     )
 
 
+def data_of(domain: str, folders: Sequence[Path]) -> Path | None:
+    """The folder with a domain's database and policy; a file that Git LFS left out counts as none."""
+    for folder in folders:
+        database = folder / domain / "db.json"
+        if database.is_file() and (folder / domain / "policy.md").is_file():
+            with database.open("rb") as file:
+                if not file.read(len(_POINTER)).startswith(_POINTER):
+                    return folder / domain
+    return None
+
+
 def world(
     domain: str,
     code: Path,
-    data: Path,
+    data: Sequence[Path],
     *,
     count: int = 1,
     isolation: str = "auto",
@@ -69,17 +83,19 @@ def world(
     """A domain whose tools run in the sandbox; the file's entries with what its types fill in are the database.
 
     Args:
-        code, data: see `code_folder` and `data_folder`.
+        code, data: see `code_folder` and `data_folders`.
         count: worker processes at most.
 
     Raises:
         ConfigError: the domain's files are not there, or cannot be read.
         WorldError: its code cannot be loaded.
     """
+    folder = data_of(domain, data)
+    if folder is None:
+        raise ConfigError(f"There is no database of the ToolScale domain {domain!r} in {', '.join(map(str, data))}.")
     try:
-        text = (data / domain / "db.json").read_bytes()
-        policy = (data / domain / "policy.md").read_text(encoding="utf-8")
-        tables = json.loads(text[:_MOST_BYTES])
+        tables = json.loads((folder / "db.json").read_bytes())
+        policy = (folder / "policy.md").read_text(encoding="utf-8")
         sources = _sources(code, domain)
     except (OSError, ValueError) as error:
         raise ConfigError(f"The ToolScale domain {domain!r} cannot be read: {error}.") from error

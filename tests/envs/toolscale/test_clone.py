@@ -30,7 +30,7 @@ def call(tool: str, /, **arguments: Any) -> ToolCall:
 
 def load(repo: Path) -> RemoteWorld:
     code = domains.code_folder(repo)
-    data = domains.data_folder(None, repo)
+    data = domains.data_folders(None, repo)
     return domains.world("library", code, data, isolation=ISOLATION, limits=Limits(cpu_s=0.5))
 
 
@@ -171,13 +171,19 @@ def test_golden_calls_that_fail_are_told_and_completeness_holds(world: RemoteWor
     assert (verdict.executed, verdict.faithful, verdict.complete) == (True, True, False)
 
 
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"must be a clone of the authors' repository .git clone"):
         domains.code_folder(tmp_path)
     repo = library.write(tmp_path)
     shutil.rmtree(repo / "evaluation/data_dir")
+    monkeypatch.delenv("ORCHESTRA_DATA", raising=False)
     with pytest.raises(ConfigError, match=r"no databases of ToolScale's domains .* set env.options.data"):
-        domains.data_folder(None, repo)
+        domains.data_folders(None, repo)
+    (domains.data_of("library", domains.data_folders(None, library.write(tmp_path))) / "db.json").write_text(
+        "version https://git-lfs.github.com/spec/v1"
+    )
+    with pytest.raises(ConfigError, match="no database of the ToolScale domain 'library' in"):
+        load(repo)
     library.write(tmp_path)
     (domains.code_folder(repo) / "library/tools.py").write_text("import nothing_such")
     with pytest.raises(WorldError, match=r"'library' cannot be used: .*nothing_such"):
@@ -190,12 +196,12 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
 )
 def test_the_released_domains_have_the_released_tools() -> None:
     code = domains.code_folder(os.environ["TOOLSCALE_REPO"])
-    data = domains.data_folder(Path(os.environ["ORCHESTRA_DATA"]) / "toolscale_domains", "")
+    data = domains.data_folders(Path(os.environ["ORCHESTRA_DATA"]) / "toolscale_domains", "")
     count = 0
     for domain in domains.DOMAINS:
         world = domains.world(domain, code, data, isolation=ISOLATION)
         try:
-            listed = json.loads((data / domain / "tools.json").read_text())
+            listed = json.loads((data[0] / domain / "tools.json").read_text())
             assert {each["name"]: each["kind"] for each in listed} == {n: str(kind) for n, kind in world.kinds.items()}
             count += len(listed)
         finally:

@@ -1,0 +1,225 @@
+"""The tasks of ToolScale (§3.3) as conversations: a user asks, the domain's tools change a database, experts can help.
+
+Settings (`env.options`): `repo`, a clone of the authors' repository, whose code runs in the sandbox; `rows`, a file or
+folder of tasks, or a data set's id on the hub; `data`, the folder of databases and policies, by default the clone's,
+else toolscale_domains in ORCHESTRA_DATA; `domains`, some of the ten, all by default; `user`, "scripted";
+`evaluate`, "held_out" (a tenth of
+the tasks, which no training sees) or "all"; `workers`, processes of each domain; `isolation`, see the sandbox.
+"""
+
+import asyncio
+import importlib.util
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.data.pipeline import TaskIterator, task_iterator
+from orchestra_jax.envs.base import Environment, Score, Script, ToolEpisode, initial_messages
+from orchestra_jax.envs.by_hand import Asked
+from orchestra_jax.envs.database import golden
+from orchestra_jax.envs.database.criteria import judge
+from orchestra_jax.envs.database.remote import RemoteWorld
+from orchestra_jax.envs.database.workers.pool import WorldError
+from orchestra_jax.envs.menus import WorldMenus
+from orchestra_jax.envs.toolscale import domains, tasks
+from orchestra_jax.envs.toolscale.tasks import Posed
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.tools.base import ToolHandler
+from orchestra_jax.tools.python.isolation import IsolationError
+from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, UserTurn
+
+SYSTEM = "{rules}\n\nIt is {now}. Speak to the user only when their request is done, or when you have to ask something."
+DONE = "Done."
+SCRIPTED = "scripted"
+OPTIONS: Mapping[str, Any] = {
+    "repo": None,
+    "rows": tasks.ROWS,
+    "data": None,
+    "domains": [],
+    "user": SCRIPTED,
+    "evaluate": "held_out",
+    "workers": 1,
+    "isolation": "auto",
+}
+_STARTS = 2  # workers that load their domain at the same time
+
+
+class ToolScaleEpisode(ToolEpisode):
+    """One conversation with a session of its own.
+
+    Args:
+        task: of `WorldMenus.pose`.
+        budget: of the trajectory.
+    """
+
+    def __init__(self, task: Task, posed: Posed, menus: WorldMenus, budget: Budget) -> None:
+        self._posed = posed
+        self.session = golden.opened(posed.world, posed.goal)
+        self._said, self._order = list[str](), asyncio.Lock()
+        handlers = {name: self._handler(name) for name in posed.world.specs}
+        system = SYSTEM.format(rules=posed.world.policy.strip(), now=f"{posed.world.now:%A, %d %B %Y, %H:%M}")
+        super().__init__(task, menus.executor(task, handlers, budget), initial_messages(task, system))
+
+    async def respond(self, text: str) -> UserTurn | None:
+        """Nothing more: all that the user has to say was said at first."""
+        self._said.append(text)
+        return None
+
+    async def score(self, answer: str) -> Score:
+        """The three criteria of all that was done and said."""
+        verdict = judge(self._posed.golden, self.session, self._posed.goal.facts, self._said)
+        return Score(verdict.solved, criteria=verdict.criteria())
+
+    def _handler(self, name: str) -> ToolHandler:
+        async def handle(arguments: Mapping[str, object], budget: Budget) -> ToolResult:
+            async with self._order:  # calls of one turn change the state in their order
+                try:
+                    outcome = await self.session.make(ToolCall(name, arguments))
+                except WorldError as error:  # code that is not ours fails through no fault of the policy
+                    raise InfrastructureError(str(error)) from error
+            return ToolResult(outcome.text, is_error=not outcome.ok, refused=outcome.refused)
+
+        return handle
+
+
+class ToolScaleEnvironment(Environment):
+    """See the module.
+
+    Attributes:
+        sifted: the tasks that can be used, and why each of the others cannot.
+    """
+
+    def __init__(self, cfg: RunConfig) -> None:
+        if wrong := self.problems(cfg):
+            raise ConfigError("\n".join(wrong))
+        self._cfg, self._options = cfg, {**OPTIONS, **cfg.env.options}
+        found, broken = tasks.read_all(self._options["rows"], self._options["domains"])
+        self._worlds = open_worlds(self._options, sorted({scenario.domain for scenario, _ in found.values()}))
+        try:
+            self.sifted = tasks.sift(found, self._worlds, broken)
+            print("\n".join(tasks.report(self.sifted, found)), flush=True)
+            if not self.sifted.usable:
+                raise ConfigError(f"None of the {len(found)} tasks of {self._options['rows']} can be used.")
+            all_tasks = [_task(name, posed) for name, posed in self.sifted.usable.items()]
+            self._split(all_tasks)
+            specs = [name for world in self._worlds.values() for name in world.specs]
+            self._menus = WorldMenus(cfg, specs, [task.answer[0] for task in all_tasks[:64]])
+        except BaseException:
+            self._stop()
+            raise
+
+    @classmethod
+    def problems(cls, cfg: RunConfig) -> list[str]:
+        options = {**OPTIONS, **cfg.env.options}
+        if unknown := sorted(options.keys() - OPTIONS.keys()):
+            return [f"env.options of ToolScale are {', '.join(OPTIONS)}, not {', '.join(unknown)}."]
+        found = list[str]()
+        if options["repo"]:
+            try:
+                domains.data_folders(options["data"], options["repo"])
+                domains.code_folder(options["repo"])
+            except ConfigError as error:
+                found.append(str(error))
+        else:
+            found.append(
+                "ToolScale's tools are code of the authors' repository, which runs in the sandbox: "
+                f"{domains.CLONE}, and set env.options.repo=FOLDER (or TOOLSCALE_REPO)."
+            )
+        if importlib.util.find_spec("pydantic") is None:
+            found.append("ToolScale's domains need pydantic: pip install pydantic.")
+        named = options["domains"]
+        if not isinstance(named, Sequence) or isinstance(named, str):
+            found.append(f"env.options.domains must be a list of names, not {named}.")
+        if options["evaluate"] not in ("held_out", "all"):
+            found.append(f"env.options.evaluate must be held_out or all, not {options['evaluate']}.")
+        if not isinstance(options["workers"], int) or options["workers"] < 1:
+            found.append(f"env.options.workers must be a number from 1, not {options['workers']}.")
+        if options["user"] != SCRIPTED:
+            found.append(f"env.options.user={options['user']}: only scripted users are here.")
+        return [*found, *WorldMenus.problems(cfg)]
+
+    def train_tasks(self, batch_size: int) -> TaskIterator:
+        def posed(task: Task, rng: np.random.Generator) -> Task:
+            return self._menus.pose(task, int(rng.integers(2**32)), "train")
+
+        return task_iterator(self._training, seed=self._cfg.seed, batch_size=batch_size, build=posed)
+
+    def held_out(self, count: int) -> Sequence[Task]:
+        return [self._menus.pose(task, 0, "eval") for task in self._evaluation[:count]]
+
+    def largest_menu(self) -> int:
+        return max(len(world.specs) for world in self._worlds.values()) + self._menus.largest
+
+    def reset(self, task: Task, budget: Budget) -> ToolScaleEpisode:
+        return ToolScaleEpisode(task, self.sifted.usable[task.extra["task"]], self._menus, budget)
+
+    def baselines(self) -> Mapping[str, Script]:
+        return {"golden": self._golden, "says_done": lambda task, observed: DONE}
+
+    def experts(self, task: Task) -> Sequence[Asked]:
+        return self._menus.experts(task)
+
+    async def close(self) -> None:
+        self._stop()
+        await self._menus.close()
+
+    def _golden(self, task: Task, observed: Sequence[ToolResult]) -> ToolCall | str:
+        """Makes the golden calls and says the facts, until a user who is played leaves."""
+        goal = self.sifted.usable[task.extra["task"]].goal
+        plan: list[ToolCall | str] = [*goal.calls, "; ".join(goal.facts) or DONE]
+        return plan[len(observed)] if len(observed) < len(plan) else DONE
+
+    def _split(self, found: Sequence[Task]) -> None:
+        out = [tasks.held_out(task.id) for task in found]
+        everything = self._options["evaluate"] == "all"
+        self._training = [task for task, held in zip(found, out, strict=True) if not held]
+        self._evaluation = [task for task, held in zip(found, out, strict=True) if held or everything]
+
+    def _stop(self) -> None:
+        for world in self._worlds.values():
+            world.close()
+
+
+def open_worlds(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, RemoteWorld]:
+    """The domains of these names that there are, each with a worker that has loaded it.
+
+    Raises:
+        ConfigError: one cannot be loaded, or the sandbox does not work here.
+    """
+    code = domains.code_folder(options["repo"])
+    data = domains.data_folders(options["data"], options["repo"])
+    there = [name for name in names if (code / name / "tools.py").is_file() and domains.data_of(name, data)]
+
+    def opened(name: str) -> RemoteWorld | Exception:
+        try:
+            return domains.world(name, code, data, count=options["workers"], isolation=options["isolation"])
+        except (ConfigError, WorldError, IsolationError, InfrastructureError) as error:
+            return error
+
+    with ThreadPoolExecutor(_STARTS) as pool:
+        found = dict(zip(there, pool.map(opened, there), strict=True))
+    worlds = {name: each for name, each in found.items() if isinstance(each, RemoteWorld)}
+    for error in found.values():
+        if isinstance(error, Exception):
+            for world in worlds.values():
+                world.close()
+            raise ConfigError(str(error)) from error
+    return worlds
+
+
+def _task(name: str, posed: Posed) -> Task:
+    """The task with its domain's tools; a user without a model says everything at once."""
+    scenario = posed.scenario
+    words = "\n".join(filter(None, (scenario.reason, scenario.instructions, scenario.known)))
+    return Task(
+        id=name,
+        question=words,
+        answer=(", ".join(posed.goal.facts) or DONE,),
+        tools=tuple(posed.world.specs.values()),
+        preference=Preference("accuracy", ""),
+        family=scenario.domain,
+        extra={"task": name},
+    )

@@ -1,0 +1,155 @@
+"""ToolScale's tasks as they can be used: read, fitted to the tools, replayed, and told where they cannot be."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax import hub
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.data.rows import SUFFIXES, BadRow, rows_of
+from orchestra_jax.envs.database import golden
+from orchestra_jax.envs.database.golden import Goal
+from orchestra_jax.envs.database.remote import RemoteWorld
+from orchestra_jax.envs.database.session import AnySession
+from orchestra_jax.envs.toolscale.rows import Scenario, read
+from orchestra_jax.types import ToolCall, ToolSpec
+
+ROWS = "nvidia/ToolScale"
+_EVERY = 10  # one task of so many is held out
+_AT_ONCE = 4  # domains that are replayed beside one another
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A task that can be used, with its world and the session after its golden calls."""
+
+    scenario: Scenario
+    goal: Goal
+    world: RemoteWorld
+    golden: AnySession
+
+
+@dataclass
+class Sifted:
+    """What became of the rows.
+
+    Attributes:
+        usable: by id, in the order of the rows.
+        unusable: id of each other task -> why.
+        broken: a sentence for each row that is no task.
+    """
+
+    usable: dict[str, Posed] = field(default_factory=dict)
+    unusable: dict[str, str] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+
+
+def rows(path: str | Path) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file, of every file of a folder, or of a data set's id on the hub.
+
+    Raises:
+        ConfigError: nothing can be read there; one sentence.
+    """
+    try:
+        plain = Path(path).expanduser()
+        files = [plain] if plain.is_file() else [file for file in sorted(hub.files_of(path)) if file.suffix in SUFFIXES]
+        if not files:
+            raise FileNotFoundError(f"there is no {', '.join(SUFFIXES)} file")
+        for file in files:
+            for _, _, read_row in rows_of(file):
+                yield read_row()
+    except (OSError, ValueError, ImportError) as error:
+        kept = "" if isinstance(error, BadRow) else " of ToolScale's tasks"
+        raise ConfigError(f"The rows{kept} cannot be read from {str(path)!r} (env.options.rows): {error}") from error
+
+
+def read_all(path: str | Path, domains: Sequence[str] = ()) -> tuple[dict[str, tuple[Scenario, Goal]], list[str]]:
+    """The tasks by id, of these domains or of all, and a sentence for each row that is none.
+
+    Raises:
+        ConfigError: nothing can be read there.
+    """
+    found, broken = dict[str, tuple[Scenario, Goal]](), list[str]()
+    for row in rows(path):
+        try:
+            scenario, goal = read(row)
+        except ValueError as error:
+            broken.append(str(error))
+            continue
+        if domains and scenario.domain not in domains:
+            continue
+        if goal.id in found:
+            broken.append(f"The ToolScale row {goal.id} occurs twice.")
+            continue
+        found[goal.id] = scenario, goal
+    return found, broken
+
+
+def sift(
+    tasks: Mapping[str, tuple[Scenario, Goal]], worlds: Mapping[str, RemoteWorld], broken: Sequence[str] = ()
+) -> Sifted:
+    """Replays the golden calls of every task; domains run beside one another, each in its own worker."""
+
+    def one(domain: str) -> dict[str, Posed | str]:
+        mine = {name: each for name, each in tasks.items() if each[0].domain == domain}
+        if domain not in worlds:
+            return dict.fromkeys(mine, f"There is no domain {domain!r}.")
+        return {name: _posed(scenario, goal, worlds[domain]) for name, (scenario, goal) in mine.items()}
+
+    domains = list(dict.fromkeys(scenario.domain for scenario, _ in tasks.values()))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = {name: each for some in pool.map(one, domains) for name, each in some.items()}
+    result = Sifted(broken=list(broken))
+    for name in tasks:
+        each = found[name]
+        if isinstance(each, str):
+            result.unusable[name] = each
+        else:
+            result.usable[name] = each
+    return result
+
+
+def report(sifted: Sifted, tasks: Mapping[str, tuple[Scenario, Goal]]) -> list[str]:
+    """Lines that say by domain how many tasks replay, and why each of the others cannot be used."""
+    lines = list[str]()
+    total = Counter(scenario.domain for scenario, _ in tasks.values())
+    kept = Counter(posed.scenario.domain for posed in sifted.usable.values())
+    for domain in sorted(total):
+        lines.append(f"ToolScale, {domain}: {kept[domain]} of {total[domain]} tasks can be used.")
+    lines.append(f"ToolScale: {len(sifted.usable)} of {len(tasks)} tasks can be used.")
+    lines += [f"{name} is left out: {reason}" for name, reason in sifted.unusable.items()]
+    return [*lines, *sifted.broken]
+
+
+def held_out(name: str) -> bool:
+    """Whether a task is one of evaluation, which no training sees; known by its id alone."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) % _EVERY == 0
+
+
+def fitted(goal: Goal, specs: Mapping[str, ToolSpec]) -> Goal:
+    """The goal with whole numbers where a tool asks for them: the column of all arguments may have made 2.0 of 2."""
+
+    def fit(call: ToolCall) -> ToolCall:
+        spec = specs.get(call.name)
+        wanted = spec.parameters["properties"] if spec is not None else {}
+        return ToolCall(call.name, {name: _fit(value, wanted.get(name, {})) for name, value in call.arguments.items()})
+
+    return replace(goal, calls=[fit(call) for call in goal.calls])
+
+
+def _fit(value: Any, wanted: Mapping[str, Any]) -> Any:
+    kinds = {each.get("type") for each in (wanted, *wanted.get("anyOf", ()))}
+    whole = isinstance(value, float) and value.is_integer()
+    return int(value) if whole and "integer" in kinds and "number" not in kinds else value
+
+
+def _posed(scenario: Scenario, goal: Goal, world: RemoteWorld) -> Posed | str:
+    """The task, or why it cannot be used."""
+    goal = fitted(goal, world.specs)
+    if wrong := golden.unusable(world, goal):
+        return wrong
+    return Posed(scenario, goal, world, golden.replay(world, goal)[0])

@@ -1,0 +1,126 @@
+"""A small domain in the form of ToolScale's code and rows, which stands in for a clone of the authors' repository."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_NAME = "library"
+_DATA_MODEL = """
+from typing import Dict, List, Literal
+
+from pydantic import BaseModel, Field
+
+from tau2.environment.db import DB
+
+
+class Member(BaseModel):
+    name: str
+    fees: float = 0.0
+    loans: List[str] = Field(default_factory=list)
+
+
+class Book(BaseModel):
+    title: str
+    status: Literal["in", "out"] = "in"
+
+
+class LibraryDB(DB):
+    members: Dict[str, Member]
+    books: Dict[str, Book]
+"""
+_TOOLS = '''
+from tau2.domains.library.data_model import Book, LibraryDB, Member
+from tau2.environment.toolkit import ToolKitBase, ToolType, is_tool
+
+
+class LibraryTools(ToolKitBase):
+    db: LibraryDB
+
+    @is_tool(ToolType.READ)
+    def get_member(self, member_id: str) -> Member:
+        """
+        Show a member.
+
+        Args:
+            member_id: The id of the member, such as M1.
+        """
+        if member_id not in self.db.members:
+            raise ValueError("Member not found")
+        return self.db.members[member_id]
+
+    @is_tool(ToolType.WRITE)
+    def lend_book(self, member_id: str, book_id: str) -> Book:
+        """
+        Lend a book.
+
+        Args:
+            member_id: Who takes it.
+            book_id: The id of the book, such as B1.
+        """
+        member, book = self.get_member(member_id), self.db.books[book_id]
+        if book.status == "out":
+            raise ValueError("The book is out")
+        book.status = "out"
+        member.loans.append(book_id)
+        return book
+'''
+_POLICY = "# Library\n\nThe current time is 2024-05-15 15:00:00 EST.\n\nLend what is in.\n"
+_MEMBERS, _BOOKS = 6, 8
+
+
+def write_domain(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """The clone and the rows that TOOLSCALE_REPO and TOOLSCALE_PATH name, or a domain of our own with 48 tasks.
+
+    Args:
+        folder: where files are made.
+        environment: may have both variables; with one of them alone neither counts.
+
+    Returns: the two variables.
+    """
+    names = ("TOOLSCALE_REPO", "TOOLSCALE_PATH")
+    if all(name in environment for name in names):
+        return {name: environment[name] for name in names}
+    members = {f"M{n}": {"name": f"Reader {n}"} for n in range(1, _MEMBERS + 1)}
+    books = {f"B{n}": {"title": f"Volume {n}", "status": "out" if n % 4 == 0 else "in"} for n in range(1, _BOOKS + 1)}
+    rows = [_row(member, book, books[book]["status"] == "out") for member in members for book in books]
+    for path, text in {
+        f"tau2/domains/{_NAME}/data_model.py": _DATA_MODEL,
+        f"tau2/domains/{_NAME}/tools.py": _TOOLS,
+        f"data/tau2/domains/{_NAME}/db.json": json.dumps({"members": members, "books": books}),
+        f"data/tau2/domains/{_NAME}/policy.md": _POLICY,
+        "rows.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    return {"TOOLSCALE_REPO": str(folder), "TOOLSCALE_PATH": str(folder / "rows.jsonl")}
+
+
+def _row(member: str, book: str, out: bool) -> dict[str, Any]:
+    """A task in the columns of the data set; where the book is out there is only something to look up and to say."""
+    calls = [("get_member", {"member_id": member, "book_id": None})]
+    if not out:
+        calls.append(("lend_book", {"member_id": member, "book_id": book}))
+    number = member[1:] + book[1:]
+    instructions = {
+        "task_instructions": "Be brief.",
+        "reason_for_call": f"You want to borrow the book {book}.",
+        "known_info": f"You are member {member}.",
+        "unknown_info": None,
+        "domain": _NAME,
+    }
+    criteria = {
+        "actions": [
+            {"action_id": f"{number}_{place}", "name": name, "arguments": arguments}
+            for place, (name, arguments) in enumerate(calls)
+        ],
+        "communicate_info": [f"Reader {member[1:]}"],
+        "nl_assertions": None,
+    }
+    return {
+        "id": number,
+        "description": {"purpose": "", "relevant_policies": None, "notes": None},
+        "user_scenario": {"persona": None, "instructions": instructions},
+        "initial_state": None,
+        "evaluation_criteria": criteria,
+    }
