@@ -58,6 +58,8 @@ def as_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "QWEN3_TOKENIZER",
         "EXPERTS_URL",
         "EXPERTS_FILE",
+        "TOOLSCALE_REPO",
+        "TOOLSCALE_PATH",
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(ROOT)

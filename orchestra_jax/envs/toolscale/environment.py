@@ -2,14 +2,14 @@
 
 Settings (`env.options`): `repo`, a clone of the authors' repository, whose code runs in the sandbox; `rows`, a file or
 folder of tasks, or a data set's id on the hub; `data`, the folder of databases and policies, by default the clone's,
-else toolscale_domains in ORCHESTRA_DATA; `domains`, some of the ten, all by default; `user`, "scripted";
-`evaluate`, "held_out" (a tenth of
+else toolscale_domains in ORCHESTRA_DATA; `domains`, some of the ten, all by default; `user`, "scripted" or
+the model that plays the user, with `user_is_policy` if it may be the policy itself; `evaluate`, "held_out" (a tenth of
 the tasks, which no training sees) or "all"; `workers`, processes of each domain; `isolation`, see the sandbox.
 """
 
 import asyncio
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,21 +25,25 @@ from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.envs.menus import WorldMenus
 from orchestra_jax.envs.toolscale import domains, tasks
+from orchestra_jax.envs.toolscale.rows import Scenario
 from orchestra_jax.envs.toolscale.tasks import Posed
+from orchestra_jax.envs.users import GREETING, SCRIPTED, SimulatedUser, user_problems
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolHandler
+from orchestra_jax.tools.build import user_client
+from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, UserTurn
 
 SYSTEM = "{rules}\n\nIt is {now}. Speak to the user only when their request is done, or when you have to ask something."
 DONE = "Done."
-SCRIPTED = "scripted"
 OPTIONS: Mapping[str, Any] = {
     "repo": None,
     "rows": tasks.ROWS,
     "data": None,
     "domains": [],
     "user": SCRIPTED,
+    "user_is_policy": False,
     "evaluate": "held_out",
     "workers": 1,
     "isolation": "auto",
@@ -53,10 +57,13 @@ class ToolScaleEpisode(ToolEpisode):
     Args:
         task: of `WorldMenus.pose`.
         budget: of the trajectory.
+        user: a model that plays the user; None: all that the user has to say was said at first.
     """
 
-    def __init__(self, task: Task, posed: Posed, menus: WorldMenus, budget: Budget) -> None:
-        self._posed = posed
+    def __init__(
+        self, task: Task, posed: Posed, menus: WorldMenus, budget: Budget, user: SimulatedUser | None = None
+    ) -> None:
+        self._posed, self._user = posed, user
         self.session = golden.opened(posed.world, posed.goal)
         self._said, self._order = list[str](), asyncio.Lock()
         handlers = {name: self._handler(name) for name in posed.world.specs}
@@ -64,9 +71,10 @@ class ToolScaleEpisode(ToolEpisode):
         super().__init__(task, menus.executor(task, handlers, budget), initial_messages(task, system))
 
     async def respond(self, text: str) -> UserTurn | None:
-        """Nothing more: all that the user has to say was said at first."""
+        """What the user says; one without a model has said everything."""
+        turn = None if self._user is None else await self._user.reply(text)
         self._said.append(text)
-        return None
+        return turn
 
     async def score(self, answer: str) -> Score:
         """The three criteria of all that was done and said."""
@@ -98,15 +106,20 @@ class ToolScaleEnvironment(Environment):
         self._cfg, self._options = cfg, {**OPTIONS, **cfg.env.options}
         found, broken = tasks.read_all(self._options["rows"], self._options["domains"])
         self._worlds = open_worlds(self._options, sorted({scenario.domain for scenario, _ in found.values()}))
+        self._close: Callable[[], Awaitable[None]] | None = None
+        self._client: ExpertClient | None = None
         try:
             self.sifted = tasks.sift(found, self._worlds, broken)
             print("\n".join(tasks.report(self.sifted, found)), flush=True)
             if not self.sifted.usable:
                 raise ConfigError(f"None of the {len(found)} tasks of {self._options['rows']} can be used.")
-            all_tasks = [_task(name, posed) for name, posed in self.sifted.usable.items()]
+            played = self._options["user"] != SCRIPTED
+            all_tasks = [_task(name, posed, played) for name, posed in self.sifted.usable.items()]
             self._split(all_tasks)
             specs = [name for world in self._worlds.values() for name in world.specs]
             self._menus = WorldMenus(cfg, specs, [task.answer[0] for task in all_tasks[:64]])
+            if played:
+                self._client, self._close = user_client(cfg, self._options["user"])
         except BaseException:
             self._stop()
             raise
@@ -137,8 +150,7 @@ class ToolScaleEnvironment(Environment):
             found.append(f"env.options.evaluate must be held_out or all, not {options['evaluate']}.")
         if not isinstance(options["workers"], int) or options["workers"] < 1:
             found.append(f"env.options.workers must be a number from 1, not {options['workers']}.")
-        if options["user"] != SCRIPTED:
-            found.append(f"env.options.user={options['user']}: only scripted users are here.")
+        found += user_problems(cfg, options["user"], options["user_is_policy"])
         return [*found, *WorldMenus.problems(cfg)]
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
@@ -154,7 +166,10 @@ class ToolScaleEnvironment(Environment):
         return max(len(world.specs) for world in self._worlds.values()) + self._menus.largest
 
     def reset(self, task: Task, budget: Budget) -> ToolScaleEpisode:
-        return ToolScaleEpisode(task, self.sifted.usable[task.extra["task"]], self._menus, budget)
+        posed, user = self.sifted.usable[task.extra["task"]], None
+        if self._client is not None:
+            user = SimulatedUser(self._client, situation(posed.scenario), budget)
+        return ToolScaleEpisode(task, posed, self._menus, budget, user)
 
     def baselines(self) -> Mapping[str, Script]:
         return {"golden": self._golden, "says_done": lambda task, observed: DONE}
@@ -165,6 +180,8 @@ class ToolScaleEnvironment(Environment):
     async def close(self) -> None:
         self._stop()
         await self._menus.close()
+        if self._close is not None:
+            await self._close()
 
     def _golden(self, task: Task, observed: Sequence[ToolResult]) -> ToolCall | str:
         """Makes the golden calls and says the facts, until a user who is played leaves."""
@@ -210,13 +227,25 @@ def open_worlds(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, R
     return worlds
 
 
-def _task(name: str, posed: Posed) -> Task:
+def situation(scenario: Scenario) -> str:
+    """What a model that plays the user is told."""
+    parts = {
+        "Who you are": scenario.persona,
+        "Why you ask": scenario.reason,
+        "How you behave": scenario.instructions,
+        "What you know": scenario.known,
+        "What you do not know": scenario.unknown,
+    }
+    return "\n".join(f"{head}: {text}" for head, text in parts.items() if text)
+
+
+def _task(name: str, posed: Posed, played: bool) -> Task:
     """The task with its domain's tools; a user without a model says everything at once."""
     scenario = posed.scenario
     words = "\n".join(filter(None, (scenario.reason, scenario.instructions, scenario.known)))
     return Task(
         id=name,
-        question=words,
+        question=GREETING if played else words,
         answer=(", ".join(posed.goal.facts) or DONE,),
         tools=tuple(posed.world.specs.values()),
         preference=Preference("accuracy", ""),

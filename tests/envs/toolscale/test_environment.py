@@ -13,13 +13,15 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.base import Conversation
 from orchestra_jax.envs.by_hand import baseline
 from orchestra_jax.envs.toolscale import tasks
-from orchestra_jax.envs.toolscale.environment import ToolScaleEnvironment
+from orchestra_jax.envs.toolscale.environment import ToolScaleEnvironment, situation
+from orchestra_jax.envs.users import GREETING
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.tools.build import price_book
 from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.types import Status, ToolCall, Trajectory
 from tests.envs.toolscale import library
+from tests.tools.openai_stub import StubOpenAI, status
 
 ISOLATION = "auto" if available() else "none"
 LEND, LOOK = ("lend", {"member_id": "M1", "book_id": "B1"}), ("get_member", {"member_id": "M1"})
@@ -133,6 +135,43 @@ def test_training_and_evaluation_share_no_task_and_know_it_by_the_id(environment
     assert environment.largest_menu() == len(drawn[0].tools)
 
 
+def test_a_user_that_is_played_is_told_the_scenario(environment: ToolScaleEnvironment) -> None:
+    scenario = next(iter(environment.sifted.usable.values())).scenario
+    assert situation(scenario) == (
+        "Why you ask: You want something of the library.\nHow you behave: Ask for it politely.\n"
+        "What you know: You are Ada, member M1."
+    )
+
+
+async def test_a_user_that_a_model_plays_talks_and_one_that_is_down_is_no_score(tmp_path: Path) -> None:
+    async with StubOpenAI() as stub:
+        served = (f"tools.server.url={stub.url}", "tools.server.retries=0", "rollout.limits.retries=0")
+        options = ("env.options.user=qwen3-32b", "pricing.name=paper", "+env.options.evaluate=all")
+        cfg = config(*files(tmp_path, ROWS[:1]), *served, *options)
+        environment = ToolScaleEnvironment(cfg)
+        try:
+            collector = Collector(environment, None, cfg.rollout.limits, OrchestratorPrice(price_book(cfg).base))
+            script = environment.baselines()["golden"]
+
+            async def played() -> Trajectory:
+                held_out = environment.held_out(1)
+                (found,) = await collector.play(script, held_out, budget=Budget(None, name="run"), silent=True)
+                return found
+
+            replies = ["I want to borrow a book.", "###STOP###"]
+            stub.reply = lambda body: replies.pop(0)
+            found = await played()
+            assert found.task.question == GREETING
+            assert found.solved
+            assert next(turn.heard for turn in found.turns if not turn.calls) == "I want to borrow a book."
+            assert "What you know: You are Ada, member M1." in stub.bodies[0]["messages"][0]["content"]
+            assert found.cost_usd == 0.0
+            stub.reply = lambda body: status(500)
+            assert (await played()).status is Status.FAILED
+        finally:
+            await environment.close()
+
+
 def test_what_is_missing_is_one_sentence_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOOLSCALE_REPO", raising=False)
     monkeypatch.delenv("TOOLSCALE_PATH", raising=False)
@@ -143,7 +182,7 @@ def test_what_is_missing_is_one_sentence_each(tmp_path: Path, monkeypatch: pytes
     )
     usual = files(tmp_path, ROWS)
     for option, words in {
-        "env.options.user=gpt-5": "only scripted users are here",
+        "env.options.user=": "env.options.user must be",
         "+env.options.evaluate=x": "must be held_out or all, not x",
         "+env.options.workers=0": "must be a number from 1, not 0",
         "+env.options.domains=bank": "must be a list of names, not bank",
