@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -50,9 +51,13 @@ class Rejected(Exception):  # noqa: N818  named like the fact it states
 
 @dataclass
 class Tally:
-    """What was asked: by model its calls, tokens and dollars, and how many replies did not fit."""
+    """What was asked: by model its calls, tokens and dollars, and how many replies did not fit.
+
+    Dollars are exact sums, so they do not depend on the order in which answers come.
+    """
 
     models: dict[str, Counter[str]] = field(default_factory=dict)
+    usd: dict[str, Fraction] = field(default_factory=dict)
     unfit: int = 0
 
     def add(self, rows: tuple[Usage, ...]) -> None:
@@ -60,10 +65,11 @@ class Tally:
             of_model = self.models.setdefault(row.name, Counter())
             of_model["calls"] += 1
             of_model["tokens"] += row.prompt_tokens + row.completion_tokens
-            of_model["usd"] += row.cost_usd  # type: ignore[assignment]  # a counter takes any number
+            self.usd[row.name] = self.usd.get(row.name, Fraction()) + Fraction(row.cost_usd)
 
     def as_json(self) -> dict[str, Any]:
-        return {"models": {name: dict(each) for name, each in sorted(self.models.items())}, "unfit": self.unfit}
+        models = {name: {**each, "usd": float(self.usd[name])} for name, each in sorted(self.models.items())}
+        return {"models": models, "unfit": self.unfit}
 
 
 class Cast:

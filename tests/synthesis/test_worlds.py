@@ -4,11 +4,14 @@ import json
 
 import pytest
 
+from orchestra_jax.config.cli import compose
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.envs.database import golden
-from orchestra_jax.envs.database.folder import load
+from orchestra_jax.envs.database.environment import DatabaseEnvironment
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.run import Halted
+from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.synthesis.run import synthesize
+from orchestra_jax.tools.build import price_book
 from orchestra_jax.tools.python.isolation import available
 from tests.synthesis.rental import SUBJECTS, reply
 from tests.synthesis.server import configured, serving
@@ -60,24 +63,26 @@ def test_each_fault_is_rejected_where_it_must_be(made):
     assert any("took too long" in why for why in stages["golden"]["examples"]["golden calls raise"])
 
 
-def test_the_folder_is_a_world(made):
-    folder, _ = made
-    found = load(folder / "rental", trusted=False)
-    try:
-        assert {name: sorted(rows) for name, rows in found.world.database.tables.items()} == {
-            "riders": ["R01", "R02", "R11"], "bikes": ["B01", "B11"], "repairs": [],
-        }  # fmt: skip
-        # Neither the one that opened a file nor the one that never ends.
-        assert set(found.world.specs) == {"get_rider", "get_bike", "rent_bike", "return_bike", "greet"}
-        assert {task.id: len(task.turns) for task in found.tasks} == {
-            "rental-0-0-0": 1, "rental-0-0-0-h0": 2, "rental-0-1-0": 1,
-        }  # fmt: skip
-        assert len({task.split for task in found.tasks if task.id.startswith("rental-0-0")}) == 1
-        usable, unusable = golden.sift(found.world, [task.goal for task in found.tasks])
-        assert (len(usable), unusable) == (3, {})
-        assert "Nothing twice." in found.world.policy
-    finally:
-        found.world.close()
+async def test_the_folder_is_a_world_to_train_in(made):
+    folder = made[0] / "rental"
+    cfg = compose("+experiment=database", f"env.options.worlds=[{folder}]")
+    environment = DatabaseEnvironment(cfg)  # in the sandbox
+    (found,) = environment._folders
+    assert {name: sorted(rows) for name, rows in found.world.database.tables.items()} == {
+        "riders": ["R01", "R02", "R11"], "bikes": ["B01", "B11"], "repairs": [],
+    }  # fmt: skip
+    # Neither the one that opened a file nor the one that never ends.
+    assert set(found.world.specs) == {"get_rider", "get_bike", "rent_bike", "return_bike", "greet"}
+    assert {task.id: (len(task.turns), task.split) for task in found.tasks} == {
+        "rental-0-0-0": (1, "train"), "rental-0-0-0-h0": (2, "train"), "rental-0-1-0": (1, "eval"),
+    }  # fmt: skip
+    assert "Nothing twice." in found.world.policy
+    assert environment.unusable == {}
+    collector = Collector(environment, None, cfg.rollout.limits, OrchestratorPrice(price_book(cfg).base))
+    tasks = [*environment.held_out(10), *next(environment.train_tasks(4))]
+    played = await collector.play(environment.baselines()["golden"], tasks, budget=Budget(), silent=True)
+    assert [each.solved for each in played] == [True] * 5
+    await environment.close()
 
 
 def test_card_and_pages_say_what_was_made(made):

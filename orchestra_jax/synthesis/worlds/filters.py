@@ -14,8 +14,7 @@ from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database import golden
 from orchestra_jax.envs.database.criteria import judge
 from orchestra_jax.envs.database.folder import Exchange, TaskRow
-from orchestra_jax.envs.database.remote import RemoteWorld
-from orchestra_jax.envs.database.session import AnySession, WrongKind
+from orchestra_jax.envs.database.session import AnySession, AnyWorld, WrongKind
 from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.rollout.parsing import ParseError, parse_tool_calls
 from orchestra_jax.synthesis.cast import Cast, Rejected
@@ -49,7 +48,7 @@ class Attempt:
     calls: int
 
 
-async def replay_all(stages: Stages, tasks: Sequence[Row], world: RemoteWorld) -> tuple[list[Row], set[str]]:
+async def replay_all(stages: Stages, tasks: Sequence[Row], world: AnyWorld) -> tuple[list[Row], set[str]]:
     """The tasks that can be scored, each with the "outcomes" of its golden calls; and tools that took too long."""
 
     async def replay(row: Row, out: Out) -> None:
@@ -67,16 +66,20 @@ async def replay_all(stages: Stages, tasks: Sequence[Row], world: RemoteWorld) -
 
 
 async def solve_all(
-    stages: Stages, settings: SynthesisConfig, cast: Cast, tasks: Sequence[Row], world: RemoteWorld
+    stages: Stages, settings: SynthesisConfig, cast: Cast, tasks: Sequence[Row], world: AnyWorld
 ) -> list[Row]:
     """The tasks that the solver solves sometimes, and never without a call; each with its "attempts"."""
 
     async def solve(row: Row, out: Out) -> None:
         task = task_row(row)
         after, _ = await asyncio.to_thread(golden.replay, world, task.goal)
-        tried = await asyncio.gather(
-            *(attempt(cast, world, task, after, number, settings.turns) for number in range(settings.attempts))
-        )
+        attempts = (attempt(cast, world, task, after, number, settings.turns) for number in range(settings.attempts))
+        ended = await asyncio.gather(*attempts, return_exceptions=True)  # none goes on behind the stage's back
+        tried = [each for each in ended if isinstance(each, Attempt)]
+        errors = [each for each in ended if isinstance(each, BaseException)]
+        # That nobody could be asked says nothing about the task, whatever else was found.
+        for error in sorted(errors, key=lambda error: isinstance(error, Rejected)):
+            raise error
         solved = [each for each in tried if each.solved]
         if not solved:
             raise Rejected(NOBODY, f"{row['id']}: none of {len(tried)} attempts solves it.")
@@ -117,7 +120,7 @@ def task_row(row: Row) -> TaskRow:
     return TaskRow(row["id"], row["family"], row["split"], turns, row["seed"])
 
 
-def replayed(world: RemoteWorld, task: TaskRow) -> list[str]:
+def replayed(world: AnyWorld, task: TaskRow) -> list[str]:
     """What the golden calls answer.
 
     Raises:
@@ -140,7 +143,7 @@ def replayed(world: RemoteWorld, task: TaskRow) -> list[str]:
     raise Rejected(reason, f"{task.id}: {wrong}")
 
 
-async def attempt(cast: Cast, world: RemoteWorld, task: TaskRow, after: AnySession, number: int, turns: int) -> Attempt:
+async def attempt(cast: Cast, world: AnyWorld, task: TaskRow, after: AnySession, number: int, turns: int) -> Attempt:
     """Lets the solver play the agent once; the user speaks by the script.
 
     Args:
@@ -186,7 +189,7 @@ async def _results(session: AnySession, calls: Sequence[ToolCall]) -> str:
     return "\n".join(found)
 
 
-def system(world: RemoteWorld) -> str:
+def system(world: AnyWorld) -> str:
     """What the solver is told first."""
     tools = "\n".join(json.dumps(to_openai(spec)["function"], ensure_ascii=False) for spec in world.specs.values())
     return SYSTEM.format(policy=world.policy.strip(), now=f"{world.now:%A, %d %B %Y, %H:%M}", tools=tools)
