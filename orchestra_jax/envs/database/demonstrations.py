@@ -1,7 +1,7 @@
 """Scripts in database worlds, and the chat of a small policy that learns the format from them.
 
-A demonstration calls tools at random, with arguments that are copied as well as they can be, and tells the user what
-the last one said: the choice of tools carries no information, and what is right is left to be learned.
+A demonstration calls tools at random among those whose arguments were named, copies these, and tells the user what the
+last call said. Which of the tools that fit is right, and when it is time to speak, is left to be learned.
 """
 
 import hashlib
@@ -43,10 +43,12 @@ def random_tools(rows: Mapping[str, TaskRow], tasks: Sequence[Task], gate: Seque
         place = 0  # in the plan, of which every step has been observed but the last
         for number in range(len(row.turns)):
             count = 1 + int(rng.choice(len(CALLS_SHARES), p=CALLS_SHARES))
-            chosen = rng.integers(0, len(task.tools), count)
+            drawn = rng.random(count)
             if len(observed) < place + count:
-                tool = task.tools[int(chosen[len(observed) - place])]
-                return copied_call(row, tool, number, [result.text for result in observed])
+                read = [result.text for result in observed]
+                fitting = fitting_tools(row, task.tools, number, read)
+                tool = fitting[int(drawn[len(observed) - place] * len(fitting))]
+                return copied_call(row, tool, number, read)
             if len(observed) == place + count:
                 return told(observed[place:])
             place += count + 1
@@ -70,6 +72,12 @@ def told_at_once(row: TaskRow) -> bool:
     return len(row.turns) == 1 and bool(values) and all(str(value) in row.turns[0].user for value in values)
 
 
+def fitting_tools(row: TaskRow, tools: Sequence[ToolSpec], turn: int, read: Sequence[str]) -> list[ToolSpec]:
+    """The tools that need nothing but what was named; all where there is none."""
+    named = _named(row, turn, read)
+    return [tool for tool in tools if set(tool.parameters.get("required", ())) <= named.keys()] or list(tools)
+
+
 def copied_call(row: TaskRow, tool: ToolSpec, turn: int, read: Sequence[str]) -> ToolCall:
     """A call whose arguments are the golden ones of that name, as far as they were said; else the first that was.
 
@@ -77,12 +85,17 @@ def copied_call(row: TaskRow, tool: ToolSpec, turn: int, read: Sequence[str]) ->
         turn: index of the request.
         read: what was observed so far, the user's further words among it.
     """
-    request, given = row.turns[turn], dict[str, object]()
-    known = " ".join((row.turns[0].user, *read))
-    for call in request.calls:
-        given |= {name: value for name, value in call.arguments.items() if str(value) in known}
-    first = next(iter(given.values()), request.user.split()[0])
+    given = _named(row, turn, read)
+    first = next(iter(given.values()), row.turns[turn].user.split()[0])
     return ToolCall(tool.name, {name: given.get(name, first) for name in tool.parameters["properties"]})
+
+
+def _named(row: TaskRow, turn: int, read: Sequence[str]) -> dict[str, object]:
+    """The golden arguments of a request that were said by the user or by a tool until now."""
+    known, given = " ".join((row.turns[0].user, *read)), dict[str, object]()
+    for call in row.turns[turn].calls:
+        given |= {name: value for name, value in call.arguments.items() if str(value) in known}
+    return given
 
 
 def own_chat(worlds: Sequence[WorldFolder]) -> OwnChat:

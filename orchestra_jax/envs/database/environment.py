@@ -2,7 +2,8 @@
 
 Settings (`env.options`): `worlds`, names of shipped worlds or folders (`folder`), all shipped ones by default;
 `trusted`, whether tools.py of other folders may run in this process instead of the sandbox; `rules`, whether the agent
-is told policy.md and the time; `user`, "scripted" or a model that plays the user.
+is told policy.md and the time; `user`, "scripted" or a model that plays the user, with `user_is_policy` if it may be
+the policy itself.
 """
 
 import asyncio
@@ -22,15 +23,19 @@ from orchestra_jax.envs.database.criteria import judge
 from orchestra_jax.envs.database.folder import BadWorld, TaskRow, WorldFolder, load, read
 from orchestra_jax.envs.database.session import AnySession
 from orchestra_jax.envs.menus import WorldMenus
+from orchestra_jax.envs.users import SCRIPTED, SimulatedUser, user_problems
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolHandler
+from orchestra_jax.tools.build import user_client
+from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, UserTurn
 
 SHIPPED = Path(__file__).parent / "shipped"
 SYSTEM = "{rules}\n\nIt is {now}. Speak to the user only when their request is done, or when you have to ask something."
 GATE_TASKS = 64
-_OPTIONS: Mapping[str, Any] = {"worlds": [], "trusted": False, "rules": True, "user": "scripted"}
+_FLAGS = {"trusted": False, "rules": True, "user_is_policy": False}
+_OPTIONS: Mapping[str, Any] = {"worlds": [], "user": SCRIPTED, **_FLAGS}
 
 
 @dataclass(frozen=True)
@@ -49,20 +54,29 @@ class DatabaseEpisode(ToolEpisode):
         task: of `WorldMenus.pose`.
         budget: of the trajectory.
         rules: whether the agent is told the world's.
+        player: plays the user; None: their words are scripted.
     """
 
-    def __init__(self, task: Task, posed: Posed, menus: WorldMenus, budget: Budget, rules: bool) -> None:
+    def __init__(
+        self, task: Task, posed: Posed, menus: WorldMenus, budget: Budget, rules: bool, player: ExpertClient | None
+    ) -> None:
         world = posed.folder.world
         self._posed, self.session = posed, golden.opened(world, posed.row.goal)
         self._said: list[str] = []
+        self._user: SimulatedUser | None = None
+        if player is not None:
+            self._user = SimulatedUser(player, posed.row.told, budget, opening=task.question)
         self._order = asyncio.Lock()
         handlers = {name: self._handler(name) for name in world.specs}
         system = SYSTEM.format(rules=world.policy.strip(), now=f"{world.now:%A, %d %B %Y, %H:%M}") if rules else None
         super().__init__(task, menus.executor(task, handlers, budget), initial_messages(task, system))
 
     async def respond(self, text: str) -> UserTurn | None:
-        """The next request of the script; None after the last."""
+        """What the model says that plays the user; or the next request of the script, None after the last."""
+        turn = None if self._user is None else await self._user.reply(text)
         self._said.append(text)
+        if self._user is not None:
+            return turn
         turns = self._posed.row.turns
         return UserTurn(turns[len(self._said)].user) if len(self._said) < len(turns) else None
 
@@ -94,7 +108,10 @@ class DatabaseEnvironment(Environment):
         self._cfg, self._options = cfg, {**_OPTIONS, **cfg.env.options}
         self._posed, self.unusable = dict[str, Posed](), dict[str, str]()
         self._folders = open_worlds(cfg)
+        self._player: ExpertClient | None = None
         try:
+            if self._options["user"] != SCRIPTED:
+                self._player, self._close_player = user_client(cfg, self._options["user"])
             self._play_golden()
             tasks = [_task(posed) for posed in self._posed.values()]
             domain = [name for found in self._folders for name in found.world.specs]
@@ -125,10 +142,8 @@ class DatabaseEnvironment(Environment):
         options = {**_OPTIONS, **cfg.env.options}
         if unknown := sorted(options.keys() - _OPTIONS.keys()):
             return [f"env.options of database worlds are {', '.join(_OPTIONS)}, not {', '.join(unknown)}."]
-        found = [f"env.options.{name} must be true or false." for name in ("trusted", "rules")
-                 if not isinstance(options[name], bool)]  # fmt: skip
-        if options["user"] != "scripted":
-            found.append(f"env.options.user={options['user']}: only scripted users are here.")
+        found = [f"env.options.{name} must be true or false." for name in _FLAGS if not isinstance(options[name], bool)]
+        found += user_problems(cfg, options["user"], options["user_is_policy"])
         try:
             for folder, _ in named_worlds(cfg):
                 read(folder)
@@ -157,7 +172,8 @@ class DatabaseEnvironment(Environment):
         return self._largest + self._menus.largest
 
     def reset(self, task: Task, budget: Budget) -> DatabaseEpisode:
-        return DatabaseEpisode(task, self._posed[task.extra["task"]], self._menus, budget, self._options["rules"])
+        posed, rules = self._posed[task.extra["task"]], self._options["rules"]
+        return DatabaseEpisode(task, posed, self._menus, budget, rules, self._player)
 
     def demonstrations(self) -> Demonstrations:
         rows = {name: posed.row for name, posed in self._posed.items()}
@@ -181,6 +197,8 @@ class DatabaseEnvironment(Environment):
 
     async def close(self) -> None:
         close_worlds(self._folders)
+        if self._player is not None:
+            await self._close_player()
         await self._menus.close()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -21,6 +22,7 @@ from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.tools.build import price_book
 from orchestra_jax.types import Status, Task, ToolCall, Trajectory
+from tests.tools.openai_stub import StubOpenAI
 
 
 def config(*more: str) -> RunConfig:
@@ -166,6 +168,10 @@ async def test_experts_stand_beside_the_domains_tools_with_prices_and_preference
     await environment.close()
 
 
+def names_an_order(task: Task) -> bool:
+    return re.search(r"\bO\d\d\b", task.question) is not None and not re.search(r"\b(send|go)\b", task.question)
+
+
 def test_demonstrations_teach_the_format_and_not_the_choice():
     environment = DatabaseEnvironment(config("warm_start.demonstrations=1000"))
     found, chat = environment.demonstrations(), environment.chat(config())
@@ -173,10 +179,11 @@ def test_demonstrations_teach_the_format_and_not_the_choice():
     tasks = [found.tasks[number] for number in range(0, len(found.tasks), 4)]
     played = asyncio.run(collector(environment, config(), words).play(found.script, tasks, budget=budget()))
     assert {t.status for t in played} == {Status.COMPLETED}
-    chosen = Counter(call.name for t in played if t.task.family == "shop" for call in t.calls)
-    assert len(chosen) == 8
-    assert min(chosen.values()) > 0.4 * max(chosen.values())
-    assert sum(t.solved for t in played) < 0.2 * len(played)
+    # A request that names an order alone: every tool that needs no more is as likely, whatever the request.
+    first = Counter(found.script(task, []).name for task in found.tasks if names_an_order(task))
+    assert first.keys() == {"get_order", "cancel_order", "return_order", "hand_over"}
+    assert min(first.values()) > 0.5 * max(first.values())
+    assert sum(t.solved for t in played) < 0.25 * len(played)
     trained, gate = {task.id for task in found.tasks}, {task.id for task in found.gate}
     assert not trained & gate
     ids = [token for t in played for turn in t.turns for token in (*turn.prompt_ids, *turn.sampled_ids)]
@@ -188,9 +195,9 @@ def test_demonstrations_teach_the_format_and_not_the_choice():
     [
         ("env.options.worlds=[nowhere]", "nowhere is neither a folder with a world.json nor one of clinic, library"),
         ("env.options.worlds=shop", "must be a list of worlds"),
-        ("+env.options.world=shop", "env.options of database worlds are worlds, trusted, rules, user, not world"),
+        ("+env.options.world=shop", "env.options of database worlds are worlds, user, "),
         ("env.options.rules=1", "env.options.rules must be true or false"),
-        ("env.options.user=gpt-5", "env.options.user=gpt-5"),
+        ("env.options.user=3", "env.options.user must be scripted or the name of a model, not 3"),
         ("tools=simulated tools.names=[pithon]", "tools.names=pithon"),
     ],
 )  # fmt: skip
@@ -225,3 +232,23 @@ def test_a_folder_whose_tools_do_not_load_is_told(tmp_path: Path):
     (folder / "tasks.jsonl").write_text("nothing")
     with pytest.raises(ConfigError, match=r"tasks\.jsonl, line 1 is no task"):
         DatabaseEnvironment(config(f"env.options.worlds=[{folder}]"))
+
+
+async def test_a_model_plays_the_user_and_is_no_cost_of_the_policys():
+    async with StubOpenAI() as stub:
+        left = ["Thanks, that is all I want to know. ###STOP###"]
+        stub.reply = lambda body: left[0]
+        cfg = config("env.options.user=gpt-5-mini", f"tools.server.url={stub.url}", "pricing.name=paper")
+        environment = DatabaseEnvironment(cfg)
+        task = next(task for task in environment.held_out(10) if len(requests(environment, task)) == 1)
+        (found,) = await collector(environment, cfg).play(
+            environment.baselines()["golden"], [task], budget=budget(), silent=True
+        )
+        await environment.close()
+    assert (found.solved, found.cost_usd, found.latency_s) == (True, 0.0, 0.0)
+    assert found.turns[-1].heard == "Thanks, that is all I want to know. ###STOP###".replace("###STOP###", "").strip()
+    (row,) = (row for row in found.ledger if row.role == "user_simulator")
+    assert row.cost_usd > 0
+    system, *_, said = stub.bodies[0]["messages"]
+    assert task.question in system["content"]
+    assert said["content"] == found.answer

@@ -339,13 +339,13 @@ def told(world: AnyWorld, task: TaskRow) -> bool:
 
 
 def tasks(name: str, tables: Tables, world: AnyWorld) -> Iterator[TaskRow]:
-    """The tasks of a world, all different: half of them of one request, half of two."""
+    """The tasks of a world, all different: two thirds of them of one request, one third of two."""
     rng, seen, intents = np.random.default_rng([7, len(name)]), set[str](), WORLDS[name].intents
     for split, count in TASKS.items():
         made = 0
         while made < count:
             used, turns = set[str](), list[Exchange]()
-            for _ in range(1 + made % 2):
+            for _ in range(1 + (made % 3 == 2)):
                 intent = intents[int(rng.integers(len(intents)))]
                 words, wanted, facts = intent(tables, rng, used)
                 turns.append(Exchange(words, tuple(wanted), tuple(facts)))
