@@ -19,7 +19,7 @@ FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart notebooks rehearsal chaos test test-release test-sglang test-sglang-training sglang-cpu site lint format lock clean
+.PHONY: help install install-dev quickstart notebooks rehearsal chaos test test-worlds test-release test-sglang test-sglang-training sglang-cpu site lint format lock clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,13 @@ chaos: install-dev ## 1,200 faults, and 200 small runs that are killed, starved 
 
 test: install-dev ## every test without torch, GPU or server, in random order; TESTS=tests/rl, TEST_ORDER=7, NEWEST=1: newest packages
 	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow or release)" $(TESTS)
+
+test-worlds: install-dev .worlds/.installed ## the tests of the real BFCL and τ²-Bench: their packages go into .worlds (85 MB)
+	$(FAST_COMPILE) PYTHONPATH=.worlds $(PY) -m pytest -q --durations=5 tests/envs/bfcl/test_real.py tests/envs/tau2/test_real.py
+
+.worlds/.installed: requirements/bfcl.txt requirements/tau2.txt | $(VENV)/.installed-dev
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --upgrade --target .worlds $(addprefix -r ,$^)
+	@touch $@
 
 test-release: install-dev ## before a release: 20 steps in two processes against one, ten times kill -9, refills, every odd setting
 	$(FAST_COMPILE) $(PY) -m pytest -q -s -m release tests/training tests/config
@@ -79,7 +86,7 @@ lock: install-dev ## requirements/tested: the packages of this environment; afte
 	{ echo "# What the tests passed with; written by \`make lock\`."; $(PY) requirements/installed.py; } > $(TESTED)
 
 clean: ## remove the environments and the caches; outputs stay
-	rm -rf $(VENV) .venv-newest .venv-torch .venv-docs build $(SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) .venv-newest .venv-torch .venv-docs .worlds build $(SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 
 ifdef UV
 INSTALL := $(UV) pip install --quiet --python $(PY)

@@ -7,9 +7,9 @@ from time import perf_counter
 import pytest
 
 from orchestra_jax.envs.tau2 import package
-from orchestra_jax.envs.tau2.environment import Tau2Environment
+from orchestra_jax.envs.tau2.environment import Tau2Environment, Tau2Episode
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.types import Status
+from orchestra_jax.types import InfrastructureError, Status
 from tests.envs.tau2.conftest import cfg, play
 
 pytestmark = pytest.mark.skipif(
@@ -41,6 +41,24 @@ def test_golden_policies_solve_every_task(everything):
 def test_doing_nothing_solves_what_need_not_change(everything):
     assert solved(everything, "do_nothing") == {"airline": 19, "retail": 7}
     assert solved(everything, "random") == {"airline": 19, "retail": 7}
+
+
+def test_turns_that_raise_are_no_score_on_the_19_tasks_that_need_nothing(everything, monkeypatch):
+    """In the package's own loop a policy or a user whose every turn raises scores 1.0 on them."""
+    idle = play(everything, everything.baselines()["do_nothing"], everything.held_out(50))
+    tasks = [found.task for found in idle if found.solved]
+    assert len(tasks) == 19
+
+    async def dead(*_):
+        raise InfrastructureError("dead")
+
+    def raises(task, observed):
+        raise InfrastructureError("dead")
+
+    run = play(everything, raises, tasks)
+    monkeypatch.setattr(Tau2Episode, "respond", dead)
+    run += play(everything, lambda task, observed: "Done.", tasks)
+    assert {(found.status, found.reason, found.solved) for found in run} == {(Status.FAILED, "dead", False)}
 
 
 def test_splits_and_a_reset_in_under_a_millisecond(everything):
