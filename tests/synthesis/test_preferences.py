@@ -9,6 +9,7 @@ import pytest
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.preference_pairs import MAKER, drawn_from
+from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.money.run import Halted
 from orchestra_jax.synthesis.near import Seen
 from orchestra_jax.synthesis.run import synthesize
@@ -130,3 +131,10 @@ def test_near_duplicates():
     assert seen.add("Please keep the time of this as short as you can.") is None
     assert seen.add("Café") is None
     assert seen.add("cafe") == "Café"
+
+
+def test_the_wordings_that_come_with_us_repeat_nothing():
+    seen = Seen(0.4)
+    texts = [text for kind in WORDINGS.values() for split in ("eval", "train") for text in kind[split]]
+    assert {text: earlier for text in texts if (earlier := seen.add(text))} == {}
+    assert all(len(kind["train"]) == 8 and len(kind["eval"]) == 4 for kind in WORDINGS.values())
