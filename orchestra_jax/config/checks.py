@@ -15,7 +15,7 @@ from orchestra_jax.config.choices import EngineName, QuestionFormat, ReplayMode,
 from orchestra_jax.config.ranges import range_problem, shown
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.config.tools import mcp_server
+from orchestra_jax.config.tools import MCP_MAY_MOVE, mcp_server
 
 # Settings of earlier versions that lie in a group of their own now, under the same name.
 _GROUPED = {
@@ -265,13 +265,22 @@ def resume_conflicts(saved: Mapping[str, Any], config: RunConfig) -> list[str]:
 
     Returns: `key: old -> new` for each, where keys of a changed schema count too.
     """
-    old = dict(flat(saved))
-    new = dict(flat(asdict(config)))
+    old, new = (dict(flat(each)) for each in (saved, asdict(config)))
+    for settings in (old, new):
+        for key in ("tools.mcp", "tools.evaluation.mcp"):
+            settings[key] = [_lasting(entry) for entry in settings.get(key, ())]
     return [
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and not any(f"{key}.".startswith(f"{free}.") for free in _FREE_ON_RESUME)
     ]
+
+
+def _lasting(entry: Any) -> Any:
+    """What an MCP server with a name keeps in a continuation, wherever it is then."""
+    if not isinstance(entry, Mapping) or not entry.get("name"):
+        return entry
+    return {name: value for name, value in entry.items() if name not in MCP_MAY_MOVE}
 
 
 def keys(schema: type = RunConfig, prefix: str = "") -> dict[str, type | None]:

@@ -169,6 +169,10 @@ class ToolsConfig(Settings):
         return replace(self, names=[], mcp=[], experts={}) if self.menu.form is MenuForm.none else self
 
 
+# Of a server with a name: what may differ between a run and its continuation.
+MCP_MAY_MOVE = ("server", "env", "headers", "timeout_s", "retries", "concurrency")
+
+
 def mcp_server(entry: Any, key: str) -> McpServer:
     """The server of one entry: a command or address, or a mapping with the fields of `McpServer`.
 

@@ -1,5 +1,6 @@
 """The MCP servers of a run, and each of their tools as a plain tool: called, recorded and replayed like any other."""
 
+import asyncio
 import importlib.util
 import os
 import shlex
@@ -86,8 +87,7 @@ class McpServers:
 
     async def close(self) -> None:
         """Ends every connection and every process."""
-        for session in self._sessions:
-            await session.close()
+        await asyncio.gather(*(session.close() for session in self._sessions))
         self.stop()
 
     def stop(self) -> None:

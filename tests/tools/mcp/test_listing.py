@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestra_jax.config.checks import resume_conflicts
 from orchestra_jax.config.cli import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.config.tools import McpPrice, McpServer, mcp_server
@@ -142,3 +143,16 @@ def test_a_report_tells_servers_that_training_did_not_have():
     trained = {**cfg, "tools": {**cfg["tools"], "mcp": cfg["tools"]["mcp"][:2]}}
     assert offer_of(cfg, trained).tools == ("python", "local_search", "mcp:some-server", "mcp:h:1", "mcp:n")
     assert (offer_of(cfg, trained).unseen, offer_of(cfg, cfg).unseen) == ((UNSEEN_TOOLS,), ())
+
+
+def test_a_server_with_a_name_may_be_elsewhere_when_a_run_goes_on():
+    def differs(old: str, new: str) -> list[str]:
+        return resume_conflicts(asdict(compose(*QA, f"tools.mcp=[{old}]")), compose(*QA, f"tools.mcp=[{new}]"))
+
+    assert differs("{name: a, server: 'http://h:1/mcp'}", "{name: a, server: 'http://h:2/mcp', timeout_s: 9}") == []
+    assert len(differs("{name: a, server: x}", "{name: b, server: x}")) == 1
+    assert len(differs("{name: a, server: x}", "{name: a, server: x, tools: [t]}")) == 1
+    assert len(differs("x", "y")) == 1
+    old = asdict(compose(*QA))
+    del old["tools"]["mcp"]  # of a run from before there were any
+    assert resume_conflicts(old, compose(*QA)) == []
