@@ -77,7 +77,6 @@ class CloneTools:
             found = self._changes(self._kinds[name] == "write")
             for table, changed in found.items():
                 put_back.setdefault(table, set()).update(changed)
-            failed = failed or self._problem(found)
             if failed is not None:
                 return {"text": f"Error: {failed}", "ok": False, "refused": False}
             if found and self._kinds[name] != "write":
@@ -99,14 +98,6 @@ class CloneTools:
         walks = writes or self._harmless % _CHECK_EVERY == 0
         found = {name: table.changed(walks=walks) for name, table in self._tables.items()}
         return {name: changed for name, changed in found.items() if changed}
-
-    def _problem(self, found: Changes) -> str | None:
-        """Why what the call left cannot stay."""
-        for name, changed in found.items():
-            for row, text in changed.items():
-                if text is not None and (problem := self._tables[name].problem(text)):
-                    return f"The call leaves {row!r} in {name} as no valid entry: {problem}"
-        return None
 
     def _operated_on(self, found: Changes, arguments: Mapping[str, Any]) -> dict[str, Any]:
         named = set(_texts(arguments))

@@ -4,11 +4,13 @@ The authors' tools change pydantic objects in place. What an episode changed is 
 changed is read off after it by comparing texts, and everything is put back.
 """
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 
 class Watched(dict[str, Any]):
@@ -93,7 +95,7 @@ class Table:
     """
 
     def __init__(self, rows: Mapping[str, Any], kind: Any) -> None:
-        self._type: TypeAdapter[Any] = TypeAdapter(kind)
+        self._kind, self._type = kind, TypeAdapter[Any](kind)
         self.rows = Watched(rows)
         self.base = {name: self._dump(entry) for name, entry in rows.items()}
         self._known, self._moved = dict(self.base), False
@@ -105,7 +107,7 @@ class Table:
                 dict.pop(self.rows, name, None)
                 self._known.pop(name, None)
             else:
-                made = self._type.validate_json(json.dumps(entry))
+                made = self._load(json.dumps(entry))
                 dict.__setitem__(self.rows, name, made)
                 self._known[name] = self._dump(made)
 
@@ -133,15 +135,6 @@ class Table:
             **{name: None for name in sorted(gone) if name in self._known},
             **{name: text for name, text in texts.items() if text != self._known.get(name)},
         }
-
-    def problem(self, text: bytes) -> str | None:
-        """Why the domain's own types do not take an entry, in words."""
-        try:
-            self._type.validate_json(text)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            return f"{'.'.join(map(str, first['loc'])) or 'the entry'}: {first['msg']}"
-        return None
 
     def read(self, named: set[str]) -> list[str]:
         """Ids of the entries that the call asked for; of one that saw all ids, those that are `named`."""
@@ -171,5 +164,32 @@ class Table:
             return there
         return [name for name in dict.keys(self.rows) if name in self.rows.asked]
 
+    def _load(self, text: str) -> Any:
+        """The object; a tool may have left what its own types refuse, which then stays as it is."""
+        try:
+            return self._type.validate_json(text)
+        except ValidationError:
+            return built(self._kind, json.loads(text))
+
     def _dump(self, entry: Any) -> bytes:
         return self._type.dump_json(entry, warnings=False)
+
+
+def built(kind: Any, value: Any) -> Any:
+    """The value in objects of the type's classes, without a look at what they allow."""
+    if inspect.isclass(kind) and issubclass(kind, BaseModel) and isinstance(value, dict):
+        fields = {name: field.annotation for name, field in kind.model_fields.items()}
+        return kind.model_construct(**{name: built(fields.get(name), each) for name, each in value.items()})
+    inner = get_args(kind)
+    if get_origin(kind) is dict and isinstance(value, dict):
+        return {name: built(inner[1], each) for name, each in value.items()}
+    if get_origin(kind) in (list, set, tuple) and isinstance(value, list):
+        return [built(inner[0], each) for each in value]
+    if get_origin(kind) in (Union, UnionType) and isinstance(value, dict | list):
+        for one in inner:
+            try:
+                return TypeAdapter(one).validate_python(value)
+            except ValidationError:
+                continue
+        return built(next((one for one in inner if one is not type(None)), None), value)
+    return value
