@@ -83,7 +83,9 @@ def told(found: Row) -> list[str]:
     return [
         f"Entries by table: {counts('tables')}. Tools by kind: {counts('tools')}. Tasks by split: {counts('tasks')}, "
         f"{found['evolved']} of them evolved. Near-duplicates removed: {found['near_duplicates']}.",
-        f"Tasks by attempts of the solver that succeed: {counts('difficulty')}.",
+        "Tasks by attempts of the solver that succeed: "
+        + (", ".join(f"{share}: {count}" for share, count in found["difficulty"].items()) or "none")
+        + ".",
     ]
 
 
