@@ -119,8 +119,9 @@ class Tau2Environment(Environment):
         self.unusable = {name: each.unusable for name, each in self._golden.items() if each.unusable}
         self.may_fail = {name: each.failed for name, each in self._golden.items() if each.failed}
         self._scenarios = {each.id: each for each in found if each.id not in self.unusable}
-        modelled = options["user"] != SCRIPTED
-        tasks = [_task(each, self._worlds[each.domain], modelled) for each in self._scenarios.values()]
+        # What is kept of an evaluation is found again by its task: another user's is another one.
+        told = {key: options[key] for key in ("source", "user", "max_errors")}
+        tasks = [_task(each, self._worlds[each.domain], told) for each in self._scenarios.values()]
         held_out = [self._scenarios[task.id].split == TEST for task in tasks]
         self._training = [task for task, out in zip(tasks, held_out, strict=True) if not out]
         everything = options["evaluate"] == "all"
@@ -130,7 +131,7 @@ class Tau2Environment(Environment):
         self._menus = WorldMenus(cfg, sorted(domain), [task.answer[0] for task in tasks[:64]])
         self._close: Callable[[], Awaitable[None]] | None = None
         self._client = None
-        if modelled:
+        if options["user"] != SCRIPTED:
             self._client, self._close = user_client(cfg, options["user"])
         self._tell(source)
 
@@ -217,13 +218,13 @@ def _calls_once(environment: Environment, task: Task, observed: Sequence[ToolRes
     return environment.copied_call(task, names[sum(map(ord, task.id)) % len(names)])
 
 
-def _task(scenario: Scenario, world: World, modelled: bool) -> Task:
+def _task(scenario: Scenario, world: World, told: Mapping[str, Any]) -> Task:
     return Task(
         id=scenario.id,
-        question=GREETING if modelled else scenario.opening,
+        question=scenario.opening if told["user"] == SCRIPTED else GREETING,
         answer=(", ".join(scenario.facts) or scripted.DONE,),  # what an expert could answer; what counts is a state
         tools=world.specs[AGENT],
         preference=Preference("accuracy", ""),
         family=scenario.domain if scenario.source == WHEEL else f"{scenario.domain}, original data",
-        extra={"task": scenario.id},
+        extra={"task": scenario.id, **told},
     )
