@@ -120,13 +120,14 @@ def judge_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             question for the judge, which are in no other figure.
     """
     judged = list(filter(_judged, trajectories))
+    cost = sum(r.cost_usd for t in trajectories for r in t.ledger if r.role == "judge") / len(trajectories)
     if not judged:
-        return {}
+        return {"judge_cost": cost} if cost else {}
     return {
         "exact_match": sum(t.valid and _matches(t) for t in trajectories) / len(trajectories),
         "judged": len(judged) / len(trajectories),
         "judge_disagrees": sum(bool(t.solved) != _matches(t) for t in judged) / len(judged),
-        "judge_cost": sum(r.cost_usd for t in trajectories for r in t.ledger if r.role == "judge") / len(trajectories),
+        "judge_cost": cost,
     }
 
 
@@ -147,7 +148,8 @@ def disagreements(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
 
 
 def _judged(trajectory: Trajectory) -> bool:
-    return trajectory.valid and any(row.role == "judge" for row in trajectory.ledger)
+    # Where a world has criteria, a judge compares no answer with a reference: it is one of them.
+    return trajectory.valid and not trajectory.criteria and any(row.role == "judge" for row in trajectory.ledger)
 
 
 def _matches(trajectory: Trajectory) -> bool:

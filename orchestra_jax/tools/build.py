@@ -226,6 +226,15 @@ def user_client(cfg: RunConfig, name: str) -> tuple[ExpertClient, Callable[[], C
     return _alone(cfg, name, "user")
 
 
+def judge_client(cfg: RunConfig) -> tuple[ExpertClient, Callable[[], Coroutine[Any, Any, None]]]:
+    """The model of `tools.judge`, for what `Judge` does not ask, and what ends it, as `make_judge`.
+
+    Raises:
+        ConfigError: one sentence for what it lacks.
+    """
+    return _alone(cfg, cfg.tools.judge, "judge")
+
+
 def _alone(cfg: RunConfig, name: str, role: str) -> tuple[ExpertClient, Callable[[], Coroutine[Any, Any, None]]]:
     """The client of one model without any tool."""
     alone = replace(cfg, tools=replace(cfg.tools, experts={}, names=[], judge=name, evaluation=EvaluationOffer()))

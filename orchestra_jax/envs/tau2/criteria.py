@@ -8,7 +8,7 @@
 
 The official scorer compares a fact as text, so that "10" is said by "2010", lets one call stand for several golden ones
 and compares no argument of a hand-over; here those are compared that the task names. `NL_ASSERTION`, sentences about
-the conversation, needs a judge and is left out: there the facts count instead.
+the conversation, needs a judge (`claims`); without one it is left out, and the facts count instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from orchestra_jax.envs.tau2.tasks import AGENT, USER, Scenario
 from orchestra_jax.envs.tau2.world import HAND_OVER, Desk, World
 from orchestra_jax.types import ToolCall
 
-LEFT_OUT = "NL_ASSERTION"
+CLAIMS = "NL_ASSERTION"
 
 
 @dataclass
@@ -30,28 +30,39 @@ class Record:
 
     Attributes:
         made: by side: the calls that did not fail.
+        told: all that was said and called, for a judge.
         said: the policy's words to the user.
         errors: calls of the policy that failed.
     """
 
     made: dict[str, list[ToolCall]] = field(default_factory=lambda: {AGENT: [], USER: []})
     said: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
     errors: int = 0
 
 
 def judge(
-    world: World, scenario: Scenario, golden: State, desk: Desk, record: Record, max_errors: int | None = None
+    world: World,
+    scenario: Scenario,
+    golden: State,
+    desk: Desk,
+    record: Record,
+    max_errors: int | None = None,
+    untrue: Sequence[str] | None = None,
 ) -> dict[str, str]:
     """What is wrong by criterion, "" where it holds; the task is solved where nothing is.
 
     Args:
         golden: what the golden calls leave.
+        untrue: the claims that a judge found to be so; None: nobody was asked.
     """
     found = dict[str, str]()
     if "DB" in scenario.basis:
         keys = differing(golden, desk.state)
         found["db"] = _listed("Not as it should be", [f"{table} {name}" for table, name in keys])
-    if {"COMMUNICATE", LEFT_OUT} & scenario.basis:
+    if CLAIMS in scenario.basis and untrue is not None:
+        found["nl_assertion"] = _listed("Not true", [repr(claim) for claim in untrue])
+    if ({"COMMUNICATE"} if untrue is not None else {"COMMUNICATE", CLAIMS}) & scenario.basis:
         found["communicate"] = _listed("Not said", [repr(fact) for fact in unsaid(scenario.facts, record.said)])
     if "ACTION" in scenario.basis:
         found["action"] = _listed("Not called", [call.name for call in _missing(world, scenario, record)])
@@ -105,6 +116,6 @@ def replay(world: World, scenario: Scenario) -> Replay:
     if not wrong:
         found: Mapping[str, str] = judge(world, scenario, desk.state, desk, record)
         wrong = [f"The golden calls do not solve it. {sentence}" for sentence in found.values() if sentence]
-    if not (scenario.basis - {LEFT_OUT}):
+    if not (scenario.basis - {CLAIMS}):
         wrong.append("Only a judge could score it.")
     return Replay(desk.state, failed, wrong[0] if wrong else None)

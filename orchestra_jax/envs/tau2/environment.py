@@ -6,7 +6,10 @@ plays the user, with `user_is_policy` if it may be the policy itself; `evaluate`
 training sees) or "all" (a benchmark); `max_errors`, failed calls that end a task unsolved, null for any number.
 """
 
+import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,14 +21,16 @@ from orchestra_jax.envs.base import Environment, Score, Script, ToolEpisode, ini
 from orchestra_jax.envs.by_hand import Asked
 from orchestra_jax.envs.menus import WorldMenus
 from orchestra_jax.envs.tau2 import package, scripted
-from orchestra_jax.envs.tau2.criteria import LEFT_OUT, Record, Replay, judge, replay
+from orchestra_jax.envs.tau2.claims import Claims
+from orchestra_jax.envs.tau2.criteria import CLAIMS, Record, Replay, judge, replay
 from orchestra_jax.envs.tau2.tasks import AGENT, ORIGINAL, SOURCES, TEST, USER, WHEEL, Scenario, scenarios
 from orchestra_jax.envs.tau2.world import HAND_OVER, World
 from orchestra_jax.envs.users import GREETING, SCRIPTED, SimulatedUser, user_problems
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolHandler
-from orchestra_jax.tools.build import user_client
-from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, UserTurn
+from orchestra_jax.tools.build import judge_client, user_client
+from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage, UserTurn
 
 _OPTIONS: Mapping[str, Any] = {
     "domains": ["airline", "retail", "telecom"],
@@ -39,30 +44,40 @@ _OPTIONS: Mapping[str, Any] = {
 _ORIGINALS = ("airline", "retail")
 
 
-class Tau2Episode(ToolEpisode):
-    """One conversation.
+@dataclass(frozen=True)
+class Shared:
+    """What the episodes of a run share.
 
-    Args:
-        simulated: makes a user that a model plays; None: they are scripted.
+    Attributes:
+        menus: of all tasks.
+        max_errors: see the module.
+        user: plays the users; None: they are scripted.
+        claims: the judge of NL_ASSERTION; None: the facts count instead.
     """
 
+    menus: WorldMenus
+    max_errors: int | None
+    user: ExpertClient | None = None
+    claims: Claims | None = None
+
+
+class Tau2Episode(ToolEpisode):
+    """One conversation."""
+
     def __init__(
-        self,
-        task: Task,
-        scenario: Scenario,
-        world: World,
-        golden: Replay,
-        menus: WorldMenus,
-        budget: Budget,
-        max_errors: int | None,
-        simulated: Callable[[Scenario, World, Budget, Callable[[ToolCall], str]], SimulatedUser] | None,
+        self, task: Task, scenario: Scenario, world: World, golden: Replay, shared: Shared, budget: Budget
     ) -> None:
-        self._scenario, self._world, self._golden, self._max_errors = scenario, world, golden, max_errors
-        self._desk, self._record = world.open(scenario.start), Record()
+        self._scenario, self._world, self._golden, self._shared = scenario, world, golden, shared
+        self._desk, self._record, self._payer = world.open(scenario.start), Record(), budget.parent or budget
         self._scripted = scripted.ScriptedUser(world, scenario, self._desk)
-        self._simulated = None if simulated is None else simulated(scenario, world, budget, self._users_call)
+        self._simulated = None if shared.user is None else self._simulation(shared.user, budget)
         handlers = {spec.name: self._handler(spec.name) for spec in world.specs[AGENT]}
-        super().__init__(task, menus.executor(task, handlers, budget), initial_messages(task, world.system))
+        super().__init__(task, shared.menus.executor(task, handlers, budget), initial_messages(task, world.system))
+
+    def _simulation(self, client: ExpertClient, budget: Budget) -> SimulatedUser:
+        tools = self._world.specs[USER]
+        system = package.guidelines(bool(tools), self._scenario.situation)
+        return SimulatedUser(client, self._scenario.situation, budget, system=system, tools=tools, act=self._users_call)
 
     async def respond(self, text: str) -> UserTurn:
         """What the user says; words with a stop word are the last."""
@@ -73,12 +88,20 @@ class Tau2Episode(ToolEpisode):
             turn, made = self._scripted.reply(text, handed_over)
             self._record.made[USER] += made
         self._record.said.append(text)
+        self._record.told += [f"agent: {text}", f"customer: {turn.text}"]
         return turn
 
     async def score(self, answer: str) -> Score:
         """See `criteria`; every word of the policy was said to the user."""
-        found = judge(self._world, self._scenario, self._golden.state, self._desk, self._record, self._max_errors)
-        return Score(not any(found.values()), criteria=found)
+        claims, untrue = self._shared.claims, None
+        rows: tuple[Usage, ...] = ()
+        if claims is not None and CLAIMS in self._scenario.basis:
+            told = "\n".join([f"customer: {self.task.question}", *self._record.told])
+            untrue, rows = await claims.untrue(self._scenario.claims, told, self._payer)
+        found = judge(
+            self._world, self._scenario, self._golden.state, self._desk, self._record, self._shared.max_errors, untrue
+        )
+        return Score(not any(found.values()), rows, found)
 
     def _users_call(self, call: ToolCall) -> str:
         result = self._desk.call(USER, call)
@@ -92,6 +115,7 @@ class Tau2Episode(ToolEpisode):
             call = ToolCall(name, arguments)
             result = self._desk.call(AGENT, call)
             self._record.errors += result.is_error
+            self._record.told.append(f"agent calls {name} with {json.dumps(dict(arguments))}: {result.text}")
             if not result.is_error:
                 self._record.made[AGENT].append(call)
             return result
@@ -120,20 +144,31 @@ class Tau2Environment(Environment):
         self.may_fail = {name: each.failed for name, each in self._golden.items() if each.failed}
         self._scenarios = {each.id: each for each in found if each.id not in self.unusable}
         # What is kept of an evaluation is found again by its task: another user's is another one.
-        told = {key: options[key] for key in ("source", "user", "max_errors")}
+        told = {key: options[key] for key in ("source", "user", "max_errors")} | {"judge": cfg.tools.judge}
         tasks = [_task(each, self._worlds[each.domain], told) for each in self._scenarios.values()]
         held_out = [self._scenarios[task.id].split == TEST for task in tasks]
         self._training = [task for task, out in zip(tasks, held_out, strict=True) if not out]
         everything = options["evaluate"] == "all"
         self._evaluation = [task for task, out in zip(tasks, held_out, strict=True) if out or everything]
-        self._seed, self._max_errors = cfg.seed, options["max_errors"]
+        self._seed = cfg.seed
         domain = {spec.name for world in self._worlds.values() for spec in world.specs[AGENT]}
         self._menus = WorldMenus(cfg, sorted(domain), [task.answer[0] for task in tasks[:64]])
-        self._close: Callable[[], Awaitable[None]] | None = None
-        self._client = None
+        self._shared = Shared(self._menus, options["max_errors"])
+        self._closes: list[Callable[[], Awaitable[None]]] = [self._menus.close]
         if options["user"] != SCRIPTED:
-            self._client, self._close = user_client(cfg, options["user"])
+            client, close = user_client(cfg, options["user"])
+            self._shared = replace(self._shared, user=client)
+            self._closes.append(close)
+        if self._judged and cfg.tools.judge != "match":
+            client, close = judge_client(cfg)
+            self._shared = replace(self._shared, claims=Claims(client))
+            self._closes.append(close)
         self._tell(source)
+
+    @property
+    def _judged(self) -> int:
+        """Number of tasks with claims that only a judge can check."""
+        return sum(CLAIMS in each.basis for each in self._scenarios.values())
 
     @classmethod
     def problems(cls, cfg: RunConfig) -> list[str]:
@@ -168,8 +203,7 @@ class Tau2Environment(Environment):
     def reset(self, task: Task, budget: Budget) -> Tau2Episode:
         scenario = self._scenarios[task.extra["task"]]
         world, golden = self._worlds[scenario.domain], self._golden[scenario.id]
-        simulated = None if self._client is None else self._simulated
-        return Tau2Episode(task, scenario, world, golden, self._menus, budget, self._max_errors, simulated)
+        return Tau2Episode(task, scenario, world, golden, self._shared, budget)
 
     def largest_menu(self) -> int:
         return max(len(world.specs[AGENT]) for world in self._worlds.values()) + self._menus.largest
@@ -182,28 +216,20 @@ class Tau2Environment(Environment):
         return self._menus.experts(task)
 
     async def close(self) -> None:
-        await self._menus.close()
-        if self._close is not None:
-            await self._close()
+        await asyncio.gather(*(close() for close in self._closes))
 
     def _play(self, task: Task, observed: Sequence[ToolResult]) -> ToolCall | str:
         return scripted.play(self._scenarios[task.extra["task"]], observed)
-
-    def _simulated(
-        self, scenario: Scenario, world: World, budget: Budget, act: Callable[[ToolCall], str]
-    ) -> SimulatedUser:
-        assert self._client is not None
-        tools = world.specs[USER]
-        system = package.guidelines(bool(tools), scenario.situation)
-        return SimulatedUser(self._client, scenario.situation, budget, system=system, tools=tools, act=act)
 
     def _tell(self, source: str) -> None:
         for name, reason in self.unusable.items():
             print(f"τ²-Bench ({source}): {name} is left out: {reason}", flush=True)
         if self.may_fail:
             print(f"τ²-Bench ({source}): golden calls fail, as they should, in {', '.join(self.may_fail)}.", flush=True)
-        if claims := sum(LEFT_OUT in each.basis for each in self._scenarios.values()):
-            print(f"τ²-Bench ({source}): tasks with facts for {LEFT_OUT}, which needs a judge: {claims}.", flush=True)
+        if self._judged and self._shared.claims is None:
+            print(
+                f"τ²-Bench ({source}): tasks with facts for {CLAIMS}, which needs a judge: {self._judged}.", flush=True
+            )
 
 
 def _says_done(task: Task, observed: Sequence[ToolResult]) -> ToolCall | str:

@@ -16,7 +16,7 @@ from orchestra_jax.types import Status, ToolCall
 from tests.envs.tau2.conftest import FREE, cfg, plan, task_of
 from tests.tools.openai_stub import StubOpenAI, status
 
-ROAM = ToolCall("enable_roaming", {})
+ROAM, GET = ToolCall("enable_roaming", {}), ToolCall("get_user", {"user": "ann"})
 
 
 def settings(stub, **options):
@@ -84,3 +84,27 @@ async def test_who_cannot_be_asked(package, stub):
     unserved = replace(settings(stub), tools=cfg().tools)
     with pytest.raises(ConfigError, match="There is no server for 'qwen3-32b'"):
         Tau2Environment(unserved)
+
+
+async def test_a_judge_checks_what_only_a_judge_can(package, stub):
+    """The task names the database and a claim; without a judge its facts count for the claim."""
+    verdicts = ['{"reason": "It was.", "verdict": "correct"}', '{"reason": "No.", "verdict": "incorrect"}', "Hm."]
+    made = cfg(domains=["airline"], evaluate="all")
+    tools = replace(made.tools, server=ExpertServer(url=stub.url, retries=0), judge="gpt-5")
+    environment = Tau2Environment(replace(made, tools=tools, pricing=PricingConfig(name="paper")))
+    collector = Collector(environment, None, RolloutLimits(retries=0), FREE)
+    task, found = task_of(environment, "airline-4"), []
+    for said in verdicts:
+        stub.reply = lambda body, said=said: said
+        found += await collector.play(plan(GET, "Dear Ann, done."), [task], budget=Budget())
+    await environment.close()
+    assert [trajectory.status for trajectory in found] == [Status.COMPLETED, Status.COMPLETED, Status.FAILED]
+    assert [trajectory.solved for trajectory in found] == [True, False, False]
+    assert found[1].criteria == {"db": "", "nl_assertion": "Not true: 'The agent is kind.'.", "errors": ""}
+    shown = stub.bodies[0]["messages"][1]["content"]
+    for quoted in ("| The agent is kind.", "| agent: Dear Ann, done.", "| agent calls get_user with", "You want 4."):
+        assert quoted in shown
+    figures = summarize(found)
+    assert figures["judge_cost"] > 0
+    assert "exact_match" not in figures  # no answer was compared with a reference
+    assert found[0].cost_usd == 0.0
