@@ -158,7 +158,8 @@ class MixtureEnvironment(Environment):
 
 def part_of(cfg: RunConfig, name: str) -> RunConfig:
     """The run as one of its parts sees it: with that environment and its own options."""
-    return replace(cfg, env=replace(cfg.env, name=name, options=dict(cfg.env.options.get(name) or {})))
+    env = replace(cfg.env, name=name, options=dict(cfg.env.options.get(name) or {}))
+    return replace(cfg, env=env, data=replace(cfg.data, note=None))  # of what questions alone lack
 
 
 def tagged(task: Task, part: str) -> Task:

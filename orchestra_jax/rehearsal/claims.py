@@ -2,10 +2,12 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from pathlib import Path
 
+from orchestra_jax.evaluation.stored import read_groups
 from orchestra_jax.money.journal import State
 from orchestra_jax.training.loggers.jsonl import FILE_NAME as METRICS
 from orchestra_jax.training.loggers.jsonl import read_metrics
@@ -47,6 +49,15 @@ def on_policy(run: Path) -> tuple[bool, str]:
     """Every token was sampled with the weights of its step, as the servers say themselves."""
     ages = [row.get("staleness/max") for row in steps_done(run)]
     return bool(ages) and not any(ages) and None not in ages, f"oldest token by step, in versions: {ages}"
+
+
+def every_part(run: Path, parts: Iterable[str]) -> tuple[bool, str]:
+    """Tasks of every part of the run's mixture were played in training."""
+    groups = list(read_groups(run / "rollouts"))
+    played = Counter(group.task.extra.get("part") for group in groups)
+    kept = Counter(group.task.extra.get("part") for group in groups if group.kept)
+    told = [f"{played[part]} groups of {part}, {kept[part]} with a gradient" for part in parts]
+    return all(played[part] for part in parts), "; ".join(told)
 
 
 def updates_taken(run: Path, processes: int) -> list[int]:

@@ -65,7 +65,7 @@ class LibraryTools(ToolKitBase):
         member.loans.append(book_id)
         return book
 '''
-_POLICY = "# Library\n\nThe current time is 2024-05-15 15:00:00 EST.\n\nLend what is in.\n"
+_POLICY = "# Library\n\nThe current time is 2024-05-15 15:00:00 EST.\n\nA member may have 7 loans.\n"
 _MEMBERS, _BOOKS = 6, 8
 
 
@@ -82,8 +82,8 @@ def write_domain(folder: Path, environment: Mapping[str, str]) -> dict[str, str]
     if all(name in environment for name in names):
         return {name: environment[name] for name in names}
     members = {f"M{n}": {"name": f"Reader {n}"} for n in range(1, _MEMBERS + 1)}
-    books = {f"B{n}": {"title": f"Volume {n}", "status": "out" if n % 4 == 0 else "in"} for n in range(1, _BOOKS + 1)}
-    rows = [_row(member, book, books[book]["status"] == "out") for member in members for book in books]
+    books = {f"B{n}": {"title": f"Volume {n}"} for n in range(1, _BOOKS + 1)}
+    rows = [_row(member, book, asks=n % 2 == 0) for member in members for n, book in enumerate(books)]
     for path, text in {
         f"tau2/domains/{_NAME}/data_model.py": _DATA_MODEL,
         f"tau2/domains/{_NAME}/tools.py": _TOOLS,
@@ -96,15 +96,14 @@ def write_domain(folder: Path, environment: Mapping[str, str]) -> dict[str, str]
     return {"TOOLSCALE_REPO": str(folder), "TOOLSCALE_PATH": str(folder / "rows.jsonl")}
 
 
-def _row(member: str, book: str, out: bool) -> dict[str, Any]:
-    """A task in the columns of the data set; where the book is out there is only something to look up and to say."""
-    calls = [("get_member", {"member_id": member, "book_id": None})]
-    if not out:
-        calls.append(("lend_book", {"member_id": member, "book_id": book}))
+def _row(member: str, book: str, asks: bool) -> dict[str, Any]:
+    """A task in the columns of the data set: a loan, or a question that the rehearsal's policy answers by chance."""
+    lend = {"member_id": member, "book_id": book}
+    calls = [] if asks else [("get_member", {**lend, "book_id": None}), ("lend_book", lend)]
     number = member[1:] + book[1:]
     instructions = {
         "task_instructions": "Be brief.",
-        "reason_for_call": f"You want to borrow the book {book}.",
+        "reason_for_call": f"You want to {'know how many loans one may have beside' if asks else 'borrow'} {book}.",
         "known_info": f"You are member {member}.",
         "unknown_info": None,
         "domain": _NAME,
@@ -114,7 +113,7 @@ def _row(member: str, book: str, out: bool) -> dict[str, Any]:
             {"action_id": f"{number}_{place}", "name": name, "arguments": arguments}
             for place, (name, arguments) in enumerate(calls)
         ],
-        "communicate_info": [f"Reader {member[1:]}"],
+        "communicate_info": ["7"] if asks else [],
         "nl_assertions": None,
     }
     return {

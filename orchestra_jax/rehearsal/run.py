@@ -4,6 +4,7 @@ Everything is what `experiments/train.py` runs, started as a user starts it. Onl
 the providers are stand-ins, as an answer of GPT-5 costs money.
 """
 
+import json
 import os
 import random
 import shutil
@@ -19,6 +20,7 @@ from orchestra_jax.processes.lifeline import GONE
 from orchestra_jax.rehearsal.claims import (
     Claims,
     billed_as_paid,
+    every_part,
     every_step_once,
     less,
     on_policy,
@@ -126,6 +128,8 @@ class Rehearsal:
         both = taken[0] in (left, left + 1) and len(set(taken)) == 1
         self._claims.add("both servers took every update", both, f"{taken}, with {left - 1} steps to go at least")
         self._claims.add("every step is there once", *every_step_once(self._run, steps))
+        if parts := json.loads((self._run / "run.json").read_text())["config"]["env"]["options"].get("parts"):
+            self._claims.add("every part of the mixture was played", *every_part(self._run, parts))
         self._claims.add("every token is of its step's weights", *on_policy(self._run))
         billed, paid = less(providers.billed, billed), less(bill(self._run)[0], added([paid, in_flight]))
         self._claims.add("every call is paid as it was billed, to the token", *billed_as_paid(billed, paid))

@@ -120,6 +120,8 @@ def test_parts_see_their_own_options_and_say_what_they_lack_under_their_names() 
     assert (
         MixtureEnvironment.forecast(config(1, 3)) == f"Tasks: 25% {LEFT}, 75% {RIGHT}.\nLeft is there.\nRight is there."
     )
+    told = environment_class(compose("+experiment=hle")).forecast(compose("+experiment=hle"))
+    assert "The paper trains" not in (told or "")  # what questions alone lack
     with pytest.raises(ConfigError, match=r"Set env\.options"):
         MixtureEnvironment(config(**{RIGHT: {"broken": True}}))
 

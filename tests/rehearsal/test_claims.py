@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.evaluation.stored import StoredGroup, write_groups
 from orchestra_jax.rehearsal.claims import (
     Claims,
     billed_as_paid,
+    every_part,
     every_step_once,
     less,
     on_policy,
@@ -16,6 +18,7 @@ from orchestra_jax.rehearsal.claims import (
     updates_taken,
 )
 from orchestra_jax.rehearsal.run import Rehearsal
+from orchestra_jax.types import Preference, Status, Task, Trajectory
 
 PAID = {"gpt-5": ["1/8", 100, 2], "python": ["1/1000", 0, 3]}
 
@@ -64,6 +67,19 @@ def test_steps_updates_and_ages_are_read_from_the_run(tmp_path: Path):
     )
     assert updates_taken(tmp_path, 2) == [1, 0]
     assert servers_ended(tmp_path)[0]
+
+
+def test_a_part_that_was_never_played_is_told(tmp_path: Path):
+    (tmp_path / "rollouts").mkdir()
+    tasks = [Task("t", "?", ("!",), (), Preference("x", ""), "", {"part": part}) for part in ("qa", "qa", "toolscale")]
+    members = [(Trajectory(task, 0, 0, (), Status.NO_ANSWER, "", None, False, ()),) for task in tasks]
+    groups = [StoredGroup(1, n, each, (0.0,), (0.0,), n == 0) for n, each in enumerate(members)]
+    write_groups(tmp_path / "rollouts" / "step-000001.jsonl.gz", groups)
+    assert every_part(tmp_path, ["qa", "toolscale"]) == (
+        True,
+        "2 groups of qa, 1 with a gradient; 1 groups of toolscale, 0 with a gradient",
+    )
+    assert not every_part(tmp_path, ["qa", "tau2"])[0]
 
 
 def test_one_claim_that_fails_is_enough():

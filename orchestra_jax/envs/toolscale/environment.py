@@ -11,10 +11,12 @@ import asyncio
 import importlib.util
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from orchestra_jax import hub
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Environment, Score, Script, ToolEpisode, initial_messages
@@ -151,7 +153,10 @@ class ToolScaleEnvironment(Environment):
         if not isinstance(options["workers"], int) or options["workers"] < 1:
             found.append(f"env.options.workers must be a number from 1, not {options['workers']}.")
         found += user_problems(cfg, options["user"], options["user_is_policy"])
-        return [*found, *WorldMenus.problems(cfg)]
+        found += WorldMenus.problems(cfg)
+        if not found and (wrong := _rows_problem(str(options["rows"]))):  # last, as it may fetch them
+            found.append(wrong)
+        return found
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
         def posed(task: Task, rng: np.random.Generator) -> Task:
@@ -225,6 +230,14 @@ def open_worlds(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, R
                 world.close()
             raise ConfigError(str(error)) from error
     return worlds
+
+
+def _rows_problem(rows: str) -> str | None:
+    """Why the rows cannot be had, in a sentence; fetches those of an id on the hub."""
+    if hub.is_id(rows):
+        return hub.problem("env.options.rows", rows, "dataset")
+    there = Path(rows).expanduser().exists()
+    return None if there else f"env.options.rows={rows} is not there: name ToolScale's tasks (or TOOLSCALE_PATH)."
 
 
 def situation(scenario: Scenario) -> str:

@@ -191,8 +191,14 @@ def test_what_is_missing_is_one_sentence_each(tmp_path: Path, monkeypatch: pytes
         (wrong,) = ToolScaleEnvironment.problems(config(*usual, option))
         assert words in wrong
     assert ToolScaleEnvironment.problems(config(*usual)) == []
-    with pytest.raises(ConfigError, match=r"cannot be read from '.*nowhere.jsonl' .env.options.rows."):
-        ToolScaleEnvironment(config(*usual, f"env.options.rows={tmp_path / 'nowhere.jsonl'}"))
+    (wrong,) = ToolScaleEnvironment.problems(config(*usual, "env.options.rows=/nowhere.jsonl"))
+    assert wrong == "env.options.rows=/nowhere.jsonl is not there: name ToolScale's tasks (or TOOLSCALE_PATH)."
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (wrong,) = ToolScaleEnvironment.problems(config(*usual, "env.options.rows=nobody/no-such-set"))
+    assert wrong.startswith("env.options.rows=nobody/no-such-set: ")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot be read from '.*empty' .env.options.rows."):
+        ToolScaleEnvironment(config(*usual, f"env.options.rows={tmp_path / 'empty'}"))
 
 
 RELEASED = {
