@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.prices import PriceList
 from orchestra_jax.outside import Unreadable, read_json
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.roles import UserSimulator
@@ -24,6 +25,7 @@ STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")  # anywhere in th
 MOST_CALLS = 12  # of a user before they say something
 _TRIES = 2  # samples asked for until one of them can be read
 _SAY = "say"
+_TURNS = 10  # of a conversation, in a forecast
 _TOOLS = (
     "\n\nYou have these tools, which only you can use, and nobody sees that you do:\n{tools}\n\nIn each step write "
     'one JSON object and nothing else: {{"action": "say" or the name of a tool, "arguments": "{{...}}", the arguments '
@@ -132,6 +134,16 @@ def user_problems(cfg: RunConfig, user: object, allowed: object) -> list[str]:
             "env.options.user_is_policy=true."
         ]
     return []
+
+
+def user_forecast(cfg: RunConfig, user: str, prices: PriceList) -> str | None:
+    """What a model that plays the user will cost, in a sentence; None: nobody does, or no list sells it."""
+    if user not in prices.entries:
+        return None
+    plan = cfg.plan
+    turn = prices.cost(user, prompt_tokens=plan.call_input, completion_tokens=plan.call_output)
+    tokens = f"{plan.call_input} + {plan.call_output} tokens"
+    return f"The user {user} costs about ${_TURNS * turn:.2g} a conversation of {_TURNS} turns of {tokens}."
 
 
 def _plain(name: str) -> str:

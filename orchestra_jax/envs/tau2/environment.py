@@ -19,16 +19,17 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Environment, Score, Script, ToolEpisode, initial_messages
 from orchestra_jax.envs.by_hand import Asked
-from orchestra_jax.envs.menus import WorldMenus
+from orchestra_jax.envs.menus import WorldMenus, without_judge
 from orchestra_jax.envs.tau2 import package, scripted
 from orchestra_jax.envs.tau2.claims import Claims
 from orchestra_jax.envs.tau2.criteria import CLAIMS, Record, Replay, judge, replay
 from orchestra_jax.envs.tau2.tasks import AGENT, ORIGINAL, SOURCES, TEST, USER, WHEEL, Scenario, scenarios
 from orchestra_jax.envs.tau2.world import HAND_OVER, World
-from orchestra_jax.envs.users import GREETING, SCRIPTED, SimulatedUser, user_problems
+from orchestra_jax.envs.users import GREETING, SCRIPTED, SimulatedUser, user_forecast, user_problems
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.forecast import dry_run
 from orchestra_jax.tools.base import ToolHandler
-from orchestra_jax.tools.build import judge_client, user_client
+from orchestra_jax.tools.build import judge_client, price_book, user_client
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage, UserTurn
 
@@ -190,6 +191,12 @@ class Tau2Environment(Environment):
             found.append(f"env.options.max_errors must be a number from 1 or null, not {most}.")
         found += user_problems(cfg, options["user"], options["user_is_policy"])
         return found + WorldMenus.problems(cfg)
+
+    @classmethod
+    def forecast(cls, cfg: RunConfig) -> str | None:
+        prices = price_book(cfg).base
+        user = user_forecast(cfg, {**_OPTIONS, **cfg.env.options}["user"], prices)
+        return "\n".join(filter(None, (dry_run(without_judge(cfg), prices), user))) or None
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
         def posed(task: Task, rng: np.random.Generator) -> Task:

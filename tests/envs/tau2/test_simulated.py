@@ -81,6 +81,9 @@ async def test_a_user_who_never_ends_is_no_score(package, stub):
 async def test_who_cannot_be_asked(package, stub):
     with pytest.raises(ConfigError, match="is the policy itself"):
         Tau2Environment(replace(settings(stub), policy="models/qwen3-32b"))
+    assert Tau2Environment.forecast(settings(stub)) == (
+        "The user qwen3-32b costs about $0.024 a conversation of 10 turns of 2000 + 1000 tokens.")  # fmt: skip
+    assert Tau2Environment.forecast(cfg()) is None
     unserved = replace(settings(stub), tools=cfg().tools)
     with pytest.raises(ConfigError, match="There is no server for 'qwen3-32b'"):
         Tau2Environment(unserved)
