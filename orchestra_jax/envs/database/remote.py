@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -32,6 +33,7 @@ class RemoteWorld:
 
     Attributes:
         specs, kinds: of the tools by name, in their order.
+        threads: that wait for the workers.
 
     Raises:
         WorldError: the code cannot be loaded, or describes no tools.
@@ -42,6 +44,8 @@ class RemoteWorld:
         self, name: str, workers: Workers, *, now: datetime, policy: str = "", database: Database | None = None
     ) -> None:
         self.name, self.now, self.policy, self._workers = name, now, policy, workers
+        # As many as workers: a world that hangs keeps nobody else's threads.
+        self.threads = ThreadPoolExecutor(workers.count, thread_name_prefix=f"world-{name}")
         try:
             told = workers.ask({"describe": True})
             self.specs, self.kinds = _tools(told)
@@ -138,7 +142,7 @@ class RemoteSession:
 
     async def make(self, call: ToolCall) -> Outcome:
         """As `call`, while other episodes go on; one that is cancelled changes nothing."""
-        return self.take(call, await asyncio.to_thread(self.ask, call))
+        return self.take(call, await asyncio.get_running_loop().run_in_executor(self.world.threads, self.ask, call))
 
     def ask(self, call: ToolCall) -> Answer:
         """What the call comes to; changes nothing here. See `call` for what it raises."""

@@ -226,6 +226,23 @@ def test_a_cancelled_call_changes_nothing(world: RemoteWorld) -> None:
     assert asyncio.run(session.make(call("pay", customer="C1", amount=1.0))).ok
 
 
+def test_a_world_that_hangs_keeps_no_thread_of_others(world: RemoteWorld) -> None:
+    """The default threads of the loop are few, and everybody's."""
+
+    async def meanwhile() -> bool:
+        sessions = [world.session() for _ in range(100)]
+        slow = [asyncio.create_task(each.make(call("power", base=9, top=9))) for each in sessions]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(int)
+        done = any(each.done() for each in slow)
+        for each in slow:
+            each.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        return done
+
+    assert not asyncio.run(meanwhile())
+
+
 def test_bugs_of_the_world_are_told_by_name(world: RemoteWorld) -> None:
     with pytest.raises(WrongKind, match="'wrong_kind' of 'shop' is of kind read, but it changes"):
         world.session().call(call("wrong_kind"))

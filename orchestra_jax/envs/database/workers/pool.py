@@ -65,6 +65,9 @@ class Workers:
         count: processes at most; more calls wait.
         isolation: see `tools.python.isolation.choose`.
 
+    Attributes:
+        count: see above.
+
     Raises:
         IsolationError: this machine does not offer the isolation.
     """
@@ -81,6 +84,7 @@ class Workers:
     ) -> None:
         if count < 1:
             raise ValueError("A world needs one worker at least.")
+        self.count = count
         self._adapter, self._limits, self._isolation = adapter, limits or Limits(), choose(isolation)
         self._payload = json.dumps(payload).encode() + b"\n"
         self._program = Program(f"{_PACKAGE}/workers/worker.py", (*_OURS, *files), (*_SCHEMA, *_PYDANTIC))
