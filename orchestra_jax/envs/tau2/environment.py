@@ -216,7 +216,12 @@ class Tau2Environment(Environment):
         return max(len(world.specs[AGENT]) for world in self._worlds.values()) + self._menus.largest
 
     def baselines(self) -> Mapping[str, Script]:
-        """Scripts that talk until the user leaves; an empty turn would be no answer, and never scored."""
+        """Scripts that talk until the user leaves; an empty turn would be no answer, and never scored.
+
+        With a model as the user, whom every row of a report would pay for, doing nothing is the only one.
+        """
+        if self._shared.user is not None:
+            return {"do_nothing": _says_done}
         return {"golden": self._play, "do_nothing": _says_done, "random": partial(_calls_once, self)}
 
     def experts(self, task: Task) -> Sequence[Asked]:

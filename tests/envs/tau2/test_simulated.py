@@ -39,6 +39,7 @@ async def played(stub, script, name, replies, **limits):
     left = list(replies)
     stub.reply = lambda body: left.pop(0) if len(left) > 1 else left[0]
     environment = Tau2Environment(settings(stub))
+    assert list(environment.baselines()) == ["do_nothing"]  # each would pay for the user
     try:
         collector = Collector(environment, None, RolloutLimits(retries=0, **limits), FREE)
         (found,) = await collector.play(script, [task_of(environment, name)], budget=Budget())
