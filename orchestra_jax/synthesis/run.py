@@ -9,10 +9,11 @@ from pathlib import Path
 
 from orchestra_jax.config.choices import ReplayMode, SynthesisTarget
 from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.money.run import RunBudget
+from orchestra_jax.money.run import Halted, RunBudget
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.synthesis import card, wordings
@@ -22,6 +23,7 @@ from orchestra_jax.synthesis.worlds.make import make as make_world
 from orchestra_jax.tools.build import price_book
 from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.training.loggers.progress import ProgressBar
+from orchestra_jax.types import InfrastructureError
 
 STAGES, PREFERENCES, CARD, README = "stages", "preferences.jsonl", "card.json", "README.md"
 _FREE = ("concurrency",)  # what a run may change when it goes on
@@ -81,6 +83,8 @@ async def _run(cfg: RunConfig, folder: Path, money: RunBudget, make: Make) -> tu
             await replay.drain()
     except (OSError, ValueError, ImportError, MissingPrice, MissingKey, IsolationError) as error:
         raise ConfigError(str(error)) from error
+    except (InfrastructureError, WorldError) as error:  # of the sandbox; that of a model ends its stage
+        raise Halted(f"{error} The same command goes on.") from error
     finally:
         bars.close()
         replay.close()

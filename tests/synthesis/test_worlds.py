@@ -11,8 +11,10 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.run import Halted
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.synthesis.run import synthesize
+from orchestra_jax.synthesis.worlds import functions
 from orchestra_jax.tools.build import price_book
 from orchestra_jax.tools.python.isolation import available
+from orchestra_jax.types import InfrastructureError
 from tests.synthesis.rental import SUBJECTS, reply
 from tests.synthesis.server import configured, serving
 
@@ -109,6 +111,15 @@ def test_again_from_the_record(made):
         file.unlink()  # as if it had been killed there
     assert synthesize(world(folder, None, "replay.mode=replay"))
     assert {file: file.read_bytes() for file in before} == before
+
+
+def test_a_sandbox_that_does_not_start_is_one_sentence(made, monkeypatch):
+    def dead(*_):
+        raise InfrastructureError("The worker of a world did not start.")
+
+    monkeypatch.setattr(functions, "remote", dead)
+    with pytest.raises(Halted, match=r"did not start\. The same command goes on"):
+        synthesize(world(made[0], None, "replay.mode=replay"))
 
 
 def test_nothing_is_left_of_nonsense(tmp_path, capsys):
