@@ -1,7 +1,8 @@
 """Scripts in database worlds, and the chat of a small policy that learns the format from them.
 
-A demonstration calls tools at random among those whose arguments were named, copies these, and tells the user what the
-last call said. Which of the tools that fit is right, and when it is time to speak, is left to be learned.
+A demonstration calls tools at random among those whose arguments were named, none twice for one request, copies the
+arguments, and tells the user what the last call said. Which of the tools that fit is right, and when it is time to
+speak, is left to be learned.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from orchestra_jax.envs.words import word_chat
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec
 
 DONE = "Done."
-CALLS_SHARES = (0.6, 0.3, 0.1)  # requests that are answered after one, two and three calls
+CALLS_SHARES = (0.4, 0.45, 0.15)  # requests that are answered after one, two and three calls
 Plan = list[ToolCall | str]
 
 
@@ -45,9 +46,12 @@ def random_tools(rows: Mapping[str, TaskRow], tasks: Sequence[Task], gate: Seque
             count = 1 + int(rng.choice(len(CALLS_SHARES), p=CALLS_SHARES))
             drawn = rng.random(count)
             if len(observed) < place + count:
-                read = [result.text for result in observed]
-                fitting = fitting_tools(row, task.tools, number, read)
-                tool = fitting[int(drawn[len(observed) - place] * len(fitting))]
+                read, called = [result.text for result in observed], set[str]()
+                for step in range(place, len(observed) + 1):  # what was called before follows from what was read
+                    left = [tool for tool in task.tools if tool.name not in called]
+                    fitting = fitting_tools(row, left, number, read[:step])
+                    tool = fitting[int(drawn[step - place] * len(fitting))]
+                    called.add(tool.name)
                 return copied_call(row, tool, number, read)
             if len(observed) == place + count:
                 return told(observed[place:])
