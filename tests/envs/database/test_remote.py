@@ -155,9 +155,10 @@ def test_new_entries_keep_the_order_of_their_making_and_the_next_session_sees_no
 
 def test_a_call_that_takes_too_long_is_an_observation_and_changes_nothing(world: RemoteWorld) -> None:
     session = world.session()
-    outcome = session.call(call("power", base=9, top=9))
-    assert not outcome.ok
-    assert "took too long" in outcome.text
+    for _ in range(2):  # the second in a worker that was started for it, and has to load the world first
+        outcome = session.call(call("power", base=9, top=9))
+        assert not outcome.ok
+        assert "took too long" in outcome.text
     assert session.call(call("get_customer", customer="C1")).ok
     assert session.done == [call("get_customer", customer="C1")]
 

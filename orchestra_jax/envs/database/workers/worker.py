@@ -84,10 +84,11 @@ def _serve(made_by: Any, payload: Any, lines: Iterator[bytes], channel: Channel,
     adapter: Adapter | None = None
     for line in lines:
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, config["load_s"] if adapter is None else config["cpu_s"])
         try:
             if adapter is None:
+                signal.setitimer(signal.ITIMER_PROF, config["load_s"])
                 adapter = made_by(payload)
+            signal.setitimer(signal.ITIMER_PROF, config["cpu_s"])
             channel.send(adapter.describe() if "describe" in request else adapter.call(request))
         except ConnectionError:
             return
