@@ -102,6 +102,13 @@ def without_judge(cfg: RunConfig) -> RunConfig:
     return replace(cfg, tools=replace(cfg.tools, judge="match"))
 
 
+def offered_names(cfg: RunConfig) -> list[str]:
+    """What the tools beside a domain's may be called in menus without aliases."""
+    tools = cfg.tools.opened
+    experts = [f"{role}-{model}" for role, models in tools.experts.items() for model in models]
+    return [*tools.names, *experts, *tools.simulated]
+
+
 def _free(name: str, handler: ToolHandler) -> ToolHandler:
     """The same handler, whose call costs no dollar and takes no time, whatever the machine does."""
 

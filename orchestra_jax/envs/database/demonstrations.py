@@ -7,7 +7,7 @@ speak, is left to be learned.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -15,9 +15,11 @@ from orchestra_jax.envs.base import Demonstrations, OwnChat
 from orchestra_jax.envs.database.folder import TaskRow, WorldFolder
 from orchestra_jax.envs.database.golden import opened
 from orchestra_jax.envs.words import word_chat
+from orchestra_jax.tools.experts.roles import ROLES
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec
 
 DONE = "Done."
+_ASKED = sorted({role.argument for role in ROLES.values()})  # of experts: take the request as it is
 CALLS_SHARES = (0.4, 0.45, 0.15)  # requests that are answered after one, two and three calls
 Plan = list[ToolCall | str]
 
@@ -89,29 +91,36 @@ def copied_call(row: TaskRow, tool: ToolSpec, turn: int, read: Sequence[str]) ->
         turn: index of the request.
         read: what was observed so far, the user's further words among it.
     """
-    given = _named(row, turn, read)
-    first = next(iter(given.values()), row.turns[turn].user.split()[0])
-    return ToolCall(tool.name, {name: given.get(name, first) for name in tool.parameters["properties"]})
+    given, parameters = _named(row, turn, read), tool.parameters
+    first = next(iter(given.values()))
+    names = [name for name in parameters["properties"] if name in given or name in parameters.get("required", ())]
+    return ToolCall(tool.name, {name: given.get(name, first) for name in names})
 
 
 def _named(row: TaskRow, turn: int, read: Sequence[str]) -> dict[str, object]:
-    """The golden arguments of a request that were said by the user or by a tool until now."""
+    """The golden arguments of a request that were said by the user or by a tool until now; for experts, its words."""
     known, given = " ".join((row.turns[0].user, *read)), dict[str, object]()
     for call in row.turns[turn].calls:
         given |= {name: value for name, value in call.arguments.items() if str(value) in known}
-    return given
+    return given | dict.fromkeys(_ASKED, row.turns[turn].user)
 
 
-def own_chat(worlds: Sequence[WorldFolder]) -> OwnChat:
-    """A chat in the words of these worlds: what users and tools say, and what is called."""
-    specs = [spec for found in worlds for spec in found.world.specs.values()]
-    return word_chat(_texts(worlds), list(dict.fromkeys(part for spec in specs for part in _scaffolds(spec))))
+def own_chat(worlds: Sequence[WorldFolder], offered: Sequence[str] = (), wishes: Iterable[str] = ()) -> OwnChat:
+    """A chat in the words of these worlds: what users and tools say, and what is called.
+
+    Args:
+        offered: names of what stands beside the domains' tools.
+        wishes: wordings of preferences.
+    """
+    calls = [list(spec.parameters["properties"]) for found in worlds for spec in found.world.specs.values()]
+    calls += [[name] for name in _ASKED if offered]
+    texts = [*_texts(worlds), " ".join(offered), *(f"\n\n{words}" for words in wishes)]
+    return word_chat(texts, list(dict.fromkeys(part for names in calls for part in _scaffolds(names))))
 
 
-def _scaffolds(spec: ToolSpec) -> Iterator[str]:
+def _scaffolds(names: Sequence[str]) -> Iterator[str]:
     """What stands around the name and the arguments of a call, as `rollout.actors.render_call` writes it."""
     yield '\n{"name": "'
-    names = list(spec.parameters["properties"])
     yield '", "arguments": {' + (f'"{names[0]}": "' if names else "}}\n")
     yield from (f'", "{name}": "' for name in names[1:])
     if names:

@@ -16,13 +16,14 @@ import numpy as np
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
+from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.envs.base import Demonstrations, Environment, OwnChat, Score, Script, ToolEpisode, initial_messages
 from orchestra_jax.envs.by_hand import Asked
 from orchestra_jax.envs.database import demonstrations, golden
 from orchestra_jax.envs.database.criteria import judge
 from orchestra_jax.envs.database.folder import BadWorld, TaskRow, WorldFolder, load, read
 from orchestra_jax.envs.database.session import AnySession
-from orchestra_jax.envs.menus import WorldMenus
+from orchestra_jax.envs.menus import WorldMenus, offered_names
 from orchestra_jax.envs.users import SCRIPTED, SimulatedUser, user_problems
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolHandler
@@ -155,7 +156,8 @@ class DatabaseEnvironment(Environment):
     def chat(cls, cfg: RunConfig) -> OwnChat:
         worlds = open_worlds(cfg)
         try:
-            return demonstrations.own_chat(worlds)
+            wishes = (words for kind in WORDINGS.values() for split in kind.values() for words in split)
+            return demonstrations.own_chat(worlds, offered_names(cfg), wishes if cfg.data.preferences else ())
         finally:
             close_worlds(worlds)
 

@@ -146,7 +146,8 @@ async def test_a_thousand_interleaved_episodes_know_nothing_of_each_other(enviro
 
 
 async def test_experts_stand_beside_the_domains_tools_with_prices_and_preferences():
-    cfg = config("tools=simulated", "tools.names=[]", "data.preferences=true")
+    more = ("warm_start.demonstrations=900", "rollout.limits.max_length=512")
+    cfg = config("tools=simulated", "tools.names=[]", "data.preferences=true", *more)
     environment = DatabaseEnvironment(cfg)
     task = next(task for task in environment.held_out(50) if task.answer[0] != demonstrations.DONE)
     names = [spec.name for spec in task.tools]
@@ -165,6 +166,13 @@ async def test_experts_stand_beside_the_domains_tools_with_prices_and_preference
 
     (found,) = await collector(environment, cfg).play(script, [task], budget=budget(), silent=True)
     assert (found.solved, found.cost_usd, found.latency_s) == (True, 0.06, 20.0)
+
+    chat = environment.chat(cfg)  # a small policy that starts from random weights can read and say all of it
+    words, shown = ChatFormat(chat.tokenizer, history="keep", compact_menu=True), environment.demonstrations()
+    played = await collector(environment, cfg, words).play(shown.script, shown.tasks[::9], budget=budget())
+    assert {call.name for t in played for call in t.calls} >= {"expert_small", "expert_large", "get_order"}
+    ids = [token for t in played for turn in t.turns for token in (*turn.prompt_ids, *turn.sampled_ids)]
+    assert ids.count(chat.tokenizer.unk_token_id) < 1e-3 * len(ids)
     await environment.close()
 
 
