@@ -42,7 +42,7 @@ PAPER = (
     "tools.evaluation.own=false", "evaluation.preferences=true", "data.eval_questions=2", "tools.server.max_tokens=64",
     "tools.menu.most=6",
     "pricing.orchestrator_seconds_per_token=0", "pricing.randomise.low=0.5", "pricing.randomise.high=2",
-    "rollout.limits.max_length=1536", "rollout.slots=8", "rollout.limits.retries=0", "algorithm.packing=false",
+    "rollout.limits.max_length=1792", "rollout.slots=8", "rollout.limits.retries=0", "algorithm.packing=false",
     "algorithm.loss.kl_coef=0", "algorithm.row_widths=[256]", "algorithm.prefix_widths=[1024]",
     "algorithm.tasks_per_step=2", "algorithm.group_size=3", "steps=2", "warm_start.steps=1",
     "warm_start.demonstrations=24", "warm_start.batch_size=2", "evaluation.questions=2", "evaluation.every=0",

@@ -125,7 +125,10 @@ class BFCLEnvironment(Environment):
         return max((len(scenario.tools) for scenario in self._scenarios.values()), default=0)
 
     def baselines(self) -> Mapping[str, Script]:
-        return {"golden": lambda task, observed: golden.play(self._scenarios[task.id], observed)}
+        return {
+            "golden": lambda task, observed: golden.play(self._scenarios[task.id], observed),
+            "do_nothing": lambda task, observed: golden.DONE,
+        }
 
 
 def _task(scenario: Scenario) -> Task:

@@ -191,7 +191,7 @@ class DatabaseEnvironment(Environment):
         rows = {name: posed.row for name, posed in self._posed.items()}
         return {
             "golden": lambda task, observed: demonstrations.golden_play(rows[task.extra["task"]], observed),
-            "says_done": lambda task, observed: demonstrations.DONE,
+            "do_nothing": lambda task, observed: demonstrations.DONE,  # an empty turn is no answer, and never scored
         }
 
     def experts(self, task: Task) -> Sequence[Asked]:

@@ -177,7 +177,7 @@ class ToolScaleEnvironment(Environment):
         return ToolScaleEpisode(task, posed, self._menus, budget, user)
 
     def baselines(self) -> Mapping[str, Script]:
-        return {"golden": self._golden, "says_done": lambda task, observed: DONE}
+        return {"golden": self._golden, "do_nothing": lambda task, observed: DONE}
 
     def experts(self, task: Task) -> Sequence[Asked]:
         return self._menus.experts(task)

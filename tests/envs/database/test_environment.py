@@ -50,13 +50,11 @@ async def play(environment: DatabaseEnvironment, name: str, count: int) -> list[
 
 async def test_golden_calls_solve_every_task_and_other_baselines_what_they_must(environment: DatabaseEnvironment):
     solved = {
-        name: [t.solved for t in await play(environment, name, 1000)]
-        for name in ("golden", "do_nothing", "random", "says_done")
+        name: [t.solved for t in await play(environment, name, 1000)] for name in ("golden", "do_nothing", "random")
     }
     assert len(solved["golden"]) == 180
     assert all(solved["golden"])
-    assert not any(solved["do_nothing"])
-    assert not any(solved["says_done"])  # it talks to the end, and is scored
+    assert not any(solved["do_nothing"])  # it talks to the end, and is scored
     assert sum(solved["random"]) < 0.2 * 180
     families = Counter(task.family for task in environment.held_out(30))
     assert families == {"clinic": 10, "library": 10, "shop": 10}
