@@ -5,6 +5,7 @@ arguments, and tells the user what the last call said. Which of the tools that f
 speak, is left to be learned.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from orchestra_jax.envs.base import Demonstrations, OwnChat
 from orchestra_jax.envs.database.folder import TaskRow, WorldFolder
 from orchestra_jax.envs.database.golden import opened
+from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.envs.words import word_chat
 from orchestra_jax.tools.experts.roles import ROLES
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec
@@ -137,7 +139,8 @@ def _texts(worlds: Sequence[WorldFolder]) -> Iterator[str]:
             for number, turn in enumerate(row.turns):
                 yield from (turn.user, *(json.dumps(dict(call.arguments)) for call in turn.calls), *turn.facts)
                 for spec in found.world.specs.values():
-                    yield opened(found.world, row.goal).call(copied_call(row, spec, number, read)).text
+                    with contextlib.suppress(WorldError):  # a tool of others' that has a bug
+                        yield opened(found.world, row.goal).call(copied_call(row, spec, number, read)).text
                 read += [session.call(call).text for call in turn.calls]
                 yield from read
 

@@ -23,6 +23,7 @@ from orchestra_jax.envs.database import demonstrations, golden
 from orchestra_jax.envs.database.criteria import judge
 from orchestra_jax.envs.database.folder import BadWorld, TaskRow, WorldFolder, load, read
 from orchestra_jax.envs.database.session import AnySession
+from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.envs.menus import WorldMenus, offered_names
 from orchestra_jax.envs.users import SCRIPTED, SimulatedUser, user_problems
 from orchestra_jax.money.budgets import Budget
@@ -90,7 +91,10 @@ class DatabaseEpisode(ToolEpisode):
     def _handler(self, name: str) -> ToolHandler:
         async def handle(arguments: Mapping[str, object], budget: Budget) -> ToolResult:
             async with self._order:  # calls of one turn change the state in their order
-                outcome = await self.session.make(ToolCall(name, arguments))
+                try:
+                    outcome = await self.session.make(ToolCall(name, arguments))
+                except WorldError as error:  # code that is not ours fails through no fault of the policy
+                    raise InfrastructureError(str(error)) from error
             return ToolResult(outcome.text, is_error=not outcome.ok, refused=outcome.refused)
 
         return handle

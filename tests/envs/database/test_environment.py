@@ -21,7 +21,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.tools.build import price_book
-from orchestra_jax.types import Status, Task, ToolCall, Trajectory
+from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, Trajectory
 from tests.tools.openai_stub import StubOpenAI
 
 
@@ -218,6 +218,8 @@ async def test_another_folder_runs_in_the_sandbox_unless_it_is_trusted(tmp_path:
     few = [task for task in tasks if len(task["turns"]) == 2][:3] + [task for task in tasks if task["split"] == "eval"][
         :3
     ]
+    code = (folder / "tools.py").read_text().replace('return "handed over"', 'return {}["nobody"]')
+    (folder / "tools.py").write_text(code)
     few.append({**few[0], "id": "stale", "turns": [{"user": "?", "calls": [{"name": "fly", "arguments": {}}]}]})
     (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in few))
     environment = DatabaseEnvironment(config(f"env.options.worlds=[{folder}]", f"+env.options.trusted={trusted}"))
@@ -227,6 +229,9 @@ async def test_another_folder_runs_in_the_sandbox_unless_it_is_trusted(tmp_path:
         environment.baselines()["golden"], environment.held_out(10), budget=budget(), silent=True
     )
     assert [t.solved for t in played] == [True] * 3
+    hands_over = environment.reset(environment.held_out(1)[0], budget()).step(ToolCall("hand_over", {}))
+    with pytest.raises(KeyError if trusted == "true" else InfrastructureError, match="nobody"):
+        await hands_over
     await environment.close()
 
 
