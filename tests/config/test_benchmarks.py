@@ -25,7 +25,6 @@ def test_every_benchmark_is_greedy_and_keeps_what_it_pays_for(composed: dict[str
     assert {
         "bfcl",
         "database",
-        "toolscale",
         "frames",
         "general_thought",
         "gsm8k",
@@ -33,6 +32,8 @@ def test_every_benchmark_is_greedy_and_keeps_what_it_pays_for(composed: dict[str
         "jsonl",
         "quickstart",
         "quickstart_unseen",
+        "tau2",
+        "toolscale",
     } == composed.keys()
     for cfg in composed.values():
         assert (cfg.evaluation.temperature, cfg.evaluation.greedy) == (0.0, False)

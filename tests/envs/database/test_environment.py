@@ -144,7 +144,7 @@ async def test_a_thousand_interleaved_episodes_know_nothing_of_each_other(enviro
 
 
 async def test_experts_stand_beside_the_domains_tools_with_prices_and_preferences():
-    more = ("warm_start.demonstrations=900", "rollout.limits.max_length=512")
+    more = ("warm_start.demonstrations=300", "rollout.limits.max_length=512", "env.options.worlds=[shop]")
     cfg = config("tools=simulated", "tools.names=[]", "data.preferences=true", *more)
     environment = DatabaseEnvironment(cfg)
     task = next(task for task in environment.held_out(50) if task.answer[0] != demonstrations.DONE)
@@ -153,7 +153,7 @@ async def test_experts_stand_beside_the_domains_tools_with_prices_and_preference
     assert names[-3:] == models
     assert environment.largest_menu() == 11
     assert [asked.name for asked in environment.experts(task)] == models
-    posed = [task.preference for task in environment.held_out(180)]
+    posed = [task.preference for task in environment.held_out(60)]
     assert {preference.name for preference in posed} >= {"accuracy", "low_cost", "fast"}
     assert {name for preference in posed for name in preference.tools} <= set(models)
 
@@ -167,7 +167,7 @@ async def test_experts_stand_beside_the_domains_tools_with_prices_and_preference
 
     chat = environment.chat(cfg)  # a small policy that starts from random weights can read and say all of it
     words, shown = ChatFormat(chat.tokenizer, history="keep", compact_menu=True), environment.demonstrations()
-    played = await collector(environment, cfg, words).play(shown.script, shown.tasks[::9], budget=budget())
+    played = await collector(environment, cfg, words).play(shown.script, shown.tasks[::3], budget=budget())
     assert {call.name for t in played for call in t.calls} >= {"expert_small", "expert_large", "get_order"}
     ids = [token for t in played for turn in t.turns for token in (*turn.prompt_ids, *turn.sampled_ids)]
     assert ids.count(chat.tokenizer.unk_token_id) < 1e-3 * len(ids)
@@ -179,10 +179,10 @@ def names_an_order(task: Task) -> bool:
 
 
 def test_demonstrations_teach_the_format_and_not_the_choice():
-    environment = DatabaseEnvironment(config("warm_start.demonstrations=1000"))
+    environment = DatabaseEnvironment(config("warm_start.demonstrations=400", "env.options.worlds=[shop]"))
     found, chat = environment.demonstrations(), environment.chat(config())
     words = ChatFormat(chat.tokenizer, history="keep", compact_menu=True)
-    tasks = [found.tasks[number] for number in range(0, len(found.tasks), 4)]
+    tasks = [found.tasks[number] for number in range(0, len(found.tasks), 2)]
     played = asyncio.run(collector(environment, config(), words).play(found.script, tasks, budget=budget()))
     assert {t.status for t in played} == {Status.COMPLETED}
     # A request that names an order alone: every tool that needs no more is as likely, whatever the request.
