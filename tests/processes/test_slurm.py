@@ -59,8 +59,12 @@ def test_own_nodes_start_servers_first_and_then_the_trainers(tmp_path: Path):
     stub = tmp_path / "sglang"
     stub.write_text(f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $@" >> {tmp_path}/served\nsleep 3\n')
     stub.chmod(0o755)
+    trainer = tmp_path / "trainer"  # ends once both servers have been started: the script stops them then
+    both = f'[ "$(wc -l < {tmp_path}/served)" = 2 ]'
+    trainer.write_text(f"#!/bin/sh\nfor _ in $(seq 600); do {both} && exit 0; sleep 0.1; done\nexit 1\n")
+    trainer.chmod(0o755)
     done, steps = sbatch(
-        tmp_path, "nodes", "+experiment=hle", hosts=hosts, PYTHON="true", SGLANG_PYTHON=str(stub), GPUS="2",
+        tmp_path, "nodes", "+experiment=hle", hosts=hosts, PYTHON=str(trainer), SGLANG_PYTHON=str(stub), GPUS="2",
         WEIGHTS="/shared/weights", MODEL="/shared/Qwen3-8B",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -68,7 +72,7 @@ def test_own_nodes_start_servers_first_and_then_the_trainers(tmp_path: Path):
     assert (serving["options"]["--nodelist"], training["options"]["--nodelist"]) == ("127.0.0.3", "127.0.0.1,localhost")
     assert (serving["options"]["--ntasks"], training["options"]["--ntasks"]) == ("1", "2")
     assert training["command"] == [
-        "true", "experiments/train.py", "+placement=nodes",
+        str(trainer), "experiments/train.py", "+placement=nodes",
         "rollout.urls=[http://127.0.0.3:30000,http://127.0.0.3:30001]", "rollout.weight_folder=/shared/weights",
         "model.path=/shared/Qwen3-8B", "+experiment=hle",
     ]  # fmt: skip
