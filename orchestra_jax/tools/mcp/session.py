@@ -89,9 +89,9 @@ class Session:
 
     async def _connected(self) -> Connection:
         """The connection that takes calls; a start serves all who wait for it."""
-        if self._connections and not self._connections[-1].retired:
-            return self._connections[-1]
-        if self._starting is None:
+        if self._starting is None:  # the last one is open then
+            if self._connections and not self._connections[-1].retired:
+                return self._connections[-1]
             self._starting = asyncio.create_task(self._start())
             self._starting.add_done_callback(self._started)
         return await asyncio.shield(self._starting)

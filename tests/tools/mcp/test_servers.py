@@ -147,6 +147,22 @@ def test_a_server_that_dies_or_hangs_spoils_the_sample_and_the_next_call_works(c
     none_left()
 
 
+def test_calls_wait_for_a_server_that_is_starting_again(command, configured, none_left):
+    """Whoever calls between its start and its first answer; before, those calls were lost with its predecessor's."""
+
+    async def work(call: Call, menu: tuple[ToolSpec, ...]) -> list[str]:
+        async def later(number: int) -> str:
+            await asyncio.sleep(0.005 * number)
+            return (await call("echo", text=str(number))).text
+
+        with pytest.raises(InfrastructureError, match="Connection closed"):
+            await call("die")
+        return await asyncio.gather(*map(later, range(20)))
+
+    assert used(configured([command()]), work) == [str(number) for number in range(20)]
+    none_left()
+
+
 def test_a_server_that_does_not_start_is_one_sentence(command, configured, none_left, monkeypatch):
     monkeypatch.setattr(session, "BACKOFF_S", 0.01)
     with pytest.raises(ConfigError, match=r"cannot be used: .* Its last words: I will not start\. Mend it, or leave"):
