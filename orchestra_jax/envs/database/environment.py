@@ -22,7 +22,8 @@ from orchestra_jax.envs.by_hand import Asked
 from orchestra_jax.envs.database import demonstrations, golden
 from orchestra_jax.envs.database.criteria import judge
 from orchestra_jax.envs.database.folder import BadWorld, TaskRow, WorldFolder, load, read
-from orchestra_jax.envs.database.session import AnySession
+from orchestra_jax.envs.database.golden import Goal
+from orchestra_jax.envs.database.session import AnySession, AnyWorld
 from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.envs.menus import WorldMenus, offered_names
 from orchestra_jax.envs.users import SCRIPTED, SimulatedUser, user_problems
@@ -54,38 +55,43 @@ class DatabaseEpisode(ToolEpisode):
 
     Args:
         task: of `WorldMenus.pose`.
+        after: the session after the golden calls.
         budget: of the trajectory.
         rules: whether the agent is told the world's.
-        player: plays the user; None: their words are scripted.
+        user: a model that plays the user; None: they say `requests` in turn, and nothing more.
     """
 
     def __init__(
-        self, task: Task, posed: Posed, menus: WorldMenus, budget: Budget, rules: bool, player: ExpertClient | None
+        self,
+        task: Task,
+        world: AnyWorld,
+        goal: Goal,
+        after: AnySession,
+        menus: WorldMenus,
+        budget: Budget,
+        *,
+        rules: bool = True,
+        user: SimulatedUser | None = None,
+        requests: Sequence[str] = (),
     ) -> None:
-        world = posed.folder.world
-        self._posed, self.session = posed, golden.opened(world, posed.row.goal)
-        self._said: list[str] = []
-        self._user: SimulatedUser | None = None
-        if player is not None:
-            self._user = SimulatedUser(player, posed.row.told, budget, opening=task.question)
-        self._order = asyncio.Lock()
+        self._goal, self._after, self._user, self._requests = goal, after, user, requests
+        self.session = golden.opened(world, goal)
+        self._said, self._order = list[str](), asyncio.Lock()
         handlers = {name: self._handler(name) for name in world.specs}
         system = SYSTEM.format(rules=world.policy.strip(), now=f"{world.now:%A, %d %B %Y, %H:%M}") if rules else None
         super().__init__(task, menus.executor(task, handlers, budget), initial_messages(task, system))
 
     async def respond(self, text: str) -> UserTurn | None:
-        """What the model says that plays the user; or the next request of the script, None after the last."""
+        """What the model says that plays the user; or the next request, None after the last."""
         turn = None if self._user is None else await self._user.reply(text)
         self._said.append(text)
-        if self._user is not None:
-            return turn
-        turns = self._posed.row.turns
-        return UserTurn(turns[len(self._said)].user) if len(self._said) < len(turns) else None
+        if self._user is None and len(self._said) <= len(self._requests):
+            return UserTurn(self._requests[len(self._said) - 1])
+        return turn
 
     async def score(self, answer: str) -> Score:
         """The three criteria of all that was done and said."""
-        goal = self._posed.row.goal
-        verdict = judge(self._posed.golden, self.session, goal.facts, self._said)
+        verdict = judge(self._after, self.session, self._goal.facts, self._said)
         return Score(verdict.solved, criteria=verdict.criteria())
 
     def _handler(self, name: str) -> ToolHandler:
@@ -178,8 +184,13 @@ class DatabaseEnvironment(Environment):
         return self._largest + self._menus.largest
 
     def reset(self, task: Task, budget: Budget) -> DatabaseEpisode:
-        posed, rules = self._posed[task.extra["task"]], self._options["rules"]
-        return DatabaseEpisode(task, posed, self._menus, budget, rules, self._player)
+        posed, user = self._posed[task.extra["task"]], None
+        if self._player is not None:
+            user = SimulatedUser(self._player, posed.row.told, budget, opening=task.question)
+        return DatabaseEpisode(
+            task, posed.folder.world, posed.row.goal, posed.golden, self._menus, budget,
+            rules=self._options["rules"], user=user, requests=[turn.user for turn in posed.row.turns[1:]],
+        )  # fmt: skip
 
     def demonstrations(self) -> Demonstrations:
         rows = {name: posed.row for name, posed in self._posed.items()}

@@ -7,7 +7,6 @@ the model that plays the user, with `user_is_policy` if it may be the policy its
 the tasks, which no training sees) or "all"; `workers`, processes of each domain; `isolation`, see the sandbox.
 """
 
-import asyncio
 import importlib.util
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +18,9 @@ import numpy as np
 from orchestra_jax import hub
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
-from orchestra_jax.envs.base import Environment, Score, Script, ToolEpisode, initial_messages
+from orchestra_jax.envs.base import Environment, Script
 from orchestra_jax.envs.by_hand import Asked
-from orchestra_jax.envs.database import golden
-from orchestra_jax.envs.database.criteria import judge
+from orchestra_jax.envs.database.environment import DatabaseEpisode
 from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.envs.menus import WorldMenus
@@ -31,13 +29,11 @@ from orchestra_jax.envs.toolscale.rows import Scenario
 from orchestra_jax.envs.toolscale.tasks import Posed
 from orchestra_jax.envs.users import GREETING, SCRIPTED, SimulatedUser, user_problems
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.base import ToolHandler
 from orchestra_jax.tools.build import user_client
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.python.isolation import IsolationError
-from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, UserTurn
+from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult
 
-SYSTEM = "{rules}\n\nIt is {now}. Speak to the user only when their request is done, or when you have to ask something."
 DONE = "Done."
 OPTIONS: Mapping[str, Any] = {
     "repo": None,
@@ -51,48 +47,6 @@ OPTIONS: Mapping[str, Any] = {
     "isolation": "auto",
 }
 _STARTS = 2  # workers that load their domain at the same time
-
-
-class ToolScaleEpisode(ToolEpisode):
-    """One conversation with a session of its own.
-
-    Args:
-        task: of `WorldMenus.pose`.
-        budget: of the trajectory.
-        user: a model that plays the user; None: all that the user has to say was said at first.
-    """
-
-    def __init__(
-        self, task: Task, posed: Posed, menus: WorldMenus, budget: Budget, user: SimulatedUser | None = None
-    ) -> None:
-        self._posed, self._user = posed, user
-        self.session = golden.opened(posed.world, posed.goal)
-        self._said, self._order = list[str](), asyncio.Lock()
-        handlers = {name: self._handler(name) for name in posed.world.specs}
-        system = SYSTEM.format(rules=posed.world.policy.strip(), now=f"{posed.world.now:%A, %d %B %Y, %H:%M}")
-        super().__init__(task, menus.executor(task, handlers, budget), initial_messages(task, system))
-
-    async def respond(self, text: str) -> UserTurn | None:
-        """What the user says; one without a model has said everything."""
-        turn = None if self._user is None else await self._user.reply(text)
-        self._said.append(text)
-        return turn
-
-    async def score(self, answer: str) -> Score:
-        """The three criteria of all that was done and said."""
-        verdict = judge(self._posed.golden, self.session, self._posed.goal.facts, self._said)
-        return Score(verdict.solved, criteria=verdict.criteria())
-
-    def _handler(self, name: str) -> ToolHandler:
-        async def handle(arguments: Mapping[str, object], budget: Budget) -> ToolResult:
-            async with self._order:  # calls of one turn change the state in their order
-                try:
-                    outcome = await self.session.make(ToolCall(name, arguments))
-                except WorldError as error:  # code that is not ours fails through no fault of the policy
-                    raise InfrastructureError(str(error)) from error
-            return ToolResult(outcome.text, is_error=not outcome.ok, refused=outcome.refused)
-
-        return handle
 
 
 class ToolScaleEnvironment(Environment):
@@ -170,11 +124,11 @@ class ToolScaleEnvironment(Environment):
     def largest_menu(self) -> int:
         return max(len(world.specs) for world in self._worlds.values()) + self._menus.largest
 
-    def reset(self, task: Task, budget: Budget) -> ToolScaleEpisode:
+    def reset(self, task: Task, budget: Budget) -> DatabaseEpisode:
         posed, user = self.sifted.usable[task.extra["task"]], None
         if self._client is not None:
             user = SimulatedUser(self._client, situation(posed.scenario), budget)
-        return ToolScaleEpisode(task, posed, self._menus, budget, user)
+        return DatabaseEpisode(task, posed.world, posed.goal, posed.golden, self._menus, budget, user=user)
 
     def baselines(self) -> Mapping[str, Script]:
         return {"golden": self._golden, "do_nothing": lambda task, observed: DONE}
