@@ -11,8 +11,9 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from orchestra_jax.money.store import CANONICAL, create, decode, key, open_to_read
+from orchestra_jax.money.store import CANONICAL, Recorded, create, decode, key, open_to_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,12 @@ def stats(path: str | Path) -> dict[str, tuple[int, float]]:
         calls, dollars = table.get(kind, (0, 0.0))
         table[kind] = (calls + 1, dollars + sum(row.cost_usd for row in decode(recorded).usage))
     return table
+
+
+def calls_of(path: str | Path) -> Iterator[tuple[dict[str, Any], Recorded]]:
+    """What was asked, and what it came to, of every call, in the order of the keys."""
+    for _, _, request, recorded in _rows(Path(path)):
+        yield json.loads(request), decode(recorded)
 
 
 def _rows(file: Path) -> Iterator[tuple[str, str, str, str]]:

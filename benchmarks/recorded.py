@@ -1,0 +1,40 @@
+"""The figures of the recorded answers: every model alone, bounds, and policies by hand.
+
+ORCHESTRA_DATA=... python benchmarks/recorded.py [--path FOLDER] [--test] [--seed 0]
+"""
+
+import argparse
+import os
+
+from orchestra_jax.envs.recorded.figures import by_family, figures
+from orchestra_jax.envs.recorded.readers import read_recording
+from orchestra_jax.money.prices import PriceList
+from orchestra_jax.tools.build import PRICES
+
+MINI, SONNET = "gpt-4o-mini-2024-07-18", "claude-3-5-sonnet-20241022"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--path", default=os.path.join(os.environ.get("ORCHESTRA_DATA", "data"), "recorded/zeroeval"))
+    parser.add_argument("--prices", default="recorded", help="a list of conf/pricing")
+    parser.add_argument("--test", action="store_true", help="the test split alone, the best chosen on the training one")
+    parser.add_argument("--seed", type=int, default=0, help="of the split")
+    parser.add_argument("--executed", type=float, default=0.97, help="share of CRUX that running the code answers")
+    given = parser.parse_args()
+    whole, prices = read_recording(given.path), PriceList.load(PRICES / f"{given.prices}.yaml")
+    ids = whole.split(given.seed)
+    some, basis = (whole.of(ids["test"]), whole.of(ids["train"])) if given.test else (whole, None)
+    table = figures(some, prices, basis)
+    if {MINI, SONNET} <= set(some.models):
+        one = {asked.family: MINI for asked in some.questions.values()}
+        table["hand: mini, code run"] = by_family(some, prices, one, given.executed, "crux")
+        two = {**one, "math-l5": SONNET}
+        table["hand: mini, code run, sonnet for MATH"] = by_family(some, prices, two, given.executed, "crux")
+    print(f"{len(some.questions)} questions, {len(some.models)} models, prices {prices.id}")
+    for name, figure in sorted(table.items(), key=lambda pair: -pair[1].accuracy):
+        print(f"{name:45} {100 * figure.accuracy:6.2f} %  {figure.cents:8.4f} cents")
+
+
+if __name__ == "__main__":
+    main()
