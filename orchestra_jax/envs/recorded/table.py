@@ -16,7 +16,8 @@ CHARS_PER_TOKEN = 3.6  # where a table has no tokens; the convention of the reco
 SPLITS = ("train", "validation", "test")
 _FIELD = re.compile(r'"answer"\s*:\s*')
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-_QUOTES = "'\""
+_QUOTES = ("'", '"')
+_LITERAL = (*_QUOTES, "[", "(", "{")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,22 +143,25 @@ def read_answer(output: str) -> str:
         return rest.partition("\n")[0].strip().rstrip("}").strip().rstrip(",").strip('"` ')
     except RecursionError:
         return ""
-    return (value if isinstance(value, str) else json.dumps(value)).strip()
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def same_answer(answer: str, references: Sequence[str]) -> bool:
     """Whether an answer is right, by the rule that the recorded correctness was computed with.
 
-    Where the reference is a number, the first number of the answer counts ("10 hours"); quotes around a text do not.
+    Where the reference is a Python literal in quotes or brackets, every character counts, but not the quotes. Where it
+    is a number, the first number of the answer counts ("10 hours").
     """
-    if matches(answer, references):
-        return True
     first = _NUMBER.search(answer)
     value = parse_number(first[0]) if first else None
-    return any(
-        (value is not None and value == parse_number(reference)) or (unquoted(answer) == unquoted(reference))
-        for reference in references
-    )
+    for reference in references:
+        if reference[:1] in _LITERAL:
+            wanted = unquoted(reference)
+            if any(text == wanted or repr(text)[1:-1] == wanted for text in (answer, unquoted(answer))):
+                return True
+        elif matches(answer, [reference]) or (value is not None and value == parse_number(reference)):
+            return True
+    return False
 
 
 def unquoted(text: str) -> str:

@@ -1,0 +1,102 @@
+"""The tools of a recorded question: models that give their recorded answers, and a sandbox that really runs code."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from orchestra_jax.envs.recorded.evidence import Evidence, seconds
+from orchestra_jax.envs.recorded.table import Recording
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.prices import PriceList
+from orchestra_jax.tools.base import Tool, ToolHandler
+from orchestra_jax.tools.catalogue import Entry
+from orchestra_jax.tools.python.sandbox import TOOL
+from orchestra_jax.types import Task, ToolResult, ToolSpec, Usage
+
+ROLE, PYTHON = "generalist", TOOL.name
+NO_CODE = "The question has no code to run: write some."
+_BLOCK = re.compile(r"\[PYTHON\]\n(.*?)\n?\[/PYTHON\]", re.DOTALL)
+_ASSERT, _ASKED = "assert ", "== ??"
+_NO_NAME = re.compile(r"[^\w-]", re.ASCII)
+_NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "required": []}
+_CODE = {"type": "string", "description": "The code; left out, the code of the question is run."}
+
+
+def code_of(question: str) -> str | None:
+    """What shows the value that is asked for when it is run, of a question with a block of code; None: it has none.
+
+    The form is that of CRUXEval's output prediction: `assert CALL == ??` is the last line of the block.
+    """
+    block = _BLOCK.search(question)
+    if block is None:
+        return None
+    body, _, last = block[1].rpartition("\n")
+    if not last.startswith(_ASSERT) or not last.endswith(_ASKED):
+        return None
+    return f"{body}\n{last.removeprefix(_ASSERT).removesuffix(_ASKED).strip()}"
+
+
+def expert(model: str, evidence: Evidence, recording: Recording, prices: PriceList, full: bool, listed: bool) -> Entry:
+    """A model: a call has no arguments, as it was asked the question as it stands.
+
+    Args:
+        evidence: what its description is written from.
+        prices: its latencies tell what a call takes.
+        full: a call gives the whole output, else the answer in it.
+        listed: price lists have it; else a call costs what it cost when it was recorded.
+    """
+    rows = recording.records[model]
+
+    def for_task(task: Task) -> ToolHandler:
+        async def ask(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+            row = rows[task.extra["question"]]
+            # An empty answer is shown as the empty string that it is.
+            text = row.output if full else row.answer.strip() or "''"
+            usage = Usage(model, "tool", row.prompt_tokens, 0, row.completion_tokens, seconds=seconds(model, row, prices))
+            return ToolResult(text, (usage if listed else replace(usage, cost_usd=row.cost_usd or 0.0),))
+
+        return ask
+
+    words = evidence.description
+    if not listed:
+        words += f" Price: about ${evidence.cost_usd or 0.0:.2g} per question."
+    spec = ToolSpec(name=_NO_NAME.sub("-", model), description=words, parameters=_NOTHING)
+    return Entry(spec, _absent, role=ROLE, model=model, billed=(model,) if listed else (), for_task=for_task)
+
+
+def python(sandbox: Tool, listed: bool) -> Entry:
+    """The sandbox, which runs the code of the question where it is given none."""
+    parameters = {"type": "object", "properties": {"code": _CODE}, "required": []}
+    described = "Runs Python code and gives what it shows."
+    spec = replace(TOOL, description=described, parameters=parameters)
+
+    def for_task(task: Task) -> ToolHandler:
+        async def run(arguments: Mapping[str, Any], budget: Budget) -> ToolResult | str:
+            code = arguments.get("code") or code_of(task.question)
+            if code is None:
+                return ToolResult(NO_CODE, is_error=True)
+            return await sandbox.run({"code": code}, budget)
+
+        return run
+
+    return Entry(spec, _absent, billed=(PYTHON,) if listed else (), for_task=for_task)
+
+
+def catalogue_entries(
+    recording: Recording,
+    evidence: Mapping[str, Evidence],
+    prices: PriceList,
+    models: Sequence[str],
+    sandbox: Tool | None,
+    full: bool,
+) -> list[Entry]:
+    """These models and, where there is one, the sandbox."""
+    entries = [
+        expert(model, evidence[model], recording, prices, full, listed=model in prices.entries) for model in models
+    ]
+    return entries if sandbox is None else [*entries, python(sandbox, listed=PYTHON in prices.entries)]
+
+
+async def _absent(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+    raise AssertionError("what is offered is made for the task of its episode")
