@@ -18,6 +18,7 @@ ENVIRONMENTS: Registry[Callable[[RunConfig], Environment]] = Registry(
         "bfcl": "orchestra_jax.envs.bfcl.environment:BFCLEnvironment",
         "mixture": "orchestra_jax.envs.mixture:MixtureEnvironment",
         "toolscale": "orchestra_jax.envs.toolscale.environment:ToolScaleEnvironment",
+        "recorded": "orchestra_jax.envs.recorded.environment:RecordedEnvironment",
         "database": "orchestra_jax.envs.database.environment:DatabaseEnvironment",
     },
 )

@@ -53,7 +53,9 @@ def expert(model: str, evidence: Evidence, recording: Recording, prices: PriceLi
             row = rows[task.extra["question"]]
             # An empty answer is shown as the empty string that it is.
             text = row.output if full else row.answer.strip() or "''"
-            usage = Usage(model, "tool", row.prompt_tokens, 0, row.completion_tokens, seconds=seconds(model, row, prices))
+            usage = Usage(
+                model, "tool", row.prompt_tokens, 0, row.completion_tokens, seconds=seconds(model, row, prices)
+            )
             return ToolResult(text, (usage if listed else replace(usage, cost_usd=row.cost_usd or 0.0),))
 
         return ask

@@ -1,0 +1,296 @@
+"""Real questions and the recorded answers of real models: nothing is paid, and nothing is simulated but the waiting.
+
+Settings (`env.options`): `path`, a table of `readers`; `references`, questions with answers where the table is our own
+record of calls; `unseen`, models that no training menu offers; `observation`, "answer" or "full", what a call of a model
+shows; `python`, whether menus have the sandbox; `evaluate`, the split that is evaluated on, "validation" or "test";
+`unseen_prices`, a price list that only the benchmark of that name has.
+
+The split by question depends on `env.seed` and not on the run's. Menus are drawn by `tools.menu` and
+`tools.evaluation.menu`, prices by `pricing.randomise`; held-out questions have the prices of `pricing.name`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, RunConfig
+from orchestra_jax.data.pipeline import TaskIterator, task_iterator
+from orchestra_jax.data.preference_pairs import drawn_from
+from orchestra_jax.data.preferences import WORDINGS, make_preference
+from orchestra_jax.envs import by_hand
+from orchestra_jax.envs.base import Demonstrations, Environment, Script, ToolEpisode, initial_messages
+from orchestra_jax.envs.recorded.baselines import baselines
+from orchestra_jax.envs.recorded.evidence import evidence_of, with_latencies
+from orchestra_jax.envs.recorded.offer import PYTHON, catalogue_entries
+from orchestra_jax.envs.recorded.readers import read_recording
+from orchestra_jax.envs.recorded.table import Asked, Recording, read_answer, same_answer
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.tools.answers import extract_answer
+from orchestra_jax.tools.base import Tool, ToolContext, ToolExecutor
+from orchestra_jax.tools.build import instance_seed, price_book
+from orchestra_jax.tools.catalogue import Catalogue, Instance, PriceBook, PriceDraw
+from orchestra_jax.tools.plain import Python
+from orchestra_jax.tools.python.isolation import IsolationError
+from orchestra_jax.types import Preference, Task, ToolCall, ToolResult
+
+SYSTEM = (
+    "Answer the user's question with the tools; mind their prices and latencies and the user's wishes. End with the "
+    "final answer alone."
+)
+PAIRED_KINDS = ("accuracy", "low_cost", "fast")
+TRAIN, EVAL, UNSEEN, PRICES = "train", "eval", "unseen", "prices"  # whose menus and prices a task has
+GATE_TASKS = 32
+_OPTIONS: Mapping[str, Any] = {
+    "path": None,
+    "references": None,
+    "unseen": [],
+    "observation": "answer",
+    "python": True,
+    "evaluate": "test",
+    "unseen_prices": None,
+}
+
+
+class RecordedEpisode(ToolEpisode):
+    """One question under one menu."""
+
+    async def score(self, answer: str) -> bool:
+        return same_answer(answer, self.task.answer) or same_answer(extract_answer(answer), self.task.answer)
+
+
+class RecordedEnvironment(Environment):
+    """See the module.
+
+    Attributes:
+        recording: the questions that every model has answered.
+        splits: their ids by split.
+        evidence: of the models, from the training split.
+
+    Raises:
+        ConfigError: the table cannot be read or has no such models, or this machine cannot isolate programs.
+    """
+
+    def __init__(self, cfg: RunConfig) -> None:
+        if wrong := self.problems(cfg):
+            raise ConfigError("\n".join(wrong))
+        self._cfg, self._options = cfg, {**_OPTIONS, **cfg.env.options}
+        self._preference = drawn_from(cfg.data.preferences_file)
+        self.recording = _answered(_read(self._options))
+        self.splits = self.recording.split(cfg.env.seed)
+        if empty := [split for split, ids in self.splits.items() if not ids]:
+            raise ConfigError(f"env.options.path has too few questions: none is left for the {empty[0]} split.")
+        training = self.recording.of(self.splits["train"])
+        self.evidence = evidence_of(training)
+        unseen = list(self._options["unseen"])
+        seen = [model for model in self.recording.models if model not in unseen]
+        if unknown := [model for model in unseen if model not in self.recording.records]:
+            raise ConfigError(f"env.options.unseen names {unknown[0]}; here are {', '.join(self.recording.models)}.")
+        if not seen:
+            raise ConfigError("env.options.unseen names every model, so that none is left for training.")
+        self._sandbox = _sandbox(cfg) if self._options["python"] else None
+        self._catalogues = self._offers(training, seen, unseen)
+        rng = np.random.default_rng(cfg.seed)  # poses demonstrations and gate, in this order
+        ids, count = self.splits["train"], cfg.warm_start.demonstrations
+        demonstrated = [ids[k % len(ids)] for k in range(count)]
+        self._demonstrated = [self._pose_train(name, rng) for name in demonstrated]
+        self._gate = [self._pose_train(name, rng) for name in ids[-GATE_TASKS:]]
+
+    @classmethod
+    def problems(cls, cfg: RunConfig) -> list[str]:
+        options, found = {**_OPTIONS, **cfg.env.options}, list[str]()
+        if unknown := sorted(options.keys() - _OPTIONS.keys()):
+            return [f"env.options of recorded answers are {', '.join(_OPTIONS)}, not {', '.join(unknown)}."]
+        if not options["path"] or not Path(str(options["path"])).exists():
+            found.append(f"No recorded answers at {options['path']}: set env.options.path=FILE or FOLDER.")
+        if options["observation"] not in ("answer", "full"):
+            found.append(f"env.options.observation must be answer or full, not {options['observation']}.")
+        if options["evaluate"] not in ("validation", "test"):
+            found.append(f"env.options.evaluate must be validation or test, not {options['evaluate']}.")
+        unseen = options["unseen"]
+        if not isinstance(unseen, Sequence) or isinstance(unseen, str):
+            found.append(f"env.options.unseen must be a list of models, not {unseen}.")
+        if cfg.tools.menu.form != "separate" or cfg.tools.evaluated.menu.form != "separate":
+            found.append("Recorded models are tools of their own: set tools.menu.form=separate.")
+        return found
+
+    def train_tasks(self, batch_size: int) -> TaskIterator:
+        return task_iterator(self.splits["train"], seed=self._cfg.seed, batch_size=batch_size, build=self._pose_train)
+
+    def held_out(self, count: int) -> Sequence[Task]:
+        return self.posed(EVAL, count)
+
+    def posed(self, offer: str, count: int) -> list[Task]:
+        """The first `count` held-out questions with the menus and prices of EVAL, UNSEEN or PRICES."""
+        asked = self._cfg.data.preferences
+        if self._cfg.evaluation.preferences is not None:
+            asked = self._cfg.evaluation.preferences
+        tasks = []
+        for name in self._evaluated[:count]:
+            instance, rng = self._evaluation_instance(offer, name)
+            calls = instance.tools
+            preference = self._preference(calls, rng, "eval") if asked else Preference("accuracy", "")
+            tasks.append(self._pose(name, instance, preference, offer))
+        return tasks
+
+    def paired_preferences(self, count: int) -> Mapping[str, Sequence[Task]]:
+        found: dict[str, list[Task]] = {kind: [] for kind in PAIRED_KINDS}
+        for name in self._evaluated[:count]:
+            instance, rng = self._evaluation_instance(EVAL, name)
+            for kind in PAIRED_KINDS:
+                wordings = WORDINGS[kind]["eval"]
+                preference = make_preference(kind, instance.tools, wordings[int(rng.integers(len(wordings)))])
+                found[kind].append(self._pose(name, instance, preference, EVAL))
+        return found if count else {}
+
+    def largest_menu(self) -> int:
+        return max(catalogue.largest for catalogue in self._catalogues.values())
+
+    def demonstrations(self) -> Demonstrations:
+        return Demonstrations(
+            tasks=self._demonstrated,
+            gate=self._gate,
+            script=self._random_tool,
+            reference_call=by_hand.copied_call,
+            answer_from=self._answer_from,
+        )
+
+    def baselines(self) -> Mapping[str, Script]:
+        return baselines(self.experts, self.said, self.evidence, self.recording)
+
+    def experts(self, task: Task) -> Sequence[by_hand.Asked]:
+        record, found = task.extra["instance"], list[tuple[float, by_hand.Asked]]()
+        catalogue = self._catalogues[record["split"]]
+        prices = catalogue.book.prices(PriceDraw(**record["prices"]))
+        for name, key in record["tools"].items():
+            entry = catalogue.entries[key]
+            if entry.role:
+                found.append((self._mean_cost(entry.model, prices), by_hand.Asked(entry.model, ToolCall(name, {}))))
+        return [asked for _, asked in sorted(found, key=lambda pair: (pair[0], pair[1].name))]
+
+    def said(self, result: ToolResult) -> str | None:
+        text = by_hand.said(result)
+        if text is None or self._options["observation"] == "answer" or result.usage[-1].name == PYTHON:
+            return text
+        return read_answer(text).strip() or "''"
+
+    def reset(self, task: Task, budget: Budget) -> RecordedEpisode:
+        catalogue = self._catalogues[task.extra["instance"]["split"]]
+        executor: ToolExecutor = catalogue.executor(task.extra["instance"], task, budget)
+        return RecordedEpisode(task, executor, initial_messages(task, SYSTEM))
+
+    async def close(self) -> None:
+        if self._sandbox is not None:
+            await self._sandbox.close()
+
+    @cached_property
+    def _evaluated(self) -> tuple[str, ...]:
+        """Ids of the split that is evaluated on, its kinds of questions in random order."""
+        ids = self.splits[self._options["evaluate"]]
+        return tuple(ids[k] for k in np.random.default_rng(self._cfg.env.seed).permutation(len(ids)))
+
+    def _offers(self, training: Recording, seen: list[str], unseen: list[str]) -> dict[str, Catalogue]:
+        """What training, evaluation and the two benchmarks of unseen models and prices offer."""
+        cfg, name = self._cfg, self._options["unseen_prices"]
+        drawn, spread = price_book(cfg), cfg.pricing.randomise
+        base = with_latencies(drawn.base, training)
+        lists = [with_latencies(prices, training) for prices in drawn.lists]
+        books = {TRAIN: (PriceBook(base, lists, spread.low, spread.high), seen), EVAL: (PriceBook(base), seen)}
+        if unseen:
+            books[UNSEEN] = PriceBook(base), unseen
+        if name:
+            if name in (cfg.pricing.name, *spread.lists):
+                raise ConfigError(f"env.options.unseen_prices={name} is a list that training has: name another.")
+            pricing = replace(cfg.pricing, name=name, randomise=RandomPricesConfig())
+            other = with_latencies(price_book(replace(cfg, pricing=pricing)).base, training)
+            books[PRICES] = PriceBook(other), seen
+        full = self._options["observation"] == "full"
+        return {
+            offer: Catalogue(
+                catalogue_entries(self.recording, self.evidence, book.base, models, self._sandbox, full),
+                book,
+                cfg.tools.menu if offer == TRAIN else cfg.tools.evaluated.menu,
+            )
+            for offer, (book, models) in books.items()
+        }
+
+    def _evaluation_instance(self, offer: str, name: str) -> tuple[Instance, np.random.Generator]:
+        if offer not in self._catalogues:
+            raise ConfigError(f"There is nothing to offer for {offer!r}: set env.options.unseen and unseen_prices.")
+        seed = instance_seed(self._cfg.evaluation.seed, name, 0)
+        return self._catalogues[offer].instance(seed), np.random.default_rng(seed)
+
+    def _pose_train(self, name: str, rng: np.random.Generator) -> Task:
+        # The place in the stream draws too, so that another epoch offers other tools and prices.
+        instance = self._catalogues[TRAIN].instance(instance_seed(self._cfg.seed, name, int(rng.integers(2**32))))
+        asked = self._cfg.data.preferences
+        preference = self._preference(instance.tools, rng, "train") if asked else Preference("accuracy", "")
+        return self._pose(name, instance, preference, TRAIN)
+
+    def _pose(self, name: str, instance: Instance, preference: Preference, offer: str) -> Task:
+        asked = self.recording.questions[name]
+        return Task(
+            id=asked.id,
+            question=asked.question,
+            answer=_references(asked, self.recording),
+            tools=instance.tools,
+            preference=preference,
+            family=asked.family,
+            extra={"question": name, "instance": {**instance.record, "split": offer}},
+        )
+
+    def _mean_cost(self, model: str, prices: PriceList) -> float:
+        """Dollars of a call like those of the training split."""
+        known = self.evidence[model]
+        if model not in prices.entries:
+            return known.cost_usd or 0.0
+        tokens = {"prompt_tokens": round(known.prompt_tokens), "completion_tokens": round(known.completion_tokens)}
+        return prices.cost(model, **tokens)
+
+    def _random_tool(self, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
+        """Calls tools at random until one says something, three at most, and answers with that."""
+        if results and (len(results) == 3 or self.said(results[-1]) is not None):
+            return self._answer_from(results)
+        names = [spec.name for spec in task.tools]
+        order = np.random.default_rng(instance_seed(self._cfg.seed, task.id, len(names))).permutation(len(names))
+        return ToolCall(names[order[len(results) % len(names)]], {})
+
+    def _answer_from(self, results: Sequence[ToolResult]) -> str:
+        return next((text for result in reversed(results) if (text := self.said(result)) is not None), "unknown")
+
+
+def _read(options: Mapping[str, Any]) -> Recording:
+    try:
+        return read_recording(options["path"], options["references"])
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _answered(recording: Recording) -> Recording:
+    """The questions that every model has answered."""
+    kept = [name for name in recording.questions if all(name in rows for rows in recording.records.values())]
+    if not kept:
+        raise ConfigError("No question of env.options.path is answered by every model: leave some models out.")
+    if lost := len(recording.questions) - len(kept):
+        print(f"Recorded answers: {lost} questions are left out, as some model has not answered them.", flush=True)
+    return recording.of(kept)
+
+
+def _references(asked: Asked, recording: Recording) -> tuple[str, ...]:
+    """The reference answers; where the table has none, what the models that were right said."""
+    if asked.answer:
+        return asked.answer
+    rows = (rows[asked.id] for rows in recording.records.values())
+    return tuple(dict.fromkeys(row.answer.strip() for row in rows if row.correct and row.answer.strip()))
+
+
+def _sandbox(cfg: RunConfig) -> Tool:
+    try:
+        return Python(ToolContext(cfg, price_book(cfg).base, Replay(None)))
+    except IsolationError as error:
+        raise ConfigError(f"{error} (tools.sandbox.isolation)") from None
