@@ -132,7 +132,7 @@ def dollars(model: str, record: Record, prices: PriceList) -> float:
 
 
 def read_answer(output: str) -> str:
-    """The last "answer" of the JSON that a model was asked for, also of broken JSON; else what `extract_answer` finds."""
+    """The last "answer" of the JSON that a model was asked for, broken JSON too; else what `extract_answer` finds."""
     found = list(_FIELD.finditer(output))
     if not found:
         return extract_answer(output)

@@ -1,0 +1,203 @@
+"""env=recorded on a made table: no test number leaks into a menu, unseen models stay unseen, calls cost what lists say."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.envs import by_hand
+from orchestra_jax.envs.recorded.environment import EVAL, PRICES, RecordedEnvironment
+from orchestra_jax.envs.recorded.environment import UNSEEN as UNSEEN_MENUS
+from orchestra_jax.envs.recorded.figures import figures
+from orchestra_jax.envs.recorded.offer import NO_CODE, code_of
+from orchestra_jax.envs.recorded.unseen import unseen_recorded
+from orchestra_jax.envs.registry import environment_class
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.types import Task, ToolCall, ToolResult
+from tests.envs.recorded.made import CHEAP, CODE, HOUSE, MODELS, STRONG, UNSEEN, config, made_rows
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return write(tmp_path / "table.jsonl", made_rows())
+
+
+def write(file: Path, rows: list[dict]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def play(environment: RecordedEnvironment, name: str, tasks: Sequence[Task]) -> tuple[float, float, int]:
+    """Accuracy, dollars a question and calls of a baseline."""
+    script = by_hand.baseline(environment, name, tasks, 4).script
+
+    async def one(task: Task) -> tuple[bool, float, int]:
+        episode, results = environment.reset(task, Budget()), list[ToolResult]()
+        while isinstance(said := script(task, results), ToolCall):
+            results.append(await episode.step(said))
+        spent = sum(row.cost_usd for result in results for row in result.usage)
+        return bool(await episode.score(said)), spent, len(results)
+
+    async def every() -> list[tuple[bool, float, int]]:
+        return [await one(task) for task in tasks]
+
+    solved, dollars, calls = zip(*asyncio.run(every()), strict=True)
+    return sum(solved) / len(tasks), sum(dollars) / len(tasks), sum(calls)
+
+
+def called(environment: RecordedEnvironment, task: Task, key: str, **arguments: str) -> ToolResult:
+    """The result of one call of a tool by its key in the catalogue."""
+    names = {key: name for name, key in task.extra["instance"]["tools"].items()}
+    return asyncio.run(environment.reset(task, Budget()).step(ToolCall(names[key], arguments)))
+
+
+def everything_shown(environment: RecordedEnvironment) -> list:
+    """All that a policy can read before its first call, in training and evaluation, and what demonstrations show."""
+    stream = environment.train_tasks(16)
+    tasks = [*next(stream), *next(stream), *environment.demonstrations().tasks]
+    tasks += [task for offer in (EVAL, UNSEEN_MENUS, PRICES) for task in environment.posed(offer, 8)]
+    return [(task.id, task.tools, environment.reset(task, Budget()).messages) for task in tasks]
+
+
+def test_no_number_of_the_other_splits_is_in_what_a_policy_reads(table: Path):
+    honest = RecordedEnvironment(config(str(table), python=False))
+    held_back = {*honest.splits["validation"], *honest.splits["test"]}
+
+    def forged(ids: set[str]) -> RecordedEnvironment:
+        rows = made_rows()
+        for row in rows:
+            if row["id"] in ids:
+                row |= {"correct": not row["correct"], "output": "x" * 900, "tokens": 900, "latency": 70.0, "cost": 9.0}
+        return RecordedEnvironment(config(str(write(table.with_name("forged.jsonl"), rows)), python=False))
+
+    shown = everything_shown(honest)
+    assert everything_shown(forged(held_back)) == shown
+    # The same forgery of one training question is seen.
+    assert everything_shown(forged({honest.splits["train"][0]})) != shown
+
+
+def test_descriptions_are_the_evidence_of_the_training_split(table: Path):
+    environment = RecordedEnvironment(config(str(table), python=False))
+    rows = [row for row in made_rows() if row["model"] == STRONG and row["id"] in environment.splits["train"]]
+    share = round(100 * sum(row["correct"] for row in rows) / len(rows))
+    known = environment.evidence[STRONG]
+    assert f"right {share}% of the time (code " in known.description
+    task = environment.held_out(1)[0]
+    texts = [spec.description for spec in task.tools]
+    assert any(text.startswith(known.description) and "$3 per million input tokens" in text for text in texts)
+    assert any("about $0.002 per question" in text for text in texts)
+    assert {spec.name for spec in task.tools} == {"expert-1", "expert-2", "expert-3"}
+    assert not any(
+        model in json.dumps([text, list(spec.parameters)]) for model in MODELS for spec in task.tools for text in texts
+    )
+
+
+def test_unseen_models_and_prices_are_in_their_parts_alone(table: Path):
+    cfg = config(str(table), python=False)
+    environment = RecordedEnvironment(cfg)
+    stream = environment.train_tasks(50)
+    trained = [*next(stream), *next(stream), *environment.demonstrations().tasks, *environment.held_out(99)]
+    offered = {key for task in trained for key in task.extra["instance"]["tools"].values()}
+    assert offered == {f"generalist/{model}" for model in (STRONG, CHEAP, HOUSE)}
+    assert {task.extra["instance"]["prices"]["list"] for task in trained} == {"recorded-2024"}
+    parts = unseen_recorded(environment, cfg)
+    assert {task.id for tasks in parts.values() for task in tasks} == set(environment.splits["test"])
+    assert {key for task in parts["unseen_models"] for key in task.extra["instance"]["tools"].values()} == {
+        f"generalist/{UNSEEN}"
+    }
+    assert {task.extra["instance"]["prices"]["list"] for task in parts["unseen_prices"]} == {"recorded-swapped"}
+    assert not {task.id for task in trained[:100]} & set(environment.splits["test"])
+
+
+def test_a_call_costs_its_tokens_at_the_list_and_takes_them_at_the_stated_speed(table: Path):
+    environment = RecordedEnvironment(config(str(table), python=False))
+    task = environment.held_out(1)[0]
+    number = int(task.id[1:])
+    (row,) = called(environment, task, f"generalist/{STRONG}").usage
+    assert row.cost_usd == pytest.approx((50 * 3 + (10 + number) * 15) / 1e6)
+    assert (row.prompt_tokens, row.completion_tokens, row.price_list) == (50, 10 + number, "recorded-2024")
+    assert row.seconds == pytest.approx((10 + number) / 60, rel=1e-3)
+    (own,) = called(environment, task, f"generalist/{HOUSE}").usage
+    assert (own.cost_usd, own.seconds) == (0.002, 3.0)
+
+
+def test_baselines_that_are_played_come_to_the_figures_of_the_table(table: Path):
+    environment = RecordedEnvironment(config(str(table), python=False, unseen=[]))
+    tasks, splits = environment.held_out(99), environment.splits
+    prices = environment._catalogues[EVAL].book.base
+    recording = environment.recording
+    told = figures(recording.of(splits["test"]), prices, recording.of(splits["train"]))
+    for name in ("best", "best_per_family", "cheapest", *(f"expert/{model}" for model in MODELS)):
+        accuracy, dollars, calls = play(environment, name, tasks)
+        assert (accuracy, 100 * dollars, calls) == (told[name].accuracy, pytest.approx(told[name].cents), len(tasks))
+    assert play(environment, "oracle", tasks)[0] == told["oracle"].accuracy
+    assert play(environment, "cheapest_first", tasks)[2] > len(tasks)
+
+
+def test_code_of_a_question_is_run_by_the_real_sandbox(table: Path):
+    environment = RecordedEnvironment(config(str(table)))
+    tasks = environment.held_out(99)
+    code = next(task for task in tasks if task.family == "code")
+    number = int(code.id[1:])
+    result = called(environment, code, "python")
+    assert (environment.said(result), result.is_error) == (f"[{number}, 'a']", False)
+    assert called(environment, code, "python", code="print(6 * 7)").text.strip() == "42"
+    total = next(task for task in tasks if task.family == "sum")
+    assert called(environment, total, "python").text == NO_CODE
+    assert play(environment, "code_first", [code])[0] == 1.0
+    asyncio.run(environment.close())
+    assert code_of(CODE.format(3)) == "def f(x):\n    return [x, 'a']\nf(3)"
+    assert code_of("[PYTHON]\nprint(1)\n[/PYTHON]") is None
+
+
+def test_a_full_observation_shows_the_output_and_says_its_answer(table: Path):
+    environment = RecordedEnvironment(config(str(table), python=False, observation="full"))
+    task = environment.held_out(1)[0]
+    result = called(environment, task, f"generalist/{STRONG}")
+    assert result.text.startswith('{"reasoning"')
+    short = RecordedEnvironment(config(str(table), python=False))
+    assert environment.said(result) == called(short, short.held_out(1)[0], f"generalist/{STRONG}").text
+
+
+def test_demonstrations_call_tools_at_random_and_preferences_are_posed_in_pairs(table: Path):
+    environment = RecordedEnvironment(config(str(table), python=False))
+    told = environment.demonstrations()
+    assert len(told.tasks) == 4
+    assert {told.script(task, []).name for task in told.tasks} <= {"expert-1", "expert-2", "expert-3"}
+    pairs = environment.paired_preferences(3)
+    assert [[task.id for task in tasks] for tasks in pairs.values()] == [[t.id for t in environment.held_out(3)]] * 3
+    assert pairs["low_cost"][0].preference.compute == 1.0
+    assert environment.largest_menu() == 3
+
+
+def without_reference(row: dict) -> dict:
+    return {key: value for key, value in row.items() if key != "answer"}
+
+
+def test_without_references_right_is_what_a_right_model_said(table: Path):
+    rows = [without_reference(row) for row in made_rows()]
+    environment = RecordedEnvironment(config(str(write(table, rows)), python=False))
+    tasks = environment.held_out(99)
+    asked = {row["id"]: row["answer"] for row in made_rows()}
+    assert all(task.answer in ((asked[task.id],), ()) for task in tasks)
+    assert play(environment, "best", tasks)[0] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"observation": "some"}, "observation must be answer or full"),
+        ({"unseen": ["gpt-9"]}, "unseen names gpt-9"),
+        ({"unseen": list(MODELS)}, "names every model"),
+        ({"unseen_prices": "recorded"}, "is a list that training has"),
+        ({"wish": 1}, "not wish"),
+        ({"path": "nowhere.csv"}, "No recorded answers at nowhere.csv"),
+    ],
+)
+def test_what_cannot_be_used_is_told_in_a_sentence(table: Path, options: dict, said: str):
+    cfg: RunConfig = config(**{"path": str(table), "python": False, **options})
+    with pytest.raises(ConfigError, match=said):
+        environment_class(cfg)(cfg)

@@ -1,0 +1,159 @@
+"""Tables of recorded answers: every form is read to the same, broken rows are told, and the split is by question."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.envs.recorded.figures import best_per_family, by_family, figures
+from orchestra_jax.envs.recorded.readers import read_recording
+from orchestra_jax.envs.recorded.table import read_answer, same_answer
+from orchestra_jax.money.prices import Price, PriceList
+from orchestra_jax.money.store import CANONICAL, Recorded, Writer, encode, key
+from orchestra_jax.tools.build import PRICES
+from orchestra_jax.types import Usage
+from tests.envs.recorded.made import CHEAP, HOUSE, MODELS, QUESTIONS, STRONG, is_right, made_rows
+
+DATA = Path(os.environ.get("ORCHESTRA_DATA", "nowhere")) / "recorded" / "zeroeval"
+
+
+def write_csv(file: Path, rows: list[dict]) -> Path:
+    with file.open("w", newline="") as out:
+        table = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)))
+        table.writeheader()
+        table.writerows(rows)
+    return file
+
+
+def write_lines(file: Path, rows: list[dict]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_a_long_table_is_the_same_from_commas_and_from_lines(tmp_path: Path):
+    one, other = write_csv(tmp_path / "t.csv", made_rows()), write_lines(tmp_path / "t.jsonl", made_rows())
+    found = read_recording(one)
+    assert found == read_recording(other)
+    assert found.models == MODELS
+    assert len(found.questions) == QUESTIONS
+    row = found.records[HOUSE]["q3"]
+    assert (row.correct, row.completion_tokens, row.cost_usd, row.seconds) == (True, 13, 0.002, 3.0)
+    assert found.records[STRONG]["q3"].cost_usd is None
+    assert found.correct.tolist() == [[is_right(model, number) for model in MODELS] for number in range(QUESTIONS)]
+
+
+def test_a_wide_table_in_the_form_of_routerbench(tmp_path: Path):
+    row = {
+        "sample_id": "mmlu.1", "prompt": "Which?", "eval_name": "mmlu", "a/b": 1.0, "a/b|model_response": "C",
+        "a/b|total_cost": 0.25, "d": 0.0, "d|model_response": "A", "d|total_cost": 0.5, "oracle_model_to_route_to": "a/b",
+    }  # fmt: skip
+    found = read_recording(write_lines(tmp_path / "t.jsonl", [row]))
+    assert found.models == ("a/b", "d")
+    assert found.questions["mmlu.1"].family == "mmlu"
+    empty = PriceList("none", "2026", "", {})
+    assert found.cost(empty).tolist() == [[0.25, 0.5]]
+    assert found.correct.tolist() == [[True, False]]
+
+
+def test_our_own_record_of_calls_is_a_table_where_the_answers_are_known(tmp_path: Path):
+    known = write_lines(tmp_path / "known.jsonl", [{"id": "q1", "question": "How much is 1 + 2?", "answer": "3"}])
+    writer = Writer(tmp_path / "calls.db", overwrite=False)
+    for model, said in (("a", "\\boxed{3}"), ("b", "4")):
+        request = {"model": model, "messages": [{"role": "user", "content": "Question: How much is 1 + 2?"}]}
+        call = Recorded({"text": said, "finish_reason": "stop"}, (Usage(model, "tool", 9, 0, 4, 0.5, 2.0),))
+        writer.put((key("chat", request), "chat", CANONICAL.encode(request), encode(call))).result()
+    writer.close()
+    found = read_recording(tmp_path / "calls.db", known)
+    assert {model: rows["q1"].correct for model, rows in found.records.items()} == {"a": True, "b": False}
+    assert found.records["a"]["q1"].cost_usd == 0.5
+    with pytest.raises(ValueError, match="references"):
+        read_recording(tmp_path / "calls.db")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"correct": "perhaps"}, "line 1: 'correct' must be true, false or a score"),
+        ({"cost": -1}, "line 1: 'cost' must be a number >= 0"),
+        ({"model": None}, "line 1: it has no 'model'; the column is called model or model_name"),
+    ],
+)
+def test_a_broken_row_is_told_with_its_line(tmp_path: Path, change: dict, said: str):
+    with pytest.raises(ValueError, match=said):
+        read_recording(write_lines(tmp_path / "t.jsonl", [{**made_rows()[0], **change}]))
+
+
+def test_a_model_answers_a_question_once(tmp_path: Path):
+    with pytest.raises(ValueError, match="has answered 'q0' twice"):
+        read_recording(write_lines(tmp_path / "t.jsonl", made_rows()[:1] * 2))
+
+
+def test_the_split_is_by_question_and_kind_and_depends_on_the_seed(tmp_path: Path):
+    found = read_recording(write_lines(tmp_path / "t.jsonl", made_rows()))
+    split = found.split(0)
+    assert {name: len(ids) for name, ids in split.items()} == {"train": 24, "validation": 8, "test": 8}
+    assert sorted(name for ids in split.values() for name in ids) == sorted(found.questions)
+    assert {name: sum(found.questions[k].family == "code" for k in ids) for name, ids in split.items()} == {
+        "train": 6, "validation": 2, "test": 2,
+    }  # fmt: skip
+    assert found.split(0) == split
+    assert found.split(1) != split
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "right"),
+    [
+        ("10 hours", "10", True), ("$1,234.0", "1234", True), ("11", "1", False), ("abc", "'abc'", True),
+        ("'Abc'", "'abc'", False), ("{1: None}", "{1: None}", True), ("''", "''", True), ("Paris.", "paris", True),
+        ("", "3", False),
+    ],
+)  # fmt: skip
+def test_what_counts_as_right(answer: str, reference: str, right: bool):
+    assert same_answer(answer, [reference]) is right
+
+
+def test_the_answer_is_read_from_json_from_broken_json_and_from_words():
+    assert read_answer('```json\n{"reasoning": "x", "answer": "[1, \'a\']"}\n```') == "[1, 'a']"
+    assert read_answer('{"reasoning": "say "so"", "answer": 7}') == "7"
+    assert read_answer("{\"answer\": '7'\n}") == "'7'"
+    assert read_answer("So the answer is \\boxed{7}.") == "7"
+
+
+def test_figures_by_hand(tmp_path: Path):
+    rows = [row for row in made_rows() if row["id"] in ("q1", "q4")]
+    found = read_recording(write_lines(tmp_path / "t.jsonl", rows))
+    prices = PriceList(
+        "p", "2026", "", {model: Price(call=cents) for model, cents in zip(MODELS, (8, 4, 2, 1), strict=True)}
+    )
+    table = figures(found, prices)
+    # q1: nobody is right; q4: all but the cheap one.
+    assert [table[f"expert/{model}"].accuracy for model in MODELS] == [0.5, 0.0, 0.5, 0.5]
+    assert (table["oracle"].accuracy, table["oracle"].cents) == (0.5, 100.0)
+    assert (table["random"].accuracy, table["random"].cents) == (0.375, 375.0)
+    hand = by_family(found, prices, {"sum": CHEAP}, executed=0.97, family="code")
+    assert (hand.accuracy, hand.cents) == (0.485, 200.0)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ORCHESTRA_DATA")
+def test_the_figures_of_the_data_come_out_of_our_reader():
+    whole, prices = read_recording(DATA), PriceList.load(PRICES / "recorded.yaml")
+    table = figures(whole, prices)
+    mini = "gpt-4o-mini-2024-07-18"
+    told = {
+        "best": (84.1, 0.282), "expert/gpt-4o-2024-08-06": (83.1, 0.287), f"expert/{mini}": (78.9, 0.018),
+        "expert/gemini-1.5-flash": (69.3, 0.006), "best_per_family": (84.7, 0.282), "oracle": (95.9, 0.022),
+    }  # fmt: skip
+    # Tokens are whole here, and the README's figures have three digits.
+    shown = {name: (round(100 * table[name].accuracy, 1), table[name].cents) for name in told}
+    assert shown == {name: (accuracy, pytest.approx(cents, abs=6e-4)) for name, (accuracy, cents) in told.items()}
+    assert table["random"].accuracy == pytest.approx(0.675, abs=5e-4)
+    assert best_per_family(whole).keys() == {"gsm", "math-l5", "crux"}
+    hand = {"gsm": mini, "math-l5": mini}
+    for chosen, accuracy, cents in ((hand, 84.4, 0.013), ({**hand, "math-l5": STRONG}, 86.3, 0.106)):
+        found = by_family(whole, prices, chosen, executed=0.97, family="crux")
+        assert (100 * found.accuracy, found.cents) == (
+            pytest.approx(accuracy, abs=0.06),
+            pytest.approx(cents, abs=6e-4),
+        )
