@@ -22,10 +22,10 @@ def baselines(
 ) -> dict[str, Script]:
     """The scripts by name.
 
-    `best`: the model that was right most often in training; `best_per_family`: on questions of this kind (it is told
-    the kind); `cheapest`: the cheapest of the menu; `code_first`: runs the code where the question has some, else asks
-    as `best_per_family`; `code_then_cheapest_good`: the same, but asks the cheapest model within 8 points of the best of
-    the kind; `oracle`: the cheapest that is right.
+    `best`: the model that was right most often in training, of equals the cheapest; `best_per_family`: the same on
+    questions of this kind (it is told the kind); `cheapest`: the cheapest of the menu; `code_first`: runs the code
+    where the question has some, else asks as `best_per_family`; `code_then_cheapest_good`: asks the cheapest model
+    within 8 points of the best of the kind instead; `oracle`: the code, else the cheapest that is right.
     """
 
     def best(task: Task) -> ToolCall:

@@ -1,9 +1,9 @@
 """Real questions and the recorded answers of real models: nothing is paid, and nothing is simulated but the waiting.
 
 Settings (`env.options`): `path`, a table of `readers`; `references`, questions with answers where the table is our own
-record of calls; `unseen`, models that no training menu offers; `observation`, "answer" or "full", what a call of a model
-shows; `python`, whether menus have the sandbox; `evaluate`, the split that is evaluated on, "validation" or "test";
-`unseen_prices`, a price list that only the benchmark of that name has.
+record of calls; `unseen`, models that no training menu offers; `observation`, "answer" or "full", what a call of a
+model shows; `python`, whether menus have the sandbox; `evaluate`, the split that is evaluated on, "validation" or
+"test"; `unseen_prices`, a price list that only the benchmark of that name has.
 
 The split by question depends on `env.seed` and not on the run's. Menus are drawn by `tools.menu` and
 `tools.evaluation.menu`, prices by `pricing.randomise`; held-out questions have the prices of `pricing.name`.

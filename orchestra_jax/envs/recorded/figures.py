@@ -31,8 +31,8 @@ def figures(recording: Recording, prices: PriceList, chosen_on: Recording | None
     basis, cost = chosen_on or recording, recording.cost(prices)
     models, right = recording.models, recording.correct
     found = {f"expert/{model}": _figure(right[:, k], cost[:, k]) for k, model in enumerate(models)}
-    found["best"] = found[f"expert/{best_model(basis)}"]
-    found["best_per_family"] = by_family(recording, prices, best_per_family(basis))
+    found["best"] = found[f"expert/{best_model(basis, prices)}"]
+    found["best_per_family"] = by_family(recording, prices, best_per_family(basis, prices))
     found["cheapest"] = found[f"expert/{models[int(np.argmin(np.mean(basis.cost(prices), axis=0)))]}"]
     there = np.isfinite(cost)
     share = there / np.sum(there, axis=1, keepdims=True)  # a model at random among those that have answered
@@ -44,18 +44,18 @@ def figures(recording: Recording, prices: PriceList, chosen_on: Recording | None
     return found
 
 
-def best_model(recording: Recording) -> str:
-    """The model that is right most often; of equals the first by name."""
-    share = dict(zip(recording.models, np.mean(recording.correct, axis=0), strict=True))
-    return min(share, key=lambda model: (-share[model], model))
+def best_model(recording: Recording, prices: PriceList) -> str:
+    """The model that is right most often; of equals the cheapest."""
+    share, cost = np.mean(recording.correct, axis=0), np.mean(recording.cost(prices), axis=0)
+    return min(zip(-share, cost, recording.models, strict=True))[2]
 
 
-def best_per_family(recording: Recording) -> dict[str, str]:
+def best_per_family(recording: Recording, prices: PriceList) -> dict[str, str]:
     """The best model for each kind of question."""
     families: dict[str, list[str]] = {}
     for name, asked in recording.questions.items():
         families.setdefault(asked.family, []).append(name)
-    return {family: best_model(recording.of(names)) for family, names in families.items()}
+    return {family: best_model(recording.of(names), prices) for family, names in families.items()}
 
 
 def by_family(

@@ -1,4 +1,4 @@
-"""env=recorded on a made table: no test number leaks into a menu, unseen models stay unseen, calls cost what lists say."""
+"""env=recorded on a made table: no test number is in a menu, unseen models stay unseen, calls cost what lists say."""
 
 import asyncio
 import json
