@@ -81,8 +81,8 @@ def _zeroeval(folder: Path) -> Recording:
             for number, line in enumerate(lines, 1):
                 try:
                     row = json.loads(line)
-                    asked, output = questions[row["id"]], str(row["output"])
-                    rows[asked.id] = Record(output, bool(row["correct"]), asked.prompt_tokens, tokens(len(output)))
+                    found, output = questions[row["id"]], str(row["output"])
+                    rows[found.id] = Record(output, bool(row["correct"]), found.prompt_tokens, tokens(len(output)))
                 except (ValueError, LookupError, TypeError):
                     raise ValueError(f"{str(file)!r}, line {number}: no answer to a question of the folder.") from None
     return Recording(questions, records)
