@@ -32,6 +32,7 @@ def test_every_benchmark_is_greedy_and_keeps_what_it_pays_for(composed: dict[str
         "jsonl",
         "quickstart",
         "quickstart_unseen",
+        "recorded",
         "tau2",
         "toolscale",
     } == composed.keys()
