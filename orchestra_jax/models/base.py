@@ -14,6 +14,7 @@ import flax.linen as nn
 from jaxtyping import Array, Float
 
 from orchestra_jax.config.choices import Remat
+from orchestra_jax.models.rope import RopeScaling
 from orchestra_jax.models.sharding import PARAM_AXES, ActivationSharding
 
 Params = Mapping[str, Any]
@@ -45,6 +46,8 @@ class DecoderConfig(ABC):
         vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim: sizes; `head_dim`
             is independent of hidden_size / num_heads.
         rope_theta: base of the rotary frequencies.
+        rope_scaling: how they are stretched to longer texts; None: not at all.
+        bias: the matrices of a layer that have a bias, by their names ("q").
         rms_norm_eps: epsilon of every RMSNorm.
         tie_word_embeddings: whether the output head is the embedding, transposed.
         max_position_embeddings: longest sequence the model was made for, in tokens.
@@ -64,6 +67,7 @@ class DecoderConfig(ABC):
         axes: logical sharding axes of every parameter, by its name ("q"); see `models.sharding`.
         presets: named sizes.
         default_head_dim: where config.json names no head_dim; None: hidden_size / num_heads.
+        optional_bias: the matrices that have a bias if config.json says attention_bias; empty: it does not ask.
     """
 
     vocab_size: int
@@ -74,6 +78,8 @@ class DecoderConfig(ABC):
     num_kv_heads: int
     head_dim: int
     rope_theta: float = 1e6
+    rope_scaling: RopeScaling | None = None
+    bias: tuple[str, ...] = ()
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     max_position_embeddings: int = 40960
@@ -95,6 +101,7 @@ class DecoderConfig(ABC):
         "post_norm": "model.layers.{layer}.post_attention_layernorm.weight",
         **{f"{name}/kernel": f"model.layers.{{layer}}.self_attn.{name}_proj.weight" for name in "qkvo"},
         **{f"{name}/kernel": f"model.layers.{{layer}}.mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+        **{f"{name}/bias": f"model.layers.{{layer}}.self_attn.{name}_proj.bias" for name in "qkvo"},
     }
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = PARAM_AXES
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -102,6 +109,7 @@ class DecoderConfig(ABC):
         "small": _from_scratch(256, 704, 6, 8, 4, 32),
     }
     default_head_dim: ClassVar[int | None] = None
+    optional_bias: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -135,9 +143,15 @@ class DecoderConfig(ABC):
             )
         # transformers 4 wrote rope_theta and rope_scaling, transformers 5 writes rope_parameters.
         rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
-        rope_type = rope.get("rope_type", rope.get("type", "default"))
-        if rope_type != "default":
-            raise ValueError(f"RoPE scaling {rope_type!r} is not supported; remove it from the model's config.json.")
+        longest = hf.get("max_position_embeddings", 32768)
+        window = cls.sliding_window(hf)
+        if window:
+            switch = "use_sliding_window to false" if hf.get("use_sliding_window") else "sliding_window to null"
+            raise ValueError(
+                f"sliding_window={window} of this {cls.model_type} model is not supported, since every layer here sees "
+                f"all earlier tokens; give a model without one, or set {switch} in its config.json if no text of yours "
+                "is longer than the window."
+            )
         for key, only in cls.fixed.items():
             if hf.get(key, only) != only:
                 raise ValueError(f"{key}={hf[key]!r} is not supported; this decoder has only {key}={only!r}.")
@@ -151,15 +165,25 @@ class DecoderConfig(ABC):
             "num_kv_heads": hf.get("num_key_value_heads") or heads,
             "head_dim": hf.get("head_dim") or cls.default_head_dim or hf["hidden_size"] // heads,
             "rope_theta": float(rope.get("rope_theta") or hf.get("rope_theta") or 10000.0),
+            "rope_scaling": RopeScaling.from_hf(rope, longest),
             "rms_norm_eps": hf.get("rms_norm_eps", 1e-6),
             "tie_word_embeddings": hf.get("tie_word_embeddings", False),
-            "max_position_embeddings": hf.get("max_position_embeddings", 32768),
+            "max_position_embeddings": longest,
             "initializer_range": hf.get("initializer_range", 0.02),
         }
+        if hf.get("attention_bias") and cls.optional_bias:
+            fields["bias"] = cls.optional_bias
         return cls(**(fields | overrides))
+
+    @classmethod
+    def sliding_window(cls, hf: Mapping[str, Any]) -> int | None:
+        """How many tokens back a layer sees by this config.json, where any is limited; None: all of them."""
+        limited = hf.get("use_sliding_window") or "sliding_attention" in (hf.get("layer_types") or ())
+        return (hf.get("sliding_window") or 4096) if limited else None
 
     def to_hf(self) -> dict[str, Any]:
         """The content of a `config.json` that transformers 4 and 5 and SGLang read; `dtype` is that of the params."""
+        scaled = self.rope_scaling and self.rope_scaling.to_hf()
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
@@ -171,12 +195,14 @@ class DecoderConfig(ABC):
             "num_key_value_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
             **self.fixed,
+            **({"attention_bias": bool(self.bias)} if self.optional_bias else {}),
             "attention_dropout": 0.0,
             "max_position_embeddings": self.max_position_embeddings,
             "initializer_range": self.initializer_range,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "rope_parameters": {"rope_theta": self.rope_theta, **(scaled or {"rope_type": "default"})},
+            **({"rope_scaling": scaled} if scaled else {}),  # transformers 4 reads this
             "tie_word_embeddings": self.tie_word_embeddings,
             "torch_dtype": self.param_dtype,
             "use_cache": True,

@@ -6,8 +6,8 @@ the embedding and the final norm. Parameters are the inside of linen's "params" 
     embed                           [V, D]
     layers_<i>, or layers           one dict per layer, or one dict whose leaves have a leading layer axis (scan_layers)
         input_norm, post_norm       [D]
-        q, k, v, o, gate, up, down  {"kernel": [in, out]}, and lora_a [in, r], lora_b [r, out] once `models.lora.attach`
-                                    has put them there
+        q, k, v, o, gate, up, down  {"kernel": [in, out]}, with bias [out] where `config.bias` names the matrix, and
+                                    lora_a [in, r], lora_b [r, out] once `models.lora.attach` has put them there
     norm                            [D]
     lm_head                         [D, V], absent when the embedding is tied
 """
@@ -24,8 +24,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from orchestra_jax.models.attention.base import attention
 from orchestra_jax.models.base import Constrain, DecoderConfig, KVCache, LayerKV, Params
-
-Rope = tuple[Float[Array, "B S d/2"], Float[Array, "B S d/2"]]
+from orchestra_jax.models.rope import Rope, apply_rope, rope_angles
 
 
 def rms_norm(x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "... D"]:
@@ -33,22 +32,6 @@ def rms_norm(x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float) ->
     x32 = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
     return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
-
-
-def rope_angles(positions: Int[Array, "B S"], dim: int, theta: float) -> Rope:
-    """Cosine and sine (fp32) of position * theta^(-2i/d)."""
-    frequencies = theta ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
-    angles = positions[..., None].astype(jnp.float32) * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def apply_rope(
-    x: Float[Array, "B S H d"], cos: Float[Array, "B S d/2"], sin: Float[Array, "B S d/2"]
-) -> Float[Array, "B S H d"]:
-    """Rotates the pairs (x_i, x_{i+d/2}), Hugging Face's half-rotation convention."""
-    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, :, None], sin[:, :, None]
-    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
 
 
 class Dense(nn.Dense):
@@ -128,7 +111,7 @@ class Block(nn.Module):
         config = self.config
         return Dense(
             features,
-            use_bias=bias,
+            use_bias=bias or name in config.bias,
             dtype=config.dtype,
             param_dtype=jnp.dtype(config.param_dtype),
             kernel_init=nn.initializers.normal(config.initializer_range),
@@ -191,7 +174,7 @@ class Decoder(nn.Module):
         if self.constrain is not None:
             # Looked up where the table lies; otherwise XLA may gather the whole table first.
             x = self.constrain(self.constrain(x, (None, "embed")), ("batch", "hidden"))
-        rope = rope_angles(positions, config.head_dim, config.rope_theta)
+        rope = rope_angles(positions, config.head_dim, config.rope_theta, config.rope_scaling)
         block = self.recomputing_block()
         kv: KVCache
         if config.scan_layers:

@@ -16,7 +16,12 @@ FAMILIES: Registry[ModelFamily] = Registry(
     "model family",
     "model.family",
     group="orchestra_jax.models",
-    builtin={"qwen3": "orchestra_jax.models.qwen3:Qwen3Config"},
+    builtin={
+        "llama": "orchestra_jax.models.llama:LlamaConfig",
+        "mistral": "orchestra_jax.models.llama:MistralConfig",
+        "qwen2": "orchestra_jax.models.llama:Qwen2Config",
+        "qwen3": "orchestra_jax.models.qwen3:Qwen3Config",
+    },
 )
 
 

@@ -37,7 +37,8 @@ class Qwen3Config(DecoderConfig):
 
     model_type: ClassVar[str] = "qwen3"
     architecture: ClassVar[str] = "Qwen3ForCausalLM"
-    fixed: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False}
+    fixed: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu", "use_sliding_window": False}
+    optional_bias: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o")
     tensor_names: ClassVar[Mapping[str, str]] = {
         **DecoderConfig.tensor_names,
         "q_norm": "model.layers.{layer}.self_attn.q_norm.weight",

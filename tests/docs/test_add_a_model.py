@@ -26,7 +26,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     (tmp_path / "my_model.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    return ModelConfig(family="my_model:Qwen2Config")
+    return ModelConfig(family="my_model:ArceeConfig")
 
 
 def noisy_params(config: DecoderConfig) -> dict:
@@ -39,7 +39,8 @@ def noisy_params(config: DecoderConfig) -> dict:
 
 
 def test_the_example_is_a_family_like_ours(model: ModelConfig, tmp_path: Path) -> None:
-    config = preset_config(model, vocab_size=32).replace(num_layers=2, hidden_size=16, intermediate_size=16, head_dim=8)
+    sizes = {"num_layers": 2, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8}
+    config = preset_config(model, vocab_size=32, bias=("q", "k", "v", "o")).replace(**sizes)
     params = noisy_params(config)
     tokens = jax.random.randint(jax.random.key(2), (2, 6), 0, 32)
     positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
@@ -57,8 +58,8 @@ def test_the_example_is_a_family_like_ours(model: ModelConfig, tmp_path: Path) -
         forward(without, config, tokens, positions)
 
     checkpoint.save(tmp_path / "saved", config, params)
-    assert json.loads((tmp_path / "saved" / "config.json").read_text())["architectures"] == ["Qwen2ForCausalLM"]
-    with pytest.raises(ValueError, match=r"model_type 'qwen2' of .* is not supported; give a model of one of qwen3"):
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["architectures"] == ["ArceeForCausalLM"]
+    with pytest.raises(ValueError, match=r"model_type 'arcee' of .* is not supported; give a model of one of llama"):
         checkpoint.load(tmp_path / "saved")
     mesh = make_mesh(1, 2, 4)
     loaded, placed = checkpoint.load(tmp_path / "saved", mesh, **run_settings(model))
@@ -69,4 +70,4 @@ def test_the_example_is_a_family_like_ours(model: ModelConfig, tmp_path: Path) -
     lora = LoRA(rank=2, alpha=4.0)
     adapted = attach(params, init_adapters(jax.random.key(3), config, lora), lora)
     np.testing.assert_array_equal(logits(adapted, config, forward(adapted, config, tokens, positions)[0]), full)
-    assert FAMILIES.names() == ("qwen3",)
+    assert "arcee" not in FAMILIES.names()

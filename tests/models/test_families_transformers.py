@@ -1,0 +1,109 @@
+"""Parity of every family with transformers, by files in both directions; needs torch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orchestra_jax.models import checkpoint
+from orchestra_jax.models.decoder import empty_cache, forward, logits, write_cache
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.torch
+
+LENGTH = 24
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e3, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 64}
+ODD_YARN = YARN | {"beta_fast": 8.0, "beta_slow": 0.5, "truncate": False, "mscale": 0.8, "mscale_all_dim": 0.3}
+# class, (heads, kv heads, head size, hidden size), tied, scan_layers, fields of its config
+CASES = {
+    "llama": ("Llama", (4, 2, 16, 64), True, False, {"rope_parameters": PLAIN}),
+    "llama-bias-llama3": ("Llama", (3, 1, 24, 48), False, True, {"rope_parameters": LLAMA3, "attention_bias": True}),
+    "llama-linear": ("Llama", (4, 4, 8, 32), True, True, {"rope_parameters": LINEAR}),
+    "mistral": ("Mistral", (4, 1, 20, 48), False, False, {"rope_parameters": PLAIN, "sliding_window": None}),
+    "mistral-yarn": ("Mistral", (2, 2, 32, 64), True, True, {"rope_parameters": YARN, "sliding_window": None}),
+    "qwen2": ("Qwen2", (4, 2, 16, 64), True, True, {"rope_parameters": PLAIN}),
+    "qwen2-yarn": ("Qwen2", (6, 2, 8, 48), False, False, {"rope_parameters": ODD_YARN}),
+    "qwen3-bias-yarn": ("Qwen3", (4, 2, 24, 32), True, False, {"rope_parameters": YARN, "attention_bias": True}),
+}
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def run(params, config, tokens, positions, past=None, past_lengths=None):
+    hidden, kv = forward(params, config, tokens, positions, past=past, past_lengths=past_lengths)
+    return logits(params, config, hidden), kv
+
+
+def their_model(kind: str, sizes: tuple[int, int, int, int], tied: bool, fields: dict):
+    heads, kv_heads, head_dim, hidden = sizes
+    if kind != "Qwen2":  # its config has no head size: hidden / heads
+        fields = fields | {"head_dim": head_dim}
+    model = getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{kind}Config")(
+            vocab_size=90,
+            hidden_size=hidden,
+            intermediate_size=hidden + 24,
+            num_hidden_layers=2,
+            bos_token_id=1,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            max_position_embeddings=256,
+            eos_token_id=2,
+            tie_word_embeddings=tied,
+            attn_implementation="eager",
+            rms_norm_eps=1e-5,
+            **fields,
+        )
+    ).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn_like(weight)
+            weight.copy_(1 + 0.2 * noise if "norm" in name else 0.15 * noise)
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_transformers_and_it_reads_what_we_write(name: str, tmp_path) -> None:
+    kind, sizes, tied, scan, fields = CASES[name]
+    torch.manual_seed(len(name))
+    model = their_model(kind, sizes, tied, fields)
+    ids = torch.randint(0, 90, (2, LENGTH))
+    where = torch.arange(LENGTH).expand(2, -1) + torch.tensor([[0], [150]])  # the second row far into a text
+    with torch.no_grad():
+        want = model(ids, position_ids=where).logits.numpy()
+    model.save_pretrained(tmp_path / "theirs")
+    config, params = checkpoint.load(tmp_path / "theirs", scan_layers=scan)
+    assert (config.architecture, config.head_dim) == (f"{kind}ForCausalLM", sizes[2])
+    tokens, positions = jnp.asarray(ids.numpy()), jnp.asarray(where.numpy())
+    got, _ = run(params, config, tokens, positions)
+    assert np.abs(want).max() > 1
+    assert np.abs(got - want).max() < 1e-4
+    if config.rope_scaling is not None:  # which changes what is compared
+        plain, _ = run(params, config.replace(rope_scaling=None), tokens, positions)
+        assert np.abs(got - plain).max() > 0.1
+
+    cache, start = empty_cache(config, 2, LENGTH + 3), 0
+    for size in (9, 1, 7, 7):
+        part, lengths = slice(start, start + size), jnp.full(2, start)
+        step, kv = run(params, config, tokens[:, part], positions[:, part], cache, lengths)
+        assert np.abs(step - want[:, part]).max() < 1e-4
+        cache = write_cache(cache, kv, jnp.arange(2), lengths, jnp.full(2, size))
+        start += size
+
+    checkpoint.save(tmp_path / "ours", config, params)
+    assert checkpoint.load(tmp_path / "ours", scan_layers=scan)[0] == config
+    back, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(report.values())
+    assert type(back) is type(model)
+    with torch.no_grad():
+        assert np.abs(back.eval()(ids, position_ids=where).logits.numpy() - want).max() < 1e-5
