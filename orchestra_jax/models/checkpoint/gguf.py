@@ -1,0 +1,134 @@
+"""A Llama model in llama.cpp's file format, GGUF, as a Hugging Face folder: weights dequantised, tokenizer rebuilt.
+
+Needs the package `gguf`. llama.cpp rotates neighbouring pairs (x_2i, x_2i+1) where Hugging Face rotates halves
+(x_i, x_i+d/2), and its files hold the rows of q and k in its own order: they are put back.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as backends
+
+from orchestra_jax.models.checkpoint.safetensors import save
+from orchestra_jax.models.llama import LlamaConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_CONTROL = 3  # llama.cpp's type of a token that text never contains
+_NAMES = {
+    "attn_q": "q", "attn_k": "k", "attn_v": "v", "attn_output": "o",
+    "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down", "attn_norm": "input_norm", "ffn_norm": "post_norm",
+}  # fmt: skip
+
+
+def convert(source: Path, folder: Path, *, dtype: str = "float32", overwrite: bool = False) -> LlamaConfig:
+    """Writes the folder that `checkpoint.load`, `tokenizer.load`, transformers and SGLang read.
+
+    Args:
+        source: the .gguf file.
+        folder: where to; complete or absent afterwards.
+        dtype: of the weights: float32 keeps what the file says exactly.
+        overwrite: replace an existing folder.
+
+    Raises:
+        ImportError: the package `gguf` is not installed.
+        FileExistsError: the folder is there and `overwrite` is off.
+        ValueError: no Llama, or a tokenizer of another kind than SmolLM2's.
+    """
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise ImportError("Reading a .gguf file needs the package gguf: pip install 'orchestra-jax[gguf]'.") from error
+    reader = GGUFReader(source)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    config = _config(fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
+    params = _params(config, reader.tensors)
+    save(folder, config, params, tokenizer=build_tokenizer(fields), dtype=dtype, overwrite=overwrite)
+    return config
+
+
+def _config(fields: dict[str, Any], *, tied: bool) -> LlamaConfig:
+    kind = fields.get("general.architecture")
+    if kind != "llama":
+        raise ValueError(f"A GGUF file of architecture {kind!r} is not supported; give one of 'llama'.")
+    scaled = [name for name in fields if name.startswith("llama.rope.scaling")]
+    if scaled:
+        raise ValueError(f"RoPE scaling in a GGUF file ({scaled[0]}) is not supported; give the Hugging Face model.")
+    hidden, heads = fields["llama.embedding_length"], fields["llama.attention.head_count"]
+    return LlamaConfig(
+        vocab_size=len(fields["tokenizer.ggml.tokens"]),
+        hidden_size=hidden,
+        intermediate_size=fields["llama.feed_forward_length"],
+        num_layers=fields["llama.block_count"],
+        num_heads=heads,
+        num_kv_heads=fields.get("llama.attention.head_count_kv", heads),
+        head_dim=fields.get("llama.attention.key_length", hidden // heads),
+        rope_theta=float(fields.get("llama.rope.freq_base", 10000.0)),
+        rms_norm_eps=float(np.format_float_scientific(fields["llama.attention.layer_norm_rms_epsilon"], precision=5)),
+        tie_word_embeddings=tied,
+        max_position_embeddings=fields["llama.context_length"],
+    )
+
+
+def _params(config: LlamaConfig, tensors: Any) -> dict[str, Any]:
+    """The parameter tree in fp32, in host memory."""
+    from gguf.quants import dequantize
+
+    params: dict[str, Any] = {f"layers_{layer}": {} for layer in range(config.num_layers)}
+    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
+    tops = {"token_embd": "embed", "output_norm": "norm", "output": "lm_head"}
+    for tensor in tensors:
+        array = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+        *block, name, leaf = tensor.name.split(".")
+        if leaf != "weight" or name not in (_NAMES if block else tops):
+            raise ValueError(f"Tensor {tensor.name!r} of the GGUF file is not one of a plain Llama.")
+        if not block:
+            params[tops[name]] = array.T if name == "output" else array
+            continue
+        if name in heads:
+            array = to_halves(array, heads[name])
+        params[f"layers_{block[1]}"][_NAMES[name]] = array if array.ndim == 1 else {"kernel": array.T}
+    return params
+
+
+def to_halves(matrix: np.ndarray, heads: int) -> np.ndarray:
+    """Rows [heads * d, in] whose pairs are neighbours, with the first of all pairs of a head before the second."""
+    pairs = matrix.reshape(heads, -1, 2, matrix.shape[1])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(matrix.shape)
+
+
+def build_tokenizer(fields: dict[str, Any]) -> "PreTrainedTokenizerFast":
+    """SmolLM2's tokenizer: single digits, then GPT-2's words as bytes.
+
+    Args:
+        fields: the file's, by name.
+
+    Raises:
+        ValueError: a tokenizer of another kind.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    kind = (fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre"))
+    if kind != ("gpt2", "smollm"):
+        raise ValueError(f"A GGUF tokenizer of kind {kind} is not supported; give a file with ('gpt2', 'smollm').")
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    backend = Tokenizer(backends.BPE({token: index for index, token in enumerate(tokens)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    types = fields["tokenizer.ggml.token_type"]
+    control = [token for token, of in zip(tokens, types, strict=True) if of == _CONTROL]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    ids = {role: fields.get(f"tokenizer.ggml.{name}_token_id") for role, name in roles.items()}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=fields.get("tokenizer.chat_template"),
+        clean_up_tokenization_spaces=False,
+        **{role: tokens[index] for role, index in ids.items() if index is not None},
+    )
