@@ -1,12 +1,13 @@
 """GGUF files without the package `gguf`: what is done to their tensors and their tokenizer."""
 
+import sys
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orchestra_jax.models.checkpoint.gguf import _config, build_tokenizer, to_halves
+from orchestra_jax.models.checkpoint.gguf import _config, _params, build_tokenizer, to_halves
 from orchestra_jax.models.rope import apply_rope, rope_angles
 
 FIELDS = {
@@ -56,15 +57,11 @@ def test_the_tokenizer_cuts_numbers_into_digits_and_knows_its_control_tokens() -
     assert tokenizer("ab a12<|im_end|>")["input_ids"] == [9, 8, 2, 3, 1]
     assert tokenizer.decode([9, 8, 2, 3]) == "ab a12"
     assert (tokenizer.eos_token, tokenizer.pad_token_id) == ("<|im_end|>", 1)
-    with pytest.raises(ValueError, match="kind .*'llama-bpe'.* is not supported"):
+    with pytest.raises(ValueError, match=r"kind .*'llama-bpe'.* is not supported"):
         build_tokenizer(FIELDS | {"tokenizer.ggml.pre": "llama-bpe"})
 
 
 def test_a_tensor_of_another_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    from orchestra_jax.models.checkpoint.gguf import _params
-
     monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "gguf.quants", SimpleNamespace(dequantize=lambda data, kind: data))
     extra = SimpleNamespace(name="blk.0.attn_q.bias", data=np.zeros(16), tensor_type=0)
