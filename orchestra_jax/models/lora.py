@@ -252,6 +252,11 @@ def _abstract_for(base: Params, lora: LoRA) -> dict[str, Any]:
             "lora_b": jax.ShapeDtypeStruct((*stack, lora.rank, outputs), jnp.float32),
         }
 
+    layer = base[next(iter(_layers(base)))]
+    absent = [target for target in lora.targets if target not in layer]
+    if absent:
+        have = ", ".join(target for target in TARGETS if target in layer)
+        raise ValueError(f"A layer of this model has no {', '.join(absent)}; set model.lora.targets to some of {have}.")
     return {name: {target: pair(base[name][target]["kernel"]) for target in lora.targets} for name in _layers(base)}
 
 

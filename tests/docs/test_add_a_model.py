@@ -67,7 +67,9 @@ def test_the_example_is_a_family_like_ours(model: ModelConfig, tmp_path: Path) -
     assert placed["layers_0"]["k"]["bias"].sharding.spec == PartitionSpec("tensor")
     jax.tree.map(np.testing.assert_array_equal, placed, params)
 
-    lora = LoRA(rank=2, alpha=4.0)
+    with pytest.raises(ValueError, match=r"has no gate; set model\.lora\.targets to some of q, k, v, o, up, down"):
+        init_adapters(jax.random.key(3), config, LoRA(rank=2, alpha=4.0))
+    lora = LoRA(rank=2, alpha=4.0, targets=("q", "up", "down"))
     adapted = attach(params, init_adapters(jax.random.key(3), config, lora), lora)
     np.testing.assert_array_equal(logits(adapted, config, forward(adapted, config, tokens, positions)[0]), full)
     assert "arcee" not in FAMILIES.names()
