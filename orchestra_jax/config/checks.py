@@ -234,7 +234,12 @@ def missing_inputs(config: RunConfig) -> list[str]:
         read.append(("model.tokenizer", model.tokenizer))
     key = "data.path" if data.path is not None else "data.mixture"
     read += [(key, source.path) for source in data.training()]
-    found += [f"{key}={shown(path)} is not there: set {key}." for key, path in read if path and not _there(key, path)]
+    made = {"model.path": ": make it with `make smollm2`, or"} if model.preset == "smollm2-135m" else {}
+    found += [
+        f"{key}={shown(path)} is not there{made.get(key, ':')} set {key}."
+        for key, path in read
+        if path and not _there(key, path)
+    ]
     return found
 
 

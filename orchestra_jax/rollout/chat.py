@@ -8,9 +8,13 @@ so no control token is written here. In `history: keep` a sequence only grows: s
 that it stays readable and can neither end a turn nor open a tool call. System text is ours and is left alone; assistant
 text keeps the tags (thinking, tool calls, tool responses), its protocol, and loses every other control string.
 
+**Tools.** A template that leaves tools out, as SmolLM2's does, gets one in front of it that writes them and the form of
+a call into the system message; the tokenizer that a run saves keeps it, so that other programs render as we do.
+
 What the sampled text means, calls and answers, is in `parsing`.
 """
 
+import copy
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -29,6 +33,17 @@ if TYPE_CHECKING:  # importing transformers takes two seconds
 
 _PROTOCOL = frozenset((OPEN, CLOSE, THINK, END_THINK, "<tool_response>", "</tool_response>"))
 _USER, _ASSISTANT, _FIRST, _SECOND = (f"sentinel{letter}" for letter in "abcd")
+# Goes before a template that knows nothing of tools; what it sets, the template reads.
+_MENU = (
+    "{%- if tools %}{%- set menu %}You may call these tools, one a line:\n"
+    "{% for tool in tools %}{{ (tool.function if tool.function is defined else tool) | tojson }}\n{% endfor %}"
+    "To call one, write\n<tool_call>\n"
+    """{"name": "the tool's name", "arguments": {"an argument's name": "its value"}}\n</tool_call>\n"""
+    "{% endset %}{%- set menu = menu | trim %}"
+    "{%- if messages[0]['role'] == 'system' %}"
+    "{%- set messages = [{'role': 'system', 'content': messages[0]['content'] + '\n\n' + menu}] + messages[1:] %}"
+    "{%- else %}{%- set messages = [{'role': 'system', 'content': menu}] + messages %}{%- endif %}{%- endif -%}\n"
+)
 
 
 def common_prefix_extends(old_ids: Sequence[int], new_ids: Sequence[int]) -> bool:
@@ -43,7 +58,7 @@ class ChatFormat:
     text that `decode` gave for its sampled ids. Further keys reach the template unchanged.
 
     Args:
-        tokenizer: Hugging Face fast tokenizer with a chat template.
+        tokenizer: Hugging Face fast tokenizer with a chat template, which may leave tools out.
         history: "keep" appends to one sequence; "strip_thinking" lets the template re-render every turn, which for
             Qwen3 drops the thinking of turns before the last user message; "drop_thinking" re-renders without that of
             any earlier turn.
@@ -53,6 +68,7 @@ class ChatFormat:
             end of its description.
 
     Attributes:
+        tokenizer: the same, with a template that shows tools.
         stop_ids: ids that end a turn: the template's end of turn first, then the tokenizer's eos and pad. After a turn
             that ended on another id than the first, the template's end of turn is missing from the history.
 
@@ -72,7 +88,7 @@ class ChatFormat:
             raise ValueError("The tokenizer has no chat template; use the tokenizer of a chat model.")
         if history not in list(History):
             raise ValueError(f"history must be one of {', '.join(History)}, not {history!r}.")
-        self.tokenizer = tokenizer
+        self.tokenizer = _showing_tools(tokenizer)
         self.history = History(history)
         self._compact_menu = compact_menu
         self._options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
@@ -221,6 +237,19 @@ class ChatFormat:
         ends = [self.tokenizer.convert_tokens_to_ids(turn_end[0]), self.tokenizer.eos_token_id]
         ids = dict.fromkeys([*ends, self.tokenizer.pad_token_id])
         self.stop_ids: tuple[int, ...] = tuple(index for index in ids if index is not None)
+
+
+def _showing_tools(tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedTokenizerFast":
+    """The tokenizer, or a copy with `_MENU` before a template that leaves tools out."""
+    template = tokenizer.chat_template
+    if not isinstance(template, str):  # several, one of them for tools
+        return tokenizer
+    tool = to_openai(ToolSpec(_FIRST, _SECOND, {"type": "object", "properties": {}}))
+    if _FIRST in tokenizer.apply_chat_template([{"role": "user", "content": _USER}], tools=[tool], tokenize=False):
+        return tokenizer
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = _MENU + template
+    return tokenizer
 
 
 def _split(match: re.Match[str]) -> str:

@@ -126,6 +126,17 @@ def test_hle_on_a_small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ]
 
 
+def test_the_pretrained_policy_goes_with_any_experiment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SMOLLM2", str(tmp_path / "none"))
+    config = compose(["+experiment=gsm8k", "model=smollm2"])
+    assert (config.model.tokenizer, config.model.random_init) == (None, False)
+    assert f"model.path={tmp_path}/none is not there: make it with `make smollm2`, or set model.path." in (
+        missing_inputs(config)
+    )
+    monkeypatch.setenv("SMOLLM2", str(tmp_path))
+    assert not [s for s in missing_inputs(compose(["model=smollm2"])) if s.startswith("model.")]
+
+
 def test_loaded_config_is_frozen_and_typed() -> None:
     config = compose(["steps=3", "output_dir=elsewhere"])
     assert (type(config), config.steps, config.output_dir) == (RunConfig, 3, "elsewhere")

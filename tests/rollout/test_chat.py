@@ -1,5 +1,7 @@
 """Exact tokens between turns, and control strings in untrusted text."""
 
+import copy
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,7 +9,8 @@ import pytest
 from orchestra_jax.config.schema import ConfigError, ModelConfig, RunConfig
 from orchestra_jax.models import tokenizer as tok
 from orchestra_jax.rollout.chat import ChatFormat, common_prefix_extends, make_chat
-from orchestra_jax.types import ToolSpec
+from orchestra_jax.rollout.parsing import parse_tool_calls
+from orchestra_jax.types import ToolCall, ToolSpec
 
 SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
 TOOLS = (
@@ -154,6 +157,27 @@ def test_the_menu_shows_price_and_latency_in_words(qwen3):
     assert "8 s." in text
     assert "Runs locally." in text
     assert "price_usd" not in text
+
+
+@pytest.mark.parametrize("first", [[USER], [SYSTEM, USER]], ids=["user", "system"])
+def test_a_template_without_tools_gets_a_menu_and_the_form_of_a_call(words, first):
+    plain = copy.copy(words)
+    plain.chat_template = (
+        "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\nHello<|im_end|>\n"
+        "{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    chat = ChatFormat(plain)
+    system, user = chat.render(first, TOOLS).split("<|im_end|>\n<|im_start|>user\n")
+    assert system.startswith("<|im_start|>system\n" + ("Be brief.\n\n" if SYSTEM in first else "") + "You may call")
+    assert [json.loads(line)["name"] for line in system.splitlines() if '"parameters"' in line] == [
+        spec.name for spec in TOOLS
+    ]
+    assert parse_tool_calls(system) == [ToolCall("the tool's name", {"an argument's name": "its value"})]
+    assert user == USER["content"] + "<|im_end|>\n<|im_start|>assistant\n"
+    assert chat.render(first) == plain.apply_chat_template(first, add_generation_prompt=True, tokenize=False)
+    assert ChatFormat(chat.tokenizer).tokenizer is chat.tokenizer  # as a run saves it
+    assert ChatFormat(words).tokenizer is words
 
 
 def test_the_compact_menu_shows_price_and_latency_as_keys(words):
