@@ -63,7 +63,7 @@ class DecoderConfig(ABC):
         model_type, architecture: Hugging Face's names of the family, in config.json.
         fixed: fields of config.json that change the arithmetic, and the only value that the family computes.
         tensor_names: Hugging Face's tensor of every parameter, by the parameter's path without its layer
-            ("q/kernel"); "{layer}" stands for the layer's number.
+            ("q/kernel"); "{layer}" stands for the layer's number, a name of `stack` for that along a leading axis.
         axes: logical sharding axes of every parameter, by its name ("q"); see `models.sharding`.
         presets: named sizes.
         default_head_dim: where config.json names no head_dim; None: hidden_size / num_heads.
@@ -103,7 +103,7 @@ class DecoderConfig(ABC):
         **{f"{name}/kernel": f"model.layers.{{layer}}.mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
         **{f"{name}/bias": f"model.layers.{{layer}}.self_attn.{name}_proj.bias" for name in "qkvo"},
     }
-    axes: ClassVar[Mapping[str, tuple[str, ...]]] = PARAM_AXES
+    axes: ClassVar[Mapping[str, tuple[str | None, ...]]] = PARAM_AXES
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": _from_scratch(96, 256, 3, 4, 2, 24),
         "small": _from_scratch(256, 704, 6, 8, 4, 32),
@@ -120,6 +120,15 @@ class DecoderConfig(ABC):
             raise ValueError(f"head_dim ({self.head_dim}) must be even, since RoPE rotates two halves.")
         if self.remat not in tuple(Remat):
             raise ValueError(f"Unknown remat policy {self.remat!r}; choose one of {', '.join(Remat)}.")
+
+    @property
+    def stack(self) -> Mapping[str, int]:
+        """What a layer has several of, and how many: leading axes of parameters that are a tensor each on disk."""
+        return {}
+
+    def idle_params(self, tokens: int = 1) -> float:
+        """Parameters that none of so many tokens passes, on average: of a mixture, the experts that none chose."""
+        return 0.0
 
     @abstractmethod
     def module(self, constrain: Constrain | None = None) -> nn.Module:

@@ -180,7 +180,7 @@ class Decoder(nn.Module):
         if config.scan_layers:
             layers = nn.scan(
                 block,
-                variable_axes={"params": 0},
+                variable_axes={"params": 0, "intermediates": 0},
                 split_rngs={"params": True},
                 in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
                 length=config.num_layers,

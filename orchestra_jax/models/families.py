@@ -21,6 +21,7 @@ FAMILIES: Registry[ModelFamily] = Registry(
         "mistral": "orchestra_jax.models.llama:MistralConfig",
         "qwen2": "orchestra_jax.models.llama:Qwen2Config",
         "qwen3": "orchestra_jax.models.qwen3:Qwen3Config",
+        "qwen3_moe": "orchestra_jax.models.qwen3_moe:Qwen3MoeConfig",
     },
 )
 

@@ -168,8 +168,8 @@ def save_peft(
     tensors: dict[str, np.ndarray] = {}
 
     def collect(source: Source, leaf: Any) -> None:
-        for layer, name in enumerate(source.names):
-            tensor = HostTensor(name, leaf, layer if source.stacked else None, source.transpose, str(leaf.dtype))
+        for name, place in source.tensors():
+            tensor = HostTensor(name, leaf, place, source.transpose, str(leaf.dtype))
             tensors[name] = tensor.to_host()
 
     jax.tree.map(collect, _adapter_sources(config, lora), dict(adapters))
@@ -305,7 +305,7 @@ def _adapter_sources(config: DecoderConfig, lora: LoRA) -> dict[str, Any]:
 
     def named(source: Source, letter: str) -> Source:
         names = (f"base_model.model.{name.removesuffix('weight')}lora_{letter}.weight" for name in source.names)
-        return Source(tuple(names), True, source.stacked)
+        return Source(tuple(names), True, source.stack)
 
     def pair(source: Source) -> dict[str, Source]:
         return {"lora_a": named(source, "A"), "lora_b": named(source, "B")}
@@ -357,6 +357,6 @@ def _read_tensors(folder: Path, config: DecoderConfig, lora: LoRA, tensors: Mapp
             if code not in _DTYPES:
                 raise ValueError(f"Tensor {name!r} is stored as {code}; give one of {', '.join(_DTYPES.values())}.")
             parts.append(tensors[name][:].astype(leaf.dtype).T)
-        return jnp.asarray(np.stack(parts) if source.stacked else parts[0])
+        return jnp.asarray(np.stack(parts) if source.stack else parts[0])
 
     return cast(dict[str, Any], jax.tree.map(read, wanted, abstract_adapters(config, lora)))

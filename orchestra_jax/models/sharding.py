@@ -13,7 +13,7 @@ MESH_AXES = ("data", "fsdp", "tensor")
 Axis = str | tuple[str, ...] | None
 
 # Logical axes by the parameter's name, as decoders share them; a stacked parameter (scan_layers) has "layers" in front.
-PARAM_AXES: Mapping[str, tuple[str, ...]] = {
+PARAM_AXES: Mapping[str, tuple[str | None, ...]] = {
     "embed": ("vocab", "embed"),
     "lm_head": ("embed", "vocab"),
     "q": ("embed", "heads"),
@@ -39,7 +39,7 @@ class ShardingRules:
         batch: leading axis of data and activations (rows, or rows times length).
         hidden: model width of activations.
         embed: model width of parameters; splitting it is FSDP.
-        vocab, heads, kv_heads, mlp: the split axes of tensor parallelism.
+        vocab, heads, kv_heads, mlp, experts: the split axes of tensor parallelism.
         norm: norm scales.
         layers: stacked layers.
     """
@@ -51,6 +51,7 @@ class ShardingRules:
     heads: Axis = "tensor"
     kv_heads: Axis = "tensor"
     mlp: Axis = "tensor"
+    experts: Axis = "tensor"
     norm: Axis = None
     layers: Axis = None
 
@@ -85,7 +86,7 @@ def param_shardings(
     rules: ShardingRules,
     abstract: PyTree,
     *,
-    axes: Mapping[str, tuple[str, ...]] = PARAM_AXES,
+    axes: Mapping[str, tuple[str | None, ...]] = PARAM_AXES,
     replicate_others: bool = False,
 ) -> PyTree[NamedSharding]:
     """Shardings of a parameter tree, or of a tree that contains such trees (optimizer state), by the leaves' names.
@@ -120,7 +121,7 @@ def param_shardings(
 
 
 def logical_axes(
-    path: tuple[Any, ...], axes: Mapping[str, tuple[str, ...]] = PARAM_AXES
+    path: tuple[Any, ...], axes: Mapping[str, tuple[str | None, ...]] = PARAM_AXES
 ) -> tuple[str | None, ...] | None:
     """Logical axes of the parameter at a key path (which may start above the parameter tree); None if unknown.
 

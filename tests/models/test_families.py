@@ -26,7 +26,7 @@ def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_hf() | {"model_type": "other"}))
     with pytest.raises(
         ValueError,
-        match=r"model_type 'other' .*give a model of one of llama, mistral, qwen2, qwen3, or set model\.family=",
+        match=r"model_type 'other' .*of one of llama, mistral, qwen2, qwen3, qwen3_moe, or set model\.family=",
     ):
         read_config(tmp_path)
     assert isinstance(read_config(tmp_path, Other), Other)
@@ -40,6 +40,6 @@ def test_a_run_names_the_family_of_its_preset() -> None:
     assert run_settings(ModelConfig())["family"] is None
     mine = preset_config(ModelConfig(family=f"{__name__}:Other"), vocab_size=40)
     assert type(mine).__name__ == "Other"
-    assert FAMILIES.names() == ("llama", "mistral", "qwen2", "qwen3")
+    assert FAMILIES.names() == ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
     with pytest.raises(ConfigError, match=r"model\.family=qwen4 is no known model family: did you mean qwen3"):
         preset_config(ModelConfig(family="qwen4"), vocab_size=40)

@@ -23,6 +23,7 @@ LLAMA3 = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 64}
 ODD_YARN = YARN | {"beta_fast": 8.0, "beta_slow": 0.5, "truncate": False, "mscale": 0.8, "mscale_all_dim": 0.3}
+MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 # class, (heads, kv heads, head size, hidden size), tied, scan_layers, fields of its config
 CASES = {
     "llama": ("Llama", (4, 2, 16, 64), True, False, {"rope_parameters": PLAIN}),
@@ -32,6 +33,8 @@ CASES = {
     "mistral-yarn": ("Mistral", (2, 2, 32, 64), True, True, {"rope_parameters": YARN, "sliding_window": None}),
     "qwen2": ("Qwen2", (4, 2, 16, 64), True, True, {"rope_parameters": PLAIN}),
     "qwen2-yarn": ("Qwen2", (6, 2, 8, 48), False, False, {"rope_parameters": ODD_YARN}),
+    "qwen3-moe": ("Qwen3Moe", (4, 2, 24, 32), False, True, {"rope_parameters": PLAIN, **MOE, "norm_topk_prob": True}),
+    "qwen3-moe-softmax": ("Qwen3Moe", (4, 2, 16, 48), True, False, {"rope_parameters": PLAIN, **MOE}),
     "qwen3-bias-yarn": ("Qwen3", (4, 2, 24, 32), True, False, {"rope_parameters": YARN, "attention_bias": True}),
 }
 

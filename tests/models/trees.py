@@ -16,7 +16,7 @@ def to_params(tensors: Mapping[str, np.ndarray], config: DecoderConfig) -> dict[
 
     def convert(source: Source) -> np.ndarray:
         parts = [tensors[name].T if source.transpose else tensors[name] for name in source.names]
-        return np.stack(parts) if source.stacked else parts[0]
+        return np.stack(parts).reshape(*source.stack, *parts[0].shape) if source.stack else parts[0]
 
     return jax.tree.map(convert, sources(config))
 

@@ -1,5 +1,6 @@
 """Names and layouts of Hugging Face's tensors, as a tree shaped like our parameters."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,14 +15,19 @@ class Source:
     """Where a parameter comes from.
 
     Attributes:
-        names: the tensor, or one tensor per layer in the order of a stacked parameter's leading axis.
+        names: the tensor, or one tensor for each place along a stacked parameter's leading axes, the last one fastest.
         transpose: whether the tensor is [out, in] where the parameter is [in, out].
-        stacked: whether the parameter has a leading layer axis.
+        stack: sizes of these axes: of layers, of experts.
     """
 
     names: tuple[str, ...]
     transpose: bool = False
-    stacked: bool = False
+    stack: tuple[int, ...] = ()
+
+    def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The name of every tensor and its place along the leading axes."""
+        places = itertools.product(*(range(size) for size in self.stack))
+        return list(zip(self.names, places, strict=True))
 
 
 def sources(config: DecoderConfig) -> dict[str, Any]:
@@ -37,9 +43,11 @@ def sources(config: DecoderConfig) -> dict[str, Any]:
         name = "/".join(keys[1:] if place else keys)
         if name not in config.tensor_names:
             raise ValueError(f"{type(config).__name__}.tensor_names has no name for the parameter {name!r}; add one.")
-        stacked = place == "layers" and not layer
-        layers = range(config.num_layers) if stacked else (layer,)
-        names = tuple(config.tensor_names[name].format(layer=i) for i in layers)
-        return Source(names, keys[-1] in ("kernel", "lm_head"), stacked)
+        template = config.tensor_names[name]
+        stacked = {"layer": config.num_layers} if place == "layers" and not layer else {}
+        stacked |= {axis: size for axis, size in config.stack.items() if f"{{{axis}}}" in template}
+        places = itertools.product(*(range(size) for size in stacked.values()))
+        names = tuple(template.format(**{"layer": layer, **dict(zip(stacked, at, strict=True))}) for at in places)
+        return Source(names, keys[-1] in ("kernel", "lm_head"), tuple(stacked.values()))
 
     return cast(dict[str, Any], jax.tree_util.tree_map_with_path(source, abstract_params(config)))

@@ -159,7 +159,7 @@ def _expected(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
 
     def add(source: Source, leaf: jax.ShapeDtypeStruct) -> None:
-        shape = leaf.shape[1:] if source.stacked else leaf.shape
+        shape = leaf.shape[len(source.stack) :]
         shapes.update(dict.fromkeys(source.names, shape[::-1] if source.transpose else shape))
 
     jax.tree.map(add, sources(config), abstract_params(config))
@@ -245,11 +245,13 @@ def _read(
     # JAX drops its reference to the last buffer that it copied at a later call or at a garbage collection.
     gc.collect(0)
     out = np.empty([len(part) for part in ranges], leaf.dtype)
-    layers = ranges.pop(0) if source.stacked else range(1)
+    stack, ranges = ranges[: len(source.stack)], ranges[len(source.stack) :]
     rows, *rest = ranges[::-1] if source.transpose else ranges
     columns = tuple(slice(part.start, part.stop) for part in rest)
-    for layer, target in zip(layers, out if source.stacked else [out], strict=True):
-        tensor = tensors[source.names[layer]]
+    for name, place in source.tensors():
+        if any(at not in part for at, part in zip(place, stack, strict=True)):
+            continue
+        tensor, target = tensors[name], out[tuple(part.index(at) for at, part in zip(place, stack, strict=True))]
         in_file = target.T if source.transpose else target
         for start in range(0, len(rows), _ROWS):
             band = rows[start : start + _ROWS]
@@ -259,26 +261,26 @@ def _read(
 
 @dataclass(frozen=True)
 class HostTensor:
-    """One tensor as the files hold it: a parameter, or one layer of a stacked one, still where the parameter is.
+    """One tensor as the files hold it: a parameter, or a part of a stacked one, still where the parameter is.
 
     Attributes:
         name: Hugging Face's.
         param: the parameter, on its devices or in host memory.
-        layer: which one of a stacked parameter.
+        place: which one of a stacked parameter: numbers along its leading axes.
         transpose: whether the tensor is [out, in] where the parameter is [in, out].
         dtype: of the tensor: float32, bfloat16 or float16.
     """
 
     name: str
     param: Any
-    layer: int | None
+    place: tuple[int, ...]
     transpose: bool
     dtype: str
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the tensor."""
-        shape: tuple[int, ...] = self.param.shape[self.layer is not None :]
+        shape: tuple[int, ...] = self.param.shape[len(self.place) :]
         return shape[::-1] if self.transpose else shape
 
     @property
@@ -288,18 +290,20 @@ class HostTensor:
     def to_host(self) -> np.ndarray:
         """Contiguous, in the file's layout; a collective where the parameter spans several processes."""
         if not isinstance(self.param, jax.Array):
-            part = self.param if self.layer is None else self.param[self.layer]
+            part = self.param[self.place] if self.place else self.param
             return np.ascontiguousarray(part.T if self.transpose else part, jnp.dtype(self.dtype))
-        part = _cut(self.param, self.layer, transpose=self.transpose, dtype=self.dtype)
+        part = _cut(self.param, self.place, transpose=self.transpose, dtype=self.dtype)
         if not part.is_fully_addressable and not part.is_fully_replicated:
             part = multihost_utils.process_allgather(part, tiled=True)
         return np.ascontiguousarray(part)
 
 
 @functools.partial(jax.jit, static_argnames=("transpose", "dtype"))
-def _cut(param: Array, layer: int | None, *, transpose: bool, dtype: str) -> Array:
+def _cut(param: Array, place: tuple[int, ...], *, transpose: bool, dtype: str) -> Array:
     """A copy on the devices, cast there: converting the parameter itself would cache its host copy for its life."""
-    part = param if layer is None else jax.lax.dynamic_index_in_dim(param, layer, keepdims=False)
+    part = param
+    for number in place:
+        part = jax.lax.dynamic_index_in_dim(part, number, keepdims=False)
     part = part.astype(dtype)
     return part.T if transpose else jnp.copy(part)
 
@@ -333,8 +337,8 @@ def host_tensors(config: DecoderConfig, params: Params, dtype: str | None = None
         if str(param.dtype) not in _DTYPES.values():
             raise ValueError(f"Parameter {where!r} is {param.dtype}; cast it to one of {', '.join(_DTYPES.values())}.")
         own = dtype or str(param.dtype)
-        for layer, name in enumerate(source.names):
-            tensors.append(HostTensor(name, param, layer if source.stacked else None, source.transpose, own))
+        for name, place in source.tensors():
+            tensors.append(HostTensor(name, param, place, source.transpose, own))
 
     jax.tree_util.tree_map_with_path(add, wanted, abstract_params(config), found)
     return tensors

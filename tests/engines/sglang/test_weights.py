@@ -185,7 +185,7 @@ async def test_fp32_masters_travel_in_the_serving_dtype(servers, tmp_path, scan)
     assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
     # What leaves a device is the cast tensor, and not a master that the host casts.
     tensor = safetensors.host_tensors(config, masters, "bfloat16")[0]
-    assert safetensors._cut(tensor.param, tensor.layer, transpose=False, dtype=tensor.dtype).dtype == "bfloat16"
+    assert safetensors._cut(tensor.param, tensor.place, transpose=False, dtype=tensor.dtype).dtype == "bfloat16"
     assert tensor.to_host().nbytes == tensor.nbytes
 
 

@@ -1,0 +1,212 @@
+"""A mixture of experts: the router's choice, and the experts' MLPs on the tokens that chose them.
+
+Every token gets all the experts it chose, none is dropped for lack of room, and all shapes are static: the choices are
+sorted by expert and cut into blocks of rows of one expert each. A loop takes one block at a time, so that it computes
+what was chosen and holds one block's activations; the backward pass computes these again. `jax.lax.ragged_dot` is not
+used: on CPUs and GPUs XLA multiplies all rows by all experts for it (jax 0.10.2).
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+_SMALLEST, _LARGEST = 8, 512  # rows of a block
+
+
+class Blocks(NamedTuple):
+    """Which rows each block has.
+
+    Attributes:
+        tokens: numbers of the tokens, N for padding.
+        expert: of each block.
+        used: blocks that hold a token; they come first.
+    """
+
+    tokens: Int[Array, "T rows"]
+    expert: Int[Array, " T"]
+    used: Int[Array, ""]
+
+
+def route(logits: Float[Array, "N E"], count: int, *, normalise: bool) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
+    """The `count` likeliest experts of every token and their shares of it, in fp32.
+
+    Args:
+        normalise: the shares of a token add up to 1; else they are the softmax over all experts.
+    """
+    shares, chosen = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), count)
+    return (shares / shares.sum(-1, keepdims=True) if normalise else shares), chosen
+
+
+def expert_mlps(
+    y: Float[Array, "N D"],
+    shares: Float[Array, "N k"],
+    chosen: Int[Array, "N k"],
+    own: Int[Array, " e"],
+    gate: Float[Array, "e D F"],
+    up: Float[Array, "e D F"],
+    down: Float[Array, "e F D"],
+    *,
+    num_experts: int,
+) -> Float[Array, "N D"]:
+    """Sums share * MLP(token) over the experts that a token chose, as far as they are among `own`.
+
+    Args:
+        own: ascending numbers of the experts whose matrices are given, without a gap.
+        num_experts: of the whole layer.
+    """
+    count = chosen.size
+    rows = _block_rows(count, num_experts)
+    blocks, assignment = _cut(chosen.reshape(-1) - own[0], gate.shape[0], rows, chosen.shape[1], len(y))
+    padded = jnp.append(shares.reshape(-1), 0.0)
+    # A device that has some of the experts has work for a part of the blocks only, which is known when it runs.
+    every = gate.shape[0] == num_experts
+    return _run(every, y, padded[assignment], gate, up, down, blocks)
+
+
+def load_balancing_loss(
+    logits: Float[Array, "L N E"], count: int, mask: Float[Array, " N"] | Bool[Array, " N"] | None = None
+) -> Float[Array, ""]:
+    """The auxiliary loss of Switch Transformers (Fedus et al. 2021, equations 4-6) over all layers together.
+
+    E * sum over experts of (choices per token) * (mean probability): `count` where routing is even, more where it is
+    not.
+
+    Args:
+        logits: the router's, of every layer.
+        count: experts of a token.
+        mask: tokens that count; None: all.
+    """
+    chosen, probabilities = _choices(logits, count, mask)
+    return logits.shape[-1] * jnp.sum(chosen.mean(0) * probabilities.mean(0))
+
+
+def routing_metrics(
+    logits: Float[Array, "L N E"], count: int, mask: Float[Array, " N"] | Bool[Array, " N"] | None = None
+) -> dict[str, Float[Array, ""]]:
+    """How evenly tokens are spread: means over the layers.
+
+    Returns:
+        routing_busiest: share of a layer's choices that its most chosen expert has; 1 / E where all have as many.
+        routing_entropy: of the choices over the experts, in nats, divided by log E: 1 where all have as many.
+    """
+    chosen, _ = _choices(logits, count, mask)
+    shares = chosen / count
+    entropy = -jnp.sum(jax.scipy.special.xlogy(shares, shares), -1) / jnp.log(logits.shape[-1])
+    return {"routing_busiest": shares.max(-1).mean(), "routing_entropy": entropy.mean()}
+
+
+def _choices(
+    logits: Float[Array, "L N E"], count: int, mask: Array | None
+) -> tuple[Float[Array, "L E"], Float[Array, "L E"]]:
+    """Choices per token, and mean probability, of every expert of every layer."""
+    probabilities = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+    weight = jnp.ones(logits.shape[1]) if mask is None else mask.astype(jnp.float32)
+    weight = weight / jnp.maximum(weight.sum(), 1.0)
+    chosen = jax.nn.one_hot(jax.lax.top_k(probabilities, count)[1], logits.shape[-1]).sum(-2)
+    return jnp.einsum("n,lne->le", weight, chosen), jnp.einsum("n,lne->le", weight, probabilities)
+
+
+def _block_rows(count: int, num_experts: int) -> int:
+    """A power of two near a quarter of an expert's mean share, so that about an eighth of the rows is padding."""
+    quarter = max(1, count // (4 * num_experts))
+    return min(_LARGEST, max(_SMALLEST, 1 << (quarter.bit_length() - 1)))
+
+
+def _cut(
+    local: Int[Array, " A"], experts: int, rows: int, per_token: int, tokens: int
+) -> tuple[Blocks, Int[Array, "T rows"]]:
+    """The blocks, and the choice (0 .. A-1, A for padding) that each of their rows is.
+
+    Args:
+        local: expert of each choice, counted from the first own one; outside 0 .. experts-1: another device's.
+    """
+    count = len(local)
+    local = jnp.where((local >= 0) & (local < experts), local, experts)
+    order = jnp.argsort(local)
+    sizes = jnp.bincount(local, length=experts)
+    blocks = -(-sizes // rows)
+    ends, first_row = jnp.cumsum(blocks), jnp.cumsum(sizes) - sizes
+    most = min(count, (count + experts * (rows - 1)) // rows)  # whatever is chosen
+    number = jnp.arange(most)
+    expert = jnp.minimum((number[:, None] >= ends).sum(1), experts - 1)
+    row = (number - (ends - blocks)[expert])[:, None] * rows + jnp.arange(rows)
+    real = row < sizes[expert][:, None]
+    assignment = jnp.where(real, order[jnp.where(real, first_row[expert][:, None] + row, 0)], count)
+    return Blocks(jnp.where(real, assignment // per_token, tokens), expert, ends[-1]), assignment
+
+
+def _take(y: Float[Array, "N D"], tokens: Int[Array, " rows"]) -> Float[Array, "rows D"]:
+    return y.at[tokens].get(mode="fill", fill_value=0)
+
+
+def _add(total: Float[Array, "N D"], tokens: Int[Array, " rows"], change: Float[Array, "rows D"]) -> Array:
+    # No token chooses an expert twice, so a block has each at most once; padding lies beyond the end.
+    return total.at[tokens].add(change, mode="drop")
+
+
+_product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _run(
+    every: bool,
+    y: Float[Array, "N D"],
+    shares: Float[Array, "T rows"],
+    gate: Float[Array, "e D F"],
+    up: Float[Array, "e D F"],
+    down: Float[Array, "e F D"],
+    blocks: Blocks,
+) -> Float[Array, "N D"]:
+    """Adds up the blocks.
+
+    Args:
+        every: go through all blocks, as many as there may be, and not through the used ones only.
+    """
+
+    def block(i: Array, total: Array) -> Array:
+        tokens, e = blocks.tokens[i], blocks.expert[i]
+        x = _take(y, tokens)
+        hidden = jax.nn.silu(x @ gate[e]) * (x @ up[e])
+        return _add(total, tokens, shares[i][:, None] * _product(hidden, down[e]))
+
+    steps = len(blocks.expert) if every else blocks.used
+    total: Array = jax.lax.fori_loop(0, steps, block, jnp.zeros(y.shape, jnp.float32))
+    return total.astype(y.dtype)
+
+
+Residuals = tuple[Array, Array, Array, Array, Array, Blocks]
+
+
+def _forward(every: bool, *inputs: *Residuals) -> tuple[Array, Residuals]:
+    return _run(every, *inputs), inputs
+
+
+def _backward(every: bool, residuals: Residuals, gradient: Float[Array, "N D"]) -> tuple[Array | None, ...]:
+    y, shares, gate, up, down, blocks = residuals
+
+    def block(i: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        d_y, d_shares, d_gate, d_up, d_down = totals
+        tokens, e = blocks.tokens[i], blocks.expert[i]
+        x, d_out, share = _take(y, tokens), _take(gradient, tokens), shares[i][:, None]
+        gated, pull = jax.vjp(lambda a, b: jax.nn.silu(a) * b, x @ gate[e], x @ up[e])
+        d_plain = _product(d_out, down[e].T)  # of the hidden layer, were the share 1
+        d_gated, d_upped = pull((share * d_plain).astype(gated.dtype))
+        d_x = _product(d_gated, gate[e].T) + _product(d_upped, up[e].T)
+        return (
+            _add(d_y, tokens, d_x),
+            d_shares.at[i].set(jnp.sum(d_plain * gated.astype(jnp.float32), -1)),
+            d_gate.at[e].add(_product(x.T, d_gated)),
+            d_up.at[e].add(_product(x.T, d_upped)),
+            d_down.at[e].add(_product((share * gated.astype(jnp.float32)).astype(gated.dtype).T, d_out)),
+        )
+
+    inputs = residuals[:5]
+    steps = len(blocks.expert) if every else blocks.used
+    totals = jax.lax.fori_loop(0, steps, block, tuple(jnp.zeros(x.shape, jnp.float32) for x in inputs))
+    return *(total.astype(x.dtype) for total, x in zip(totals, inputs, strict=True)), None
+
+
+_run.defvjp(_forward, _backward)
