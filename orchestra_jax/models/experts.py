@@ -1,12 +1,13 @@
 """A mixture of experts: the router's choice, and the experts' MLPs on the tokens that chose them.
 
 Every token gets all the experts it chose, none is dropped for lack of room, and all shapes are static: the choices are
-sorted by expert and cut into blocks of rows of one expert each. A loop takes one block at a time, so that it computes
-what was chosen and holds one block's activations; the backward pass computes these again. `jax.lax.ragged_dot` is not
-used: on CPUs and GPUs XLA multiplies all rows by all experts for it (jax 0.10.2).
+sorted by expert and cut into blocks of rows of one expert each. A loop takes a few blocks at a time, so that it
+computes what was chosen and holds their activations only; the backward pass computes these again. `jax.lax.ragged_dot`
+is not used: on CPUs and GPUs XLA multiplies all rows by all experts for it (jax 0.10.2).
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -14,19 +15,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 _SMALLEST, _LARGEST = 8, 512  # rows of a block
+_TOGETHER = 8  # blocks of a step of the loop: one alone has too few rows for a GPU
 
 
 class Blocks(NamedTuple):
-    """Which rows each block has.
+    """Which rows each block has; a step of the loop takes g of them.
 
     Attributes:
-        tokens: numbers of the tokens, N for padding.
+        tokens: numbers of the tokens; padding lies beyond the end, each row elsewhere.
         expert: of each block.
-        used: blocks that hold a token; they come first.
+        used: steps whose blocks hold a token; they come first.
     """
 
-    tokens: Int[Array, "T rows"]
-    expert: Int[Array, " T"]
+    tokens: Int[Array, "steps g rows"]
+    expert: Int[Array, "steps g"]
     used: Int[Array, ""]
 
 
@@ -111,13 +113,13 @@ def _choices(
 
 def _block_rows(count: int, num_experts: int) -> int:
     """A power of two near a quarter of an expert's mean share, so that about an eighth of the rows is padding."""
-    quarter = max(1, count // (4 * num_experts))
-    return min(_LARGEST, max(_SMALLEST, 1 << (quarter.bit_length() - 1)))
+    quarter = max(1.0, count / (4 * num_experts))
+    return min(_LARGEST, max(_SMALLEST, 1 << round(math.log2(quarter))))
 
 
 def _cut(
     local: Int[Array, " A"], experts: int, rows: int, per_token: int, tokens: int
-) -> tuple[Blocks, Int[Array, "T rows"]]:
+) -> tuple[Blocks, Int[Array, "steps g rows"]]:
     """The blocks, and the choice (0 .. A-1, A for padding) that each of their rows is.
 
     Args:
@@ -130,21 +132,24 @@ def _cut(
     blocks = -(-sizes // rows)
     ends, first_row = jnp.cumsum(blocks), jnp.cumsum(sizes) - sizes
     most = min(count, (count + experts * (rows - 1)) // rows)  # whatever is chosen
-    number = jnp.arange(most)
-    expert = jnp.minimum((number[:, None] >= ends).sum(1), experts - 1)
-    row = (number - (ends - blocks)[expert])[:, None] * rows + jnp.arange(rows)
-    real = row < sizes[expert][:, None]
-    assignment = jnp.where(real, order[jnp.where(real, first_row[expert][:, None] + row, 0)], count)
-    return Blocks(jnp.where(real, assignment // per_token, tokens), expert, ends[-1]), assignment
+    together = min(most, _TOGETHER)
+    steps = -(-most // together)
+    number = jnp.arange(steps * together).reshape(steps, together)
+    expert = jnp.minimum((number[..., None] >= ends).sum(-1), experts - 1)
+    row = (number - (ends - blocks)[expert])[..., None] * rows + jnp.arange(rows)
+    real = row < sizes[expert][..., None]
+    assignment = jnp.where(real, order[jnp.where(real, first_row[expert][..., None] + row, 0)], count)
+    token = jnp.where(real, assignment // per_token, tokens + jnp.arange(rows))
+    return Blocks(token, expert, -(-ends[-1] // together)), assignment
 
 
-def _take(y: Float[Array, "N D"], tokens: Int[Array, " rows"]) -> Float[Array, "rows D"]:
+def _take(y: Float[Array, "N D"], tokens: Int[Array, "g rows"]) -> Float[Array, "g rows D"]:
     return y.at[tokens].get(mode="fill", fill_value=0)
 
 
 def _add(total: Float[Array, "N D"], tokens: Int[Array, " rows"], change: Float[Array, "rows D"]) -> Array:
-    # No token chooses an expert twice, so a block has each at most once; padding lies beyond the end.
-    return total.at[tokens].add(change, mode="drop")
+    # No token chooses an expert twice, so a block has each at most once: sums have one order on a GPU too.
+    return total.at[tokens].add(change, mode="drop", unique_indices=True)
 
 
 _product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
@@ -154,7 +159,7 @@ _product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 def _run(
     every: bool,
     y: Float[Array, "N D"],
-    shares: Float[Array, "T rows"],
+    shares: Float[Array, "steps g rows"],
     gate: Float[Array, "e D F"],
     up: Float[Array, "e D F"],
     down: Float[Array, "e F D"],
@@ -163,17 +168,19 @@ def _run(
     """Adds up the blocks.
 
     Args:
-        every: go through all blocks, as many as there may be, and not through the used ones only.
+        every: go through all steps, as many as there may be, and not through the used ones only.
     """
 
-    def block(i: Array, total: Array) -> Array:
+    def step(i: Array, total: Array) -> Array:
         tokens, e = blocks.tokens[i], blocks.expert[i]
         x = _take(y, tokens)
         hidden = jax.nn.silu(x @ gate[e]) * (x @ up[e])
-        return _add(total, tokens, shares[i][:, None] * _product(hidden, down[e]))
+        out = shares[i][..., None] * _product(hidden, down[e])
+        added: Array = jax.lax.fori_loop(0, len(e), lambda j, total: _add(total, tokens[j], out[j]), total)
+        return added
 
     steps = len(blocks.expert) if every else blocks.used
-    total: Array = jax.lax.fori_loop(0, steps, block, jnp.zeros(y.shape, jnp.float32))
+    total: Array = jax.lax.fori_loop(0, steps, step, jnp.zeros(y.shape, jnp.float32))
     return total.astype(y.dtype)
 
 
@@ -187,25 +194,28 @@ def _forward(every: bool, *inputs: *Residuals) -> tuple[Array, Residuals]:
 def _backward(every: bool, residuals: Residuals, gradient: Float[Array, "N D"]) -> tuple[Array | None, ...]:
     y, shares, gate, up, down, blocks = residuals
 
-    def block(i: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        d_y, d_shares, d_gate, d_up, d_down = totals
+    def step(i: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
         tokens, e = blocks.tokens[i], blocks.expert[i]
-        x, d_out, share = _take(y, tokens), _take(gradient, tokens), shares[i][:, None]
+        x, d_out, share = _take(y, tokens), _take(gradient, tokens), shares[i][..., None]
         gated, pull = jax.vjp(lambda a, b: jax.nn.silu(a) * b, x @ gate[e], x @ up[e])
-        d_plain = _product(d_out, down[e].T)  # of the hidden layer, were the share 1
+        d_plain = _product(d_out, down[e].mT)  # of the hidden layer, were the share 1
         d_gated, d_upped = pull((share * d_plain).astype(gated.dtype))
-        d_x = _product(d_gated, gate[e].T) + _product(d_upped, up[e].T)
-        return (
-            _add(d_y, tokens, d_x),
-            d_shares.at[i].set(jnp.sum(d_plain * gated.astype(jnp.float32), -1)),
-            d_gate.at[e].add(_product(x.T, d_gated)),
-            d_up.at[e].add(_product(x.T, d_upped)),
-            d_down.at[e].add(_product((share * gated.astype(jnp.float32)).astype(gated.dtype).T, d_out)),
-        )
+        d_x = _product(d_gated, gate[e].mT) + _product(d_upped, up[e].mT)
+        d_share = jnp.sum(d_plain * gated.astype(jnp.float32), -1)
+        shared = (share * gated.astype(jnp.float32)).astype(gated.dtype)
+        d_matrices = (_product(x.mT, d_gated), _product(x.mT, d_upped), _product(shared.mT, d_out))
+
+        def add(j: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+            d_y, d_shares, *sums = totals
+            sums = [total.at[e[j]].add(change[j]) for total, change in zip(sums, d_matrices, strict=True)]
+            return _add(d_y, tokens[j], d_x[j]), d_shares.at[i, j].set(d_share[j]), *sums
+
+        added: tuple[Array, ...] = jax.lax.fori_loop(0, len(e), add, totals)
+        return added
 
     inputs = residuals[:5]
     steps = len(blocks.expert) if every else blocks.used
-    totals = jax.lax.fori_loop(0, steps, block, tuple(jnp.zeros(x.shape, jnp.float32) for x in inputs))
+    totals = jax.lax.fori_loop(0, steps, step, tuple(jnp.zeros(x.shape, jnp.float32) for x in inputs))
     return *(total.astype(x.dtype) for total, x in zip(totals, inputs, strict=True)), None
 
 

@@ -276,6 +276,8 @@ def _plain_bytes(i: _Instruction, operands: Sequence[_Instruction]) -> float:
         return 2 * i.size
     if i.opcode == "dynamic-update-slice":
         return 2 * operands[1].size
+    if i.opcode == "scatter":
+        return sum(operand.size for operand in operands[1:]) + 2 * operands[-1].size  # reads and writes these rows
     return i.size + sum(operand.size for operand in operands)
 
 
@@ -294,6 +296,8 @@ def _fusion_bytes(inside: Sequence[_Instruction], operands: Sequence[_Instructio
                 total += user.size
             elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
                 continue
+            elif user.opcode == "scatter" and user.operands[0] == name:
+                total += by_name[user.operands[-1]].size
             elif user.opcode in _ELEMENTWISE:
                 total += read(user.name)
             else:
@@ -304,6 +308,8 @@ def _fusion_bytes(inside: Sequence[_Instruction], operands: Sequence[_Instructio
         instruction = by_name[name]
         if instruction.opcode == "dynamic-update-slice":
             return by_name[instruction.operands[1]].size
+        if instruction.opcode == "scatter":
+            return by_name[instruction.operands[-1]].size
         if instruction.opcode in ("bitcast", "tuple"):
             return sum(written(operand) for operand in instruction.operands)
         return instruction.size

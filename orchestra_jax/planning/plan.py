@@ -106,12 +106,13 @@ class Job:
     def forward_flops(self) -> float:
         """Model FLOPs of one forward pass over the step's tokens.
 
-        Two per weight and token (the head's only for sampled tokens, the embedding is a look-up), and causal attention:
+        Two per weight and token (the head's only for sampled tokens, the embedding is a look-up; of a mixture the
+        experts that the token has), and causal attention:
         2 * tokens * heads * head_dim per layer and token of a sequence for the scores and the mix together.
         """
         m = self.model
         head = m.hidden_size * m.vocab_size
-        layers = num_params(m) - head * (1 if m.tie_word_embeddings else 2)
+        layers = num_params(m) - m.idle_params() - head * (1 if m.tie_word_embeddings else 2)
         attention = 2 * sum(length**2 for length in self.lengths) * m.num_heads * m.head_dim * m.num_layers
         return self.update_tokens * (2.0 * layers + 2.0 * head * self.response) + self.sequences * attention
 

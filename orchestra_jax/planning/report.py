@@ -110,8 +110,10 @@ def show(plan: Plan, console: Console) -> None:
     """Prints the plan."""
     job, gpu = plan.job, plan.gpu
     rows = f"{job.shape.rows} x {job.shape.length}"
+    size, idle = num_params(job.model), job.model.idle_params()
+    active = f" ({(size - idle) / 1e9:.2f} B of them for a token)" if idle else ""
     console.print(
-        f"[bold]{num_params(job.model) / 1e9:.2f} B parameters on {job.devices} x {gpu.label}[/] "
+        f"[bold]{size / 1e9:.2f} B parameters{active} on {job.devices} x {gpu.label}[/] "
         f"(data {job.mesh[0]}, fsdp {job.mesh[1]}, tensor {job.mesh[2]})\n"
         f"A step: {job.sequences} trajectories of {_sequences(job)} = {job.update_tokens:,} tokens, "
         f"in {job.micro_batches} micro-batches of {rows} tokens on each of {job.shards} batch shards, and "

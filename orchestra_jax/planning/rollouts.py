@@ -1,8 +1,9 @@
 """A roofline of a step's rollouts: how long servers decode and prefill, and how long calls of experts are waited for.
 
-A decoding step reads all weights once, and the keys and values of every sequence that it serves; it takes the longer of
-these bytes at a share of the memory's bandwidth and of their arithmetic at the stated MFU. Prefill is arithmetic alone:
-what came before is in the servers' cache, so every token of a trajectory that was not sampled is prefilled once.
+A decoding step reads all weights once (of a mixture's experts those that its tokens are sent to), and the keys and
+values of every sequence that it serves; it takes the longer of these bytes at a share of the memory's bandwidth and of
+their arithmetic at the stated MFU. Prefill is arithmetic alone: what came before is in the servers' cache, so every
+token of a trajectory that was not sampled is prefilled once.
 """
 
 import math
@@ -104,15 +105,16 @@ def estimate(job: Job, gpu: Gpu, servers: Servers, assumed: Assumed) -> Rollouts
     bandwidth = gpu.bandwidth * assumed.bandwidth
     rate = servers.gpus * gpu.tflops * 1e12 * assumed.mfu
     head = m.hidden_size * m.vocab_size
-    layers = num_params(m) - head * (1 if m.tie_word_embeddings else 2)
+    layers = num_params(m) - m.idle_params() - head * (1 if m.tie_word_embeddings else 2)
+    read = weights - m.idle_params(concurrent) * _DTYPE_BYTES / servers.gpus
     attention = 4.0 * m.num_layers * m.num_heads * m.head_dim  # times the tokens that are attended to
     token_s = max(
-        (weights + concurrent * each) / bandwidth,
+        (read + concurrent * each) / bandwidth,
         concurrent * (2.0 * (layers + head) + attention * context) / rate,
     )
     sampled = job.response * sum(job.lengths)
     waves = max(1.0, share / concurrent) if concurrent else 0.0
-    read = (1 - job.response) * job.tokens
+    prefilled = (1 - job.response) * job.tokens
     return Rollouts(
         servers=servers,
         concurrent=concurrent,
@@ -123,7 +125,7 @@ def estimate(job: Job, gpu: Gpu, servers: Servers, assumed: Assumed) -> Rollouts
         sampled=sampled,
         token_s=token_s,
         decode_s=waves * sampled * token_s,
-        prefill_s=share * read * (2.0 * layers + attention * job.tokens / 2) / rate,
+        prefill_s=share * prefilled * (2.0 * layers + attention * job.tokens / 2) / rate,
         calls_s=waves * (assumed.calls * assumed.call_seconds + assumed.verdict_seconds),
     )
 

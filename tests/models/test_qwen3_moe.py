@@ -66,8 +66,8 @@ def dense(at: dict[str, jax.Array], normalise: bool) -> jax.Array:
     return jnp.einsum("ne,nef,efd->nd", share, hidden, at["down"])
 
 
-# Fewer choices than a block's rows; experts without a token; experts of several blocks.
-@pytest.mark.parametrize(("tokens", "normalise"), [(1, False), (5, True), (120, False)])
+# Experts without a token, and experts of several blocks.
+@pytest.mark.parametrize(("tokens", "normalise"), [(3, True), (120, False)])
 def test_layer_and_gradients_are_those_by_hand(tokens: int, normalise: bool) -> None:
     at = layer(tokens, tokens)
     want = by_hand({name: np.asarray(value, np.float64) for name, value in at.items()}, normalise)

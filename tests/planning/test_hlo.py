@@ -135,6 +135,33 @@ ENTRY %main (x: f32[4]) -> f32[4] {
     assert program_cost(text).uncounted == ("a loop of unknown length", "custom call __cudnn$fmhaSoftmax")
 
 
+def test_a_sum_into_some_rows_moves_these_rows() -> None:
+    text = """
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%rows (p0: f32[1000,16], p1: s32[4,1], p2: f32[4,16]) -> f32[1000,16] {
+  %p0 = f32[1000,16]{1,0} parameter(0)
+  %p1 = s32[4,1]{1,0} parameter(1)
+  %p2 = f32[4,16]{1,0} parameter(2)
+  ROOT %sums = f32[1000,16]{1,0} scatter(%p0, %p1, %p2), update_window_dims={1}, to_apply=%add
+}
+
+ENTRY %main (x: f32[1000,16], i: s32[4,1], y: f32[4,16]) -> f32[1000,16] {
+  %x = f32[1000,16]{1,0} parameter(0)
+  %i = s32[4,1]{1,0} parameter(1)
+  %y = f32[4,16]{1,0} parameter(2)
+  %plain = f32[1000,16]{1,0} scatter(%x, %i, %y), update_window_dims={1}, to_apply=%add
+  ROOT %fused = f32[1000,16]{1,0} fusion(%plain, %i, %y), kind=kInput, calls=%rows
+}
+"""
+    rows, indices = 4 * 16 * 4, 4 * 4
+    assert program_cost(text).bytes == 2 * (3 * rows + indices)
+
+
 def test_no_program_is_an_error() -> None:
     with pytest.raises(ValueError, match="no ENTRY"):
         program_cost("HloModule nothing")

@@ -16,6 +16,7 @@ from orchestra_jax.config.schema import ConfigError, LoraConfig, MeshConfig, Mod
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig
 from orchestra_jax.planning import report as plan_report
 from orchestra_jax.planning.fused import attention_flops
 from orchestra_jax.planning.gpus import GPUS, Gpu, find_gpu
@@ -110,6 +111,14 @@ def test_model_flops_by_hand() -> None:
     assert job.model_flops == pytest.approx(3 * forward)
     assert dataclasses.replace(job, reference="float32", epochs=2).model_flops == pytest.approx(7 * forward)
     assert dataclasses.replace(job, adapters=LoRA(4, 8.0)).model_flops == pytest.approx(2 * forward)
+
+
+def test_a_mixture_computes_what_a_token_passes() -> None:
+    model = Qwen3MoeConfig(512, 64, 128, 4, 8, 8, 8, expert_size=16, num_experts=8, experts_per_token=2)
+    router, expert = 4 * 64 * 8, 4 * 3 * 64 * 16
+    attention = make_job().forward_flops - 2 * 64 * 32 * 4 * 3 * 64 * 128
+    assert num_params(model) == MATRICES + NORMS - 4 * 3 * 64 * 128 + router + 8 * expert
+    assert make_job(model=model).forward_flops == pytest.approx(attention + 2 * 64 * 32 * (router + 2 * expert))
 
 
 def test_a_trajectory_that_forks_trains_all_of_its_sequences() -> None:

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig
 from orchestra_jax.planning.glance import servers_of, show_glance
 from orchestra_jax.planning.gpus import GIB, find_gpu
 from orchestra_jax.planning.hlo import ProgramCost
@@ -65,6 +66,16 @@ def test_the_roofline_by_hand() -> None:
     double = estimate(job(), fast, Servers(4, 2, 16, 1e9), Assumed(4, 0.5, 0.8, 0, 0.0))
     assert double.token_s == pytest.approx(bytes_s / 2)
     assert double.weights == weights / 2
+
+
+def test_a_decoding_step_reads_the_experts_that_its_tokens_are_sent_to() -> None:
+    model = Qwen3MoeConfig(512, 64, 128, 4, 8, 8, 8, expert_size=512, num_experts=8, experts_per_token=2)
+    servers, assumed = Servers(4, 1, 2, 1e9), Assumed(4, 0.5, 1e-3, 0, 0.0)  # the memory is what takes time
+    found = estimate(job(model=model), GPU, servers, assumed)
+    experts = 2 * 4 * 8 * 3 * 64 * 512  # bytes
+    assert found.concurrent == 2
+    read = found.weights - experts * (6 / 8) ** 2  # each of two tokens leaves 6 of 8
+    assert found.token_s == pytest.approx((read + found.cache) / 1e9)
 
 
 def test_dropped_thoughts_sample_more_and_later() -> None:
