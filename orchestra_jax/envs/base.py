@@ -156,7 +156,12 @@ class Environment(ABC):
     """Tasks and episodes, and what the episodes share: sandboxes, indices, connections.
 
     It is made with the configuration of the run as its one argument. The class methods are asked before that.
+
+    Attributes:
+        silent_baselines: nobody speaks the words of its baselines: they are no tokens, and only calls cost something.
     """
+
+    silent_baselines: bool = False
 
     @classmethod
     def problems(cls, cfg: RunConfig) -> list[str]:

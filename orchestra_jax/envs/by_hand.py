@@ -98,16 +98,27 @@ def baseline(environment: "Environment", name: str, tasks: Sequence[Task], most:
     """
     own = environment.baselines()
     models = list(dict.fromkeys(asked.name for task in tasks for asked in environment.experts(task)))
-    scripts: dict[str, Script] = {DO_NOTHING: do_nothing, RANDOM: partial(_random, environment)}
-    if models:
-        scripts[CHEAPEST_FIRST] = partial(_cheapest_first, environment, most)
-        scripts |= {EXPERT + model: partial(_alone, environment, model) for model in models}
+    scripts = {DO_NOTHING: do_nothing} | of_any(environment, models, most)
     if name not in own and name not in scripts:
         raise ConfigError(
             f"policy=baseline:{name}: there is none; here are {', '.join(dict.fromkeys([*own, *scripts]))}."
         )
     # A world's own way to do nothing, to a user who waits for words, is as silent as that of any other.
-    return Baseline(name, own.get(name) or scripts[name], silent=name in scripts)
+    return Baseline(name, own.get(name) or scripts[name], silent=name in scripts or environment.silent_baselines)
+
+
+def of_any(environment: "Environment", models: Sequence[str], most: int) -> "dict[str, Script]":
+    """The scripts of this module that call something.
+
+    Args:
+        models: that are asked alone.
+        most: calls that a script may make on a task.
+    """
+    scripts: dict[str, Script] = {RANDOM: partial(_random, environment)}
+    if models:
+        scripts[CHEAPEST_FIRST] = partial(_cheapest_first, environment, most)
+        scripts |= {EXPERT + model: partial(_alone, environment, model) for model in models}
+    return scripts
 
 
 def _random(environment: "Environment", task: Task, results: Sequence[ToolResult]) -> ToolCall | str:

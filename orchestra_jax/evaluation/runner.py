@@ -10,8 +10,8 @@ import numpy as np
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.engines.base import Engine
-from orchestra_jax.envs.base import Environment
-from orchestra_jax.envs.by_hand import DO_NOTHING, Baseline, do_nothing
+from orchestra_jax.envs.base import Environment, Script
+from orchestra_jax.envs.by_hand import DO_NOTHING, EXPERT, Baseline, do_nothing
 from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT, Tasks
 from orchestra_jax.evaluation.kept import Kept
 from orchestra_jax.evaluation.measures.delegation import share_figures
@@ -94,6 +94,8 @@ class Evaluator:
         self.disagreements: list[dict[str, Any]] = []
         self.scripts = dict(environment.baselines())
         self._silence = Baseline(DO_NOTHING, self.scripts.pop(DO_NOTHING, do_nothing))
+        self._alone = {name: self.scripts.pop(name) for name in list(self.scripts) if name.startswith(EXPERT)}
+        self._environment = environment
         self._baseline_runs: dict[str, list[Trajectory]] | None = None
         self._caps = capped(cfg.rollout.limits, turn_caps)
         assert not turn_caps or collector.limits == widest(cfg.rollout.limits, turn_caps)
@@ -134,10 +136,17 @@ class Evaluator:
         """Figures of every baseline on the held-out tasks, and of doing nothing on every benchmark.
 
         That one is called "do_nothing" on the held-out tasks and "do_nothing on BENCHMARK" on others, where a benchmark
-        with parts is one; its trajectories are kept as a policy's are.
+        with parts is one; its trajectories are kept as a policy's are. An expert alone is played where it is offered.
         """
         runs = await self._runs()
         found = {name: summarize(run) | self._utility(run, runs) for name, run in runs.items()}
+        held_out = self.benchmarks.get(HELD_OUT, ())
+        assert not isinstance(held_out, Mapping)
+        for name, script in self._alone.items():
+            model = name.removeprefix(EXPERT)
+            offered = [task for task in held_out if model in [each.name for each in self._environment.experts(task)]]
+            if offered:
+                found[name] = summarize(await self._play(script, offered))
         self._when, self._policy = DO_NOTHING, DO_NOTHING
         for name, tasks in self.benchmarks.items():
             run = [
@@ -241,11 +250,13 @@ class Evaluator:
             tasks = self.benchmarks.get(HELD_OUT, ())
             assert not isinstance(tasks, Mapping)
             self._baseline_runs = {
-                name: await play_all(self._processes, self.collector, script, tasks, budget=self._budget)
-                for name, script in self.scripts.items()
-                if tasks
+                name: await self._play(script, tasks) for name, script in self.scripts.items() if tasks
             }
         return self._baseline_runs
+
+    async def _play(self, script: Script, tasks: Sequence[Task]) -> list[Trajectory]:
+        silent = self._environment.silent_baselines
+        return await play_all(self._processes, self.collector, script, tasks, budget=self._budget, silent=silent)
 
     def _utility(
         self, run: list[Trajectory], baselines: Mapping[str, list[Trajectory]], samples: int = 1

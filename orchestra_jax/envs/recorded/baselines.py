@@ -7,62 +7,91 @@ knows who is right.
 from collections.abc import Callable, Mapping, Sequence
 
 from orchestra_jax.envs.base import Script
-from orchestra_jax.envs.by_hand import Asked
+from orchestra_jax.envs.recorded import router as classical
+from orchestra_jax.envs.recorded.cascades import agreeing, trusting
+from orchestra_jax.envs.recorded.choices import (
+    NEAR,
+    Choice,
+    Offered,
+    Policy,
+    Said,
+    ask,
+    best,
+    code_run,
+    near,
+    scripted,
+)
 from orchestra_jax.envs.recorded.evidence import Evidence
-from orchestra_jax.envs.recorded.offer import PYTHON, code_of
 from orchestra_jax.envs.recorded.table import Recording
-from orchestra_jax.types import Task, ToolCall, ToolResult
-
-Offered = Callable[[Task], Sequence[Asked]]  # the models of a menu, the cheapest first
-Said = Callable[[ToolResult], str | None]
+from orchestra_jax.types import Task
 
 
 def baselines(
-    offered: Offered, said: Said, evidence: Mapping[str, Evidence], recording: Recording
+    offered: Offered,
+    said: Said,
+    evidence: Mapping[str, Evidence],
+    recording: Recording,
+    training: Sequence[str],
 ) -> dict[str, Script]:
     """The scripts by name.
 
     `best`: the model that was right most often in training, of equals the cheapest; `best_per_family`: the same on
     questions of this kind (it is told the kind); `cheapest`: the cheapest of the menu; `code_first`: runs the code
-    where the question has some, else asks as `best_per_family`; `code_then_cheapest_good`: asks the cheapest model
-    within 8 points of the best of the kind instead; `oracle`: the code, else the cheapest that is right.
+    where the question has some, else asks as `best_per_family`.
+
+    `code_cheap`: the code, else the cheapest model within `NEAR` of the best; `code_cheap_strong`: that model only for
+    kinds of questions where it is within `NEAR` / 2 of the best of the kind, else that one; `code_then_cheapest_good`:
+    the code, else the cheapest model within `NEAR` of the best of the kind. `cascade`: see `cascades.agreeing`.
+
+    With scikit-learn: `router` and `router_code`, which heed the task's wish, and the same for a fixed one as
+    `router_right`, `router_cheap` and `router_fast`, `router_code_right` and so on; `cascade_trusted`:
+    `cascades.trusting`. `oracle`: the code, else the cheapest that is right.
+
+    Args:
+        training: questions of the training split; the classical router reads no other.
     """
 
-    def best(task: Task) -> ToolCall:
-        return max(offered(task), key=lambda asked: evidence[asked.name].accuracy).call
+    def overall(choices: Sequence[Choice]) -> list[float]:
+        return [evidence[choice.name].accuracy for choice in choices]
 
-    def of_family(task: Task) -> ToolCall:
-        return max(offered(task), key=lambda asked: evidence[asked.name].by_family[task.family]).call
+    def of_kind(choices: Sequence[Choice], task: Task) -> list[float]:
+        return [evidence[choice.name].by_family[task.family] for choice in choices]
 
-    def good(task: Task) -> ToolCall:
-        shares = [(evidence[asked.name].by_family[task.family], asked.call) for asked in offered(task)]
-        most = max(share for share, _ in shares)
-        return next(call for share, call in shares if share >= most - 0.08)
+    def cheap(task: Task) -> Choice:
+        return near(offered(task), overall(offered(task)))[0]
 
-    def cheapest(task: Task) -> ToolCall:
-        return offered(task)[0].call
+    def cheap_or_strong(task: Task) -> Choice:
+        shares = of_kind(offered(task), task)
+        first, strong = cheap(task), best(offered(task), shares)
+        return first if first in near(offered(task), shares, NEAR / 2) else strong
 
-    def oracle(task: Task) -> ToolCall:
-        models = offered(task)
-        right = [each.call for each in models if recording.records[each.name][task.extra["question"]].correct]
-        return right[0] if right else models[0].call
+    def right(task: Task) -> Choice:
+        rows = [recording.records[choice.name][task.extra["question"]] for choice in offered(task)]
+        return best(offered(task), [row.correct for row in rows])
 
-    def one_call(choose: Callable[[Task], ToolCall], code: bool = False) -> Script:
-        def script(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
-            runs = code and code_of(task.question) is not None and any(spec.name == PYTHON for spec in task.tools)
-            if results and (answer := said(results[-1])) is not None:
-                return answer
-            if runs and not results:
-                return ToolCall(PYTHON, {})
-            return choose(task) if len(results) <= runs and offered(task) else ""
+    def one(choose: Callable[[Task], Choice], code: bool = False) -> Policy:
+        def asked(task: Task):  # type: ignore[no-untyped-def]
+            return ask(choose(task).call)
 
-        return script
+        return (lambda task: code_run(task, asked)) if code else asked
 
-    return {
-        "best": one_call(best),
-        "best_per_family": one_call(of_family),
-        "cheapest": one_call(cheapest),
-        "code_first": one_call(of_family, code=True),
-        "code_then_cheapest_good": one_call(good, code=True),
-        "oracle": one_call(oracle, code=True),
+    def best_of_kind(task: Task) -> Choice:
+        return best(offered(task), of_kind(offered(task), task))
+
+    policies: dict[str, Policy] = {
+        "best": one(lambda task: best(offered(task), overall(offered(task)))),
+        "best_per_family": one(best_of_kind),
+        "cheapest": one(lambda task: offered(task)[0]),
+        "code_first": one(best_of_kind, code=True),
+        "code_cheap": one(cheap, code=True),
+        "code_cheap_strong": one(cheap_or_strong, code=True),
+        "code_then_cheapest_good": one(lambda task: near(offered(task), of_kind(offered(task), task))[0], code=True),
+        "cascade": agreeing(offered, evidence),
     }
+    if classical.available():
+        router = classical.Router(recording.of(training))
+        policies["cascade_trusted"] = trusting(offered, evidence, router)
+        for name, wish in (("", None), ("_right", "accuracy"), ("_cheap", "low_cost"), ("_fast", "fast")):
+            policies[f"router{name}"] = classical.routed(offered, router, wish)
+            policies[f"router_code{name}"] = classical.routed(offered, router, wish, code=True)
+    return {name: scripted(policy, said) for name, policy in {**policies, "oracle": one(right, code=True)}.items()}

@@ -23,7 +23,9 @@ from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.data.preferences import WORDINGS, make_preference
 from orchestra_jax.envs import by_hand
 from orchestra_jax.envs.base import Demonstrations, Environment, Script, ToolEpisode, initial_messages
+from orchestra_jax.envs.recorded import router
 from orchestra_jax.envs.recorded.baselines import baselines
+from orchestra_jax.envs.recorded.choices import Choice
 from orchestra_jax.envs.recorded.evidence import evidence_of, with_latencies
 from orchestra_jax.envs.recorded.offer import PYTHON, catalogue_entries
 from orchestra_jax.envs.recorded.readers import read_recording
@@ -71,16 +73,19 @@ class RecordedEnvironment(Environment):
         recording: the questions that every model has answered.
         splits: their ids by split.
         evidence: of the models, from the training split.
+        silent_baselines: they are no language models.
 
     Raises:
         ConfigError: the table cannot be read or has no such models, or this machine cannot isolate programs.
     """
 
+    silent_baselines = True
+
     def __init__(self, cfg: RunConfig) -> None:
         if wrong := self.problems(cfg):
             raise ConfigError("\n".join(wrong))
         self._cfg, self._options = cfg, {**_OPTIONS, **cfg.env.options}
-        self._preference = drawn_from(cfg.data.preferences_file)
+        self._preference, self._told = drawn_from(cfg.data.preferences_file), False
         self.recording = _answered(_read(self._options))
         self.splits = self.recording.split(cfg.env.seed)
         if empty := [split for split, ids in self.splits.items() if not ids]:
@@ -161,17 +166,30 @@ class RecordedEnvironment(Environment):
         )
 
     def baselines(self) -> Mapping[str, Script]:
-        return baselines(self.experts, self.said, self.evidence, self.recording)
+        if not router.available() and not self._told:
+            self._told = True
+            print(router.NEEDS, flush=True)
+        limits = self._cfg.rollout.limits
+        entries = self._catalogues[EVAL].entries.values()
+        # Those of any environment too: a table shows every expert alone. The answer is a turn of its own.
+        most = min(limits.max_calls, limits.max_turns - 1)
+        common = by_hand.of_any(self, [entry.model for entry in entries if entry.role], most)
+        own = baselines(self.experts, self.said, self.evidence, self.recording, self.splits["train"])
+        return {**own, **common}
 
-    def experts(self, task: Task) -> Sequence[by_hand.Asked]:
-        record, found = task.extra["instance"], list[tuple[float, by_hand.Asked]]()
+    def experts(self, task: Task) -> Sequence[Choice]:
+        record, found = task.extra["instance"], list[Choice]()
         catalogue = self._catalogues[record["split"]]
         prices = catalogue.book.prices(PriceDraw(**record["prices"]))
         for name, key in record["tools"].items():
             entry = catalogue.entries[key]
             if entry.role:
-                found.append((self._mean_cost(entry.model, prices), by_hand.Asked(entry.model, ToolCall(name, {}))))
-        return [asked for _, asked in sorted(found, key=lambda pair: (pair[0], pair[1].name))]
+                usd, seconds = (
+                    self._mean_cost(entry.model, prices),
+                    catalogue.book.base.latencies[entry.model]["answer"],
+                )
+                found.append(Choice(entry.model, ToolCall(name, {}), usd, seconds))
+        return sorted(found, key=lambda choice: (choice.usd, choice.name))
 
     def said(self, result: ToolResult) -> str | None:
         text = by_hand.said(result)
