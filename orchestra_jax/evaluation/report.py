@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 NOTHING = "–"
+FINE_USD = 0.0005  # a cost below it, .05 cents, needs more decimals
 Figures = Mapping[str, Any]
 Row = tuple[str, Figures, str]  # label, figures, style
 
@@ -185,10 +186,19 @@ def figures_table(title: str, rows: Sequence[Row]) -> Table:
     table.add_column("", overflow="fold")
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
+    digits = {name: _digits(rows, name, decimals) for name, _, decimals in columns.values()}
     for label, figures, style in rows:
-        cells = [_shown(value(figures, name), factor, decimals) for name, factor, decimals in columns.values()]
+        cells = [_shown(value(figures, name), factor, digits[name]) for name, factor, _ in columns.values()]
         table.add_row(label, *cells, style=style)
     return table
+
+
+def _digits(rows: Sequence[Row], name: str, decimals: int) -> int:
+    """Two decimals more where some cost would be little but zeros."""
+    if name not in ("cost", "cost_per_correct"):
+        return decimals
+    small = any(0 < (value(figures, name) or 0.0) < FINE_USD for _, figures, _ in rows)
+    return decimals + 2 * small
 
 
 def interval_lines(rows: Sequence[Row]) -> Iterator[str]:

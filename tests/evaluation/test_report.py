@@ -223,6 +223,21 @@ def test_no_label_covers_another(summary, tmp_path, drawn, crowd):
         assert not any(box.overlaps(other) for other in boxes[:i])
 
 
+def test_costs_far_apart_are_on_a_logarithmic_axis_with_more_decimals(summary, tmp_path, drawn):
+    summary["baselines"] = {
+        "do_nothing": row(0.3, 0.0), "router": row(0.8, 0.000122), "expert/gpt-5": row(0.84, 0.02)
+    }  # fmt: skip
+    draw(summary, [], tmp_path)
+    plane = drawn[-1]
+    assert plane.axes[0].get_xscale() == "log"
+    shown = set(words(plane).split("\n"))
+    assert {"router", "gpt-5"} <= shown
+    assert "do nothing" not in shown  # what is free has no place there
+    text = printed(summary)
+    assert cells(text, "router")[2:4] == ["0.0122", "0.0152"]
+    assert cells(text, "expert/gpt-5")[2] == "2.0000"
+
+
 def test_what_is_missing_is_not_drawn(summary, metrics, tmp_path, drawn):
     assert draw({"after": {"accuracy": 0.5}}, [], tmp_path) == []
     assert draw({}, [{"step": 0, "accuracy": 0.5}], tmp_path) == []  # one point makes no curve

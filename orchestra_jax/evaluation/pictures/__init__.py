@@ -1,0 +1,1 @@
+"""The pictures of a run that are files of their own."""
