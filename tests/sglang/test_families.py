@@ -18,6 +18,7 @@ from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from orchestra_jax.models import checkpoint, decoder, tokenizer
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.llama import LlamaConfig, MistralConfig, Qwen2Config
+from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig
 from orchestra_jax.models.rope import RopeScaling
 from orchestra_jax.rollout.chat import ChatFormat
 from tests.engines.contract import prompt_of
@@ -34,6 +35,7 @@ CONFIGS = {
     "llama": LlamaConfig(**SIZES, rope_scaling=STRETCHED, tie_word_embeddings=True),
     "mistral": MistralConfig(**SIZES, tie_word_embeddings=False),
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, expert_size=32, num_experts=8, experts_per_token=2),
 }
 CAPITAL = "What is the capital of France?"
 QUESTIONS = (
