@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, ClassVar, Self, cast
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -159,6 +158,6 @@ def router_logits(
     """
     constrain = others.pop("constrain", None)
     _, seen = config.module(constrain).apply({"params": params}, tokens, positions, mutable="intermediates", **others)
-    return jnp.concatenate(
-        [jnp.reshape(leaf, (-1, math.prod(tokens.shape), config.num_experts)) for leaf in jax.tree.leaves(seen)]
-    )
+    layers = ["layers"] if config.scan_layers else [f"layers_{i}" for i in range(config.num_layers)]
+    found = [seen["intermediates"][name]["router_logits"][0] for name in layers]
+    return jnp.stack(found).reshape(-1, math.prod(tokens.shape), config.num_experts)
