@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from orchestra_jax.envs.recorded.evidence import Evidence, seconds
+from orchestra_jax.envs.recorded.spending import spend
 from orchestra_jax.envs.recorded.table import Recording
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.base import Tool, ToolHandler
 from orchestra_jax.tools.catalogue import Entry
+from orchestra_jax.tools.entries import within_budget
 from orchestra_jax.tools.python.sandbox import TOOL
 from orchestra_jax.types import Task, ToolResult, ToolSpec, Usage
 
@@ -56,9 +58,11 @@ def expert(model: str, evidence: Evidence, recording: Recording, prices: PriceLi
             usage = Usage(
                 model, "tool", row.prompt_tokens, 0, row.completion_tokens, seconds=seconds(model, row, prices)
             )
-            return ToolResult(text, (usage if listed else replace(usage, cost_usd=row.cost_usd or 0.0),))
+            usage = usage if listed else replace(usage, cost_usd=row.cost_usd or 0.0)
+            await spend(budget, prices.charge(usage) if listed else usage)
+            return ToolResult(text, (usage,))
 
-        return ask
+        return within_budget(ask)
 
     words = evidence.description
     if not listed:

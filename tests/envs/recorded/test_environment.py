@@ -15,7 +15,7 @@ from orchestra_jax.envs.recorded.figures import figures
 from orchestra_jax.envs.recorded.offer import NO_CODE, code_of
 from orchestra_jax.envs.recorded.unseen import unseen_recorded
 from orchestra_jax.envs.registry import environment_class
-from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.types import Task, ToolCall, ToolResult
 from tests.envs.recorded.made import CHEAP, CODE, HOUSE, MODELS, STRONG, UNSEEN, config, made_rows
 
@@ -122,6 +122,21 @@ def test_a_call_costs_its_tokens_at_the_list_and_takes_them_at_the_stated_speed(
     assert row.seconds == pytest.approx((10 + number) / 60, rel=1e-3)
     (own,) = called(environment, task, f"generalist/{HOUSE}").usage
     assert (own.cost_usd, own.seconds) == (0.002, 3.0)
+
+
+def test_a_trajectorys_allowance_refuses_a_recorded_call_and_the_run_pays_nothing(table: Path):
+    environment = RecordedEnvironment(config(str(table), python=False))
+    task = environment.held_out(1)[0]
+    strong = (50 * 3 + (10 + int(task.id[1:])) * 15) / 1e6
+    run = Budget(name="run")
+    limits = {"strong": Limits(usd=1.5 * strong), "own": Limits(usd=0.003)}
+    for kind, model in (("strong", STRONG), ("own", HOUSE)):
+        names = {key: name for name, key in task.extra["instance"]["tools"].items()}
+        episode = environment.reset(task, Budget(limits[kind], name="trajectory", parent=run))
+        first, second = (asyncio.run(episode.step(ToolCall(names[f"generalist/{model}"], {}))) for _ in range(2))
+        assert (first.refused, len(first.usage)) == (False, 1)
+        assert (second.refused, second.is_error, second.usage) == (True, True, ())
+    assert (run.spent.usd, run.spent.calls) == (0.0, 0)
 
 
 def test_baselines_that_are_played_come_to_the_figures_of_the_table(table: Path):
