@@ -135,6 +135,15 @@ def problems(config: RunConfig) -> list[str]:
         )
     if config.model.lora.rank and config.model.path is None:
         found.append("model.lora.rank needs a base to freeze: set model.path=FOLDER, or model.lora.rank=0.")
+    if config.model.lora.rank and config.model.lora.layers and config.model.scan_layers:
+        found.append(
+            "model.lora.layers needs layers of their own: set model.scan_layers=false, or model.lora.layers=0."
+        )
+    if config.model.lora.rank and config.warm_start.pretrained and config.algorithm.loss.kl_coef:
+        found.append(
+            "Under adapters the KL's reference is their base, which has had no warm start: set "
+            "algorithm.loss.kl_coef=0, or warm_start.pretrained=false."
+        )
     found += _tools(config)
     return found
 
@@ -234,9 +243,9 @@ def missing_inputs(config: RunConfig) -> list[str]:
         read.append(("model.tokenizer", model.tokenizer))
     key = "data.path" if data.path is not None else "data.mixture"
     read += [(key, source.path) for source in data.training()]
-    made = {"model.path": ": make it with `make smollm2`, or"} if model.preset == "smollm2-135m" else {}
+    made = {"model.path": ", or make it with `make smollm2`"} if model.preset == "smollm2-135m" else {}
     found += [
-        f"{key}={shown(path)} is not there{made.get(key, ':')} set {key}."
+        f"{key}={shown(path)} is not there: set {key}{made.get(key, '')}."
         for key, path in read
         if path and not _there(key, path)
     ]

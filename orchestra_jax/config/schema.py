@@ -36,6 +36,7 @@ class LoraConfig(Settings):
     rank: int = at_least(0, 0)  # of the adapters; 0 trains the whole policy
     alpha: float = above(32.0, 0)  # the adapters' product is scaled by alpha / rank
     targets: list[LoraTarget] = field(default_factory=lambda: list(LoraTarget))  # the matrices that get one
+    layers: int = at_least(0, 0)  # the last so many layers get them, and none below is differentiated; 0: all
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class ModelConfig(Settings):
     path: str | None = None  # folder of a Hugging Face checkpoint (config.json, *.safetensors)
     random_init: bool = False  # start from random weights when there is no `path`, after a warm start
     tokenizer: str | None = None  # folder with tokenizer.json; "environment": of its own words; null: that of `path`
+    chat_template: str | None = None  # Jinja file, or the name of one in conf/chat_template; null: the tokenizer's
     dtype: DType = DType.float32  # compute dtype
     param_dtype: DType = DType.float32  # storage dtype of the parameters
     scan_layers: bool = False  # scan over stacked layers: compiles fast on a GPU; unrolled runs faster on a CPU
@@ -170,10 +172,12 @@ class DataConfig(Settings):
 
 @dataclass(frozen=True)
 class WarmStartConfig(Settings):
-    """Supervised steps on scripted demonstrations, for a policy with random weights only."""
+    """Supervised steps on scripted demonstrations, for a policy with random weights."""
 
     steps: int = at_least(600, 0)  # optimizer steps at most; 0 skips it
+    pretrained: bool = False  # for the policy at model.path too, or the adapters on it
     batch_size: int = at_least(64, 1)  # demonstrations
+    packing: bool = True  # demonstrations side by side in rows; false: rows as algorithm.* makes them for the update
     demonstrations: int = at_least(8000, 1)  # scripted trajectories made before the first step
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(

@@ -132,9 +132,10 @@ class SlotCache:
         return found
 
     def _prefill_prompts(self, params: Any, fresh: dict[tuple[int, ...], list[int]]) -> None:
-        """Runs each distinct prompt once, in the smallest row bucket, and copies it to all slots that start with it."""
+        """Runs each distinct prompt once, in full row buckets, and copies it to all slots that start with it."""
         prompts = sorted(fresh, key=lambda prompt: fresh[prompt])
-        most = _bucket(self._rows, len(prompts))
+        # Two passes of four long prompts cost half of one that pads eight to sixteen.
+        most = max((size for size in self._rows if size <= len(prompts)), default=self._rows[0])
         for start in range(0, len(prompts), most):
             part = prompts[start : start + most]
             width = _bucket(self._widths, max(len(prompt) for prompt in part))

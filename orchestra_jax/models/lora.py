@@ -51,7 +51,6 @@ _ONLY: dict[str, Any] = {
     "use_dora": False,
     "lora_bias": False,
     "modules_to_save": None,
-    "layers_to_transform": None,
     "rank_pattern": {},
     "alpha_pattern": {},
 }
@@ -64,12 +63,15 @@ class LoRA:
     Attributes:
         rank: r, columns of A and rows of B.
         alpha: the adapters' product is scaled by alpha / rank.
-        targets: names of the adapted matrices of every layer, in any order; kept in the order of `TARGETS`.
+        targets: names of the adapted matrices of a layer, in any order; kept in the order of `TARGETS`.
+        layers: the last so many layers are adapted, and the backward pass ends at the first of them; 0: all. Some need
+            layers of their own in the tree (no `scan_layers`).
     """
 
     rank: int
     alpha: float
     targets: tuple[str, ...] = TARGETS
+    layers: int = 0
 
     def __post_init__(self) -> None:
         unknown = [target for target in self.targets if target not in TARGETS]
@@ -180,6 +182,7 @@ def save_peft(
             "r": lora.rank,
             "lora_alpha": int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha,
             "lora_dropout": 0.0,
+            "layers_to_transform": _last(lora.layers, config.num_layers),
             "target_modules": [name for name, target in _PEFT_TARGETS.items() if target in lora.targets],
             "init_lora_weights": True,
             "inference_mode": True,
@@ -223,7 +226,7 @@ def load_peft(folder: str | Path, config: DecoderConfig) -> tuple[LoRA, dict[str
     absent = [name for name in (_CONFIG, _WEIGHTS) if not (folder / name).is_file()]
     if absent:
         raise FileNotFoundError(f"No {absent[0]} in {str(folder)!r}; give a folder that PEFT's save_pretrained wrote.")
-    lora = _read_config(folder / _CONFIG)
+    lora = _read_config(folder / _CONFIG, config.num_layers)
     try:
         with safe_open(folder / _WEIGHTS, framework="numpy") as file:
             tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
@@ -240,8 +243,18 @@ def _merged(kernel: Any, pair: Mapping[str, Any], lora: LoRA) -> jax.Array:
     return cast(jax.Array, (kernel.astype(jnp.float32) + change).astype(kernel.dtype))
 
 
-def _layers(params: Params) -> list[str]:
-    return [name for name in params if name.startswith("layers")]
+def _layers(params: Params, lora: LoRA) -> list[str]:
+    """The names of the adapted layers in the tree.
+
+    Raises:
+        ValueError: fewer layers than are to be adapted, or some of a stack.
+    """
+    names = sorted((name for name in params if name.startswith("layers")), key=lambda name: (len(name), name))
+    if lora.layers and names == ["layers"]:
+        raise ValueError("model.lora.layers adapts some layers of a stack: set model.scan_layers=false, or it to 0.")
+    if lora.layers > len(names):
+        raise ValueError(f"model.lora.layers={lora.layers}, but the policy has {len(names)} layers.")
+    return names[-lora.layers :]
 
 
 def _abstract_for(base: Params, lora: LoRA) -> dict[str, Any]:
@@ -252,12 +265,13 @@ def _abstract_for(base: Params, lora: LoRA) -> dict[str, Any]:
             "lora_b": jax.ShapeDtypeStruct((*stack, lora.rank, outputs), jnp.float32),
         }
 
-    layer = base[next(iter(_layers(base)))]
+    names = _layers(base, lora)
+    layer = base[names[0]]
     absent = [target for target in lora.targets if target not in layer]
     if absent:
         have = ", ".join(target for target in TARGETS if target in layer)
         raise ValueError(f"A layer of this model has no {', '.join(absent)}; set model.lora.targets to some of {have}.")
-    return {name: {target: pair(base[name][target]["kernel"]) for target in lora.targets} for name in _layers(base)}
+    return {name: {target: pair(base[name][target]["kernel"]) for target in lora.targets} for name in names}
 
 
 def _with_adapters(
@@ -266,12 +280,9 @@ def _with_adapters(
     """The base with the leaves of `change(kernel, adapter pair)` in every adapted matrix's dict."""
     _check_tree(_abstract_for(base, lora), adapters)
     changed = dict(base)
-    for name in _layers(base):
+    for name, pairs in adapters.items():
         layer = base[name]
-        adapted = {
-            target: {**layer[target], **change(layer[target]["kernel"], pair)}
-            for target, pair in adapters[name].items()
-        }
+        adapted = {target: {**layer[target], **change(layer[target]["kernel"], pair)} for target, pair in pairs.items()}
         changed[name] = {**layer, **adapted}
     return changed
 
@@ -311,10 +322,16 @@ def _adapter_sources(config: DecoderConfig, lora: LoRA) -> dict[str, Any]:
         return {"lora_a": named(source, "A"), "lora_b": named(source, "B")}
 
     base = sources(config)
-    return {name: {target: pair(base[name][target]["kernel"]) for target in lora.targets} for name in _layers(base)}
+    names = _layers(base, lora)
+    return {name: {target: pair(base[name][target]["kernel"]) for target in lora.targets} for name in names}
 
 
-def _read_config(path: Path) -> LoRA:
+def _last(count: int, layers: int) -> list[int] | None:
+    """PEFT's `layers_to_transform` of the last `count` of so many layers."""
+    return list(range(layers - count, layers)) if count else None
+
+
+def _read_config(path: Path, layers: int) -> LoRA:
     try:
         values = json.loads(path.read_text())
         rank, alpha, targets = values["r"], values["lora_alpha"], values["target_modules"]
@@ -325,12 +342,18 @@ def _read_config(path: Path) -> LoRA:
         found = values.get(name, only)
         if found != only and (found or only):
             raise ValueError(f"{str(path)!r} has {name}={found!r}; only adapters with {name}={only!r} can be read.")
+    some = values.get("layers_to_transform") or []
+    if some and some != _last(len(some), layers):
+        raise ValueError(
+            f"{str(path)!r} has layers_to_transform={some}; only adapters with layers_to_transform=null or the last of "
+            f"{layers} layers can be read."
+        )
     unknown = [targets] if isinstance(targets, str) else [name for name in targets if name not in _PEFT_TARGETS]
     if unknown:
         raise ValueError(
             f"{str(path)!r} has the target module {unknown[0]!r}; only lists of {', '.join(_PEFT_TARGETS)} can be read."
         )
-    return LoRA(rank, float(alpha), tuple(_PEFT_TARGETS[name] for name in targets))
+    return LoRA(rank, float(alpha), tuple(_PEFT_TARGETS[name] for name in targets), len(some))
 
 
 def _read_tensors(folder: Path, config: DecoderConfig, lora: LoRA, tensors: Mapping[str, Any]) -> dict[str, Any]:

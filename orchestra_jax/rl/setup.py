@@ -122,7 +122,7 @@ def policy_batches(cfg: RunConfig, rows: Sequence[TokenSequence], shards: int) -
 def adapters(cfg: RunConfig) -> LoRA | None:
     """The adapters to train; None where the whole policy is trained."""
     lora = cfg.model.lora
-    return LoRA(lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None
+    return LoRA(lora.rank, lora.alpha, tuple(lora.targets), lora.layers) if lora.rank else None
 
 
 def _logits_at_once(model: DecoderConfig, mesh: Mesh | None) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def warm_learner(cfg: RunConfig, model: DecoderConfig, mesh: Mesh | None = None)
     """The learner of the warm start."""
     learner = LearnerConfig(LossConfig(), **_logits_at_once(model, mesh))
     optimizer = make_optimizer(cfg.warm_start.optimizer, max(1, cfg.warm_start.steps))
-    return Learner(model, learner, optimizer, mesh=mesh)
+    return Learner(model, learner, optimizer, mesh=mesh, adapters=adapters(cfg))
 
 
 def policy_updates(cfg: RunConfig) -> int:

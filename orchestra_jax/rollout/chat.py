@@ -18,6 +18,7 @@ import copy
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestra_jax.config.choices import History
@@ -25,6 +26,7 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.models import tokenizer as tokenizers
 from orchestra_jax.rollout.parsing import CLOSE, END_THINK, OPEN, THINK
+from orchestra_jax.shipped import CONF
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import ToolSpec
 
@@ -300,4 +302,15 @@ def make_chat(cfg: RunConfig) -> ChatFormat:
         tokenizer = tokenizers.load(folder)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
+    if cfg.model.chat_template is not None:
+        tokenizer.chat_template = _template(cfg.model.chat_template)
     return ChatFormat(tokenizer, history=cfg.rollout.history)
+
+
+def _template(name: str) -> str:
+    path = CONF / "chat_template" / f"{name}.jinja"
+    try:
+        return (path if path.is_file() else Path(name)).read_text()
+    except OSError as error:
+        known = ", ".join(sorted(each.stem for each in path.parent.glob("*.jinja")))
+        raise ConfigError(f"model.chat_template={name} is no Jinja file and none of {known} ({error}).") from error

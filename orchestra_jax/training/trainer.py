@@ -89,8 +89,7 @@ class Trainer:
             self.collector = make_collector(cfg, environment, chat)
             self._menu = environment.largest_menu()  # K of the rewards' arrays
         self.policy = policy_learner(cfg, self.model, self.mesh)
-        # Only a policy with random weights has a warm start to go through, or to resume.
-        warms = cfg.warm_start.steps and cfg.model.path is None
+        warms = cfg.warm_start.steps and (cfg.model.path is None or cfg.warm_start.pretrained)
         self.warm = warm_learner(cfg, self.model, self.mesh) if warms else None
         self.schedule = learning_rate(cfg.algorithm.optimizer, policy_updates(cfg))
         self.base: Any = None  # what LoRA freezes

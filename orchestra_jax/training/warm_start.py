@@ -7,17 +7,19 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.base import Demonstrations, Environment
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch, TokenSequence, sequences
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rl.setup import most_packed
+from orchestra_jax.rl.setup import most_packed, policy_batches
 from orchestra_jax.rollout.sharing import collect_all
 from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import Task, ToolCall, ToolResult, Trajectory
+
+Cut = Callable[[Sequence[TokenSequence]], list[MicroBatch]]
 
 
 def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> None:
@@ -40,17 +42,15 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
         progress.print(f"Making {settings.demonstrations} demonstrations with random tools ...")
         rows = trainer.loop.run(_all_rows(trainer, demonstrations))
         size, shards, processes = settings.batch_size, learner.shards, trainer.processes
-        fractions = tuple(cfg.algorithm.response_fractions)
-        shapes = demonstration_shapes(rows, size, cfg.algorithm.micro_tokens, fractions, shards * processes.count)
-        shapes = replace(shapes, row_sequences=most_packed(cfg.model, shapes.row_length))
-        batches = supervised_batches(rows, size, shapes, cfg.seed, state.step, shards, processes)
+        cut = _cutter(cfg, rows, shards, processes)
+        batches = supervised_batches(rows, size, cut, cfg.seed, state.step, processes)
         copied = state.notes.get("copy_accuracy", 0.0)
         while state.step < settings.steps and copied < settings.min_copy_accuracy:
             with processes.together():
                 trainer.loop.run(trainer.serving.free_gpus())
             batch = next(batches)
             with jax.transfer_guard("disallow"):
-                state.trained, metrics = learner.supervised_step(state.trained, batch)
+                state.trained, metrics = learner.supervised_step(state.trained, batch, base=trainer.base)
             state.step += 1
             if state.step % settings.check_every == 0 or state.step == settings.steps:
                 trainer.sync_engine()
@@ -109,6 +109,17 @@ def demonstration_rows(demonstrations: Sequence[Trajectory], max_new_tokens: int
     return [row for demonstration in demonstrations for row in sequences(demonstration, 1.0)]
 
 
+def _cutter(cfg: RunConfig, rows: Sequence[TokenSequence], shards: int, processes: Processes) -> Cut:
+    """How a process's part of a batch becomes micro-batches: packed, or as the update's rows are."""
+    if not cfg.warm_start.packing:
+        return lambda rows: policy_batches(cfg, rows, shards)
+    fractions, micro_tokens = tuple(cfg.algorithm.response_fractions), cfg.algorithm.micro_tokens
+    whole = shards * processes.count
+    shapes = demonstration_shapes(rows, cfg.warm_start.batch_size, micro_tokens, fractions, whole)
+    shapes = replace(shapes, row_sequences=most_packed(cfg.model, shapes.row_length))
+    return lambda rows: pack(rows, shapes, shards)
+
+
 # Tokens that a batch's rows hold beyond its mean number: for batches that are longer, and what packing wastes.
 _SPARE = 1.08
 
@@ -135,18 +146,12 @@ def demonstration_shapes(
 
 
 def supervised_batches(
-    rows: Sequence[TokenSequence],
-    batch_size: int,
-    shapes: PackShapes,
-    seed: int,
-    start: int,
-    shards: int = 1,
-    processes: Processes | None = None,
+    rows: Sequence[TokenSequence], batch_size: int, cut: Cut, seed: int, start: int, processes: Processes | None = None
 ) -> Iterator[list[MicroBatch]]:
     """Endless shuffled batches from step `start` on; step n is the same wherever the iterator began.
 
     Args:
-        shards: batch shards of the mesh that this process feeds.
+        cut: makes micro-batches of this process's rows of a batch.
         processes: each gets its part of every batch.
     """
     mine = (processes or Processes()).mine
@@ -155,7 +160,7 @@ def supervised_batches(
     while True:
         order = np.random.default_rng([seed, step // per_epoch]).permutation(len(rows))
         first = step % per_epoch * batch_size
-        yield pack([rows[i] for i in mine(order[first : first + batch_size].tolist())], shapes, shards)
+        yield cut([rows[i] for i in mine(order[first : first + batch_size].tolist())])
         step += 1
 
 

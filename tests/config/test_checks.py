@@ -130,7 +130,7 @@ def test_the_pretrained_policy_goes_with_any_experiment(monkeypatch: pytest.Monk
     monkeypatch.setenv("SMOLLM2", str(tmp_path / "none"))
     config = compose(["+experiment=gsm8k", "model=smollm2"])
     assert (config.model.tokenizer, config.model.random_init) == (None, False)
-    assert f"model.path={tmp_path}/none is not there: make it with `make smollm2`, or set model.path." in (
+    assert f"model.path={tmp_path}/none is not there: set model.path, or make it with `make smollm2`." in (
         missing_inputs(config)
     )
     monkeypatch.setenv("SMOLLM2", str(tmp_path))

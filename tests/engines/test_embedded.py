@@ -140,6 +140,17 @@ async def test_a_prompt_shared_by_a_group_is_prefilled_once(make, monkeypatch):
     subject_of(engine).expect_learner(prompts, found)
 
 
+async def test_few_long_prompts_are_not_padded_to_a_large_bucket(make, monkeypatch):
+    """Of 1, 2 and 8 rows at once, five prompts take three passes of 2: eight rows would run three for nothing."""
+    engine, rows = make(), []
+    prefill = slot_cache._prefill
+    monkeypatch.setattr(slot_cache, "_prefill", lambda *args: rows.append(args[-1]) or prefill(*args))
+    prompts = [prompt_of(seed, 9, CONFIG.vocab_size) for seed in range(5)]
+    found = await subject_of(engine).generate_all(prompts, SamplingParams(4), list(range(5)))
+    assert [len(each) for each in rows] == [2, 2, 2]
+    subject_of(engine).expect_learner(prompts, found)
+
+
 def subject_of(engine):
     return Subject(engine, engine.config, *PARAMS[engine.config.scan_layers], LENGTH)
 

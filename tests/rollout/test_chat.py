@@ -345,3 +345,27 @@ def test_another_programs_conversation_reads_as_the_policys_own(real, history):
         ids = (*ids, *more) if same else more
         assert chat.conversation_ids(messages) == ids
     assert ("hm\n</think>\n\nWhich" in chat.tokenizer.decode(ids)) is (history == "keep")
+
+
+def test_the_compact_template_writes_a_line_for_each_tool_behind_the_first_question(words, tmp_path):
+    words.save_pretrained(tmp_path / "policy")
+    model = ModelConfig(tokenizer=None, path=str(tmp_path / "policy"), chat_template="compact")
+    chat = make_chat(RunConfig(model=model))
+    text = chat.render([SYSTEM, USER, assistant("so"), tool("4"), {"role": "user", "content": "And?"}], TOOLS)
+    first, rest = text.split("To call one: ")
+    assert first.startswith(
+        f"<|im_start|>system\n{SYSTEM['content']}<|im_end|>\n<|im_start|>user\n{USER['content']}\n\n"
+    )
+    for spec in TOOLS:
+        assert f"\n{spec.name}({', '.join(spec.parameters['properties'])}): {spec.description}" in first
+    assert parse_tool_calls(rest.partition("<|im_end|>")[0]) == [ToolCall("...", {})]
+    assert rest.endswith("<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n")
+    assert "Tools:" not in rest
+    assert "Tools:" not in chat.render([USER])
+
+    own = tmp_path / "own.jinja"
+    own.write_text(words.chat_template.replace("m.role + ", "m.role + ' (overseer)' + "))
+    renamed = make_chat(RunConfig(model=replace(model, chat_template=str(own))))
+    assert "overseer" in renamed.render([SYSTEM, USER])
+    with pytest.raises(ConfigError, match=r"model\.chat_template=nowhere is no Jinja file and none of compact"):
+        make_chat(RunConfig(model=replace(model, chat_template="nowhere")))

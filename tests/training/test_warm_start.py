@@ -1,3 +1,4 @@
+import functools
 import itertools
 
 import chex
@@ -6,7 +7,7 @@ import pytest
 
 from orchestra_jax.envs.quickstart.demonstrations import answer_from, reference_call
 from orchestra_jax.rl.batching import TokenSequence
-from orchestra_jax.rl.packing import PackShapes
+from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.training.warm_start import (
     copy_accuracy,
     demonstration_rows,
@@ -25,6 +26,7 @@ TASK = Task(
     {"keywords": "Alice Moreno born"},
 )
 SHAPES = PackShapes(3, rows=4, sequences=4)  # one demonstration a row
+CUT = functools.partial(pack, shapes=SHAPES)
 
 
 def row(n: int) -> TokenSequence:
@@ -48,7 +50,7 @@ SAID = Turn((5,), (6,), (0.0,), 0, "stop")
 
 def take(start: int, count: int, seed: int = 0, rows: int = 11, size: int = 3) -> list[list[list[int]]]:
     """First tokens of the rows of `count` batches from step `start` on."""
-    batches = supervised_batches([row(n) for n in range(1, rows + 1)], size, SHAPES, seed, start)
+    batches = supervised_batches([row(n) for n in range(1, rows + 1)], size, CUT, seed, start)
     return [
         [int(n) for micro in batch for n in np.asarray(micro.tokens)[:, 0] if n]
         for batch in itertools.islice(batches, count)
@@ -62,8 +64,8 @@ def test_batches_are_the_same_wherever_the_iterator_began(start: int):
 
 def test_batches_resume_in_every_array():
     rows = [row(n) for n in range(1, 12)]
-    whole = list(itertools.islice(supervised_batches(rows, 3, SHAPES, 0, 0), 6))[4:]
-    resumed = list(itertools.islice(supervised_batches(rows, 3, SHAPES, 0, 4), 2))
+    whole = list(itertools.islice(supervised_batches(rows, 3, CUT, 0, 0), 6))[4:]
+    resumed = list(itertools.islice(supervised_batches(rows, 3, CUT, 0, 4), 2))
     chex.assert_trees_all_equal(whole, resumed, strict=True)
 
 
@@ -86,7 +88,7 @@ def test_batches_of_demonstrations_fill_their_shapes(micro_tokens: int, shards: 
     shapes = demonstration_shapes(rows, 64, micro_tokens, (0.5,), shards)
     assert shapes.row_length >= lengths.max()
     assert shapes.rows * shapes.row_length <= max(micro_tokens, 2 * lengths.max())
-    batches = itertools.islice(supervised_batches(rows, 64, shapes, 0, 0, shards), 9)
+    batches = itertools.islice(supervised_batches(rows, 64, lambda part: pack(part, shapes, shards), 0, 0), 9)
     computed = [sum(micro.tokens.size for micro in batch) for batch in batches]
     if micro_tokens > 8:  # else every demonstration has a row of its own
         assert np.mean(computed) < 1.5 * 64 * lengths.mean()

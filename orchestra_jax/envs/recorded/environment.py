@@ -2,8 +2,12 @@
 
 Settings (`env.options`): `path`, a table of `readers`; `references`, questions with answers where the table is our own
 record of calls; `unseen`, models that no training menu offers; `observation`, "answer" or "full", what a call of a
-model shows; `python`, whether menus have the sandbox; `evaluate`, the split that is evaluated on, "validation" or
-"test"; `unseen_prices`, a price list that only the benchmark of that name has.
+model shows; `python`, whether menus have the sandbox; `wishes`, what users want (`wishes.py`); `longest`, characters of
+a question that is trained on, at most; `evaluate`, the split that is evaluated on, "validation" or "test";
+`unseen_prices`, a price list that only the benchmark of that name has.
+
+A menu is short, as a small policy has to read it for every question: the cheapest first, each model with its evidence
+and what a call like those of the training split costs and takes at the instance's prices.
 
 The split by question depends on `env.seed` and not on the run's. Menus are drawn by `tools.menu` and
 `tools.evaluation.menu`, prices by `pricing.randomise`; held-out questions have the prices of `pricing.name`.
@@ -20,18 +24,17 @@ import numpy as np
 from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, RunConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preference_pairs import drawn_from
-from orchestra_jax.data.preferences import WORDINGS, make_preference
 from orchestra_jax.envs import by_hand
 from orchestra_jax.envs.base import Demonstrations, Environment, Script, ToolEpisode, initial_messages
-from orchestra_jax.envs.recorded import router
-from orchestra_jax.envs.recorded.baselines import baselines
-from orchestra_jax.envs.recorded.choices import Choice
 from orchestra_jax.envs.recorded.evidence import evidence_of, with_latencies
-from orchestra_jax.envs.recorded.offer import PYTHON, catalogue_entries
+from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, legend, mean_cost, menu, shown
+from orchestra_jax.envs.recorded.policies import router
+from orchestra_jax.envs.recorded.policies.baselines import baselines
+from orchestra_jax.envs.recorded.policies.choices import Choice
 from orchestra_jax.envs.recorded.readers import read_recording
 from orchestra_jax.envs.recorded.table import Asked, Recording, read_answer, same_answer
+from orchestra_jax.envs.recorded.wishes import NONE, drawn, problem, wish, worded
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.answers import extract_answer
 from orchestra_jax.tools.base import Tool, ToolContext, ToolExecutor
@@ -39,11 +42,11 @@ from orchestra_jax.tools.build import instance_seed, price_book
 from orchestra_jax.tools.catalogue import Catalogue, Instance, PriceBook, PriceDraw
 from orchestra_jax.tools.plain import Python
 from orchestra_jax.tools.python.isolation import IsolationError
-from orchestra_jax.types import Preference, Task, ToolCall, ToolResult
+from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec
 
 SYSTEM = (
-    "Answer the user's question with the tools; mind their prices and latencies and the user's wishes. End with the "
-    "final answer alone."
+    "Answer the user's question with the tools; mind prices, seconds and the user's wishes. End with the final answer "
+    "alone."
 )
 PAIRED_KINDS = ("accuracy", "low_cost", "fast")
 TRAIN, EVAL, UNSEEN, PRICES = "train", "eval", "unseen", "prices"  # whose menus and prices a task has
@@ -54,6 +57,8 @@ _OPTIONS: Mapping[str, Any] = {
     "unseen": [],
     "observation": "answer",
     "python": True,
+    "wishes": None,
+    "longest": None,
     "evaluate": "test",
     "unseen_prices": None,
 }
@@ -101,7 +106,11 @@ class RecordedEnvironment(Environment):
         self._sandbox = _sandbox(cfg) if self._options["python"] else None
         self._catalogues = self._offers(training, seen, unseen)
         rng = np.random.default_rng(cfg.seed)  # poses demonstrations and gate, in this order
-        ids, count = self.splits["train"], cfg.warm_start.demonstrations
+        longest, questions = self._options["longest"], self.recording.questions
+        self._trained = [n for n in self.splits["train"] if not longest or len(questions[n].question) <= longest]
+        if not self._trained:
+            raise ConfigError(f"env.options.longest={longest} leaves no question to train on: raise it.")
+        ids, count = self._trained, cfg.warm_start.demonstrations
         demonstrated = [ids[k % len(ids)] for k in range(count)]
         self._demonstrated = [self._pose_train(name, rng) for name in demonstrated]
         self._gate = [self._pose_train(name, rng) for name in ids[-GATE_TASKS:]]
@@ -117,6 +126,10 @@ class RecordedEnvironment(Environment):
             found.append(f"env.options.observation must be answer or full, not {options['observation']}.")
         if options["evaluate"] not in ("validation", "test"):
             found.append(f"env.options.evaluate must be validation or test, not {options['evaluate']}.")
+        if wrong := problem(options["wishes"]):
+            found.append(wrong)
+        if options["longest"] is not None and (not isinstance(options["longest"], int) or options["longest"] < 1):
+            found.append(f"env.options.longest must be a number of characters or null, not {options['longest']}.")
         unseen = options["unseen"]
         if not isinstance(unseen, Sequence) or isinstance(unseen, str):
             found.append(f"env.options.unseen must be a list of models, not {unseen}.")
@@ -125,7 +138,7 @@ class RecordedEnvironment(Environment):
         return found
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
-        return task_iterator(self.splits["train"], seed=self._cfg.seed, batch_size=batch_size, build=self._pose_train)
+        return task_iterator(self._trained, seed=self._cfg.seed, batch_size=batch_size, build=self._pose_train)
 
     def held_out(self, count: int) -> Sequence[Task]:
         return self.posed(EVAL, count)
@@ -138,8 +151,7 @@ class RecordedEnvironment(Environment):
         tasks = []
         for name in self._evaluated[:count]:
             instance, rng = self._evaluation_instance(offer, name)
-            calls = instance.tools
-            preference = self._preference(calls, rng, "eval") if asked else Preference("accuracy", "")
+            preference = self._wish(instance.tools, rng, "eval", asked)
             tasks.append(self._pose(name, instance, preference, offer))
         return tasks
 
@@ -148,8 +160,8 @@ class RecordedEnvironment(Environment):
         for name in self._evaluated[:count]:
             instance, rng = self._evaluation_instance(EVAL, name)
             for kind in PAIRED_KINDS:
-                wordings = WORDINGS[kind]["eval"]
-                preference = make_preference(kind, instance.tools, wordings[int(rng.integers(len(wordings)))])
+                words = worded(kind, rng, "eval")
+                preference = wish(kind, self._options["wishes"], instance.tools, words)
                 found[kind].append(self._pose(name, instance, preference, EVAL))
         return found if count else {}
 
@@ -184,23 +196,22 @@ class RecordedEnvironment(Environment):
         for name, key in record["tools"].items():
             entry = catalogue.entries[key]
             if entry.role:
-                usd, seconds = (
-                    self._mean_cost(entry.model, prices),
-                    catalogue.book.base.latencies[entry.model]["answer"],
-                )
+                known = self.evidence[entry.model]
+                usd, seconds = mean_cost(entry.model, known, prices), prices.latencies[entry.model]["answer"]
                 found.append(Choice(entry.model, ToolCall(name, {}), usd, seconds))
         return sorted(found, key=lambda choice: (choice.usd, choice.name))
 
     def said(self, result: ToolResult) -> str | None:
         text = by_hand.said(result)
-        if text is None or self._options["observation"] == "answer" or result.usage[-1].name == PYTHON:
+        if text is None or result.usage[-1].name == PYTHON:
             return text
-        return read_answer(text).strip() or "''"
+        text = text if self._options["observation"] == "answer" else shown(read_answer(text))
+        return None if text.endswith(CUT) else text
 
     def reset(self, task: Task, budget: Budget) -> RecordedEpisode:
         catalogue = self._catalogues[task.extra["instance"]["split"]]
         executor: ToolExecutor = catalogue.executor(task.extra["instance"], task, budget)
-        return RecordedEpisode(task, executor, initial_messages(task, SYSTEM))
+        return RecordedEpisode(task, executor, initial_messages(task, f"{SYSTEM} {legend(self.evidence)}"))
 
     async def close(self) -> None:
         if self._sandbox is not None:
@@ -241,13 +252,24 @@ class RecordedEnvironment(Environment):
         if offer not in self._catalogues:
             raise ConfigError(f"There is nothing to offer for {offer!r}: set env.options.unseen and unseen_prices.")
         seed = instance_seed(self._cfg.evaluation.seed, name, 0)
-        return self._catalogues[offer].instance(seed), np.random.default_rng(seed)
+        return self._instance(offer, seed), np.random.default_rng(seed)
+
+    def _instance(self, offer: str, seed: int) -> Instance:
+        catalogue = self._catalogues[offer]
+        drawn = catalogue.instance(seed)
+        prices = catalogue.book.prices(PriceDraw(**drawn.record["prices"]))
+        return replace(drawn, tools=menu(drawn, catalogue.entries, self.evidence, prices))
+
+    def _wish(self, tools: Sequence[ToolSpec], rng: np.random.Generator, split: str, asked: bool) -> Preference:
+        wishes = self._options["wishes"]
+        if not asked:
+            return wish(NONE, wishes, tools, "")
+        return self._preference(tools, rng, split) if wishes is None else drawn(wishes, tools, rng, split)
 
     def _pose_train(self, name: str, rng: np.random.Generator) -> Task:
         # The place in the stream draws too, so that another epoch offers other tools and prices.
-        instance = self._catalogues[TRAIN].instance(instance_seed(self._cfg.seed, name, int(rng.integers(2**32))))
-        asked = self._cfg.data.preferences
-        preference = self._preference(instance.tools, rng, "train") if asked else Preference("accuracy", "")
+        instance = self._instance(TRAIN, instance_seed(self._cfg.seed, name, int(rng.integers(2**32))))
+        preference = self._wish(instance.tools, rng, "train", self._cfg.data.preferences)
         return self._pose(name, instance, preference, TRAIN)
 
     def _pose(self, name: str, instance: Instance, preference: Preference, offer: str) -> Task:
@@ -261,14 +283,6 @@ class RecordedEnvironment(Environment):
             family=asked.family,
             extra={"question": name, "instance": {**instance.record, "split": offer}},
         )
-
-    def _mean_cost(self, model: str, prices: PriceList) -> float:
-        """Dollars of a call like those of the training split."""
-        known = self.evidence[model]
-        if model not in prices.entries:
-            return known.cost_usd or 0.0
-        tokens = {"prompt_tokens": round(known.prompt_tokens), "completion_tokens": round(known.completion_tokens)}
-        return prices.cost(model, **tokens)
 
     def _random_tool(self, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
         """Calls tools at random until one says something, three at most, and answers with that."""

@@ -12,6 +12,7 @@ from orchestra_jax.envs.recorded.table import Record, Recording
 from orchestra_jax.money.prices import PriceList
 
 TOKEN = "token"  # the use in a price list's latencies that gives seconds per output token
+_MOST_KINDS = 6
 _SECONDS_PER_TOKEN = 1 / 60  # of a model without one
 
 
@@ -33,11 +34,16 @@ class Evidence:
     cost_usd: float | None = None
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of questions that a menu tells apart; none where there is one, or more than it has room for."""
+        named = tuple(family for family in self.by_family if family)
+        return named if 1 < len(named) <= _MOST_KINDS else ()
+
+    @property
     def description(self) -> str:
-        """For a menu: without the model's name, prices and seconds."""
-        kinds = [f"{family} {_percent(share)}" for family, share in self.by_family.items() if family]
-        parts = f" ({', '.join(kinds)})" if len(kinds) > 1 else ""
-        return f"Answers the question; right {_percent(self.accuracy)} of the time{parts}."
+        """For a menu: percent right by kind, as in "87/96/58"; no name, no price, no seconds."""
+        shares = [self.by_family[kind] for kind in self.kinds] or [self.accuracy]
+        return "/".join(str(round(100 * share)) for share in shares)
 
 
 def evidence_of(training: Recording) -> dict[str, Evidence]:
@@ -72,7 +78,3 @@ def with_latencies(prices: PriceList, training: Recording) -> PriceList:
         for model, rows in training.records.items()
     }
     return replace(prices, latencies={**prices.latencies, **found})
-
-
-def _percent(share: float) -> str:
-    return f"{round(100 * share)}%"

@@ -11,13 +11,15 @@ from orchestra_jax.envs.recorded.table import Recording
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.base import Tool, ToolHandler
-from orchestra_jax.tools.catalogue import Entry
+from orchestra_jax.tools.catalogue import Entry, Instance, role_seconds
 from orchestra_jax.tools.entries import within_budget
 from orchestra_jax.tools.python.sandbox import TOOL
 from orchestra_jax.types import Task, ToolResult, ToolSpec, Usage
 
 ROLE, PYTHON = "generalist", TOOL.name
 NO_CODE = "The question has no code to run: write some."
+CUT = " ..."
+_LONGEST = 120  # characters; of 57,840 recorded answers three longer ones are right
 _BLOCK = re.compile(r"\[PYTHON\]\n(.*?)\n?\[/PYTHON\]", re.DOTALL)
 _ASSERT, _ASKED = "assert ", "== ??"
 _NO_NAME = re.compile(r"[^\w-]", re.ASCII)
@@ -53,8 +55,7 @@ def expert(model: str, evidence: Evidence, recording: Recording, prices: PriceLi
     def for_task(task: Task) -> ToolHandler:
         async def ask(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
             row = rows[task.extra["question"]]
-            # An empty answer is shown as the empty string that it is.
-            text = row.output if full else row.answer.strip() or "''"
+            text = row.output if full else shown(row.answer)
             usage = Usage(
                 model, "tool", row.prompt_tokens, 0, row.completion_tokens, seconds=seconds(model, row, prices)
             )
@@ -64,17 +65,14 @@ def expert(model: str, evidence: Evidence, recording: Recording, prices: PriceLi
 
         return within_budget(ask)
 
-    words = evidence.description
-    if not listed:
-        words += f" Price: about ${evidence.cost_usd or 0.0:.2g} per question."
-    spec = ToolSpec(name=_NO_NAME.sub("-", model), description=words, parameters=_NOTHING)
+    spec = ToolSpec(name=_NO_NAME.sub("-", model), description=evidence.description, parameters=_NOTHING)
     return Entry(spec, _absent, role=ROLE, model=model, billed=(model,) if listed else (), for_task=for_task)
 
 
 def python(sandbox: Tool, listed: bool) -> Entry:
     """The sandbox, which runs the code of the question where it is given none."""
     parameters = {"type": "object", "properties": {"code": _CODE}, "required": []}
-    described = "Runs Python code and gives what it shows."
+    described = "Runs code, by default that of the question; free."
     spec = replace(TOOL, description=described, parameters=parameters)
 
     def for_task(task: Task) -> ToolHandler:
@@ -102,6 +100,54 @@ def catalogue_entries(
         expert(model, evidence[model], recording, prices, full, listed=model in prices.entries) for model in models
     ]
     return entries if sandbox is None else [*entries, python(sandbox, listed=PYTHON in prices.entries)]
+
+
+def shown(answer: str) -> str:
+    """An answer as a call shows it: an empty one as the empty string that it is, one without end up to a limit."""
+    text = answer.strip() or "''"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}{CUT}"
+
+
+def mean_cost(model: str, evidence: Evidence, prices: PriceList) -> float:
+    """Dollars of a call like those of the training split."""
+    if model not in prices.entries:
+        return evidence.cost_usd or 0.0
+    tokens = {
+        "prompt_tokens": round(evidence.prompt_tokens),
+        "completion_tokens": round(evidence.completion_tokens),
+    }
+    return prices.cost(model, **tokens)
+
+
+def menu(
+    instance: Instance, entries: Mapping[str, Entry], evidence: Mapping[str, Evidence], prices: PriceList
+) -> tuple[ToolSpec, ...]:
+    """The tools of an instance in few words (`legend`), the cheapest first; what costs nothing stands before them."""
+
+    def shown(spec: ToolSpec) -> tuple[float, ToolSpec]:
+        entry = entries[instance.record["tools"][spec.name]]
+        if not entry.role:
+            return 0.0, replace(spec, description=entry.spec.description)
+        dollars = mean_cost(entry.model, evidence[entry.model], prices)
+        words = f"{evidence[entry.model].description} ${_two_digits(1e6 * dollars)}"
+        if taken := role_seconds(entry.model, entry.role, prices):
+            words += f" {taken:.{0 if taken >= 1 else 1}f}s"
+        return dollars, replace(spec, description=words)
+
+    # Menus are in random order, which the sort keeps among equals.
+    return tuple(spec for _, spec in sorted(map(shown, instance.tools), key=lambda pair: pair[0]))
+
+
+def legend(evidence: Mapping[str, Evidence]) -> str:
+    """What the figures of a menu mean."""
+    kinds = next(iter(evidence.values())).kinds
+    right = f"percent right on {'/'.join(kinds)}" if kinds else "percent right"
+    return f"A model's line: {right}, dollars per million questions, seconds."
+
+
+def _two_digits(number: float) -> str:
+    """A number of at least 1 with two digits and zeros: a small policy compares lengths more easily than fractions."""
+    return f"{float(f'{number:.2g}'):.0f}" if number >= 1 else f"{number:.1g}"
 
 
 async def _absent(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:

@@ -17,6 +17,7 @@ _LIVE = {
     "groups": "groups/collected",
     "$ spent": "spend/usd",
 }
+_SILENCE_S = 30.0
 
 
 class ProgressBar:
@@ -25,7 +26,8 @@ class ProgressBar:
     Attributes:
         total: steps of the whole run.
         start: steps that were done before (a resumed run); they count for the bar, not for the time left.
-        every: without a terminal, a line is printed every so many steps, and for the last one.
+        every: without a terminal, a line is printed every so many steps, for the last one, and after half a minute
+            without one: a large policy takes longer for a step than a small one for a hundred.
         clock: seconds, monotonic.
     """
 
@@ -42,6 +44,7 @@ class ProgressBar:
         self.total, self.start, self.every, self.clock = total, start, max(every, 1), clock
         self._console = console or Console()
         self._phase, self._shown, self._began = phase, "", clock()
+        self._printed = self._began
         self._bar = rich_progress.Progress(
             rich_progress.TextColumn("{task.fields[phase]}", markup=False),
             rich_progress.BarColumn(),
@@ -57,12 +60,14 @@ class ProgressBar:
         """Reports that `done` steps are finished, those before `start` included; without metrics the last ones stay."""
         if metrics is not None:
             self._shown = "  ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())
-        eta = "-:--:--"
+        now, eta = self.clock(), "-:--:--"
         if done > self.start:
-            per_step = (self.clock() - self._began) / (done - self.start)
+            per_step = (now - self._began) / (done - self.start)
             eta = str(timedelta(seconds=round(per_step * max(self.total - done, 0))))
         self._bar.update(self._task, completed=done, eta=eta, shown=self._shown)
-        if self._bar.disable and (done % self.every == 0 or done >= self.total):
+        due = done % self.every == 0 or done >= self.total or now - self._printed >= _SILENCE_S
+        if self._bar.disable and due:
+            self._printed = now
             self.print(f"{self._phase} {done}/{self.total}  eta {eta}  {self._shown}".rstrip())
 
     def print(self, text: str) -> None:

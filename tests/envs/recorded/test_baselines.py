@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.envs import by_hand
-from orchestra_jax.envs.recorded import router
-from orchestra_jax.envs.recorded.cascades import agreeing
-from orchestra_jax.envs.recorded.choices import Choice, scripted
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.envs.recorded.evidence import Evidence
+from orchestra_jax.envs.recorded.policies import router
+from orchestra_jax.envs.recorded.policies.cascades import agreeing
+from orchestra_jax.envs.recorded.policies.choices import Choice, scripted
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage
 from tests.envs.recorded.made import CHEAP, HOUSE, MODELS, STRONG, config, made_rows
 

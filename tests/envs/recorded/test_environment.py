@@ -82,13 +82,21 @@ def test_no_number_of_the_other_splits_is_in_what_a_policy_reads(table: Path):
 def test_descriptions_are_the_evidence_of_the_training_split(table: Path):
     environment = RecordedEnvironment(config(str(table), python=False))
     rows = [row for row in made_rows() if row["model"] == STRONG and row["id"] in environment.splits["train"]]
-    share = round(100 * sum(row["correct"] for row in rows) / len(rows))
+    shares = []
+    for kind in ("code", "sum"):
+        own = [row["correct"] for row in rows if row["family"] == kind]
+        shares.append(str(round(100 * sum(own) / len(own))))
     known = environment.evidence[STRONG]
-    assert f"right {share}% of the time (code " in known.description
+    assert known.description == "/".join(shares)
     task = environment.held_out(1)[0]
     texts = [spec.description for spec in task.tools]
-    assert any(text.startswith(known.description) and "$3 per million input tokens" in text for text in texts)
-    assert any("about $0.002 per question" in text for text in texts)
+    tokens = known.prompt_tokens, known.completion_tokens
+    listed = round(3 * round(tokens[0]) + 15 * round(tokens[1]))  # dollars per million questions
+    assert any(text.startswith(f"{known.description} ${float(f'{listed:.2g}'):.0f} ") for text in texts)
+    assert any(" $2000 " in text for text in texts)  # not listed: $.002 a question, as its rows say
+    assert [int(text.split("$")[1].split()[0]) for text in texts] == sorted(
+        int(text.split("$")[1].split()[0]) for text in texts
+    )
     assert {spec.name for spec in task.tools} == {"expert-1", "expert-2", "expert-3"}
     assert not any(
         model in json.dumps([text, list(spec.parameters)]) for model in MODELS for spec in task.tools for text in texts

@@ -10,7 +10,7 @@ import importlib.util
 from functools import cached_property
 from typing import Any
 
-from orchestra_jax.envs.recorded.choices import Asking, Choice, Offered, Policy, ask, best, code_run, near
+from orchestra_jax.envs.recorded.policies.choices import Asking, Choice, Offered, Policy, ask, best, code_run, near
 from orchestra_jax.envs.recorded.table import Recording
 from orchestra_jax.types import Task
 

@@ -7,9 +7,10 @@ knows who is right.
 from collections.abc import Callable, Mapping, Sequence
 
 from orchestra_jax.envs.base import Script
-from orchestra_jax.envs.recorded import router as classical
-from orchestra_jax.envs.recorded.cascades import agreeing, trusting
-from orchestra_jax.envs.recorded.choices import (
+from orchestra_jax.envs.recorded.evidence import Evidence
+from orchestra_jax.envs.recorded.policies import router as classical
+from orchestra_jax.envs.recorded.policies.cascades import agreeing, trusting
+from orchestra_jax.envs.recorded.policies.choices import (
     NEAR,
     Choice,
     Offered,
@@ -21,7 +22,6 @@ from orchestra_jax.envs.recorded.choices import (
     near,
     scripted,
 )
-from orchestra_jax.envs.recorded.evidence import Evidence
 from orchestra_jax.envs.recorded.table import Recording
 from orchestra_jax.types import Task
 

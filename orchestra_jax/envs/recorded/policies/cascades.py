@@ -6,9 +6,9 @@ Each runs the code first where the question has some.
 
 from collections.abc import Mapping
 
-from orchestra_jax.envs.recorded.choices import Asking, Choice, Offered, Policy, best, code_run, near
 from orchestra_jax.envs.recorded.evidence import Evidence
-from orchestra_jax.envs.recorded.router import Router
+from orchestra_jax.envs.recorded.policies.choices import Asking, Choice, Offered, Policy, best, code_run, near
+from orchestra_jax.envs.recorded.policies.router import Router
 from orchestra_jax.envs.recorded.table import same_answer
 from orchestra_jax.types import Task
 

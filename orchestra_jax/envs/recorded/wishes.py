@@ -1,0 +1,52 @@
+"""What users of recorded questions wish: kinds and weights from the settings, in the words that every environment has.
+
+`env.options.wishes` maps a kind to its weights of cost and latency (Eq. 2), the outcome's being 1. The kind `none` says
+nothing: what a user who does not speak of money wants all the same. Without the setting preferences are drawn as
+everywhere (`data.preferences`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from orchestra_jax.data.preferences import WORDINGS, make_preference
+from orchestra_jax.types import Preference, ToolSpec
+
+NONE = "none"
+KINDS = (NONE, "accuracy", "low_cost", "fast")
+_WEIGHTS = ("compute", "latency")
+
+
+def problem(wishes: Any) -> str | None:
+    """What is wrong with the setting, in one sentence."""
+    if wishes is None:
+        return None
+    if not isinstance(wishes, Mapping) or not wishes or not wishes.keys() <= set(KINDS):
+        return f"env.options.wishes maps some of {', '.join(KINDS)} to weights, and is not {wishes}."
+    for kind, weights in wishes.items():
+        if not isinstance(weights, Mapping) or not weights.keys() <= set(_WEIGHTS):
+            return f"env.options.wishes.{kind} has the weights {' and '.join(_WEIGHTS)}, and is not {weights}."
+        if wrong := [w for w in weights.values() if not isinstance(w, int | float) or not 0 <= w <= 1]:
+            return f"env.options.wishes.{kind} has the weight {wrong[0]}, which is not within [0, 1]."
+    return None
+
+
+def wish(kind: str, wishes: Mapping[str, Any] | None, tools: Sequence[ToolSpec], words: str) -> Preference:
+    """The preference of a kind for a menu; the settings' weights where they have the kind, else the usual ones."""
+    weights = (wishes or {}).get(kind)
+    if weights is None:
+        return make_preference("accuracy" if kind == NONE else kind, tools, words)
+    return Preference(kind, words, **weights)
+
+
+def drawn(wishes: Mapping[str, Any], tools: Sequence[ToolSpec], rng: np.random.Generator, split: str) -> Preference:
+    """One of the kinds, all equally likely, in a random wording of the split ("train" or "eval")."""
+    kind = tuple(wishes)[int(rng.integers(len(wishes)))]
+    return wish(kind, wishes, tools, "" if kind == NONE else worded(kind, rng, split))
+
+
+def worded(kind: str, rng: np.random.Generator, split: str) -> str:
+    """A random wording of a kind."""
+    wordings = WORDINGS[kind][split]
+    return wordings[int(rng.integers(len(wordings)))]

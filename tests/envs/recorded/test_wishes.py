@@ -1,0 +1,68 @@
+"""What users of recorded questions wish: the settings' kinds and weights, in words that training does not have."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.data.preferences import WORDINGS
+from orchestra_jax.envs.recorded.environment import RecordedEnvironment
+from orchestra_jax.envs.recorded.wishes import KINDS, problem
+from tests.envs.recorded.made import config, made_rows
+from tests.envs.recorded.test_environment import write
+
+WISHES = {"none": {"compute": 0.5}, "accuracy": {"compute": 0.1}, "low_cost": {"compute": 1.0}, "fast": {"latency": 1}}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> RecordedEnvironment:
+    return RecordedEnvironment(config(str(write(tmp_path / "t.jsonl", made_rows())), python=False, wishes=WISHES))
+
+
+def test_every_kind_is_drawn_with_its_weights_and_said_but_for_none(environment: RecordedEnvironment):
+    stream = environment.train_tasks(200)
+    wanted = [task.preference for task in next(stream)]
+    assert {each.name for each in wanted} == set(KINDS)
+    for each in wanted:
+        assert {"compute": each.compute, "latency": each.latency} == {"compute": 0, "latency": 0} | WISHES[each.name]
+        assert (each.outcome, dict(each.tools)) == (1, {})
+        assert each.instruction in (WORDINGS[each.name]["train"] if each.name in WORDINGS else ("",))
+
+
+def test_evaluation_without_preferences_is_the_wish_that_nobody_says(environment: RecordedEnvironment):
+    for task in environment.held_out(8):
+        assert (task.preference.name, task.preference.instruction, task.preference.compute) == ("none", "", 0.5)
+    pairs = environment.paired_preferences(4)
+    assert {task.preference.compute for task in pairs["accuracy"]} == {0.1}
+    assert {task.preference.latency for task in pairs["fast"]} == {1}
+    assert all(task.preference.instruction in WORDINGS[kind]["eval"] for kind in pairs for task in pairs[kind])
+
+
+@pytest.mark.parametrize(
+    ("wishes", "sentence"),
+    [
+        ({"rich": {}}, "maps some of none, accuracy, low_cost, fast to weights"),
+        ({"none": {"money": 1}}, r"wishes\.none has the weights compute and latency"),
+        ({"fast": {"latency": 2}}, r"wishes\.fast has the weight 2, which is not within \[0, 1\]"),
+    ],
+)
+def test_wrong_wishes_are_refused_in_a_sentence(wishes, sentence, tmp_path):
+    with pytest.raises(ConfigError, match=sentence):
+        RecordedEnvironment(config(str(write(tmp_path / "t.jsonl", made_rows())), python=False, wishes=wishes))
+    assert problem(None) is None
+
+
+def test_long_questions_are_evaluated_on_and_not_trained_on(tmp_path: Path):
+    rows = made_rows()
+    for row in rows:
+        if row["id"] in ("q1", "q2", "q3", "q5", "q6"):
+            row["question"] += " Really?" * 30
+    table = str(write(tmp_path / "t.jsonl", rows))
+    environment = RecordedEnvironment(config(table, python=False, longest=120))
+    stream = environment.train_tasks(60)
+    assert max(len(task.question) for task in next(stream)) <= 120
+    assert sum(map(len, environment.splits.values())) == 40
+    with pytest.raises(ConfigError, match=r"longest=3 leaves no question"):
+        RecordedEnvironment(config(table, python=False, longest=3))
+    with pytest.raises(ConfigError, match=r"longest must be a number of characters or null, not short"):
+        RecordedEnvironment(config(table, python=False, longest="short"))
