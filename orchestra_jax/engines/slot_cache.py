@@ -20,6 +20,7 @@ from orchestra_jax.models.base import DecoderConfig, KVCache
 
 MAX_STOP_IDS = 4
 _SHORTEST_WINDOW = 64
+_FINE = range(512, 1025)  # a longer one is a GPU's, where each takes half a minute to compile
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +176,16 @@ def _bucket(sizes: Sequence[int], needed: int) -> int:
 
 
 def _windows(max_length: int) -> list[int]:
-    """How much of the cache a step may be compiled for: all of it, a half, a quarter, ..., ascending."""
+    """How much of the cache a step may be compiled for: all of it, a half, a quarter, ..., ascending.
+
+    From `_FINE` entries on, where reading a window takes longer than the matrices do, there are three more in between.
+    """
     windows = [max_length]
     while windows[0] >= 2 * _SHORTEST_WINDOW:
-        windows.insert(0, -(-windows[0] // 2))
+        whole, half = windows[0], -(-windows[0] // 2)
+        if half in _FINE:
+            windows[:0] = [-(-whole * eighths // 8) for eighths in (5, 6, 7)]
+        windows.insert(0, half)
     return windows
 
 

@@ -140,6 +140,16 @@ async def test_a_prompt_shared_by_a_group_is_prefilled_once(make, monkeypatch):
     subject_of(engine).expect_learner(prompts, found)
 
 
+@pytest.mark.parametrize(
+    ("length", "between"), [(192, [96, 192]), (1024, [512, 640, 768, 896, 1024]), (8192, [2048, 4096, 8192])]
+)
+def test_windows_are_finer_where_reading_them_is_what_takes_long(length, between):
+    windows = slot_cache._windows(length)
+    assert windows[-len(between) :] == between
+    assert windows == sorted(set(windows))
+    assert windows[0] < 128
+
+
 async def test_few_long_prompts_are_not_padded_to_a_large_bucket(make, monkeypatch):
     """Of 1, 2 and 8 rows at once, five prompts take three passes of 2: eight rows would run three for nothing."""
     engine, rows = make(), []
