@@ -48,6 +48,7 @@ READS = {
     "describe_tools": ["tasks", "experts"], "records": ["path", "others"],
 }  # fmt: skip
 MAKES = {
+    "zeroeval": ["folder"],
     "compare": ["csv"],
     "report": ["out"],
     "index": ["directory"],

@@ -131,6 +131,11 @@ def dollars(model: str, record: Record, prices: PriceList) -> float:
     return prices.cost(model, prompt_tokens=record.prompt_tokens, completion_tokens=record.completion_tokens)
 
 
+def has_answer(output: str) -> bool:
+    """Whether an output has the "answer" of the JSON that a model was asked for."""
+    return _FIELD.search(output) is not None
+
+
 def read_answer(output: str) -> str:
     """The last "answer" of the JSON that a model was asked for, broken JSON too; else what `extract_answer` finds."""
     found = list(_FIELD.finditer(output))
