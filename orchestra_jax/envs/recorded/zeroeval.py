@@ -4,8 +4,8 @@ python -m orchestra_jax.envs.recorded.zeroeval data/recorded/zeroeval
 python -m orchestra_jax.envs.recorded.zeroeval data/recorded/zeroeval --archive ZeroEval.tar.gz
 
 The source has result_dirs/{crux,gsm,math-l5}/MODEL.json, each a list of rows {id, question or problem, answer, output:
-[text], chat_history: [prompt]}. Kept are the models that recorded.yaml prices, each of which must have answered every
-question, and the questions that are not LEFT_OUT: the same 24 and 2,410 as in every figure of ours.
+[text], chat_history: [prompt]}. Kept are the 24 models that recorded.yaml prices, each of which must have answered
+every question.
 """
 
 import argparse
@@ -34,37 +34,6 @@ COMMIT = "8c1485edf12c6efb5f69135a562927c5ad484059"
 URL = f"https://codeload.github.com/WildEval/ZeroEval/tar.gz/{COMMIT}"
 SOURCE = f"Condensed from github.com/WildEval/ZeroEval, commit {COMMIT}, Apache-2.0; correctness was computed anew.\n"
 QUESTIONS: Mapping[str, int] = {"crux": 800, "gsm": 1319, "math-l5": 721}  # of the source
-# Numbers of the questions that our figures leave out, though every model answered them.
-LEFT_OUT: Mapping[str, frozenset[int]] = {
-    name: frozenset(map(int, numbers.split()))
-    for name, numbers in {
-        "crux": """
-            7 9 15 17 22 24 26 38 41 43 45 70 78 80 81 90 95 97 106 113 136 137 144 147 149 156 161 167 179 192
-            206 209 211 212 213 221 222 229 230 238 245 250 253 258 266 273 275 276 292 296 299 300 307 309 325
-            329 330 336 342 344 348 358 359 366 374 379 384 385 403 404 408 414 425 435 437 443 446 448 455 456
-            457 459 464 477 489 524 535 545 546 553 556 562 569 580 582 585 587 592 598 604 614 621 623 626 627
-            630 631 638 651 652 659 664 686 689 690 692 699 700 704 733 739 747 756 769 770 771 773 787 789 791
-            795 798
-        """,
-        "gsm": """
-            2 15 17 26 29 33 41 42 45 61 62 68 75 80 95 96 104 115 120 131 141 144 167 178 185 193 194 222 223
-            225 240 243 244 247 251 257 263 281 283 292 295 304 310 333 335 339 357 360 361 363 368 371 386 397
-            404 406 407 409 424 427 441 442 444 456 464 465 472 482 484 485 486 493 499 502 522 543 546 569 574
-            578 599 606 609 611 624 629 635 638 644 645 658 666 667 668 671 682 683 686 694 708 710 711 713 743
-            754 762 776 777 780 784 786 787 791 794 803 813 820 825 836 837 847 850 853 854 856 903 908 913 920
-            929 933 937 947 948 965 968 971 979 980 999 1011 1012 1015 1018 1025 1034 1046 1050 1056 1058 1065
-            1069 1081 1083 1089 1112 1117 1135 1142 1151 1160 1163 1167 1168 1171 1173 1176 1181 1184 1189 1194
-            1197 1205 1207 1212 1227 1229 1231 1261 1264 1272 1275 1280 1286 1289 1290 1291 1292 1301 1306
-        """,
-        "math-l5": """
-            17 19 20 23 31 32 46 54 62 69 80 82 96 98 99 100 101 114 121 124 125 129 140 148 154 166 167 168 180
-            183 189 190 197 199 206 209 220 222 236 239 241 244 255 268 269 281 282 287 288 291 293 295 296 310
-            312 322 342 348 349 365 366 377 379 380 395 402 405 409 419 430 448 470 480 481 491 494 503 506 508
-            509 512 516 523 525 531 532 537 550 560 565 582 599 603 605 608 611 614 619 622 635 638 647 651 660
-            661 677 685 711
-        """,
-    }.items()
-}
 _NO_MODEL = ("python", "orchestrator")  # what the price list has beside models
 _MEMBER = re.compile(r"(?:[^/]+/)?result_dirs/([^/]+)/([^/]+)\.json")
 _FRACTION = re.compile(r"(-?\d+)\s*/\s*(\d+)")
@@ -174,21 +143,20 @@ def is_right(output: str, answer: str, kind: str) -> bool:
 
 
 def _rows(source: Path, name: str, model: str) -> dict[str, dict[str, Any]]:
-    """What a model answered to the questions of a set that are kept, by id."""
+    """What a model answered to the questions of a set, by id."""
     file = source / "result_dirs" / name / f"{model}.json"
     if not file.is_file():
         raise _another(f"it has no {file.relative_to(source)}")
     try:
         rows = {str(row["id"]): row for row in read_json(file.read_bytes())}
-        kept = {id_: row for id_, row in rows.items() if int(id_.rpartition("#")[2]) not in LEFT_OUT[name]}
-        whole = all(isinstance(row["output"][0], str) for row in kept.values())
+        whole = all(isinstance(row["output"][0], str) for row in rows.values())
     except (Unreadable, LookupError, TypeError, ValueError):
         whole = False
     if not whole:
         raise _another(f"{file.relative_to(source)} is no list of answers")
     if len(rows) != QUESTIONS[name]:
         raise _another(f"{file.relative_to(source)} has {len(rows)} answers, not {QUESTIONS[name]}")
-    return {f"{name}/{id_}": row for id_, row in kept.items()}
+    return {f"{name}/{id_}": row for id_, row in rows.items()}
 
 
 def _question(id_: str, row: Mapping[str, Any]) -> dict[str, Any]:

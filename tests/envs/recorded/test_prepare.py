@@ -11,7 +11,7 @@ import pytest
 
 from orchestra_jax.envs.recorded import zeroeval
 from orchestra_jax.envs.recorded.readers import read_recording
-from orchestra_jax.envs.recorded.zeroeval import COMMIT, LEFT_OUT, is_right, prepare
+from orchestra_jax.envs.recorded.zeroeval import COMMIT, is_right, prepare
 
 # By set: the field of the question, its id, the reference, and what every model says.
 MADE = {
@@ -19,12 +19,15 @@ MADE = {
     "gsm": [("question", "gsm8k-main-test-#0", "# 18", "18 eggs"), ("question", "gsm8k-main-test-#2", "# 7", "7")],
     "math-l5": [("problem", "0", "-15", "15"), ("problem", "1", "3", "3.0")],
 }
-RIGHT = {"crux/crux-test-#0": True, "gsm/gsm8k-main-test-#0": True, "math-l5/0": False, "math-l5/1": True}
+RIGHT = {
+    "crux/crux-test-#0": True, "crux/crux-test-#7": True, "gsm/gsm8k-main-test-#0": True,
+    "gsm/gsm8k-main-test-#2": True, "math-l5/0": False, "math-l5/1": True,
+}  # fmt: skip
 
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two questions a set; one of crux and one of gsm are left out. A model beside the priced ones is there too."""
+    """Two questions a set. A model beside the priced ones is there too."""
     monkeypatch.setattr(zeroeval, "QUESTIONS", dict.fromkeys(MADE, 2))
     for name, questions in MADE.items():
         folder = tmp_path / "clone" / "result_dirs" / name
@@ -76,12 +79,6 @@ def test_the_archive_is_downloaded_and_gives_the_same(clone: Path, tmp_path: Pat
     prepare(tmp_path / "two")
     assert read_recording(tmp_path / "one") == read_recording(tmp_path / "two")
     assert left(tmp_path) == ["clone", "made.tar.gz", "one", "two"]
-
-
-def test_as_many_questions_are_left_out_as_in_our_figures():
-    kept = {name: total - len(LEFT_OUT[name]) for name, total in zeroeval.QUESTIONS.items()}
-    assert kept == {"crux": 668, "gsm": 1129, "math-l5": 613}
-    assert all(max(LEFT_OUT[name]) < total for name, total in zeroeval.QUESTIONS.items())
 
 
 @pytest.mark.parametrize(
