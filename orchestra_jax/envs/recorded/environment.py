@@ -121,7 +121,10 @@ class RecordedEnvironment(Environment):
         if unknown := sorted(options.keys() - _OPTIONS.keys()):
             return [f"env.options of recorded answers are {', '.join(_OPTIONS)}, not {', '.join(unknown)}."]
         if not options["path"] or not Path(str(options["path"])).exists():
-            found.append(f"No recorded answers at {options['path']}: set env.options.path=FILE or FOLDER.")
+            found.append(
+                f"No recorded answers at {options['path']}: set env.options.path=FILE or FOLDER; the public ones come "
+                "with `python -m orchestra_jax.envs.recorded.zeroeval FOLDER`."
+            )
         if options["observation"] not in ("answer", "full"):
             found.append(f"env.options.observation must be answer or full, not {options['observation']}.")
         if options["evaluate"] not in ("validation", "test"):
