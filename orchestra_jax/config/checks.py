@@ -139,6 +139,8 @@ def problems(config: RunConfig) -> list[str]:
         found.append(
             "model.lora.layers needs layers of their own: set model.scan_layers=false, or model.lora.layers=0."
         )
+    if config.model.lora.path is not None and not config.model.lora.rank:
+        found.append("model.lora.path starts from adapters: set model.lora.rank to theirs, or model.lora.path=null.")
     if config.model.lora.rank and config.warm_start.pretrained and config.algorithm.loss.kl_coef:
         found.append(
             "Under adapters the KL's reference is their base, which has had no warm start: set "

@@ -37,6 +37,7 @@ class LoraConfig(Settings):
     alpha: float = above(32.0, 0)  # the adapters' product is scaled by alpha / rank
     targets: list[LoraTarget] = field(default_factory=lambda: list(LoraTarget))  # the matrices that get one
     layers: int = at_least(0, 0)  # the last so many layers get them, and none below is differentiated; 0: all
+    path: str | None = None  # folder of adapters in PEFT's format that training starts from; null: fresh ones
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,8 @@ def _train(cfg: RunConfig, processes: Processes, record: Record) -> None:
 
 def parents(cfg: RunConfig) -> list[dict[str, Any]]:
     """What the policy of a run is made from, for its record."""
-    return [parent("model.path", hub.local(cfg.model.path, "model"))] if cfg.model.path is not None else []
+    found = [] if cfg.model.path is None else [parent("model.path", hub.local(cfg.model.path, "model"))]
+    return found if cfg.model.lora.path is None else [*found, parent("model.lora.path", Path(cfg.model.lora.path))]
 
 
 def device_names() -> list[str]:

@@ -15,7 +15,6 @@ from orchestra_jax.engines.start import RunEngine, first_model, start_engine
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.models.base import Params
-from orchestra_jax.models.lora import init_adapters
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run import Halted, RunBudget
@@ -51,7 +50,13 @@ from orchestra_jax.training.metrics import (
 )
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
-from orchestra_jax.training.weights import abstract_reference, engine_params, fingerprint, starting_reference
+from orchestra_jax.training.weights import (
+    abstract_reference,
+    engine_params,
+    fingerprint,
+    starting_adapters,
+    starting_reference,
+)
 from orchestra_jax.types import OutOfTime, Trajectory
 
 
@@ -95,7 +100,8 @@ class Trainer:
         self.base: Any = None  # what LoRA freezes
         if self.lora is not None:
             self.base = self.policy.place_params(cast(Params, params))
-            params = init_adapters(jax.random.key(cfg.seed), self.model, self.lora)
+            with self.processes.together():
+                params = starting_adapters(cfg, self.model, self.lora)
         self.state, position = self._restore_or_init(meta, params)
         del params  # used up
         self.serving = self._start_engine(len(chat.tokenizer))

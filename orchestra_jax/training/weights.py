@@ -10,13 +10,33 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from orchestra_jax.config.choices import EngineName
-from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.models.base import Params
-from orchestra_jax.models.lora import LoRA, merge
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.models.base import DecoderConfig, Params
+from orchestra_jax.models.lora import LoRA, init_adapters, load_peft, merge
 
 
 def _keeps_reference(cfg: RunConfig) -> bool:
     return cfg.algorithm.loss.kl_coef > 0 and not cfg.model.lora.rank
+
+
+def starting_adapters(cfg: RunConfig, model: DecoderConfig, lora: LoRA) -> dict[str, Any]:
+    """The adapters that training starts from: those of model.lora.path, or fresh ones.
+
+    Raises:
+        ConfigError: the folder cannot be read, or its adapters are of another rank, alpha, matrices or layers.
+    """
+    if cfg.model.lora.path is None:
+        return init_adapters(jax.random.key(cfg.seed), model, lora)
+    try:
+        found, adapters = load_peft(cfg.model.lora.path, model)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.lora.path: {error}") from error
+    if found != lora:
+        raise ConfigError(
+            f"The adapters in model.lora.path={cfg.model.lora.path} are not those of model.lora: set rank={found.rank} "
+            f"alpha={found.alpha:g} targets=[{','.join(found.targets)}] layers={found.layers}."
+        )
+    return adapters
 
 
 def starting_reference(cfg: RunConfig, params: Params) -> Any:

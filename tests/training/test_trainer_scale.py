@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.checkpoint import safetensors
-from orchestra_jax.models.lora import load_peft, merge
+from orchestra_jax.models.lora import LoRA, adapter_base, load_peft, merge
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.training.build import preflight
 from orchestra_jax.training.loggers.jsonl import read_metrics
+from orchestra_jax.training.weights import starting_adapters
 from tests.training.test_trainer import MICRO, config, final_arrays, reference, train, train_here
 
 __all__ = ["reference"]  # a fixture
@@ -87,10 +89,33 @@ def test_adapters_train_on_a_frozen_base(tmp_path: Path, reference: Path, mesh: 
     assert (made_from["path"], made_from["run"]) == (str(reference / "policy"), str(reference))
 
 
+def test_a_run_starts_from_the_adapters_of_another(tmp_path: Path, reference: Path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    adapted = (*SMALL, f"model.path={reference / 'policy'}", "model.lora.targets=[v]", "model.lora.rank=2")
+    train_here(first, *adapted, "steps=1")
+    start = (*adapted, f"model.lora.path={first / 'policy'}", "seed=1")
+    train_here(second, *start, "steps=0")
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (first / "policy" / name).read_bytes() == (second / "policy" / name).read_bytes()
+    _, made_from = json.loads((second / "run.json").read_text())["parents"]
+    assert (made_from["setting"], made_from["run"]) == ("model.lora.path", str(first))
+    with pytest.raises(ConfigError, match=r"set rank=2 alpha=32 targets=\[v\] layers=0"):
+        starting_adapters(config(tmp_path, *start, "model.lora.rank=3"), *given(first, rank=3))
+    with pytest.raises(ConfigError, match=r"No adapter_config.json in .*PEFT's save_pretrained"):
+        starting_adapters(config(tmp_path, *start, f"model.lora.path={tmp_path}"), *given(first, rank=2))
+
+
+def given(run: Path, rank: int) -> tuple[DecoderConfig, LoRA]:
+    """The policy of a run, and adapters of its values."""
+    base = adapter_base(run / "policy")
+    return safetensors.load(base)[0], LoRA(rank, 32.0, ("v",))
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
         (("model.lora.rank=4",), "model.lora.rank needs a base to freeze"),
+        (("model.lora.path=adapters",), "set model.lora.rank to theirs"),
         (
             ("algorithm.packing=true", "algorithm.row_length=64"),
             "does not hold a trajectory of rollout.limits.max_length",

@@ -28,9 +28,12 @@ def test_a_table_of_200_rows_becomes_a_router_with_a_table(tmp_path: Path):
                 right = number % every != every - 1
                 rows.writerow([*asked, model, total if right else number - 1, right, cost, 100 * cost])
     page = (ROOT / "docs" / "recorded.md").read_text()
-    found = re.search(r"^python (experiments/train\.py (?:.*\\\n)*.*)$", page, re.M)
-    assert found is not None
-    given = [word for word in shlex.split(found[1]) if word.strip()]
+    (found,) = (
+        command
+        for command in re.findall(r"^python (experiments/train\.py (?:.*\\\n)*.*)$", page, re.M)
+        if "env.options.path=log.csv" in command
+    )
+    given = [word for word in shlex.split(found) if word.strip()]
     command = [sys.executable, str(ROOT / given[0]), *given[1:]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr[-2000:]
