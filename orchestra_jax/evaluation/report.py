@@ -18,7 +18,8 @@ Figures: accuracy, valid_rate and utility in [0, 1]; cost and cost_per_correct i
 failed and counted, the questions that are in no other figure and those that are. Where a judge was asked: exact_match,
 judged and judge_disagrees in [0, 1]. Beside them `intervals`, at 95 %: {figure: {"wilson" | "bootstrap": [low, high]}},
 and where each question has several samples `pass^k` and `pass@k`: {k: share of the questions}.
-Where there are models on the menu: model_calls, strongest_share and own_share, see `measures.delegation`.
+Where there are models on the menu: model_calls, strongest_share and own_share, see `measures.delegation`; where calls
+were made, `several`, see `measures.several`.
 What is not known is null: a cost per correct answer where nothing was solved, every mean where everything failed.
 """
 
@@ -238,6 +239,18 @@ def _changes(summary: Mapping[str, Any]) -> Iterator[str]:
     if old is not None and new is not None:
         points = f"[bold]{100 * (new - old):+.1f} points[/bold]"
         yield f"Accuracy: {_shown(old, 100, 1)} to {_shown(new, 100, 1)} % ({points})"
+    for phase, figures in (("before", before), ("after", after)):
+        found = (figures or {}).get("several") or {}
+        if (share := value(found, "share")) is None:
+            continue
+        line = f"Several calls for a question, {phase}: {_shown(share, 100, 1)} %"
+        if share:
+            line += (
+                f"; {_shown(value(found, 'first_right'), 100, 0)} % of these right by the first call alone, "
+                f"{_shown(value(found, 'answer_right'), 100, 0)} % by all, which cost "
+                f"{_shown(value(found, 'cost'), 100, 3)} instead of {_shown(value(found, 'first_cost'), 100, 3)} cents"
+            )
+        yield line
 
 
 def _swap_table(swap: Mapping[str, Mapping[str, Figures]]) -> Table:

@@ -15,6 +15,7 @@ from orchestra_jax.envs.by_hand import DO_NOTHING, EXPERT, Baseline, do_nothing
 from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT, Tasks
 from orchestra_jax.evaluation.kept import Kept
 from orchestra_jax.evaluation.measures.delegation import share_figures
+from orchestra_jax.evaluation.measures.several import several_figures
 from orchestra_jax.evaluation.measures.turn_caps import capped, cut, ended_by, widest
 from orchestra_jax.evaluation.metrics import (
     by_part,
@@ -110,9 +111,10 @@ class Evaluator:
 
         Returns:
             `summarize`'s figures over evaluation.samples samples of each question, with their `intervals`, `passes`,
-            `share_figures`, `tool_shares`, and `greedy` (figures of one sample at temperature 0) where configured; the
-            held-out tasks have `utility` too, and with caps of turns all have `turn_caps`, `summarize`'s figures with
-            `intervals` by cap. A benchmark with parts has those of each by `by_part`, and no greedy ones.
+            `share_figures`, `several_figures`, `tool_shares`, and `greedy` (figures of one sample at temperature 0)
+            where configured; the held-out tasks have `utility` too, and with caps of turns all have `turn_caps`,
+            `summarize`'s figures with `intervals` by cap. A benchmark with parts has those of each by `by_part`, and no
+            greedy ones.
         """
         settings, found = self.cfg.evaluation, {}
         self._when, self._policy = re.sub(r"[^\w-]+", "-", when), policy
@@ -163,7 +165,8 @@ class Evaluator:
         run = self._as_limited(whole)
         utility = self._utility(run, await self._runs(), samples) if name == HELD_OUT else {}
         others = {"intervals": intervals(run, samples), "tool_shares": tool_shares(run)} | self._by_cap(whole, samples)
-        return summarize(run) | passes(run, samples) | share_figures(run, self._model) | utility | others
+        calls = share_figures(run, self._model) | several_figures(run)
+        return summarize(run) | passes(run, samples) | calls | utility | others
 
     def _as_limited(self, run: list[Trajectory]) -> list[Trajectory]:
         return [cut(trajectory, self.cfg.rollout.limits) for trajectory in run] if self._caps else run

@@ -114,6 +114,18 @@ def test_rows_and_units(summary):
     assert "before training: " not in text
 
 
+def test_what_several_calls_gain(summary):
+    assert "Several calls" not in printed(summary)
+    gain = {"share": 0.25, "first_right": 0.4, "answer_right": 0.7, "first_cost": 0.0001, "cost": 0.0003}
+    summary["before"]["several"], summary["after"]["several"] = {"share": 0.0}, gain
+    lines = printed(summary, width=200).splitlines()
+    assert "Several calls for a question, before: 0.0 %" in lines
+    assert (
+        "Several calls for a question, after: 25.0 %; 40 % of these right by the first call alone, 70 % by all, which "
+        "cost 0.030 instead of 0.010 cents"
+    ) in lines
+
+
 def test_the_preference_swap(summary):
     text = printed(summary)
     assert cells(text, "cost  ")[:6] == ["80.0", "→", "80.0", "4.00", "→", "1.00"]
