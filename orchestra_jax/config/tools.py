@@ -22,7 +22,9 @@ class MenuRule(Settings):
     fewest: int = at_least(2, 1)  # fewest tools of one (models of each function in the released form)
     most: int | None = at_least(None, 1)  # most; null: all
     self_hosted: float = within(0.0, 0, 1)  # chance of each model with open weights to run on the user's own machines
+    always: list[str] = field(default_factory=list)  # tools that every random subset has, such as python
     aliases: bool = False  # experts are called expert-1, expert-2, ... in the random order of each menu
+    letters: bool = False  # or by random letters, A to Z: a small policy chooses one token, not a number's digits
 
 
 @dataclass(frozen=True)

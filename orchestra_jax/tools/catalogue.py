@@ -11,11 +11,13 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from string import ascii_uppercase
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.config.tools import MenuRule
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
@@ -152,6 +154,7 @@ class Catalogue:
     Raises:
         ValueError: nothing to offer, two tools with one key, or a function without a model.
         MissingPrice: a list lacks a model or tool.
+        ConfigError: every menu should have what is not offered, or more than fits.
     """
 
     def __init__(self, entries: Sequence[Entry], book: PriceBook, rule: MenuRule) -> None:
@@ -162,10 +165,24 @@ class Catalogue:
         for name in {name for entry in entries for name in entry.billed}:
             for each in (book.base, *book.lists):
                 each.cost(name)
+        if unknown := sorted(set(rule.always) - self.entries.keys()):
+            raise ConfigError(
+                f"tools.menu.always names {unknown[0]}, which is not offered here: take it out, or name some of "
+                f"{', '.join(self.entries)}."
+            )
+        if rule.subset and rule.most and len(self._required) > rule.most:
+            raise ConfigError(
+                f"tools.menu.most={rule.most} does not hold what every menu has, {', '.join(self._required)}: raise it."
+            )
         if rule.form == "released":
             offered = {ROLES[entry.role].use for entry in entries if entry.role}
             if missing := sorted(function for use, (function, _) in _FUNCTIONS.items() if use not in offered):
                 raise ValueError(f"The released form has no model for {missing[0]!r}; name one under tools.experts.")
+
+    @property
+    def _required(self) -> list[str]:
+        """Keys of what every menu has."""
+        return [key for key in self.entries if key == ANSWER_TOOL.name or key in self.rule.always]
 
     @property
     def largest(self) -> int:
@@ -210,19 +227,25 @@ class Catalogue:
         chosen = list(self.entries.values())
         if self.rule.subset or self.rule.aliases:
             size = self._size(rng, len(chosen))
-            required = [entry for entry in chosen if entry.key == ANSWER_TOOL.name]
-            optional = [entry for entry in chosen if entry.key != ANSWER_TOOL.name]
-            drawn = rng.choice(len(optional), size=size - len(required), replace=False)
+            required = [entry for entry in chosen if entry.key in self._required]
+            optional = [entry for entry in chosen if entry.key not in self._required]
+            drawn = rng.choice(len(optional), size=max(0, size - len(required)), replace=False)
             menu = required + [optional[index] for index in drawn]
             chosen = [menu[index] for index in rng.permutation(len(menu))]  # no position tells which tool it is
-        numbers = itertools.count(1)
-        names = {
-            f"expert-{next(numbers)}" if entry.role and self.rule.aliases else entry.spec.name: entry
-            for entry in chosen
-        }
+        aliases = iter(self._aliases(rng, sum(bool(entry.role) for entry in chosen)))
+        names = {next(aliases) if entry.role and self.rule.aliases else entry.spec.name: entry for entry in chosen}
         hosted = self._hosted(rng, chosen)
         tools = tuple(_priced(entry, name, prices, entry.model in hosted) for name, entry in names.items())
         return tools, {name: entry.key for name, entry in names.items()}
+
+    def _aliases(self, rng: np.random.Generator, count: int) -> list[str]:
+        """What so many experts are called, in the order of the menu."""
+        if not self.rule.letters:
+            return [f"expert-{number}" for number in range(1, count + 1)]
+        names = list(ascii_uppercase)
+        if count > len(names):
+            names = [first + second for first, second in itertools.product(names, names)]
+        return [names[index] for index in rng.permutation(len(names))[:count]]
 
     def _hosted(self, rng: np.random.Generator, chosen: Sequence[Entry]) -> set[str]:
         """Models that run on the user's own machines in this instance, whatever their roles."""

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from string import ascii_uppercase
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.config.tools import MenuRule
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
@@ -130,6 +132,33 @@ def test_every_menu_is_of_the_asked_size_and_can_be_answered(seed: int, fewest: 
     assert {"answer"} <= set(menus[0]) <= {entry.key for entry in PLAIN}
     largest = min(most or 6, 6)
     assert min(fewest, largest) <= len(menus[0]) <= largest
+
+
+def test_what_is_always_there_is_in_every_menu():
+    offer = Catalogue(PLAIN, PriceBook(BASE), MenuRule(subset=True, fewest=1, most=4, always=["t3"]))
+    menus = [[tool.name for tool in offer.instance(seed).tools] for seed in range(200)]
+    assert all({"answer", "t3"} <= set(menu) for menu in menus)
+    assert {len(menu) for menu in menus} == {2, 3, 4}
+    assert {name for menu in menus for name in menu} == {entry.key for entry in PLAIN}
+    with pytest.raises(ConfigError, match=r"tools\.menu\.always names t9, which is not offered here"):
+        Catalogue(PLAIN, PriceBook(BASE), MenuRule(subset=True, always=["t9"]))
+    with pytest.raises(ConfigError, match=r"tools\.menu\.most=1 does not hold what every menu has, t3, answer"):
+        Catalogue(PLAIN, PriceBook(BASE), MenuRule(subset=True, fewest=1, most=1, always=["t3"]))
+
+
+def test_letters_are_random_and_tell_nothing():
+    offer = catalogue(MenuRule(subset=True, fewest=2, most=5, aliases=True, letters=True))
+    instances = [offer.instance(seed) for seed in range(400)]
+    letters = [{name: key for name, key in i.record["tools"].items() if "/" in key} for i in instances]
+    assert all(len(name) == 1 and name in ascii_uppercase for named in letters for name in named)
+    assert {name for named in letters for name in named} == set(ascii_uppercase)
+    experts = {f"{role}/{model}" for role, models in ROLES.items() for model in models}
+    assert {named["K"] for named in letters if "K" in named} == experts
+    assert all(list(i.record["tools"]) == [spec.name for spec in i.tools] for i in instances)
+    many = [replace(PLAIN[0], spec=ToolSpec("x", "", {}), role="math", model=f"m{n}") for n in range(40)]
+    whole = Catalogue(many, PriceBook(BASE), MenuRule(aliases=True, letters=True)).instance(0).tools
+    assert len({spec.name for spec in whole}) == 40
+    assert {len(spec.name) for spec in whole} == {2}
 
 
 def test_all_tools_sizes_and_positions_occur():
