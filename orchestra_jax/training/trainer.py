@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import jax
 import numpy as np
 
 from orchestra_jax.config.schema import RunConfig

@@ -27,7 +27,7 @@ from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.envs import by_hand
 from orchestra_jax.envs.base import Demonstrations, Environment, Script, ToolEpisode, initial_messages
 from orchestra_jax.envs.recorded.evidence import evidence_of, with_latencies
-from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, legend, mean_cost, menu, shown
+from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, code_of, legend, mean_cost, menu, shown
 from orchestra_jax.envs.recorded.policies import router
 from orchestra_jax.envs.recorded.policies.baselines import baselines
 from orchestra_jax.envs.recorded.policies.choices import Choice
@@ -51,6 +51,7 @@ SYSTEM = (
 PAIRED_KINDS = ("accuracy", "low_cost", "fast")
 TRAIN, EVAL, UNSEEN, PRICES = "train", "eval", "unseen", "prices"  # whose menus and prices a task has
 GATE_TASKS = 32
+_SANDBOX_FIRST = 0.25
 _OPTIONS: Mapping[str, Any] = {
     "path": None,
     "references": None,
@@ -288,12 +289,19 @@ class RecordedEnvironment(Environment):
         )
 
     def _random_tool(self, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
-        """Calls tools at random until one says something, three at most, and answers with that."""
+        """Calls tools at random until one says something, three at most, and answers with that.
+
+        The sandbox is among them where there is code to run, and comes first in `_SANDBOX_FIRST` of these: among a
+        dozen models it would be one call in a dozen, too few for a group of rollouts to compare it with the others.
+        """
         if results and (len(results) == 3 or self.said(results[-1]) is not None):
             return self._answer_from(results)
-        names = [spec.name for spec in task.tools]
-        order = np.random.default_rng(instance_seed(self._cfg.seed, task.id, len(names))).permutation(len(names))
-        return ToolCall(names[order[len(results) % len(names)]], {})
+        models = [spec.name for spec in task.tools if spec.name != PYTHON]
+        rng = np.random.default_rng(instance_seed(self._cfg.seed, task.id, len(task.tools)))
+        names = [models[index] for index in rng.permutation(len(models))]
+        if len(models) < len(task.tools) and code_of(task.question) is not None:
+            names.insert(0 if rng.random() < _SANDBOX_FIRST else len(names), PYTHON)
+        return ToolCall(names[len(results) % len(names)], {})
 
     def _answer_from(self, results: Sequence[ToolResult]) -> str:
         return next((text for result in reversed(results) if (text := self.said(result)) is not None), "unknown")

@@ -3,11 +3,13 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, RunConfig, WarmStartConfig
 from orchestra_jax.envs import by_hand
 from orchestra_jax.envs.recorded.environment import EVAL, PRICES, RecordedEnvironment
 from orchestra_jax.envs.recorded.environment import UNSEEN as UNSEEN_MENUS
@@ -190,6 +192,19 @@ def test_demonstrations_call_tools_at_random_and_preferences_are_posed_in_pairs(
     told = environment.demonstrations()
     assert len(told.tasks) == 4
     assert {told.script(task, []).name for task in told.tasks} <= {"expert-1", "expert-2", "expert-3"}
+    with_sandbox = RecordedEnvironment(replace(config(str(table)), warm_start=WarmStartConfig(demonstrations=400)))
+    told_too = with_sandbox.demonstrations()
+    offered = [task for task in told_too.tasks if any(spec.name == "python" for spec in task.tools)]
+    silent, first = ToolResult("none", is_error=True), list[bool]()
+    for task in offered:
+        names = [told_too.script(task, [silent] * count).name for count in range(min(3, len(task.tools) - 1))]
+        assert len(set(names)) == len(names)
+        if code_of(task.question) is None:
+            assert "python" not in names
+        else:
+            first.append(names[0] == "python")
+    assert len(first) > 50
+    assert 0.1 < np.mean(first) < 0.4
     pairs = environment.paired_preferences(3)
     assert [[task.id for task in tasks] for tasks in pairs.values()] == [[t.id for t in environment.held_out(3)]] * 3
     assert pairs["low_cost"][0].preference.compute == 1.0
