@@ -63,7 +63,7 @@ def _descendants(ancestor: int) -> list[int]:
 
 def _round(weight_sync: Any, url: str, params: Any, version: int, folder: Path | None) -> dict[str, float]:
     """One update, with a connection of its own."""
-    from orchestra_jax.http_json import JsonClient
+    from orchestra_jax.io.http_json import JsonClient
 
     async def update() -> Any:
         client = JsonClient(url)

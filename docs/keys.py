@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from orchestra_jax.config import cli
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.shipped import CONF
+from orchestra_jax.io.shipped import CONF
 
 PAGE = Path(__file__).with_name("keys.md")
 HEAD = """# Which settings are there?

@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.progress import Progress
 
 from orchestra_jax.data.sources import load_tasks
+from orchestra_jax.io.shipped import CONF
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import MissingPrice, PriceList
 from orchestra_jax.money.replay import ReplayMiss
-from orchestra_jax.shipped import CONF
 from orchestra_jax.tools.experts import describing
 from orchestra_jax.tools.experts.descriptions import sample
 from orchestra_jax.tools.experts.expert import read_experts

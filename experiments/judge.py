@@ -19,7 +19,7 @@ def main(config: DictConfig) -> None:
     # Only now: `--cfg` and a mistyped key need no JAX.
     from orchestra_jax.evaluation.measures.judge import measure
     from orchestra_jax.training.evaluate import FOLDER
-    from orchestra_jax.training.run import exit_status
+    from orchestra_jax.training.main import exit_status
 
     with exit_status(folder=cfg.output_dir):
         measure(cfg, Path(cfg.output_dir) / FOLDER)

@@ -15,8 +15,8 @@ def main(config: DictConfig) -> None:
     """What synthesis.make of the composed config says."""
     cfg = cli.configure(config)
     # Only now: `--cfg` and a mistyped key need no JAX.
-    from orchestra_jax.synthesis.run import synthesize
-    from orchestra_jax.training.run import exit_status
+    from orchestra_jax.synthesis.synthesize import synthesize
+    from orchestra_jax.training.main import exit_status
 
     with exit_status(folder=cfg.output_dir):
         made = synthesize(cfg)

@@ -18,7 +18,7 @@ def main(config: DictConfig) -> None:
     """One run of the composed config."""
     run_config = cli.configure(config)
     # Only now: `--cfg` and a mistyped key need no JAX.
-    from orchestra_jax.training.run import run
+    from orchestra_jax.training.main import run
 
     run(run_config, changed_settings(config), Start.of(config))
 

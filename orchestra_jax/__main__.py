@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from orchestra_jax import __version__
-from orchestra_jax.shipped import EXPERIMENTS
+from orchestra_jax.io.shipped import EXPERIMENTS
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.config.tools import EvaluationOffer, MenuRule
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
-from orchestra_jax.money.run import RunBudget, limits
+from orchestra_jax.money.run_budget import RunBudget, limits
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.tools.build import RunTools, make_tools, tool_problems
 from orchestra_jax.tools.catalogue import ANSWER_TOOL

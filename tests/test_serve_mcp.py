@@ -15,7 +15,7 @@ import pytest
 from orchestra_jax import __version__, serve_mcp
 from orchestra_jax.config.cli import compose
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.run import RunBudget, bill
+from orchestra_jax.money.run_budget import RunBudget, bill
 from orchestra_jax.tools.base import tool
 from orchestra_jax.tools.build import make_tools
 from orchestra_jax.types import InfrastructureError, ToolResult, Usage

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.shipped import CONF, EXPERIMENTS
+from orchestra_jax.io.shipped import CONF, EXPERIMENTS
 
 ROOT = Path(__file__).resolve().parents[1]
 

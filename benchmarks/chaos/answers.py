@@ -12,7 +12,7 @@ from aiohttp import web
 
 from benchmarks.chaos.faults import Kind, holds, sentence
 from benchmarks.chaos.odd import change, change_bytes, cut, insert, nothing_of_it, odd_value
-from orchestra_jax.http_json import JsonClient, ServerError
+from orchestra_jax.io.http_json import JsonClient, ServerError
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert

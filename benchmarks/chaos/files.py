@@ -24,7 +24,7 @@ from orchestra_jax.data.rows import BadRow
 from orchestra_jax.data.sources import FORMATS, Skipped, load_tasks
 from orchestra_jax.money.journal import Journal, read_bill
 from orchestra_jax.money.replay import Replay, ReplayBroken, ReplayMiss
-from orchestra_jax.money.run import RunBudget
+from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.types import Usage

@@ -28,9 +28,9 @@ import orchestra_jax.engines.embedded
 import orchestra_jax.envs.qa.environment
 import orchestra_jax.evaluation.figures
 import orchestra_jax.models.tokenizer
-import orchestra_jax.training.run  # noqa: F401
+import orchestra_jax.training.main  # noqa: F401
 from orchestra_jax.money import records
-from orchestra_jax.money.run import bill
+from orchestra_jax.money.run_budget import bill
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "experiments/train.py"

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf
 
-from orchestra_jax import hub
 from orchestra_jax.config.choices import EngineName, QuestionFormat, ReplayMode, Role
 from orchestra_jax.config.ranges import range_problem, shown
 from orchestra_jax.config.rollout import RolloutConfig
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, RunConfig, WorldConfig
 from orchestra_jax.config.tools import MCP_MAY_MOVE, mcp_server
+from orchestra_jax.io import hub
 
 # Settings of earlier versions that lie in a group of their own now, under the same name.
 _GROUPED = {
@@ -203,7 +203,7 @@ def _sharing(rollout: RolloutConfig) -> list[str]:
     return found
 
 
-def missing_inputs(config: RunConfig) -> list[str]:
+def missing_inputs(config: WorldConfig) -> list[str]:
     """One sentence, with the fix, for everything the run needs and that is not named or, a file, not there."""
     found = []
     model, data = config.model, config.data

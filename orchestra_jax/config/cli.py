@@ -22,7 +22,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from orchestra_jax.config.checks import RENAMED, keys, load, unknown_key
 from orchestra_jax.config.ranges import shown, unknown_choice
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.shipped import CONF
+from orchestra_jax.io.shipped import CONF
 
 USAGE_ERROR, DISK_FULL, INTERRUPTED = 2, 5, 130  # exit statuses
 

@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
-from orchestra_jax.outside import valid_text
+from orchestra_jax.io.untrusted import valid_text
 
 LARGEST = 2**31 - 1  # whole number where a field says nothing else
 LARGE = 2**53 - 1  # of what adds up over a run, such as tokens: still exact in JSON

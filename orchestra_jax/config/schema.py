@@ -278,21 +278,20 @@ class PlanConfig(Settings):
 
 
 @dataclass(frozen=True)
-class RunConfig(Settings):
-    """One training run. The same name is the same folder: running it again resumes it."""
+class WorldConfig(Settings):
+    """Settings that environments, tools, money and evaluations read; `RunConfig` adds those of the training."""
 
-    name: str = "quickstart"  # of the run
     seed: int = at_least(0, 0)  # of everything random in the run
-    steps: int = at_least(250, 0)  # training steps
     output_dir: str = "outputs/${name}"  # folder
+    steps: int = at_least(250, 0)  # training steps
     policy: str | None = (
         None  # of experiments/evaluate.py: a checkpoint, a run's folder, http://HOST/v1, or baseline:NAME
     )
-    compilation_cache: str | None = "~/.cache/orchestra_jax"  # folder of compiled programs for later starts; null: none
-    model: ModelConfig = field(default_factory=ModelConfig)
-    mesh: MeshConfig = field(default_factory=MeshConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
@@ -300,9 +299,16 @@ class RunConfig(Settings):
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+@dataclass(frozen=True)
+class RunConfig(WorldConfig):
+    """One training run. The same name is the same folder: running it again resumes it."""
+
+    name: str = "quickstart"  # of the run
+    compilation_cache: str | None = "~/.cache/orchestra_jax"  # folder of compiled programs for later starts; null: none
+    mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
-    plan: PlanConfig = field(default_factory=PlanConfig)
     synthesis: SynthesisConfig = field(default_factory=SynthesisConfig)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax import hub
 from orchestra_jax.config.choices import QuestionFormat
 from orchestra_jax.data.rows import SUFFIXES, BadRow, answers_of, rows_of, text_of
+from orchestra_jax.io import hub
 from orchestra_jax.types import Preference, Task, ToolSpec
 
 Row = Mapping[str, Any]

@@ -15,8 +15,8 @@ from typing import Any
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.engines.base import Generation, SamplingParams, check_request, generation
 from orchestra_jax.engines.slot_cache import MAX_STOP_IDS, Row, SlotCache
+from orchestra_jax.io.stopwatch import Stopwatch, current, queued
 from orchestra_jax.models.base import DecoderConfig
-from orchestra_jax.stopwatch import Stopwatch, current, queued
 
 
 @dataclass

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestra_jax.config.choices import EngineName
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.engines.sglang.engine import SGLangEngine
@@ -45,7 +45,7 @@ class RunEngine:
             await server.stop()
 
 
-def first_model(cfg: RunConfig, model: DecoderConfig, params: Params, directory: Path) -> None:
+def first_model(cfg: WorldConfig, model: DecoderConfig, params: Params, directory: Path) -> None:
     """Writes the folder that the run's own servers start from, where it has any; of several processes one does it.
 
     Args:
@@ -57,7 +57,7 @@ def first_model(cfg: RunConfig, model: DecoderConfig, params: Params, directory:
 
 
 async def start_engine(
-    cfg: RunConfig,
+    cfg: WorldConfig,
     model: DecoderConfig,
     params: Params,
     version: int,
@@ -122,7 +122,7 @@ def _model_folder(directory: Path) -> Path:
     return directory / "server" / "model"
 
 
-def _servers(cfg: RunConfig, version: int, directory: Path, processes: Processes) -> list[SGLangProcess]:
+def _servers(cfg: WorldConfig, version: int, directory: Path, processes: Processes) -> list[SGLangProcess]:
     r, s = cfg.rollout, cfg.rollout.server
     assert s.python is not None  # config_checks
     gpus = s.gpus or [[]] * s.count

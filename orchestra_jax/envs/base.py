@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator
-from orchestra_jax.envs import by_hand
+from orchestra_jax.envs import baselines as common
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.base import ToolExecutor
@@ -71,7 +71,7 @@ class Episode(Protocol):
 
 @runtime_checkable
 class Conversation(Episode, Protocol):
-    """An `Episode` with a user who answers. `rollout.run` has the rules.
+    """An `Episode` with a user who answers. `rollout.episode` has the rules.
 
     Its `tools` may grow while the user speaks: the words then tell of the new ones, as a prompt in tokens stays as it
     is, and the task's own `tools` name all of them from the beginning.
@@ -164,17 +164,17 @@ class Environment(ABC):
     silent_baselines: bool = False
 
     @classmethod
-    def problems(cls, cfg: RunConfig) -> list[str]:
+    def problems(cls, cfg: WorldConfig) -> list[str]:
         """One sentence, with the fix, for everything that this environment lacks; starts nothing."""
         return []
 
     @classmethod
-    def chat(cls, cfg: RunConfig) -> OwnChat | None:
+    def chat(cls, cfg: WorldConfig) -> OwnChat | None:
         """The chat of `model.tokenizer=environment`; None: there is none, a policy needs a tokenizer's folder."""
         return None
 
     @classmethod
-    def forecast(cls, cfg: RunConfig) -> str | None:
+    def forecast(cls, cfg: WorldConfig) -> str | None:
         """What is told before anything is spent: the data, and what a step will cost outside; None: nothing."""
         return None
 
@@ -208,20 +208,20 @@ class Environment(ABC):
         return {}
 
     def baselines(self) -> Mapping[str, Script]:
-        """Scripts to compare a policy with, by name, beside those of any environment (`envs.by_hand`); may be empty."""
+        """Scripts to compare a policy with, by name, beside `envs.baselines` of every environment; may be empty."""
         return {}
 
-    def experts(self, task: Task) -> Sequence[by_hand.Asked]:
+    def experts(self, task: Task) -> Sequence[common.Asked]:
         """The models that the menu of `task` offers to answer it, the cheapest first; may be empty. For baselines."""
         return ()
 
     def copied_call(self, task: Task, tool: str) -> ToolCall:
         """A call of `tool` as well as it can be made without a model. For baselines."""
-        return by_hand.copied_call(task, tool)
+        return common.copied_call(task, tool)
 
     def said(self, result: ToolResult) -> str | None:
         """What a result says as an answer; None: nothing. For baselines."""
-        return by_hand.said(result)
+        return common.said(result)
 
     async def close(self) -> None:  # noqa: B027  most environments own nothing
         """Releases what the environment owns; afterwards it cannot be used."""

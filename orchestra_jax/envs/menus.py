@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.preference_pairs import drawn_from
-from orchestra_jax.envs.by_hand import Asked
+from orchestra_jax.envs.baselines import Asked
 from orchestra_jax.envs.qa.experts import offered
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.base import ToolExecutor, ToolHandler, as_result
@@ -33,7 +33,7 @@ class WorldMenus:
         ConfigError: a tool cannot be used, or has the name of one of the domain's.
     """
 
-    def __init__(self, cfg: RunConfig, domain: Sequence[str], answers: Sequence[str] = ()) -> None:
+    def __init__(self, cfg: WorldConfig, domain: Sequence[str], answers: Sequence[str] = ()) -> None:
         self._cfg, self._preference = cfg, drawn_from(cfg.data.preferences_file)
         self._tools = make_tools(without_judge(cfg), answers)
         both = {self._tools.catalogue, self._tools.evaluation}
@@ -42,7 +42,7 @@ class WorldMenus:
             raise ConfigError(f"The world has a tool {clash[0]!r} of its own: leave that out of tools.*.")
 
     @staticmethod
-    def problems(cfg: RunConfig) -> list[str]:
+    def problems(cfg: WorldConfig) -> list[str]:
         """One sentence, with the fix, for everything that the tools beside the domain's lack."""
         return tool_problems(without_judge(cfg))
 
@@ -97,12 +97,12 @@ class WorldMenus:
         return self._tools.evaluation if split == "eval" else self._tools.catalogue
 
 
-def without_judge(cfg: RunConfig) -> RunConfig:
+def without_judge(cfg: WorldConfig) -> WorldConfig:
     """The same run that asks no judge: states are compared, and what is said by its words."""
     return replace(cfg, tools=replace(cfg.tools, judge="match"))
 
 
-def offered_names(cfg: RunConfig) -> list[str]:
+def offered_names(cfg: WorldConfig) -> list[str]:
     """What the tools beside a domain's may be called in menus without aliases."""
     tools = cfg.tools.opened
     experts = [f"{role}-{model}" for role, models in tools.experts.items() for model in models]

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.envs.base import Demonstrations, Environment, Episode, Script
-from orchestra_jax.envs.by_hand import Asked
+from orchestra_jax.envs.baselines import Asked
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.types import Task, ToolCall, ToolResult
@@ -75,7 +75,7 @@ class MixedTasks:
 class MixtureEnvironment(Environment):
     """See the module."""
 
-    def __init__(self, cfg: RunConfig) -> None:
+    def __init__(self, cfg: WorldConfig) -> None:
         if wrong := self.problems(cfg):
             raise ConfigError("\n".join(wrong))
         self._cfg, self._weights = cfg, _weights(cfg)
@@ -87,7 +87,7 @@ class MixtureEnvironment(Environment):
                 raise ConfigError(_named(name, str(error))) from error
 
     @classmethod
-    def problems(cls, cfg: RunConfig) -> list[str]:
+    def problems(cls, cfg: WorldConfig) -> list[str]:
         try:
             weights = _weights(cfg)
         except ConfigError as error:
@@ -105,7 +105,7 @@ class MixtureEnvironment(Environment):
         return list(dict.fromkeys(found))
 
     @classmethod
-    def forecast(cls, cfg: RunConfig) -> str | None:
+    def forecast(cls, cfg: WorldConfig) -> str | None:
         weights = _weights(cfg)
         shares = ", ".join(f"{weight / sum(weights.values()):.0%} {name}" for name, weight in weights.items())
         told = [environment_class(part_of(cfg, name)).forecast(part_of(cfg, name)) for name in weights]
@@ -156,7 +156,7 @@ class MixtureEnvironment(Environment):
         return self._parts[task.extra[_PART]]
 
 
-def part_of(cfg: RunConfig, name: str) -> RunConfig:
+def part_of(cfg: WorldConfig, name: str) -> WorldConfig:
     """The run as one of its parts sees it: with that environment and its own options."""
     env = replace(cfg.env, name=name, options=dict(cfg.env.options.get(name) or {}))
     return replace(cfg, env=env, data=replace(cfg.data, note=None))  # of what questions alone lack
@@ -167,7 +167,7 @@ def tagged(task: Task, part: str) -> Task:
     return replace(task, extra={**task.extra, _PART: part})
 
 
-def _weights(cfg: RunConfig) -> dict[str, float]:
+def _weights(cfg: WorldConfig) -> dict[str, float]:
     """The weight of each part; raises ConfigError: one is none."""
     parts = cfg.env.options.get("parts") or {}
     given = list(parts.values()) if isinstance(parts, Mapping) else []

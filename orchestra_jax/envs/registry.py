@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from orchestra_jax.config.registry import Registry
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.envs.base import Environment
 
 # A subclass of `Environment`, or a function that makes one; only a class has checks, a chat and a forecast.
-ENVIRONMENTS: Registry[Callable[[RunConfig], Environment]] = Registry(
+ENVIRONMENTS: Registry[Callable[[WorldConfig], Environment]] = Registry(
     "environment",
     "env.name",
     group="orchestra_jax.environments",
@@ -24,7 +24,7 @@ ENVIRONMENTS: Registry[Callable[[RunConfig], Environment]] = Registry(
 )
 
 
-def make_environment(cfg: RunConfig) -> Environment:
+def make_environment(cfg: WorldConfig) -> Environment:
     """The environment of the run.
 
     Raises:
@@ -33,7 +33,7 @@ def make_environment(cfg: RunConfig) -> Environment:
     return ENVIRONMENTS.get(cfg.env.name)(cfg)
 
 
-def environment_class(cfg: RunConfig) -> type[Environment]:
+def environment_class(cfg: WorldConfig) -> type[Environment]:
     """Who is asked for `problems`, `chat` and `forecast`; `Environment` itself where a function makes the run's.
 
     Raises:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import WorldConfig
+from orchestra_jax.io.untrusted import Unreadable, read_json
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.outside import Unreadable, read_json
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.roles import UserSimulator
 from orchestra_jax.tools.schema import validate_arguments
@@ -108,7 +108,7 @@ class SimulatedUser:
         return f"{call.name} gave: {self._act(call) if self._act is not None else ''}"
 
 
-def policy_names(cfg: RunConfig) -> set[str]:
+def policy_names(cfg: WorldConfig) -> set[str]:
     """What the policy may be called where a model is named: of an endpoint its own names, else of its weights."""
     policy = cfg.policy or ""
     if policy.startswith("baseline:"):
@@ -120,7 +120,7 @@ def policy_names(cfg: RunConfig) -> set[str]:
     return {_plain(name) for name in found if name}
 
 
-def user_problems(cfg: RunConfig, user: object, allowed: object) -> list[str]:
+def user_problems(cfg: WorldConfig, user: object, allowed: object) -> list[str]:
     """Why a user cannot be the one in `env.options.user`; without a model nothing can be wrong.
 
     Args:
@@ -136,7 +136,7 @@ def user_problems(cfg: RunConfig, user: object, allowed: object) -> list[str]:
     return []
 
 
-def user_forecast(cfg: RunConfig, user: str, prices: PriceList) -> str | None:
+def user_forecast(cfg: WorldConfig, user: str, prices: PriceList) -> str | None:
     """What a model that plays the user will cost, in a sentence; None: nobody does, or no list sells it."""
     if user not in prices.entries:
         return None

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from orchestra_jax.config.registry import Registry
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.types import Task
 
 # The tasks of a benchmark; by name where it has several parts, whose figures are reported side by side.
 Tasks = Sequence[Task] | Mapping[str, Sequence[Task]]
-Benchmark = Callable[[Environment, RunConfig], Tasks]
+Benchmark = Callable[[Environment, WorldConfig], Tasks]
 
 HELD_OUT, PREFERENCE_SWAP = "held_out", "preference_swap"
 
@@ -28,11 +28,11 @@ BENCHMARKS: Registry[Benchmark] = Registry(
 )
 
 
-def held_out(environment: Environment, cfg: RunConfig) -> Sequence[Task]:
+def held_out(environment: Environment, cfg: WorldConfig) -> Sequence[Task]:
     """The environment's own held-out tasks, evaluation.questions of them."""
     return environment.held_out(cfg.evaluation.questions)
 
 
-def preference_swap(environment: Environment, cfg: RunConfig) -> Mapping[str, Sequence[Task]]:
+def preference_swap(environment: Environment, cfg: WorldConfig) -> Mapping[str, Sequence[Task]]:
     """The same evaluation.swap_questions held-out questions under each kind of preference."""
     return environment.paired_preferences(cfg.evaluation.swap_questions)

@@ -1,6 +1,6 @@
 """The pictures of a finished run: learning curves, tool shares, and accuracy against cost.
 
-What a summary holds is written in `evaluation.report`. Titles state what is seen, computed from the data.
+What a summary holds is written in `evaluation.terminal`. Titles state what is seen, computed from the data.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 
 from orchestra_jax.evaluation.pictures.against_cost import accuracy_cost
 from orchestra_jax.evaluation.pictures.canvas import DPI, FAINT, INK, blank, headline, quiet
-from orchestra_jax.evaluation.report import plain, value
+from orchestra_jax.evaluation.terminal import plain, value
 
 # Okabe and Ito's colours, told apart under the common kinds of colour blindness; the eighth is for all other tools.
 TOOL_COLOURS = ("#0072b2", "#e69f00", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#f0e442", "#b8bec6")

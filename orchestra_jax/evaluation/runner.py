@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from orchestra_jax.config.rollout import RolloutLimits
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import Environment, Script
-from orchestra_jax.envs.by_hand import DO_NOTHING, EXPERT, Baseline, do_nothing
+from orchestra_jax.envs.baselines import DO_NOTHING, EXPERT, Baseline, do_nothing
 from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT, Tasks
 from orchestra_jax.evaluation.kept import Kept
 from orchestra_jax.evaluation.measures.delegation import share_figures
@@ -26,7 +26,6 @@ from orchestra_jax.evaluation.metrics import (
     summarize,
     tool_shares,
 )
-from orchestra_jax.evaluation.subject import policy_model
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.collector import Collector
@@ -35,7 +34,7 @@ from orchestra_jax.rollout.speakers import MessageEngine
 from orchestra_jax.types import Status, Task, Trajectory
 
 
-def chosen_tasks(environment: Environment, cfg: RunConfig) -> dict[str, Tasks]:
+def chosen_tasks(environment: Environment, cfg: WorldConfig) -> dict[str, Tasks]:
     """The tasks of evaluation.benchmarks by name, where there are any, the first evaluation.limit of each.
 
     Raises:
@@ -63,6 +62,8 @@ class Evaluator:
     Trajectories are kept in `directory`, if there is one. Each of `processes` plays its share of the tasks, keeps what
     it played in a file of its own, and has the figures of all; None: this one alone.
 
+    `policy_model` names the model that the policy is made from, for figures of what it delegates to its own kind.
+
     With caps of turns the collector has the widest limits (`measures.turn_caps`): a trajectory is played once, under
     these, and the others are its beginnings, kept in folders of their own.
 
@@ -77,7 +78,7 @@ class Evaluator:
 
     def __init__(
         self,
-        cfg: RunConfig,
+        cfg: WorldConfig,
         environment: Environment,
         collector: Collector,
         engine: Engine | MessageEngine | Baseline,
@@ -85,10 +86,11 @@ class Evaluator:
         directory: Path | None = None,
         processes: Processes | None = None,
         turn_caps: Sequence[int] = (),
+        policy_model: str | None = None,
     ) -> None:
         self._directory, self._when = directory, ""
         self._policy: str | None = None
-        self._model = policy_model(cfg)
+        self._model = policy_model
         self._processes = processes or Processes()
         self.cfg, self.collector, self.engine, self._budget = cfg, collector, engine, budget
         self.benchmarks = chosen_tasks(environment, cfg)

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax import hub
 from orchestra_jax.config.registry import Registry
 from orchestra_jax.config.schema import ModelConfig
+from orchestra_jax.io import hub
 from orchestra_jax.models.base import DecoderConfig
 
 ModelFamily = type[DecoderConfig]

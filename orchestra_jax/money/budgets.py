@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from orchestra_jax.io.stopwatch import queued
 from orchestra_jax.money.journal import Journal
-from orchestra_jax.stopwatch import queued
 from orchestra_jax.types import Usage
 
 

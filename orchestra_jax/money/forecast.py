@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.money.prices import PriceList
 
 
@@ -30,7 +30,7 @@ class StepCost:
         return self.experts + self.judge
 
 
-def step_cost(cfg: RunConfig, prices: PriceList) -> StepCost | None:
+def step_cost(cfg: WorldConfig, prices: PriceList) -> StepCost | None:
     """Dollars of a step, or None where no expert is called.
 
     Assumes that each trajectory makes plan.calls calls of one expert, and one of the judge.
@@ -49,7 +49,7 @@ def step_cost(cfg: RunConfig, prices: PriceList) -> StepCost | None:
     return StepCost(trajectories, sum(cost.values()) / len(cost), judge, dearest, cost[dearest] + judge)
 
 
-def dry_run(cfg: RunConfig, prices: PriceList) -> str | None:
+def dry_run(cfg: WorldConfig, prices: PriceList) -> str | None:
     """What a step will cost outside, in a sentence; None where no expert is called."""
     cost = step_cost(cfg, prices)
     if cost is None:
@@ -67,7 +67,7 @@ def dry_run(cfg: RunConfig, prices: PriceList) -> str | None:
 
 
 def evaluation_cost(
-    cfg: RunConfig,
+    cfg: WorldConfig,
     prices: PriceList,
     tasks: Mapping[str, int],
     *,
@@ -121,5 +121,5 @@ def evaluation_cost(
     return f"{count} trajectories of {named} cost about ${count * (experts + judge + policy):.2f}: {parts}; {end}."
 
 
-def _call(cfg: RunConfig, prices: PriceList, model: str) -> float:
+def _call(cfg: WorldConfig, prices: PriceList, model: str) -> float:
     return prices.cost(model, prompt_tokens=cfg.plan.call_input, completion_tokens=cfg.plan.call_output)

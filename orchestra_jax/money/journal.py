@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.outside import read_json
+from orchestra_jax.io.untrusted import read_json
 from orchestra_jax.types import Usage
 
 State = dict[

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from orchestra_jax.stopwatch import waiting
+from orchestra_jax.io.stopwatch import waiting
 
 
 class Limiter:

@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from orchestra_jax.io.stopwatch import queued
 from orchestra_jax.money.budgets import Budget, Reservation
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.replay import CLOSE_S, Replay
 from orchestra_jax.money.store import Recorded
-from orchestra_jax.stopwatch import queued
 from orchestra_jax.types import InfrastructureError, Usage
 
 GRACE_S = 600.0  # how long a request whose caller gave up may still take

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_jax.outside import Unreadable, read_yaml
+from orchestra_jax.io.untrusted import Unreadable, read_yaml
 from orchestra_jax.types import Usage
 
 

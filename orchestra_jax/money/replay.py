@@ -14,9 +14,9 @@ from typing import Any
 
 from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.ranges import shown
+from orchestra_jax.io.stopwatch import queued
 from orchestra_jax.money.store import CANONICAL, Recorded, Writer, connect, decode, encode, key, open_to_read
 from orchestra_jax.money.unsaved import Row, Unsaved
-from orchestra_jax.stopwatch import queued
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestra_jax.shipped import EXPERIMENTS
+from orchestra_jax.io.shipped import EXPERIMENTS
 
 _LINES = 15
 

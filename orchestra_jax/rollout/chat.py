@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestra_jax.config.choices import History
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.envs.registry import environment_class
+from orchestra_jax.io.shipped import CONF
 from orchestra_jax.models import tokenizer as tokenizers
 from orchestra_jax.rollout.parsing import CLOSE, END_THINK, OPEN, THINK
-from orchestra_jax.shipped import CONF
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import ToolSpec
 
@@ -282,7 +282,7 @@ def _cut(text: str, *marks: str) -> tuple[str, ...]:
     return (*parts[1:], rest)
 
 
-def make_chat(cfg: RunConfig) -> ChatFormat:
+def make_chat(cfg: WorldConfig) -> ChatFormat:
     """The tokenizer and chat format of a run.
 
     Raises:

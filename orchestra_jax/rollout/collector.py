@@ -17,7 +17,7 @@ from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.actors import Actor, EngineActor, ScriptActor
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.run import Run
+from orchestra_jax.rollout.episode import Run
 from orchestra_jax.rollout.speakers import MessageEngine, MessageSpeaker, ScriptSpeaker, Speaker, TokenSpeaker
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog
 from orchestra_jax.types import OutOfTime, Task, Trajectory

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestra_jax.config.schema import ConfigError, PricingConfig, RunConfig
+from orchestra_jax.config.schema import ConfigError, PricingConfig, WorldConfig
+from orchestra_jax.io.untrusted import Unreadable, read_json, text_of, valid_text
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import GRACE_S, Outcome
 from orchestra_jax.money.prices import MissingPrice, PriceList
 from orchestra_jax.money.replay import CLOSE_S, Replay
-from orchestra_jax.outside import Unreadable, read_json, text_of, valid_text
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.speakers import Reply
 from orchestra_jax.tools.build import price_book
@@ -136,7 +136,7 @@ class EndpointPolicy(ExpertClient):
         return {"prompt_tokens": prompt, "completion_tokens": min(written, body[self.expert.max_tokens_field])}
 
 
-def endpoint_pricing(cfg: RunConfig) -> PricingConfig:
+def endpoint_pricing(cfg: WorldConfig) -> PricingConfig:
     """pricing.* with what the endpoint's tokens cost: prices of its own, or an entry of the price list.
 
     Raises:
@@ -162,14 +162,14 @@ def endpoint_pricing(cfg: RunConfig) -> PricingConfig:
     )
 
 
-def asked_model(cfg: RunConfig, url: str) -> str:
+def asked_model(cfg: WorldConfig, url: str) -> str:
     """The name of the model behind `url`; raises ConfigError: evaluation.endpoint names none."""
     if cfg.evaluation.endpoint.model is None:
         raise ConfigError(f"The endpoint {url} may serve several models: set evaluation.endpoint.model=NAME.")
     return cfg.evaluation.endpoint.model
 
 
-def make_endpoint(cfg: RunConfig, url: str, prices: PriceList, processes: Processes | None = None) -> EndpointPolicy:
+def make_endpoint(cfg: WorldConfig, url: str, prices: PriceList, processes: Processes | None = None) -> EndpointPolicy:
     """The policy behind `url`, asked as evaluation.endpoint says; what it answers is recorded as replay.* says.
 
     Args:

@@ -39,7 +39,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from orchestra_jax.outside import MOST_LEVELS, levels
+from orchestra_jax.io.untrusted import MOST_LEVELS, levels
 from orchestra_jax.types import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from orchestra_jax.config.choices import Device, EngineName
-from orchestra_jax.config.schema import AlgorithmConfig, RunConfig
+from orchestra_jax.config.schema import AlgorithmConfig, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import Script
@@ -24,7 +24,7 @@ def own_groups(algorithm: AlgorithmConfig, processes: Processes) -> list[int]:
     return [g for g in range(algorithm.tasks_per_step) if g % size * processes.count // size == processes.index]
 
 
-def process_problems(cfg: RunConfig, count: int, devices: int, tensor: int, beside: int = 1) -> list[str]:
+def process_problems(cfg: WorldConfig, count: int, devices: int, tensor: int, beside: int = 1) -> list[str]:
     """One sentence, with the fix, for all that does not go with so many processes; the planner and a run ask the same.
 
     Args:

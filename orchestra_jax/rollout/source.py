@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
@@ -44,7 +44,7 @@ class RolloutSource:
 
     def __init__(
         self,
-        cfg: RunConfig,
+        cfg: WorldConfig,
         collector: Collector,
         engine: Engine,
         tasks: TaskIterator,

@@ -21,7 +21,7 @@ from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult,
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PolicyTurn:
     """One turn of the policy.
 
     Attributes:
@@ -51,7 +51,7 @@ class Speaker(Protocol):
         """Whether the context has no room for another turn."""
         ...
 
-    async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> Said:
+    async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
         """The next turn.
 
         Args:
@@ -64,7 +64,7 @@ class Speaker(Protocol):
         """
         ...
 
-    def hear(self, said: Said, heard: Sequence[Message]) -> bool:
+    def hear(self, said: PolicyTurn, heard: Sequence[Message]) -> bool:
         """What follows the turn: results of its calls, in their order, or the user's words.
 
         Returns:
@@ -101,7 +101,7 @@ class TokenSpeaker:
     def full(self) -> bool:
         return len(self._ids) >= self._limits.max_length
 
-    async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> Said:
+    async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
         found = await self._actor.act(self._task, self._ids, results, turn - 1, attempt)
         if found.finish_reason == "abort":
             raise InfrastructureError("the engine aborted the generation")
@@ -124,9 +124,9 @@ class TokenSpeaker:
             version_spans=found.version_spans,
         )
         full = found.finish_reason == "length" and length >= self._limits.max_length
-        return Said(turn_said, calls, problem, (usage,), full)
+        return PolicyTurn(turn_said, calls, problem, (usage,), full)
 
-    def hear(self, said: Said, heard: Sequence[Message]) -> bool:
+    def hear(self, said: PolicyTurn, heard: Sequence[Message]) -> bool:
         self._messages += [{"role": "assistant", "content": said.turn.text}, *heard]
         ids = (*self._ids, *said.turn.sampled_ids)
         # The same sequence goes on, or a fork starts where the template rewrote the history.
@@ -218,7 +218,7 @@ class MessageSpeaker:
     def full(self) -> bool:
         return self._length >= self._limits.max_length
 
-    async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> Said:
+    async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
         limits = self._limits
         room = min(limits.max_new_tokens, limits.max_length - self._length)
         reply = await self._engine.converse(
@@ -230,7 +230,7 @@ class MessageSpeaker:
             sample=self._sample,
         )
         if reply is None:
-            return Said(Turn((), (), (), 0, "length"), [], "", (), full=True)
+            return PolicyTurn(Turn((), (), (), 0, "length"), [], "", (), full=True)
         if reply.finish_reason == "abort":
             raise InfrastructureError("the endpoint aborted the generation")
         calls, problem = _calls(reply)
@@ -243,11 +243,11 @@ class MessageSpeaker:
         self._ids = [self._name(turn, n, reply) for n in range(len(calls))]
         spans = ((0, last.completion_tokens),)
         full = reply.finish_reason == "length" and self.full
-        return Said(
+        return PolicyTurn(
             Turn((), (), (), 0, reply.finish_reason, shown, version_spans=spans), calls, problem, reply.usage, full
         )
 
-    def hear(self, said: Said, heard: Sequence[Message]) -> bool:
+    def hear(self, said: PolicyTurn, heard: Sequence[Message]) -> bool:
         made = [
             {"id": name, "type": "function", "function": {"name": call.name, "arguments": _json(call)}}
             for name, call in zip(self._ids, said.calls, strict=True)
@@ -282,12 +282,12 @@ class ScriptSpeaker:
     def begin(self, episode: Episode, budget: Budget) -> None:
         pass
 
-    async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> Said:
+    async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
         action = self._script(self._task, results)
         spoken = action if isinstance(action, str) else render_call(action)
-        return Said(Turn((), (), (), 0, "stop", spoken), [] if isinstance(action, str) else [action], "", ())
+        return PolicyTurn(Turn((), (), (), 0, "stop", spoken), [] if isinstance(action, str) else [action], "", ())
 
-    def hear(self, said: Said, heard: Sequence[Message]) -> bool:
+    def hear(self, said: PolicyTurn, heard: Sequence[Message]) -> bool:
         return True
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar
 
-from orchestra_jax.stopwatch import Stopwatch
+from orchestra_jax.io.stopwatch import Stopwatch
 from orchestra_jax.types import InfrastructureError
 
 T = TypeVar("T")

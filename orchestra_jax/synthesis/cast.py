@@ -13,10 +13,10 @@ from jsonschema.exceptions import best_match
 
 from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.io.untrusted import Unreadable, read_json
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.outside import Unreadable, read_json
 from orchestra_jax.tools.answers import without_thinking
 from orchestra_jax.tools.build import named_experts, price_book
 from orchestra_jax.tools.experts.client import ExpertClient

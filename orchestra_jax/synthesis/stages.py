@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from orchestra_jax.io.untrusted import Unreadable, read_json
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
-from orchestra_jax.money.run import Halted
-from orchestra_jax.outside import Unreadable, read_json
+from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.synthesis.cast import Cast, Rejected, Tally
 from orchestra_jax.types import InfrastructureError
 

@@ -9,12 +9,12 @@ from typing import Any, TypeVar, cast, overload
 from urllib.parse import urlsplit
 
 from orchestra_jax.config.registry import Registry
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import WorldConfig
+from orchestra_jax.io.stopwatch import worked
+from orchestra_jax.io.untrusted import valid_text
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.outside import valid_text
-from orchestra_jax.stopwatch import worked
 from orchestra_jax.tools import schema
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec, Usage
 
@@ -35,7 +35,7 @@ def as_result(answer: ToolResult | str) -> ToolResult:
 class ToolContext:
     """What a run's tools are made from: its settings, what is really paid, and the record of calls."""
 
-    cfg: RunConfig
+    cfg: WorldConfig
     prices: PriceList
     replay: Replay
     _shared: dict[Callable[..., Any], Any] = field(default_factory=dict)
@@ -83,8 +83,8 @@ class Tool:
         """Releases what the tool opened."""
 
     @classmethod
-    def problems(cls, cfg: RunConfig, prices: PriceList) -> list[str]:
-        """One sentence, with the fix, for everything in the `RunConfig` that the tool lacks; starts nothing."""
+    def problems(cls, cfg: WorldConfig, prices: PriceList) -> list[str]:
+        """One sentence, with the fix, for everything in the `WorldConfig` that the tool lacks; starts nothing."""
         return []
 
 

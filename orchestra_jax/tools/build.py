@@ -9,14 +9,14 @@ from typing import Any
 from orchestra_jax.config.checks import missing_inputs
 from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.record import note
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.config.tools import EvaluationOffer, MenuRule, ToolsConfig
+from orchestra_jax.io.shipped import CONF
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.processes import Processes
-from orchestra_jax.shipped import CONF
 from orchestra_jax.tools.base import TOOLS, MakeTool, Tool, ToolContext, unreachable
 from orchestra_jax.tools.catalogue import Catalogue, Entry, PriceBook
 from orchestra_jax.tools.entries import expert_entries, plain_entry
@@ -53,7 +53,7 @@ class RunTools:
     close: Callable[[], Awaitable[None]]
 
 
-def price_book(cfg: RunConfig) -> PriceBook:
+def price_book(cfg: WorldConfig) -> PriceBook:
     """The run's prices, the policy's own tokens as "orchestrator": at a configured price, or as each list has them.
 
     What a list that is drawn does not sell, pricing.name sells.
@@ -99,7 +99,7 @@ def price_book(cfg: RunConfig) -> PriceBook:
     return PriceBook(with_policy(base), lists, pricing.randomise.low, pricing.randomise.high)
 
 
-def make_tools(cfg: RunConfig, answers: Sequence[str] = ()) -> RunTools:
+def make_tools(cfg: WorldConfig, answers: Sequence[str] = ()) -> RunTools:
     """Opens what the tools need. With replay.mode=replay that is the record alone.
 
     `answers` to some questions of the run are what simulated experts say where they are wrong and know nothing nearer.
@@ -113,7 +113,7 @@ def make_tools(cfg: RunConfig, answers: Sequence[str] = ()) -> RunTools:
         raise ConfigError(str(error)) from error
 
 
-def named_experts(cfg: RunConfig, names: Sequence[str]) -> list[Expert]:
+def named_experts(cfg: WorldConfig, names: Sequence[str]) -> list[Expert]:
     """These models as tools.experts_file says, else at tools.server; each once, whatever the menus offer.
 
     Raises:
@@ -126,7 +126,7 @@ def named_experts(cfg: RunConfig, names: Sequence[str]) -> list[Expert]:
     return _experts(replace(cfg, tools=alone))
 
 
-def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
+def _make(cfg: WorldConfig, answers: Sequence[str]) -> RunTools:
     tools, book = cfg.tools.opened, price_book(cfg)
     replay = Replay(cfg.replay.path, cfg.replay.mode)
     context = ToolContext(cfg, book.base, replay)
@@ -139,7 +139,7 @@ def _make(cfg: RunConfig, answers: Sequence[str]) -> RunTools:
 
 
 def _open(
-    cfg: RunConfig,
+    cfg: WorldConfig,
     answers: Sequence[str],
     tools: ToolsConfig,
     book: PriceBook,
@@ -204,7 +204,7 @@ def _check_names(entries: Sequence[Entry]) -> None:
         )
 
 
-def make_judge(cfg: RunConfig) -> tuple[Judge, Callable[[], Coroutine[Any, Any, None]]]:
+def make_judge(cfg: WorldConfig) -> tuple[Judge, Callable[[], Coroutine[Any, Any, None]]]:
     """The judge without any other tool, and what ends it once requests under way have been paid.
 
     Raises:
@@ -217,7 +217,7 @@ def make_judge(cfg: RunConfig) -> tuple[Judge, Callable[[], Coroutine[Any, Any, 
     return Judge(client), close
 
 
-def user_client(cfg: RunConfig, name: str) -> tuple[ExpertClient, Callable[[], Coroutine[Any, Any, None]]]:
+def user_client(cfg: WorldConfig, name: str) -> tuple[ExpertClient, Callable[[], Coroutine[Any, Any, None]]]:
     """The model that plays the user of conversations, and what ends it, as `make_judge`; it is served as experts are.
 
     Raises:
@@ -226,7 +226,7 @@ def user_client(cfg: RunConfig, name: str) -> tuple[ExpertClient, Callable[[], C
     return _alone(cfg, name, "user")
 
 
-def judge_client(cfg: RunConfig) -> tuple[ExpertClient, Callable[[], Coroutine[Any, Any, None]]]:
+def judge_client(cfg: WorldConfig) -> tuple[ExpertClient, Callable[[], Coroutine[Any, Any, None]]]:
     """The model of `tools.judge`, for what `Judge` does not ask, and what ends it, as `make_judge`.
 
     Raises:
@@ -235,7 +235,7 @@ def judge_client(cfg: RunConfig) -> tuple[ExpertClient, Callable[[], Coroutine[A
     return _alone(cfg, cfg.tools.judge, "judge")
 
 
-def _alone(cfg: RunConfig, name: str, role: str) -> tuple[ExpertClient, Callable[[], Coroutine[Any, Any, None]]]:
+def _alone(cfg: WorldConfig, name: str, role: str) -> tuple[ExpertClient, Callable[[], Coroutine[Any, Any, None]]]:
     """The client of one model without any tool."""
     alone = replace(cfg, tools=replace(cfg.tools, experts={}, names=[], judge=name, evaluation=EvaluationOffer()))
     asks = cfg.replay.mode is not ReplayMode.replay
@@ -266,7 +266,7 @@ def instance_seed(seed: int, task: str, draw: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr((seed, task, draw)).encode(), digest_size=8).digest())
 
 
-def tool_problems(cfg: RunConfig) -> list[str]:
+def tool_problems(cfg: WorldConfig) -> list[str]:
     """One sentence, with the fix, for everything that the tools of questions lack; starts nothing."""
     tools, found = cfg.tools.opened, []
     try:
@@ -322,7 +322,7 @@ def _models(tools: ToolsConfig) -> set[str]:
     return {model for models in tools.experts.values() for model in models} | judges
 
 
-def _experts(cfg: RunConfig) -> list[Expert]:
+def _experts(cfg: WorldConfig) -> list[Expert]:
     """Every model that plays a role or judges: as tools.experts_file says, else at tools.server.
 
     What may be asked of a server at a time and in a minute holds for the run: each of its processes has a share.
@@ -355,7 +355,7 @@ def _experts(cfg: RunConfig) -> list[Expert]:
     return experts
 
 
-def _simulated(cfg: RunConfig, answers: Sequence[str] = ()) -> list[SimulatedTool]:
+def _simulated(cfg: WorldConfig, answers: Sequence[str] = ()) -> list[SimulatedTool]:
     experts = experts_from_config({"seed": cfg.env.seed, "experts": cfg.tools.simulated})
     tools = [SimulatedTool(expert, answers) for expert in experts]
     for tool in tools:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax import hub
 from orchestra_jax.config.choices import WebProvider
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.config.tools import WebConfig
+from orchestra_jax.io import hub
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
@@ -44,7 +44,7 @@ class Python(Tool):
             self._executor.close()
 
     @classmethod
-    def problems(cls, cfg: RunConfig, prices: PriceList) -> list[str]:
+    def problems(cls, cfg: WorldConfig, prices: PriceList) -> list[str]:
         return unreachable(cls.spec.name, cfg.tools.sandbox.url)
 
 
@@ -103,7 +103,7 @@ class LocalSearch(Tool):
             await self._index.close()
 
     @classmethod
-    def problems(cls, cfg: RunConfig, prices: PriceList) -> list[str]:
+    def problems(cls, cfg: WorldConfig, prices: PriceList) -> list[str]:
         return unreachable(cls.spec.name, cfg.tools.search.index)
 
 
@@ -123,7 +123,7 @@ class WebSearch(Tool):
         await self._web.close()
 
     @classmethod
-    def problems(cls, cfg: RunConfig, prices: PriceList) -> list[str]:
+    def problems(cls, cfg: WorldConfig, prices: PriceList) -> list[str]:
         _web(cfg.tools.web, prices, None).check()
         return []
 

@@ -11,19 +11,19 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
-from orchestra_jax import hub
 from orchestra_jax.config.checks import missing_inputs
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.gpus import gpu_conflicts
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.registry import environment_class
+from orchestra_jax.io import hub
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.decoder import abstract_params, init_params
 from orchestra_jax.models.families import preset_config, read_config, run_settings
 from orchestra_jax.models.sharding import ShardingRules, param_shardings
-from orchestra_jax.money import run as spending
+from orchestra_jax.money import run_budget as spending
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.losses import LOSSES
 from orchestra_jax.rl.setup import device_mesh

@@ -17,17 +17,16 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.engines.start import first_model, start_engine
 from orchestra_jax.envs.base import Environment
-from orchestra_jax.envs.by_hand import DO_NOTHING, EXPERT, RANDOM, Baseline, baseline
+from orchestra_jax.envs.baselines import DO_NOTHING, EXPERT, RANDOM, Baseline, baseline
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.measures.turn_caps import widest
-from orchestra_jax.evaluation.report import benchmark_rows, cap_rows, plain, print_figures
 from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks, in_parts
-from orchestra_jax.evaluation.subject import Subject, subject_of
+from orchestra_jax.evaluation.terminal import benchmark_rows, cap_rows, plain, print_figures
 from orchestra_jax.models.lora import load_peft
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.forecast import evaluation_cost
 from orchestra_jax.money.replay import ReplayMiss
-from orchestra_jax.money.run import Halted, RunBudget
+from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes import Processes, joined
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
@@ -38,7 +37,8 @@ from orchestra_jax.tools.base import unreachable
 from orchestra_jax.tools.build import price_book
 from orchestra_jax.tools.experts.judge import JUDGE_PROMPT
 from orchestra_jax.training.build import keep_compiled, make_collector, make_policy, preflight
-from orchestra_jax.training.run import device_names, exit_status, recorded, working_in
+from orchestra_jax.training.main import device_names, exit_status, recorded, working_in
+from orchestra_jax.training.subject import Subject, policy_model, subject_of
 from orchestra_jax.training.summary import write_summary
 from orchestra_jax.training.weights import engine_params
 
@@ -46,7 +46,7 @@ FOLDER = "evaluation"  # of the run's folder
 
 
 def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
-    """Evaluates what `policy` names (`evaluation.subject`): a table and a summary.json.
+    """Evaluates what `policy` names (`training.subject`): a table and a summary.json.
 
     Every trajectory is written as it ends, and the same command goes on from there after a stop. With
     evaluation.dry_run nothing is made and nothing asked: it tells what it will cost.
@@ -115,7 +115,15 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: Record
         try:
             with engine_of(subject, environment, folder, processes, loop, chat) as engine:
                 evaluator = Evaluator(
-                    cfg, environment, collector, engine, money.run, folder / "trajectories", processes, caps
+                    cfg,
+                    environment,
+                    collector,
+                    engine,
+                    money.run,
+                    folder / "trajectories",
+                    processes,
+                    caps,
+                    policy_model(cfg),
                 )
                 figures = loop.run(evaluator.evaluate("policy", subject.identity()))
                 if cfg.tools.judge != "match" and processes.first:

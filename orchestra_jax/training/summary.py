@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.evaluation.benchmarks import HELD_OUT, PREFERENCE_SWAP
-from orchestra_jax.evaluation.report import print_summary
+from orchestra_jax.evaluation.terminal import print_summary
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.trainer import Trainer
 
@@ -15,7 +15,7 @@ FILE_NAME = "summary.json"
 
 
 def summary(trainer: Trainer) -> dict[str, Any]:
-    """What `evaluation.report` describes, of a run whose last step is done."""
+    """What `evaluation.terminal` describes, of a run whose last step is done."""
     cfg, notes = trainer.cfg, trainer.state.notes
 
     def by_phase(benchmark: str) -> dict[str, Any]:

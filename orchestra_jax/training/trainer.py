@@ -16,7 +16,7 @@ from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.models.base import Params
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
-from orchestra_jax.money.run import Halted, RunBudget
+from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch
 from orchestra_jax.rl.groups import group_arrays, trained_groups
@@ -48,6 +48,7 @@ from orchestra_jax.training.metrics import (
     whole_step,
 )
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
+from orchestra_jax.training.subject import policy_model
 from orchestra_jax.training.update import update
 from orchestra_jax.training.weights import (
     abstract_reference,
@@ -114,7 +115,14 @@ class Trainer:
                 self.rollouts.set_state(position)
             trajectories = self.directory / "evaluation" / "trajectories"
             self.evaluator = Evaluator(
-                cfg, environment, self.collector, self.engine, money.run, trajectories, self.processes
+                cfg,
+                environment,
+                self.collector,
+                self.engine,
+                money.run,
+                trajectories,
+                self.processes,
+                policy_model=policy_model(cfg),
             )
             next_step = self.state.step + 1 if self.state.phase == "policy" else 1
             self.files = RolloutFiles(self.directory, next_step, self.processes, on=cfg.logger.rollouts)

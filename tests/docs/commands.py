@@ -23,9 +23,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from orchestra_jax import hub
 from orchestra_jax.config import checks, cli
 from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.io import hub
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -14,7 +14,7 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.training.build import preflight
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from orchestra_jax.training.run import run
+from orchestra_jax.training.main import run
 from tests.docs.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]

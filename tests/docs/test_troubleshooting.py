@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.shipped import CONF
+from orchestra_jax.io.shipped import CONF
 from tests.docs.pages import DOCS
 
 # What others print: JAX, Python, the kernel.

@@ -15,9 +15,9 @@ from orchestra_jax.engines import embedded, slot_cache
 from orchestra_jax.engines.base import SamplingParams
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.engines.slot_cache import sample
+from orchestra_jax.io.stopwatch import Stopwatch
 from orchestra_jax.models import decoder
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.stopwatch import Stopwatch
 from tests.engines.contract import SECONDS, EngineContract, Subject, prompt_of
 
 CONFIG = Qwen3Config(

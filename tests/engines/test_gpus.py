@@ -17,7 +17,7 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.build import preflight
-from orchestra_jax.training.run import run
+from orchestra_jax.training.main import run
 from tests.training.test_trainer import MICRO, config
 
 OWN = ("rollout.server.python=/bin/sh",)

@@ -37,7 +37,7 @@ def layer(seed: int, tokens: int, dtype: str = "float32") -> dict[str, jax.Array
     return {name: jax.random.normal(key, shape, dtype) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
 
 
-def by_hand(at: dict[str, np.ndarray], normalise: bool) -> np.ndarray:
+def baselines(at: dict[str, np.ndarray], normalise: bool) -> np.ndarray:
     """Token by token, expert by expert."""
     out = np.zeros_like(at["y"])
     for row, x in enumerate(at["y"]):
@@ -70,7 +70,7 @@ def dense(at: dict[str, jax.Array], normalise: bool) -> jax.Array:
 @pytest.mark.parametrize(("tokens", "normalise"), [(3, True), (120, False)])
 def test_layer_and_gradients_are_those_by_hand(tokens: int, normalise: bool) -> None:
     at = layer(tokens, tokens)
-    want = by_hand({name: np.asarray(value, np.float64) for name, value in at.items()}, normalise)
+    want = baselines({name: np.asarray(value, np.float64) for name, value in at.items()}, normalise)
     direction = jax.random.normal(jax.random.key(9), (tokens, D))
 
     def halves(at: dict[str, jax.Array]) -> jax.Array:
@@ -94,7 +94,7 @@ def test_no_token_is_dropped_and_each_is_alone() -> None:
     one = jnp.tile(at["y"][:1], (70, 1))  # all go to the same two experts, whatever room these have
     same = jax.jit(ours, static_argnums=1)(at | {"y": one}, True)
     np.testing.assert_allclose(same, jnp.tile(same[:1], (70, 1)), atol=1e-6)
-    np.testing.assert_allclose(same[:1], by_hand({k: np.asarray(v) for k, v in at.items()}, True)[:1], atol=2e-5)
+    np.testing.assert_allclose(same[:1], baselines({k: np.asarray(v) for k, v in at.items()}, True)[:1], atol=2e-5)
 
 
 TOKENS = jax.random.randint(jax.random.key(1), (8, 6), 0, CONFIG.vocab_size)

@@ -17,7 +17,7 @@ from orchestra_jax.money.journal import Journal, read_bill
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import PaidCalls
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.money.run import RunBudget, bill
+from orchestra_jax.money.run_budget import RunBudget, bill
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.types import InfrastructureError, Usage
 
@@ -45,7 +45,7 @@ from pathlib import Path
 from orchestra_jax.config.schema import BudgetConfig
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import PaidCalls
-from orchestra_jax.money.run import RunBudget
+from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.types import Usage
 
 async def main():

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from orchestra_jax.io.stopwatch import Stopwatch
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog, describe, within
-from orchestra_jax.stopwatch import Stopwatch
 from orchestra_jax.types import InfrastructureError, Status
 from tests.rollout.scripted import ANSWER, HANG, LIMITS, TASK, FakeEngine, call, make, says, word_tokenizer
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from orchestra_jax.io.stopwatch import queued
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import PaidCalls
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.rl.groups import group_arrays
-from orchestra_jax.stopwatch import queued
 from orchestra_jax.types import Status, ToolResult, Usage
 from tests.rollout.scripted import ANSWER, LIMITS, TASK, FakeEngine, call, make, says
 

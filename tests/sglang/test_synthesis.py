@@ -5,7 +5,7 @@ import json
 import pytest
 
 from orchestra_jax.config import cli
-from orchestra_jax.synthesis.run import synthesize
+from orchestra_jax.synthesis.synthesize import synthesize
 
 pytestmark = pytest.mark.sglang
 

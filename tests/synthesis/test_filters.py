@@ -8,7 +8,7 @@ import pytest
 from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.session import Desk, Kind, database_tool
 from orchestra_jax.envs.database.workers.pool import WorldError
-from orchestra_jax.money.run import Halted
+from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.synthesis.cast import Tally
 from orchestra_jax.synthesis.stages import Stages
 from orchestra_jax.synthesis.worlds import filters

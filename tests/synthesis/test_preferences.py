@@ -10,9 +10,9 @@ import pytest
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.preference_pairs import MAKER, drawn_from
 from orchestra_jax.data.preferences import WORDINGS
-from orchestra_jax.money.run import Halted
+from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.synthesis.near import Seen
-from orchestra_jax.synthesis.run import synthesize
+from orchestra_jax.synthesis.synthesize import synthesize
 from orchestra_jax.synthesis.wordings import FEATURES, TARGETS
 from tests.data.test_preferences import KINDS
 from tests.synthesis.server import asked, configured, serving

@@ -8,9 +8,9 @@ from orchestra_jax.config.cli import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.database.environment import DatabaseEnvironment
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.run import Halted
+from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
-from orchestra_jax.synthesis.run import synthesize
+from orchestra_jax.synthesis.synthesize import synthesize
 from orchestra_jax.synthesis.worlds import functions
 from orchestra_jax.tools.build import price_book
 from orchestra_jax.tools.python.isolation import available

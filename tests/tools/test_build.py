@@ -20,7 +20,7 @@ from orchestra_jax.config.schema import BudgetConfig, ConfigError, RunConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.forecast import dry_run
-from orchestra_jax.money.run import RunBudget, bill
+from orchestra_jax.money.run_budget import RunBudget, bill
 from orchestra_jax.rollout import collector
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.tools.build import price_book, tool_problems
@@ -30,7 +30,7 @@ from orchestra_jax.tools.experts.cards import model_cards
 from orchestra_jax.tools.experts.roles import ROLES
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from orchestra_jax.training.run import run
+from orchestra_jax.training.main import run
 from orchestra_jax.types import Trajectory, Usage
 from tests.tools.openai_stub import Bill
 from tests.tools.tokenizers import save_tokenizer

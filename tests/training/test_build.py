@@ -27,7 +27,7 @@ from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.build import make_collector, make_policy, policy_config, preflight
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from orchestra_jax.training.run import run
+from orchestra_jax.training.main import run
 
 ROOT = Path(__file__).resolve().parents[2]
 OFFLINE = ("+experiment=hle", "env=qa", "mesh=single", "model=tiny", "rollout=embedded", "tools=offline", "data=jsonl")

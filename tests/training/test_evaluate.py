@@ -15,7 +15,7 @@ from orchestra_jax.engines.base import Engine
 from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.evaluate import evaluate
-from orchestra_jax.training.run import run
+from orchestra_jax.training.main import run
 from orchestra_jax.training.summary import report
 from orchestra_jax.training.weights import fingerprint
 from orchestra_jax.types import Task, Trajectory

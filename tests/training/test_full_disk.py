@@ -20,7 +20,7 @@ from orchestra_jax.training import checksums
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from orchestra_jax.training.run import exit_status
+from orchestra_jax.training.main import exit_status
 from orchestra_jax.training.summary import write_summary
 
 TENSORSTORE = ValueError(

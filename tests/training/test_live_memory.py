@@ -18,7 +18,7 @@ from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.decoder import init_params
-from orchestra_jax.money.run import RunBudget
+from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.rl.setup import device_mesh, policy_learner
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.event_loop import LoopThread

@@ -14,7 +14,7 @@ from orchestra_jax.config import cli
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout import collector as collecting
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from orchestra_jax.training.run import exit_status, run
+from orchestra_jax.training.main import exit_status, run
 from orchestra_jax.training.stopping import CleanInterrupt, handling
 from orchestra_jax.types import OutOfTime
 from tests.rollout.scripted import HANG, TASK, FakeEngine, make, word_tokenizer

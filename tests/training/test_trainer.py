@@ -32,7 +32,7 @@ from orchestra_jax.training.checkpointing import newest_checkpoint
 from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.loggers.pages import pages_of
-from orchestra_jax.training.run import run
+from orchestra_jax.training.main import run
 from tests.training.micro import score_by_index
 
 ROOT = Path(__file__).resolve().parents[2]

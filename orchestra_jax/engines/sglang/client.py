@@ -5,8 +5,8 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestra_jax.http_json import JsonClient, ServerError
-from orchestra_jax.stopwatch import Stopwatch, current
+from orchestra_jax.io.http_json import JsonClient, ServerError
+from orchestra_jax.io.stopwatch import Stopwatch, current
 
 _MEMORY_S = 120.0  # for a server to give its memory back or to take it again
 # Memory by SGLang's tags, in the order in which a server takes it again: room for the weights before their update; the

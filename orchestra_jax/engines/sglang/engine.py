@@ -18,9 +18,9 @@ from orchestra_jax.engines.sglang.pool import SGLangPool
 from orchestra_jax.engines.sglang.protocol import Piece, read_answer, request_body
 from orchestra_jax.engines.sglang.server_check import check_server
 from orchestra_jax.engines.sglang.weights import DiskWeightSync
-from orchestra_jax.http_json import ServerError
+from orchestra_jax.io.http_json import ServerError
+from orchestra_jax.io.stopwatch import current, queued
 from orchestra_jax.models.base import DecoderConfig
-from orchestra_jax.stopwatch import current, queued
 
 _ABORT_S = 5.0
 _BUSY = 503  # the server's queue is full, or it is shutting down: it did nothing

@@ -7,8 +7,8 @@ from typing import Any
 
 from orchestra_jax.engines.sglang.client import WEIGHTS, SGLangClient
 from orchestra_jax.engines.sglang.weights import DiskWeightSync
-from orchestra_jax.http_json import ServerError
-from orchestra_jax.stopwatch import queued
+from orchestra_jax.io.http_json import ServerError
+from orchestra_jax.io.stopwatch import queued
 
 _HEALTH_S = 5.0  # /health samples a token, which takes a second or more
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestra_jax.engines.sglang.protocol import CONTEXT_SPARE
-from orchestra_jax.http_json import JsonClient, ServerError
+from orchestra_jax.io.http_json import JsonClient, ServerError
 from orchestra_jax.types import InfrastructureError
 
 _GUARD = Path(__file__).with_name("guard.py")

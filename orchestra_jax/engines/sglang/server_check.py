@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.engines.sglang.protocol import CONTEXT_SPARE
-from orchestra_jax.http_json import JsonClient
+from orchestra_jax.io.http_json import JsonClient
 from orchestra_jax.models.base import DecoderConfig
 
 _INFO_S = 30.0

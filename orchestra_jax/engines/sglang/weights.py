@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestra_jax.config.checks import on_this_host
 from orchestra_jax.engines.sglang.temporary import TemporaryFolder
-from orchestra_jax.http_json import JsonClient, ServerError
+from orchestra_jax.io.http_json import JsonClient, ServerError
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.types import InfrastructureError

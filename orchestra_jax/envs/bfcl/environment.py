@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Environment, Script, ToolEpisode, initial_messages
 from orchestra_jax.envs.bfcl import golden, package
@@ -82,7 +82,7 @@ class BFCLEnvironment(Environment):
         unusable: id of each task that is left out -> why.
     """
 
-    def __init__(self, cfg: RunConfig) -> None:
+    def __init__(self, cfg: WorldConfig) -> None:
         options = {**_OPTIONS, **cfg.env.options}
         if wrong := self.problems(cfg):
             raise ConfigError("\n".join(wrong))
@@ -100,7 +100,7 @@ class BFCLEnvironment(Environment):
             print(f"BFCL: {name} is left out: {reason}", flush=True)
 
     @classmethod
-    def problems(cls, cfg: RunConfig) -> list[str]:
+    def problems(cls, cfg: WorldConfig) -> list[str]:
         options = {**_OPTIONS, **cfg.env.options}
         found = [] if package.folder() else [f"{package.MISSING}."]
         if unknown := sorted(options.keys() - _OPTIONS.keys()):

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.envs.base import Demonstrations, Environment, OwnChat, Score, Script, ToolEpisode, initial_messages
-from orchestra_jax.envs.by_hand import Asked
+from orchestra_jax.envs.baselines import Asked
 from orchestra_jax.envs.database import demonstrations, golden
 from orchestra_jax.envs.database.criteria import judge
 from orchestra_jax.envs.database.folder import BadWorld, TaskRow, WorldFolder, load, read
@@ -113,7 +113,7 @@ class DatabaseEnvironment(Environment):
         unusable: id of each task that is left out -> why.
     """
 
-    def __init__(self, cfg: RunConfig) -> None:
+    def __init__(self, cfg: WorldConfig) -> None:
         if wrong := self.problems(cfg):
             raise ConfigError("\n".join(wrong))
         self._cfg, self._options = cfg, {**_OPTIONS, **cfg.env.options}
@@ -149,7 +149,7 @@ class DatabaseEnvironment(Environment):
             raise ConfigError("No task of env.options.worlds can be used: their reasons are printed above.")
 
     @classmethod
-    def problems(cls, cfg: RunConfig) -> list[str]:
+    def problems(cls, cfg: WorldConfig) -> list[str]:
         options = {**_OPTIONS, **cfg.env.options}
         if unknown := sorted(options.keys() - _OPTIONS.keys()):
             return [f"env.options of database worlds are {', '.join(_OPTIONS)}, not {', '.join(unknown)}."]
@@ -163,7 +163,7 @@ class DatabaseEnvironment(Environment):
         return [*found, *WorldMenus.problems(cfg)]
 
     @classmethod
-    def chat(cls, cfg: RunConfig) -> OwnChat:
+    def chat(cls, cfg: WorldConfig) -> OwnChat:
         worlds = open_worlds(cfg)
         try:
             wishes = (words for kind in WORDINGS.values() for split in kind.values() for words in split)
@@ -219,7 +219,7 @@ class DatabaseEnvironment(Environment):
         await self._menus.close()
 
 
-def named_worlds(cfg: RunConfig) -> list[tuple[Path, bool]]:
+def named_worlds(cfg: WorldConfig) -> list[tuple[Path, bool]]:
     """The folders of `env.options.worlds`, and whether each may run its tools in this process.
 
     Raises:
@@ -238,7 +238,7 @@ def named_worlds(cfg: RunConfig) -> list[tuple[Path, bool]]:
     return [(SHIPPED / name, True) if name in shipped else (Path(name), options["trusted"]) for name in map(str, named)]
 
 
-def open_worlds(cfg: RunConfig) -> list[WorldFolder]:
+def open_worlds(cfg: WorldConfig) -> list[WorldFolder]:
     """The worlds of `env.options.worlds`.
 
     Raises:

@@ -7,12 +7,12 @@ import numpy as np
 
 from orchestra_jax.config.choices import OnBadRow
 from orchestra_jax.config.ranges import shown
-from orchestra_jax.config.schema import ConfigError, RunConfig, SourceConfig
+from orchestra_jax.config.schema import ConfigError, SourceConfig, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.data.sources import Question, Skipped, load_tasks
 from orchestra_jax.envs.base import Demonstrations, Environment, Score, ToolEpisode, initial_messages
-from orchestra_jax.envs.by_hand import Asked
+from orchestra_jax.envs.baselines import Asked
 from orchestra_jax.envs.qa import demonstrations
 from orchestra_jax.envs.qa.experts import offered
 from orchestra_jax.envs.registry import ENVIRONMENTS
@@ -75,7 +75,7 @@ class QAEnvironment(Environment):
         ConfigError: a file of questions or passages cannot be read.
     """
 
-    def __init__(self, cfg: RunConfig) -> None:
+    def __init__(self, cfg: WorldConfig) -> None:
         self._cfg = cfg
         self._preference = drawn_from(cfg.data.preferences_file)
         self._sources = cfg.data.training()
@@ -95,7 +95,7 @@ class QAEnvironment(Environment):
         self._gate = [self._pose_train(q, rng) for q in questions[-GATE_TASKS:]]
 
     @classmethod
-    def problems(cls, cfg: RunConfig) -> list[str]:
+    def problems(cls, cfg: WorldConfig) -> list[str]:
         found, source = tool_problems(cfg), cfg.data.source
         if source in ENVIRONMENTS.names():  # it names a world that makes its own questions
             found.append(
@@ -107,7 +107,7 @@ class QAEnvironment(Environment):
         return found
 
     @classmethod
-    def forecast(cls, cfg: RunConfig) -> str | None:
+    def forecast(cls, cfg: WorldConfig) -> str | None:
         told = (_questions(cfg), dry_run(cfg, price_book(cfg).base))
         return "\n".join(filter(None, told)) or None
 
@@ -170,7 +170,7 @@ class QAEnvironment(Environment):
         return replace(task, extra={**task.extra, "instance": {**instance.record, "split": split}})
 
 
-def _questions(cfg: RunConfig) -> str:
+def _questions(cfg: WorldConfig) -> str:
     """What the run trains and evaluates on, in a sentence or two."""
     data = cfg.data
     files = ", ".join(f"{source.path} ({source.source})" for source in data.training())
@@ -180,7 +180,7 @@ def _questions(cfg: RunConfig) -> str:
     return f"Questions: trains on {files}; evaluates on {evaluated}.{note}"
 
 
-def _read(cfg: RunConfig, sources: Sequence[SourceConfig]) -> tuple[list[list[Question]], list[Question]]:
+def _read(cfg: WorldConfig, sources: Sequence[SourceConfig]) -> tuple[list[list[Question]], list[Question]]:
     """The training questions of each source, and those of evaluation: a file of their own, or held out of the first.
 
     Raises:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from orchestra_jax.config.choices import SandboxIsolation
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Demonstrations, Environment, Message, OwnChat, Script, ToolEpisode
-from orchestra_jax.envs.by_hand import Asked
+from orchestra_jax.envs.baselines import Asked
 from orchestra_jax.envs.quickstart import demonstrations
 from orchestra_jax.envs.quickstart.baselines import BASELINES
 from orchestra_jax.envs.quickstart.facts import (
@@ -55,7 +55,7 @@ class QuickstartEnvironment(Environment):
         ConfigError: this machine cannot isolate programs as configured.
     """
 
-    def __init__(self, cfg: RunConfig) -> None:
+    def __init__(self, cfg: WorldConfig) -> None:
         self._cfg, self.world = cfg, QuickstartWorld(cfg.env.seed)
         self._tools, self._evaluated = ordered(cfg.tools.names), ordered(cfg.tools.evaluated.names)
         self._sandbox = _sandbox(cfg)
@@ -69,7 +69,7 @@ class QuickstartEnvironment(Environment):
         }
 
     @classmethod
-    def problems(cls, cfg: RunConfig) -> list[str]:
+    def problems(cls, cfg: WorldConfig) -> list[str]:
         found, count = [], cfg.data.preferences_per_question
         if cfg.data.source != "quickstart":
             found.append(
@@ -92,7 +92,7 @@ class QuickstartEnvironment(Environment):
         return found
 
     @classmethod
-    def chat(cls, cfg: RunConfig) -> OwnChat:
+    def chat(cls, cfg: WorldConfig) -> OwnChat:
         return quickstart_chat()
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
@@ -176,7 +176,7 @@ def _problems_of_tools(setting: str, names: Sequence[str]) -> list[str]:
     ]
 
 
-def _sandbox(cfg: RunConfig) -> PythonSandbox:
+def _sandbox(cfg: WorldConfig) -> PythonSandbox:
     tools = cfg.tools
     isolation = tools.sandbox.isolation
     if isolation is SandboxIsolation.auto and cfg.model.tokenizer == "environment" and not available():

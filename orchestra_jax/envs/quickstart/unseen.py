@@ -6,7 +6,7 @@ preference.
 
 from collections.abc import Mapping, Sequence
 
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS, QuickstartEnvironment, ordered
 from orchestra_jax.envs.quickstart.facts import TOOL_NAMES
@@ -17,12 +17,12 @@ from orchestra_jax.types import Task
 Parts = Mapping[str, Sequence[Task]]
 
 
-def every_preference(environment: Environment, cfg: RunConfig) -> Parts:
+def every_preference(environment: Environment, cfg: WorldConfig) -> Parts:
     """Every kind of preference."""
     return _posed(_world(environment), cfg, "", tuple(PREFERENCE_SHARES), ordered(cfg.tools.evaluated.names), "eval")
 
 
-def unseen_prices(environment: Environment, cfg: RunConfig) -> Parts:
+def unseen_prices(environment: Environment, cfg: WorldConfig) -> Parts:
     """Price lists as in training, all prices three times as high, and rivals' offers swapped (`facts.SWAPPED`)."""
     world, tools = _world(environment), ordered(cfg.tools.evaluated.names)
     lists = {"usual": "eval", "dearer": "dearer", "swapped": "swapped"}
@@ -30,7 +30,7 @@ def unseen_prices(environment: Environment, cfg: RunConfig) -> Parts:
     return {part: tasks for found in parts for part, tasks in found.items()}
 
 
-def unseen_tools(environment: Environment, cfg: RunConfig) -> Parts:
+def unseen_tools(environment: Environment, cfg: WorldConfig) -> Parts:
     """Menus of tools.names, and menus of every tool of the world: what is in these alone was in no policy step."""
     world = _world(environment)
     seen = _posed(world, cfg, "seen_", PAIRED_KINDS, ordered(cfg.tools.names), "eval")
@@ -46,7 +46,7 @@ def _world(environment: Environment) -> QuickstartWorld:
 
 
 def _posed(
-    world: QuickstartWorld, cfg: RunConfig, prefix: str, kinds: Sequence[str], tools: Sequence[str], prices: str
+    world: QuickstartWorld, cfg: WorldConfig, prefix: str, kinds: Sequence[str], tools: Sequence[str], prices: str
 ) -> Parts:
     posed = [world.swap_tasks(index, kinds, tools, prices) for index in range(cfg.evaluation.swap_questions)]
     return {f"{prefix}{kind}": [tasks[k] for tasks in posed] for k, kind in enumerate(kinds)}

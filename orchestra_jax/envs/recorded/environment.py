@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, RunConfig
+from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preference_pairs import drawn_from
-from orchestra_jax.envs import by_hand
+from orchestra_jax.envs import baselines as common
 from orchestra_jax.envs.base import Demonstrations, Environment, Script, ToolEpisode, initial_messages
 from orchestra_jax.envs.recorded.evidence import evidence_of, with_latencies
 from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, code_of, legend, mean_cost, menu, shown
@@ -87,7 +87,7 @@ class RecordedEnvironment(Environment):
 
     silent_baselines = True
 
-    def __init__(self, cfg: RunConfig) -> None:
+    def __init__(self, cfg: WorldConfig) -> None:
         if wrong := self.problems(cfg):
             raise ConfigError("\n".join(wrong))
         self._cfg, self._options = cfg, {**_OPTIONS, **cfg.env.options}
@@ -117,7 +117,7 @@ class RecordedEnvironment(Environment):
         self._gate = [self._pose_train(name, rng) for name in ids[-GATE_TASKS:]]
 
     @classmethod
-    def problems(cls, cfg: RunConfig) -> list[str]:
+    def problems(cls, cfg: WorldConfig) -> list[str]:
         options, found = {**_OPTIONS, **cfg.env.options}, list[str]()
         if unknown := sorted(options.keys() - _OPTIONS.keys()):
             return [f"env.options of recorded answers are {', '.join(_OPTIONS)}, not {', '.join(unknown)}."]
@@ -177,7 +177,7 @@ class RecordedEnvironment(Environment):
             tasks=self._demonstrated,
             gate=self._gate,
             script=self._random_tool,
-            reference_call=by_hand.copied_call,
+            reference_call=common.copied_call,
             answer_from=self._answer_from,
         )
 
@@ -189,9 +189,9 @@ class RecordedEnvironment(Environment):
         entries = self._catalogues[EVAL].entries.values()
         # Those of any environment too: a table shows every expert alone. The answer is a turn of its own.
         most = min(limits.max_calls, limits.max_turns - 1)
-        common = by_hand.of_any(self, [entry.model for entry in entries if entry.role], most)
+        shared = common.of_any(self, [entry.model for entry in entries if entry.role], most)
         own = baselines(self.experts, self.said, self.evidence, self.recording, self.splits["train"])
-        return {**own, **common}
+        return {**own, **shared}
 
     def experts(self, task: Task) -> Sequence[Choice]:
         record, found = task.extra["instance"], list[Choice]()
@@ -206,7 +206,7 @@ class RecordedEnvironment(Environment):
         return sorted(found, key=lambda choice: (choice.usd, choice.name))
 
     def said(self, result: ToolResult) -> str | None:
-        text = by_hand.said(result)
+        text = common.said(result)
         if text is None or result.usage[-1].name == PYTHON:
             return text
         text = text if self._options["observation"] == "answer" else shown(read_answer(text))
@@ -332,7 +332,7 @@ def _references(asked: Asked, recording: Recording) -> tuple[str, ...]:
     return tuple(dict.fromkeys(row.answer.strip() for row in rows if row.correct and row.answer.strip()))
 
 
-def _sandbox(cfg: RunConfig) -> Tool:
+def _sandbox(cfg: WorldConfig) -> Tool:
     try:
         return Python(ToolContext(cfg, price_book(cfg).base, Replay(None)))
     except IsolationError as error:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Environment, Score, Script, ToolEpisode, initial_messages
-from orchestra_jax.envs.by_hand import Asked
+from orchestra_jax.envs.baselines import Asked
 from orchestra_jax.envs.menus import WorldMenus, without_judge
 from orchestra_jax.envs.tau2 import package, scripted
 from orchestra_jax.envs.tau2.claims import Claims
@@ -133,7 +133,7 @@ class Tau2Environment(Environment):
             too, and the task can be used.
     """
 
-    def __init__(self, cfg: RunConfig) -> None:
+    def __init__(self, cfg: WorldConfig) -> None:
         options = {**_OPTIONS, **cfg.env.options}
         if wrong := self.problems(cfg):
             raise ConfigError("\n".join(wrong))
@@ -172,7 +172,7 @@ class Tau2Environment(Environment):
         return sum(CLAIMS in each.basis for each in self._scenarios.values())
 
     @classmethod
-    def problems(cls, cfg: RunConfig) -> list[str]:
+    def problems(cls, cfg: WorldConfig) -> list[str]:
         options = {**_OPTIONS, **cfg.env.options}
         found = [] if package.folder() else [f"{package.MISSING}."]
         if unknown := sorted(options.keys() - _OPTIONS.keys()):
@@ -193,7 +193,7 @@ class Tau2Environment(Environment):
         return found + WorldMenus.problems(cfg)
 
     @classmethod
-    def forecast(cls, cfg: RunConfig) -> str | None:
+    def forecast(cls, cfg: WorldConfig) -> str | None:
         prices = price_book(cfg).base
         user = user_forecast(cfg, {**_OPTIONS, **cfg.env.options}["user"], prices)
         return "\n".join(filter(None, (dry_run(without_judge(cfg), prices), user))) or None

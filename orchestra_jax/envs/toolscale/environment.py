@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_jax import hub
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Environment, Script
-from orchestra_jax.envs.by_hand import Asked
+from orchestra_jax.envs.baselines import Asked
 from orchestra_jax.envs.database.environment import DatabaseEpisode
 from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.workers.pool import WorldError
@@ -28,6 +27,7 @@ from orchestra_jax.envs.toolscale import domains, tasks
 from orchestra_jax.envs.toolscale.rows import Scenario
 from orchestra_jax.envs.toolscale.tasks import Posed
 from orchestra_jax.envs.users import GREETING, SCRIPTED, SimulatedUser, user_problems
+from orchestra_jax.io import hub
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.build import user_client
 from orchestra_jax.tools.experts.client import ExpertClient
@@ -56,7 +56,7 @@ class ToolScaleEnvironment(Environment):
         sifted: the tasks that can be used, and why each of the others cannot.
     """
 
-    def __init__(self, cfg: RunConfig) -> None:
+    def __init__(self, cfg: WorldConfig) -> None:
         if wrong := self.problems(cfg):
             raise ConfigError("\n".join(wrong))
         self._cfg, self._options = cfg, {**OPTIONS, **cfg.env.options}
@@ -81,7 +81,7 @@ class ToolScaleEnvironment(Environment):
             raise
 
     @classmethod
-    def problems(cls, cfg: RunConfig) -> list[str]:
+    def problems(cls, cfg: WorldConfig) -> list[str]:
         options = {**OPTIONS, **cfg.env.options}
         if unknown := sorted(options.keys() - OPTIONS.keys()):
             return [f"env.options of ToolScale are {', '.join(OPTIONS)}, not {', '.join(unknown)}."]

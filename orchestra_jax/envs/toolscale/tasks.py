@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax import hub
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.rows import SUFFIXES, BadRow, rows_of
 from orchestra_jax.envs.database import golden
@@ -16,6 +15,7 @@ from orchestra_jax.envs.database.golden import Goal
 from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.session import AnySession
 from orchestra_jax.envs.toolscale.rows import Scenario, read
+from orchestra_jax.io import hub
 from orchestra_jax.types import ToolCall, ToolSpec
 
 ROWS = "nvidia/ToolScale"

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 from orchestra_jax.config.choices import ReplayMode
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.evaluation.measures.labelled import agreement, read_sample, told, verdicts
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
-from orchestra_jax.money.run import Halted, RunBudget
+from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.tools.build import make_judge, price_book
@@ -17,7 +17,7 @@ from orchestra_jax.tools.experts.judge import JUDGE_PROMPT
 FILE_NAME = "judge.json"
 
 
-def measure(cfg: RunConfig, folder: Path) -> None:
+def measure(cfg: WorldConfig, folder: Path) -> None:
     """Prints how right `tools.judge` is on `evaluation.judge_sample` and writes judge.json into the folder.
 
     With replay.mode=replay_or_record, as experiments/judge.py has it, every verdict is recorded as it comes: the same
@@ -55,7 +55,7 @@ def measure(cfg: RunConfig, folder: Path) -> None:
     print(f"{told(figures)}\n{FILE_NAME} is in {folder}")
 
 
-def _forecast(cfg: RunConfig, count: int) -> str:
+def _forecast(cfg: WorldConfig, count: int) -> str:
     """What the verdicts will cost, in a sentence."""
     if cfg.replay.mode is ReplayMode.replay:
         return f"{count} verdicts of {cfg.tools.judge}, all of them recorded: they cost nothing."

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from orchestra_jax.envs.by_hand import said
+from orchestra_jax.envs.baselines import said
 from orchestra_jax.tools.answers import extract_answer, matches
 from orchestra_jax.types import Status, ToolResult, Trajectory
 

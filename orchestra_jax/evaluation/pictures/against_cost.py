@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from orchestra_jax.envs.by_hand import EXPERT
+from orchestra_jax.envs.baselines import EXPERT
 from orchestra_jax.evaluation.pictures.canvas import FAINT, INK, blank, headline, quiet
-from orchestra_jax.evaluation.report import plain, value
+from orchestra_jax.evaluation.terminal import plain, value
 
 BLUE, ORANGE = "#0072b2", "#d55e00"
 WIDE, CROWD = 30.0, 15  # dearest to cheapest from which on costs are on a logarithmic axis; points of a large picture

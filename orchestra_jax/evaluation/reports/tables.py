@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from orchestra_jax.envs.by_hand import DO_NOTHING
+from orchestra_jax.envs.baselines import DO_NOTHING
 from orchestra_jax.evaluation.intervals import wilson
 from orchestra_jax.evaluation.measures.passing import pass_figures
 from orchestra_jax.evaluation.reports import published

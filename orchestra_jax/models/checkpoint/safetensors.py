@@ -24,7 +24,7 @@ from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from orchestra_jax import hub
+from orchestra_jax.io import hub
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.checkpoint.folders import whole_folder
 from orchestra_jax.models.checkpoint.hf_names import Source, sources

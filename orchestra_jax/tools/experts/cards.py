@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from orchestra_jax.shipped import CONF
+from orchestra_jax.io.shipped import CONF
 from orchestra_jax.types import MADE_BY, OPEN_WEIGHTS
 
 CARDS = CONF / "models.yaml"

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from orchestra_jax.http_json import retry_after
+from orchestra_jax.io.http_json import retry_after
+from orchestra_jax.io.untrusted import Unreadable, valid_text
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
-from orchestra_jax.outside import Unreadable, valid_text
 from orchestra_jax.tools.experts.context import ChatMessage, TokenCounter, fit
 from orchestra_jax.tools.experts.endpoint import connect, read_refusal, read_reply
 from orchestra_jax.tools.experts.expert import Expert

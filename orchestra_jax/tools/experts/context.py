@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from orchestra_jax import hub
+from orchestra_jax.io import hub
 
 ChatMessage = Mapping[str, str]
 CHARS_PER_TOKEN = 3  # an estimate: English has about 4, code and other languages less

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from orchestra_jax.config.checks import wrong_values
 from orchestra_jax.config.ranges import shown
+from orchestra_jax.io.untrusted import Unreadable, read_yaml
 from orchestra_jax.money.store import CANONICAL
-from orchestra_jax.outside import Unreadable, read_yaml
 from orchestra_jax.tools.experts.cards import api_fields
 
 _MAX_TOKENS = ("max_tokens", "max_completion_tokens")

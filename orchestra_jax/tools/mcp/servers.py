@@ -10,11 +10,11 @@ from typing import Any
 
 from orchestra_jax.config.ranges import shown
 from orchestra_jax.config.tools import McpServer
+from orchestra_jax.io.stopwatch import worked
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.processes import Processes
-from orchestra_jax.stopwatch import worked
 from orchestra_jax.tools.base import Tool, ToolContext, unreachable
 from orchestra_jax.tools.mcp.background import Background
 from orchestra_jax.tools.mcp.listing import specs

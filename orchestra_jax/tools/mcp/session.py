@@ -7,8 +7,8 @@ from typing import Any
 
 from orchestra_jax.config.ranges import shown
 from orchestra_jax.config.tools import McpServer
+from orchestra_jax.io.stopwatch import queued
 from orchestra_jax.money.limits import Limiter
-from orchestra_jax.stopwatch import queued
 from orchestra_jax.tools.mcp.background import Background
 from orchestra_jax.tools.mcp.connection import Connection
 from orchestra_jax.types import InfrastructureError, ToolResult

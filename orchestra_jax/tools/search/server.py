@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax import hub
-from orchestra_jax.http_json import JsonClient, ServerError, require_aiohttp
-from orchestra_jax.outside import Unreadable, read_json, text_of
+from orchestra_jax.io import hub
+from orchestra_jax.io.http_json import JsonClient, ServerError, require_aiohttp
+from orchestra_jax.io.untrusted import Unreadable, read_json, text_of
 from orchestra_jax.tools.search.dense import MANIFEST, DenseIndex
 from orchestra_jax.tools.search.local import BatchIndex, Hit, LocalIndex, Passage, content_of
 from orchestra_jax.types import InfrastructureError

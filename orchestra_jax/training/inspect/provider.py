@@ -17,7 +17,6 @@ from typing import Any
 from orchestra_jax.config.cli import compose
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
-from orchestra_jax.evaluation.subject import subject_of
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.event_loop import LoopThread
@@ -26,6 +25,7 @@ from orchestra_jax.rollout.speakers import MessageEngine
 from orchestra_jax.training.build import keep_compiled
 from orchestra_jax.training.evaluate import engine_of
 from orchestra_jax.training.inspect.messages import OURS, to_ours, tool_spec
+from orchestra_jax.training.subject import subject_of
 from orchestra_jax.types import ToolSpec
 
 

@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from orchestra_jax.shipped import CONF
+from orchestra_jax.io.shipped import CONF
 
 BENCHMARKS = tuple(sorted(path.stem for path in (CONF / "benchmark").glob("*.yaml")))
 

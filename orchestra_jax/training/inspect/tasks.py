@@ -15,7 +15,7 @@ from orchestra_jax.config.cli import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.runner import chosen_tasks, in_parts
-from orchestra_jax.money import run as spending
+from orchestra_jax.money import run_budget as spending
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.speakers import Reply
 from orchestra_jax.training.build import make_collector

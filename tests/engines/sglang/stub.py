@@ -12,7 +12,7 @@ from aiohttp import web
 
 from orchestra_jax.engines.base import SamplingParams
 from orchestra_jax.engines.sglang.weights import SyncReport
-from orchestra_jax.http_json import JsonClient, ServerError
+from orchestra_jax.io.http_json import JsonClient, ServerError
 from orchestra_jax.types import InfrastructureError
 
 VOCAB = 50

@@ -10,7 +10,7 @@ pytest.importorskip("aiohttp")
 
 from orchestra_jax.engines.base import SamplingParams
 from orchestra_jax.engines.sglang.engine import SGLangEngine
-from orchestra_jax.http_json import JsonClient, ServerError
+from orchestra_jax.io.http_json import JsonClient, ServerError
 from tests.engines.sglang import stub
 from tests.engines.sglang.stub import (
     PROMPT,

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from orchestra_jax import stopwatch
-from orchestra_jax.stopwatch import Stopwatch
+from orchestra_jax.io import stopwatch
+from orchestra_jax.io.stopwatch import Stopwatch
 from tests.engines.sglang import stub
 from tests.engines.sglang.stub import StubWeightSync, changed, one, soon
 

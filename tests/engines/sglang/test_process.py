@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess, reviver
-from orchestra_jax.http_json import JsonClient
+from orchestra_jax.io.http_json import JsonClient
 from orchestra_jax.types import InfrastructureError
 
 SECONDS = 120.0

@@ -13,7 +13,7 @@ import pytest
 from orchestra_jax.config.cli import compose
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.base import Conversation
-from orchestra_jax.envs.by_hand import baseline
+from orchestra_jax.envs.baselines import baseline
 from orchestra_jax.envs.database import demonstrations
 from orchestra_jax.envs.database.environment import SHIPPED, DatabaseEnvironment, DatabaseEpisode
 from orchestra_jax.envs.database.session import World

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.envs import by_hand
+from orchestra_jax.envs import baselines
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.envs.recorded.evidence import Evidence
 from orchestra_jax.envs.recorded.policies import router
@@ -50,9 +50,9 @@ def about(environment: RecordedEnvironment, family: str) -> Task:
 def test_every_expert_alone_stands_in_the_table_and_none_speaks_tokens(table: Path):
     environment = RecordedEnvironment(config(str(table), python=False, unseen=[]))
     found = environment.baselines()
-    assert {name for name in found if name.startswith(by_hand.EXPERT)} == {by_hand.EXPERT + name for name in MODELS}
+    assert {name for name in found if name.startswith(baselines.EXPERT)} == {baselines.EXPERT + name for name in MODELS}
     assert {"random", "cheapest_first", "best", "code_cheap", "code_cheap_strong", "cascade", "oracle"} <= found.keys()
-    assert by_hand.baseline(environment, "cascade", environment.held_out(1), 4).silent
+    assert baselines.baseline(environment, "cascade", environment.held_out(1), 4).silent
 
 
 def test_without_scikit_learn_the_others_are_there_and_a_sentence_tells_once(table: Path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.schema import ConfigError, RunConfig, WarmStartConfig
-from orchestra_jax.envs import by_hand
+from orchestra_jax.envs import baselines
 from orchestra_jax.envs.recorded.environment import EVAL, PRICES, RecordedEnvironment
 from orchestra_jax.envs.recorded.environment import UNSEEN as UNSEEN_MENUS
 from orchestra_jax.envs.recorded.figures import figures
@@ -34,7 +34,7 @@ def write(file: Path, rows: list[dict]) -> Path:
 
 def play(environment: RecordedEnvironment, name: str, tasks: Sequence[Task]) -> tuple[float, float, int]:
     """Accuracy, dollars a question and calls of a baseline."""
-    script = by_hand.baseline(environment, name, tasks, 4).script
+    script = baselines.baseline(environment, name, tasks, 4).script
 
     async def one(task: Task) -> tuple[bool, float, int]:
         episode, results = environment.reset(task, Budget()), list[ToolResult]()

@@ -11,7 +11,7 @@ import pytest
 from orchestra_jax.config.cli import compose
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.base import Conversation
-from orchestra_jax.envs.by_hand import baseline
+from orchestra_jax.envs.baselines import baseline
 from orchestra_jax.envs.toolscale import tasks
 from orchestra_jax.envs.toolscale.environment import ToolScaleEnvironment, situation
 from orchestra_jax.envs.users import GREETING

@@ -22,8 +22,8 @@ from orchestra_jax.evaluation.figures import draw_turn_caps
 from orchestra_jax.evaluation.intervals import wilson
 from orchestra_jax.evaluation.measures.turn_caps import capped, cut, ended_by, widest
 from orchestra_jax.evaluation.metrics import summarize
-from orchestra_jax.evaluation.report import cap_rows
 from orchestra_jax.evaluation.runner import Evaluator
+from orchestra_jax.evaluation.terminal import cap_rows
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.actors import render_call

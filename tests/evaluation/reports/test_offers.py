@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from orchestra_jax.config import cli
 from orchestra_jax.evaluation.reports.offers import UNSEEN_PRICES, UNSEEN_TOOLS, Offer, offer_of, trained_on
-from orchestra_jax.shipped import CONF
+from orchestra_jax.io.shipped import CONF
 from tests.evaluation.reports.kept_files import config, evaluation
 
 PLAIN = {"names": ["python", "local_search"], "experts": {}}

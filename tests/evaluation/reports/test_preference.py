@@ -49,10 +49,10 @@ def test_scores_are_eq_5_and_6_on_what_was_asked_alike(tmp_path: Path) -> None:
     files = {"before/held_out.t1": before, "after/held_out.t1": after}
     one, other = measured(evaluation(tmp_path / "run", files, config(), kind="train"))
     found = question_scores(other, one)
-    by_hand: dict[str, list[float]] = {}
+    baselines: dict[str, list[float]] = {}
     for trained, start in list(zip(after, before, strict=True))[1:]:
-        by_hand.setdefault(trained["id"], []).append(score(trained, start))
-    assert found == pytest.approx({name: np.mean(some) for name, some in by_hand.items()}, rel=1e-5)
+        baselines.setdefault(trained["id"], []).append(score(trained, start))
+    assert found == pytest.approx({name: np.mean(some) for name, some in baselines.items()}, rel=1e-5)
     assert len({round(value, 3) for value in found.values()}) > 4
 
     text = write_report([tmp_path / "run"], tmp_path / "out")[0].read_text()  # before is the base by itself

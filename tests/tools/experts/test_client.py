@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from orchestra_jax.http_json import retry_after
+from orchestra_jax.io.http_json import retry_after
 from orchestra_jax.money import paid
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.limits import Limiter

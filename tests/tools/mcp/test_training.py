@@ -15,7 +15,7 @@ from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training import trainer
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from orchestra_jax.training.run import run
+from orchestra_jax.training.main import run
 from orchestra_jax.types import Status, Task, ToolCall, ToolResult, Trajectory
 from tests.tools.tokenizers import save_tokenizer
 from tests.tools.tool_servers import ScriptedPolicy

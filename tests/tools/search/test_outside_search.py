@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from orchestra_jax.http_json import JsonClient, ServerError
+from orchestra_jax.io.http_json import JsonClient, ServerError
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.money.replay import Recorded, Replay
@@ -221,7 +221,7 @@ async def test_whatever_is_on_the_wire_is_a_server_error(wire):
 
 
 async def test_an_answer_without_an_end_is_cut(monkeypatch):
-    monkeypatch.setattr("orchestra_jax.http_json.MOST_BYTES", 1000)
+    monkeypatch.setattr("orchestra_jax.io.http_json.MOST_BYTES", 1000)
     async with serving(says(b"[" + b"1," * 600 + b"1]")) as url:
         client = JsonClient(url)
         with pytest.raises(ServerError, match="more than 1000 bytes") as caught:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestra_jax.outside import Unreadable, read_json
+from orchestra_jax.io.untrusted import Unreadable, read_json
 from orchestra_jax.tools.python.isolation import START_S, Launch, Program, choose
 from orchestra_jax.types import InfrastructureError
 

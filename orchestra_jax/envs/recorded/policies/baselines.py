@@ -1,6 +1,6 @@
 """Policies by hand on recorded answers; what they know of the models, the training split told them.
 
-Beside those of every environment (`envs.by_hand`: each expert alone, random, cheapest_first). `oracle` is no policy: it
+Beside those of every environment (`envs.baselines`: each expert, random, cheapest_first). `oracle` is no policy: it
 knows who is right.
 """
 
@@ -12,10 +12,10 @@ from orchestra_jax.envs.recorded.policies import router as classical
 from orchestra_jax.envs.recorded.policies.cascades import agreeing, trusting
 from orchestra_jax.envs.recorded.policies.choices import (
     NEAR,
+    AnswerOf,
     Choice,
     Offered,
     Policy,
-    Said,
     ask,
     best,
     code_run,
@@ -28,7 +28,7 @@ from orchestra_jax.types import Task
 
 def baselines(
     offered: Offered,
-    said: Said,
+    said: AnswerOf,
     evidence: Mapping[str, Evidence],
     recording: Recording,
     training: Sequence[str],

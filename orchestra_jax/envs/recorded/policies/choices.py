@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from orchestra_jax.envs.base import Script
-from orchestra_jax.envs.by_hand import Asked
+from orchestra_jax.envs.baselines import Asked
 from orchestra_jax.envs.recorded.offer import PYTHON, code_of
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
@@ -25,13 +25,13 @@ class Choice(Asked):
 
 
 Offered = Callable[[Task], Sequence[Choice]]  # the models of a menu, the cheapest first
-Said = Callable[[ToolResult], str | None]
+AnswerOf = Callable[[ToolResult], str | None]
 # Yields calls, is sent what each says (None: nothing), and returns the answer.
 Asking = Generator[ToolCall, str | None, str]
 Policy = Callable[[Task], Asking]
 
 
-def scripted(policy: Policy, said: Said) -> Script:
+def scripted(policy: Policy, said: AnswerOf) -> Script:
     """A policy as a script, which keeps nothing between calls: it is begun anew and told what was said so far."""
 
     def script(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax import hub
+from orchestra_jax.io import hub
 
 COMMIT = "1" * 40
 TOKENIZER = {

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 _HERE = _PACKAGE if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent
 
 CONF = _HERE / "conf"

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from orchestra_jax import stopwatch
+from orchestra_jax.io import stopwatch
+from orchestra_jax.io.stopwatch import Stopwatch, current, queued, waiting, worked
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import Recorded
-from orchestra_jax.stopwatch import Stopwatch, current, queued, waiting, worked
 from orchestra_jax.types import Usage
 from tests.rollout.jumping import JumpingLoop
 

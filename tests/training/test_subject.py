@@ -8,7 +8,7 @@ import pytest
 
 from orchestra_jax.config.record import Record
 from orchestra_jax.config.schema import ConfigError, EndpointConfig, EvaluationConfig, ModelConfig, RunConfig
-from orchestra_jax.evaluation.subject import Subject, policy_model, subject_of
+from orchestra_jax.training.subject import Subject, policy_model, subject_of
 
 
 @pytest.fixture

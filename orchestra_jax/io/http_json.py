@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestra_jax.outside import MOST_BYTES, Unreadable, read_json
-from orchestra_jax.stopwatch import queued
+from orchestra_jax.io.stopwatch import queued
+from orchestra_jax.io.untrusted import MOST_BYTES, Unreadable, read_json
 from orchestra_jax.types import InfrastructureError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 
 from orchestra_jax.config.schema import BudgetConfig
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
-from orchestra_jax.money.run import RunBudget, bill
+from orchestra_jax.money.run_budget import RunBudget, bill
 from orchestra_jax.types import Usage
 from tests.processes.others import Prepared
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestra_jax import hub
 from orchestra_jax.config import record
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.evaluation.measures.delegation import family
+from orchestra_jax.io import hub
 from orchestra_jax.models.lora import adapter_base
 from orchestra_jax.rollout.endpoint import asked_model, endpoint_pricing
 from orchestra_jax.tools.experts.cards import model_cards
@@ -27,7 +27,7 @@ class Subject:
         cfg: the config with what this policy needs.
         url: of the endpoint; None: cfg.model.path is sampled by our engines.
         adapters: folder of those on top of cfg.model.path, None without.
-        baseline: name of a script (`envs.by_hand`), for which no model speaks.
+        baseline: name of a script (`envs.baselines`), for which no model speaks.
     """
 
     name: str

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from orchestra_jax.evaluation import figures as pictures
 from orchestra_jax.evaluation.figures import draw
-from orchestra_jax.evaluation.report import print_summary
+from orchestra_jax.evaluation.terminal import print_summary
 
 ALL_PICTURES = ["learning_curves.png", "tool_shares.png", "accuracy_cost.png"]
 

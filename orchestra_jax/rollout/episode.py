@@ -22,13 +22,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from orchestra_jax.envs.base import Conversation, Episode, Message, Score
+from orchestra_jax.io.stopwatch import Stopwatch
+from orchestra_jax.io.untrusted import valid_text
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.outside import valid_text
 from orchestra_jax.rollout.parsing import final_answer
-from orchestra_jax.rollout.speakers import Said, Speaker
+from orchestra_jax.rollout.speakers import PolicyTurn, Speaker
 from orchestra_jax.rollout.watchdog import within
-from orchestra_jax.stopwatch import Stopwatch
 from orchestra_jax.types import (
     InfrastructureError,
     Status,
@@ -204,17 +204,17 @@ class Run:
                     raise
         raise AssertionError
 
-    def _record(self, said: Said, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> None:
+    def _record(self, said: PolicyTurn, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> None:
         self.sequences[-1].append(replace(said.turn, calls=tuple(calls), results=tuple(results)))
         self.observed += results
         self.called += len(results)
         self.ledger += [row for result in results for row in result.usage]
 
-    async def _speak(self) -> Said:
+    async def _speak(self) -> PolicyTurn:
         """The next turn and its ledger rows."""
         limits, price = self.collector.limits, self.collector.price
 
-        def speak(attempt: int) -> Awaitable[Said]:
+        def speak(attempt: int) -> Awaitable[PolicyTurn]:
             return self.speaker.speak(self.observed, self.turn, attempt)
 
         said, measured = await self._wait("engine", speak, limits.turn_deadline_s)

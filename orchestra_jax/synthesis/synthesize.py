@@ -13,7 +13,7 @@ from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.money.run import Halted, RunBudget
+from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.synthesis import card, wordings

@@ -9,15 +9,14 @@ from typing import Any
 
 import jax
 
-from orchestra_jax import hub
 from orchestra_jax.config.cli import DISK_FULL, INTERRUPTED
 from orchestra_jax.config.record import Record, Start, parent
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import environment_class, make_environment
-from orchestra_jax.evaluation.subject import POLICY_FOLDER
+from orchestra_jax.io import hub
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.lora import save_peft
-from orchestra_jax.money.run import Halted, RunBudget
+from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes import Processes, joined
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
@@ -31,6 +30,7 @@ from orchestra_jax.training.stopping import (
     end_now,
     handling,
 )
+from orchestra_jax.training.subject import POLICY_FOLDER
 from orchestra_jax.training.summary import report, summary
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.training.warm_start import warm_start

@@ -1,0 +1,1 @@
+"""JSON over HTTP, decoding of untrusted input, the Hugging Face hub, stopwatches, shipped files."""
