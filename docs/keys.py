@@ -52,7 +52,8 @@ def page() -> str:
 
 def _group(prefix: str, schema: type, values: Any) -> Iterator[str]:
     """The table of one dataclass, then those of the dataclasses in it."""
-    said, types = meanings(schema), get_type_hints(schema)
+    types = get_type_hints(schema)
+    said = {name: text for each in reversed(schema.__mro__[:-1]) for name, text in meanings(each).items()}
     plain = [entry for entry in fields(schema) if not is_dataclass(types[entry.name])]
     if prefix:
         summary = (inspect.getdoc(schema) or "").partition("\n\n")[0]
