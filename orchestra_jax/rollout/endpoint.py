@@ -13,11 +13,11 @@ from orchestra_jax.config.schema import ConfigError, PricingConfig, WorldConfig
 from orchestra_jax.io.untrusted import Unreadable, read_json, text_of, valid_text
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import GRACE_S, Outcome
+from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import MissingPrice, PriceList
 from orchestra_jax.money.replay import CLOSE_S, Replay
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.speakers import Reply
-from orchestra_jax.tools.build import price_book
 from orchestra_jax.tools.experts.cards import api_fields
 from orchestra_jax.tools.experts.client import ExpertClient, TooLong
 from orchestra_jax.tools.experts.endpoint import MOST_BYTES, read_reply

@@ -16,9 +16,10 @@ from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.io.untrusted import Unreadable, read_json
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
+from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.answers import without_thinking
-from orchestra_jax.tools.build import named_experts, price_book
+from orchestra_jax.tools.build import named_experts
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.context import ChatMessage
 from orchestra_jax.tools.experts.roles import messages

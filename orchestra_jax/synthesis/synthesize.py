@@ -11,6 +11,7 @@ from orchestra_jax.config.choices import ReplayMode, SynthesisTarget
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.money.paid import MissingKey
+from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import MissingPrice
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.run_budget import Halted, RunBudget
@@ -20,7 +21,6 @@ from orchestra_jax.synthesis import card, wordings
 from orchestra_jax.synthesis.cast import Cast, make_cast
 from orchestra_jax.synthesis.stages import Stages, write_whole
 from orchestra_jax.synthesis.worlds.make import make as make_world
-from orchestra_jax.tools.build import price_book
 from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.types import InfrastructureError

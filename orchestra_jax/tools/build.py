@@ -11,14 +11,14 @@ from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.record import note
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.config.tools import EvaluationOffer, MenuRule, ToolsConfig
-from orchestra_jax.io.shipped import CONF
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import MissingKey
-from orchestra_jax.money.prices import MissingPrice, Price, PriceList
+from orchestra_jax.money.price_book import PriceBook, price_book
+from orchestra_jax.money.prices import MissingPrice
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.processes import Processes
 from orchestra_jax.tools.base import TOOLS, MakeTool, Tool, ToolContext, unreachable
-from orchestra_jax.tools.catalogue import Catalogue, Entry, PriceBook
+from orchestra_jax.tools.catalogue import Catalogue, Entry
 from orchestra_jax.tools.entries import expert_entries, plain_entry
 from orchestra_jax.tools.experts import descriptions
 from orchestra_jax.tools.experts.cards import api_fields
@@ -32,7 +32,6 @@ from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.tools.schema import check_spec
 from orchestra_jax.types import InfrastructureError, ToolResult
 
-PRICES = CONF / "pricing"
 _NOWHERE = "http://replayed.invalid/v1"  # of experts that are only replayed
 
 
@@ -51,52 +50,6 @@ class RunTools:
     evaluation: Catalogue
     judge: Judge | None
     close: Callable[[], Awaitable[None]]
-
-
-def price_book(cfg: WorldConfig) -> PriceBook:
-    """The run's prices, the policy's own tokens as "orchestrator": at a configured price, or as each list has them.
-
-    What a list that is drawn does not sell, pricing.name sells.
-
-    Raises:
-        ConfigError: a list is not there or broken, or has no price for the policy.
-    """
-    pricing = cfg.pricing
-
-    def load(key: str, name: str) -> PriceList:
-        file = PRICES / f"{name}.yaml"
-        if not file.is_file():
-            known = ", ".join(sorted(path.stem for path in PRICES.glob("*.yaml")))
-            raise ConfigError(f"{key}={name} is no price list: use one of {known}.")
-        try:
-            prices = PriceList.load(file)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        return prices
-
-    def with_policy(prices: PriceList) -> PriceList:
-        listed = prices.entries.get(pricing.orchestrator)
-        given = pricing.orchestrator_input, pricing.orchestrator_output
-        if None in given and listed is None:
-            raise ConfigError(
-                f"Price list {prices.id!r} has no price for the policy, {pricing.orchestrator}: set "
-                "pricing.orchestrator=NAME, or pricing.orchestrator_input and pricing.orchestrator_output."
-            )
-        price = listed or Price()
-        cached_given = given[0] is not None or pricing.orchestrator_cached_input is not None
-        price = replace(
-            price,
-            input=price.input if given[0] is None else given[0],
-            output=price.output if given[1] is None else given[1],
-            cached_input=pricing.orchestrator_cached_input if cached_given else price.cached_input,
-        )
-        return replace(prices, entries={**prices.entries, "orchestrator": price})
-
-    base = load("pricing.name", pricing.name)
-    drawn = [load("pricing.randomise.lists", name) for name in pricing.randomise.lists]
-    drawn = [prices.over(base) if base.entries.keys() - prices.entries.keys() else prices for prices in drawn]
-    lists = [with_policy(prices) for prices in drawn]
-    return PriceBook(with_policy(base), lists, pricing.randomise.low, pricing.randomise.high)
 
 
 def make_tools(cfg: WorldConfig, answers: Sequence[str] = ()) -> RunTools:

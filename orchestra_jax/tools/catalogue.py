@@ -10,7 +10,6 @@ An instance is drawn from a seed alone, and its record, which goes into the task
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from string import ascii_uppercase
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.config.tools import MenuRule
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.price_book import PriceBook, PriceDraw
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.tools.base import Tariff, ToolExecutor, ToolHandler, as_result
 from orchestra_jax.tools.experts.roles import ROLES
@@ -84,48 +84,6 @@ class Entry:
     def key(self) -> str:
         """What the tool is, whatever a menu calls it: "python", "generalist/gpt-5"."""
         return f"{self.role}/{self.model}" if self.role else self.spec.name
-
-
-@dataclass(frozen=True, slots=True)
-class PriceDraw:
-    """Which price list an instance got.
-
-    Attributes:
-        list: its id.
-        seed: of the factors of its prices; None: the prices as they are.
-        low, high: range of the factors.
-    """
-
-    list: str
-    seed: int | None = None
-    low: float = 1.0
-    high: float = 1.0
-
-
-class PriceBook:
-    """The price lists of a run.
-
-    Args:
-        base: what is really paid: budgets count by it.
-        lists: one of them is drawn for each instance; empty: `base`.
-        low, high: and every price is multiplied by a factor of its own in this range.
-    """
-
-    def __init__(self, base: PriceList, lists: Sequence[PriceList] = (), low: float = 1.0, high: float = 1.0) -> None:
-        self.base, self.lists, self._range = base, tuple(lists) or (base,), (low, high)
-        self.prices = lru_cache(maxsize=1024)(self._prices)
-
-    def draw(self, rng: np.random.Generator) -> "PriceDraw":
-        """The list of one instance."""
-        name = self.lists[int(rng.integers(len(self.lists)))].id
-        return PriceDraw(name) if self._range == (1.0, 1.0) else PriceDraw(name, int(rng.integers(2**32)), *self._range)
-
-    def _prices(self, draw: "PriceDraw") -> PriceList:
-        """The list that was drawn; raises ValueError where this book cannot have drawn it."""
-        found = next((prices for prices in self.lists if prices.id == draw.list), None)
-        if found is None or (draw.low, draw.high) != self._range:
-            raise ValueError(f"{draw} is not of this run; keep pricing.* as it was when the task was made.")
-        return found if draw.seed is None else found.scaled(draw.seed, draw.low, draw.high)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from orchestra_jax.models.decoder import abstract_params, init_params
 from orchestra_jax.models.families import preset_config, read_config, run_settings
 from orchestra_jax.models.sharding import ShardingRules, param_shardings
 from orchestra_jax.money import run_budget as spending
+from orchestra_jax.money.price_book import price_book
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.losses import LOSSES
 from orchestra_jax.rl.setup import device_mesh
@@ -31,7 +32,6 @@ from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.rollout.sharing import process_problems
 from orchestra_jax.rollout.watchdog import describe
-from orchestra_jax.tools.build import price_book
 
 
 def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:

@@ -25,6 +25,7 @@ from orchestra_jax.evaluation.terminal import benchmark_rows, cap_rows, plain, p
 from orchestra_jax.models.lora import load_peft
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.forecast import evaluation_cost
+from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes import Processes, joined
@@ -34,7 +35,6 @@ from orchestra_jax.rollout.endpoint import make_endpoint
 from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.speakers import MessageEngine
 from orchestra_jax.tools.base import unreachable
-from orchestra_jax.tools.build import price_book
 from orchestra_jax.tools.experts.judge import JUDGE_PROMPT
 from orchestra_jax.training.build import keep_compiled, make_collector, make_policy, preflight
 from orchestra_jax.training.main import device_names, exit_status, recorded, working_in

@@ -8,11 +8,11 @@ from orchestra_jax.config.cli import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.database.environment import DatabaseEnvironment
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.synthesis.synthesize import synthesize
 from orchestra_jax.synthesis.worlds import functions
-from orchestra_jax.tools.build import price_book
 from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.types import InfrastructureError
 from tests.synthesis.rental import SUBJECTS, reply

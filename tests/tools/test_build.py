@@ -20,10 +20,11 @@ from orchestra_jax.config.schema import BudgetConfig, ConfigError, RunConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.forecast import dry_run
+from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.run_budget import RunBudget, bill
 from orchestra_jax.rollout import collector
 from orchestra_jax.rollout.chat import make_chat
-from orchestra_jax.tools.build import price_book, tool_problems
+from orchestra_jax.tools.build import tool_problems
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
 from orchestra_jax.tools.experts import descriptions
 from orchestra_jax.tools.experts.cards import model_cards

@@ -13,18 +13,11 @@ from hypothesis import strategies as st
 from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.config.tools import MenuRule
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
+from orchestra_jax.money.price_book import PriceBook, PriceDraw
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay, ReplayMiss
 from orchestra_jax.tools import schema
-from orchestra_jax.tools.catalogue import (
-    ANSWER_TOOL,
-    Catalogue,
-    Entry,
-    Instance,
-    PriceBook,
-    PriceDraw,
-    price_words,
-)
+from orchestra_jax.tools.catalogue import ANSWER_TOOL, Catalogue, Entry, Instance, price_words
 from orchestra_jax.tools.entries import OUT_OF_BUDGET, expert_entries, recorded, within_budget
 from orchestra_jax.tools.experts.client import expert_clients
 from orchestra_jax.tools.experts.expert import Expert

@@ -14,11 +14,12 @@ from orchestra_jax.config.schema import PricingConfig, RunConfig
 from orchestra_jax.config.tools import ExpertServer, ToolsConfig
 from orchestra_jax.data.preferences import applicable, sample_preference
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.price_book import PriceDraw, price_book
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.build import _experts as run_experts
-from orchestra_jax.tools.build import instance_seed, make_tools, price_book, tool_problems
-from orchestra_jax.tools.catalogue import Catalogue, PriceDraw
+from orchestra_jax.tools.build import instance_seed, make_tools, tool_problems
+from orchestra_jax.tools.catalogue import Catalogue
 from orchestra_jax.tools.experts.cards import model_cards
 from orchestra_jax.tools.experts.descriptions import flaw
 from orchestra_jax.tools.experts.expert import Expert

@@ -1,7 +1,8 @@
 """The models that the menu of a real question offers to answer it, for baselines."""
 
 from orchestra_jax.envs.baselines import Asked
-from orchestra_jax.tools.catalogue import Catalogue, PriceDraw
+from orchestra_jax.money.price_book import PriceDraw
+from orchestra_jax.tools.catalogue import Catalogue
 from orchestra_jax.tools.experts.roles import ROLES
 from orchestra_jax.types import Task, ToolCall
 

@@ -28,8 +28,9 @@ from orchestra_jax.envs.tau2.world import HAND_OVER, World
 from orchestra_jax.envs.users import GREETING, SCRIPTED, SimulatedUser, user_forecast, user_problems
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.forecast import dry_run
+from orchestra_jax.money.price_book import price_book
 from orchestra_jax.tools.base import ToolHandler
-from orchestra_jax.tools.build import judge_client, price_book, user_client
+from orchestra_jax.tools.build import judge_client, user_client
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage, UserTurn
 

@@ -11,8 +11,8 @@ from orchestra_jax.config import record
 from orchestra_jax.evaluation.measures.delegation import is_model
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.io.untrusted import read_yaml
+from orchestra_jax.money.price_book import PRICES
 from orchestra_jax.money.prices import Price, PriceList
-from orchestra_jax.tools.build import PRICES
 
 UNSEEN_TOOLS, UNSEEN_PRICES = "unseen tools", "unseen prices"
 # What the paper trains with; it stands in where no training of the policy is on record.

@@ -18,9 +18,9 @@ from orchestra_jax.envs.database import demonstrations
 from orchestra_jax.envs.database.environment import SHIPPED, DatabaseEnvironment, DatabaseEpisode
 from orchestra_jax.envs.database.session import World
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.price_book import price_book
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
-from orchestra_jax.tools.build import price_book
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, Trajectory
 from tests.tools.openai_stub import StubOpenAI
 
