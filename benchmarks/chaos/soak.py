@@ -27,9 +27,9 @@ from benchmarks.chaos.starts import (
     prepare,
     settings,
 )  # fmt: skip
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.journal import State
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.rollout.event_loop import LoopThread
 
 MOST_STARTS = 9
 ENDS = {0: "ended", 2: "refused", 3: "refused", 5: "refused", 130: "stopped"}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.money.budgets import added
 from orchestra_jax.money.prices import PriceList
@@ -34,7 +35,6 @@ from orchestra_jax.rehearsal.policy import make_policy
 from orchestra_jax.rehearsal.processes import Trainers
 from orchestra_jax.rehearsal.providers import Providers
 from orchestra_jax.rehearsal.questions import write_questions
-from orchestra_jax.rollout.event_loop import LoopThread
 
 TRAINERS = 2
 _DEVICES = 2  # virtual ones of each

@@ -10,11 +10,11 @@ from jaxtyping import Bool
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.engines.base import Engine
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.sharing import OwnTasks, own_groups, whole_position
 from orchestra_jax.rollout.stream import GroupStream
 from orchestra_jax.types import OutOfTime, Task, Trajectory

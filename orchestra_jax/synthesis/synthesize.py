@@ -10,13 +10,13 @@ from pathlib import Path
 from orchestra_jax.config.choices import ReplayMode, SynthesisTarget
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.database.workers.pool import WorldError
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import MissingPrice
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes.lock import alone_in
-from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.synthesis import card, wordings
 from orchestra_jax.synthesis.cast import Cast, make_cast
 from orchestra_jax.synthesis.stages import Stages, write_whole

@@ -22,6 +22,7 @@ from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.measures.turn_caps import widest
 from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks, in_parts
 from orchestra_jax.evaluation.terminal import benchmark_rows, cap_rows, plain, print_figures
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models.lora import load_peft
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.forecast import evaluation_cost
@@ -32,7 +33,6 @@ from orchestra_jax.processes import Processes, joined
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.endpoint import make_endpoint
-from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.speakers import MessageEngine
 from orchestra_jax.tools.base import unreachable
 from orchestra_jax.tools.experts.judge import JUDGE_PROMPT

@@ -14,13 +14,13 @@ from orchestra_jax.config.record import Record, Start, parent
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.io import hub
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.lora import save_peft
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes import Processes, joined
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
-from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training.build import keep_compiled, preflight
 from orchestra_jax.training.loggers.base import RunLog, chosen
 from orchestra_jax.training.stopping import (

@@ -13,6 +13,7 @@ from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.engines.start import RunEngine, first_model, start_engine
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.runner import Evaluator
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models.base import Params
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
@@ -30,7 +31,6 @@ from orchestra_jax.rl.setup import (
     warm_learner,
 )
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.source import RolloutSource
 from orchestra_jax.training.build import make_collector, make_policy, policy_config
 from orchestra_jax.training.checkpointing import Checkpoints, RunState, newest_checkpoint

@@ -14,8 +14,8 @@ import pytest
 from orchestra_jax.config.record import Record, Start
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.evaluation.stored import write_groups
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import EXPERIMENTS
-from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.tools.experts.expert import read_experts
 from tests.docs.commands import HYDRA, ROOT
 from tests.docs.pages import DOCS, blocks

@@ -12,9 +12,9 @@ import pytest
 from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.processes import Processes
-from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.sharing import whole_position
 from orchestra_jax.rollout.source import RolloutSource
 from orchestra_jax.types import Status, Task, Trajectory

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestra_jax.config import cli
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.rollout.event_loop import LoopThread
+from orchestra_jax.io.event_loop import LoopThread
 from tests.tools.openai_stub import StubOpenAI
 
 

@@ -11,8 +11,8 @@ from aiohttp import web
 
 from orchestra_jax.engines.base import Generation
 from orchestra_jax.envs.qa import demonstrations
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.rollout.actors import render_call
-from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.tools.experts.judge import JUDGE_SYSTEM
 from orchestra_jax.tools.experts.roles import ROLES
 from orchestra_jax.types import Task, ToolCall, ToolResult

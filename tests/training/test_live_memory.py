@@ -16,12 +16,12 @@ import pytest
 
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.rl.setup import device_mesh, policy_learner
 from orchestra_jax.rollout.chat import make_chat
-from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.training import trainer as training
 from orchestra_jax.training.build import policy_config
 from orchestra_jax.training.checkpointing import Checkpoints, RunState

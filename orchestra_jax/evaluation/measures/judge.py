@@ -6,12 +6,12 @@ from pathlib import Path
 from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.evaluation.measures.labelled import agreement, read_sample, told, verdicts
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes.lock import alone_in
-from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.tools.build import make_judge
 from orchestra_jax.tools.experts.judge import JUDGE_PROMPT
 

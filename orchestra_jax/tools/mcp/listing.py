@@ -16,7 +16,7 @@ def specs(listing: Mapping[str, Any], settings: McpServer) -> dict[str, ToolSpec
     """The tools to offer, by the names that their server has for them.
 
     Args:
-        listing: as `Session.listing` gives it.
+        listing: as `McpSession.listing` gives it.
 
     Raises:
         ValueError: one sentence, with the fix, for the first thing that cannot be offered.

@@ -10,15 +10,15 @@ from typing import Any
 
 from orchestra_jax.config.ranges import shown
 from orchestra_jax.config.tools import McpServer
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.stopwatch import worked
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.processes import Processes
 from orchestra_jax.tools.base import Tool, ToolContext, unreachable
-from orchestra_jax.tools.mcp.background import Background
 from orchestra_jax.tools.mcp.listing import specs
-from orchestra_jax.tools.mcp.session import Session, changed
+from orchestra_jax.tools.mcp.session import McpSession, changed
 from orchestra_jax.types import InfrastructureError, ToolResult, ToolSpec, Usage
 
 MISSING = "tools.mcp needs the package mcp: pip install 'orchestra-jax[mcp]'."
@@ -34,7 +34,7 @@ class McpTool(Tool):
         session: None where calls are only replayed.
     """
 
-    def __init__(self, spec: ToolSpec, own: str, identity: Mapping[str, str], session: Session | None) -> None:
+    def __init__(self, spec: ToolSpec, own: str, identity: Mapping[str, str], session: McpSession | None) -> None:
         self.spec, self._own, self._session = spec, own, session
         self.settings = {"server": identity, "tool": own}
 
@@ -54,8 +54,8 @@ class McpServers:
 
     def __init__(self, context: ToolContext) -> None:
         self._context = context
-        self._sessions: list[Session] = []
-        self._background: Background | None = None
+        self._sessions: list[McpSession] = []
+        self._background: LoopThread | None = None
         self.identities: dict[str, Mapping[str, str]] = {}
 
     def tools(self, settings: McpServer) -> list[McpTool]:
@@ -95,11 +95,11 @@ class McpServers:
         if self._background is not None:
             self._background.stop()
 
-    def _open(self, settings: McpServer) -> Session:
+    def _open(self, settings: McpServer) -> McpSession:
         if not installed():
             raise ImportError(MISSING)
-        self._background = self._background or Background()
-        session = Session(settings, self._background, Processes.of_run().share(settings.concurrency))
+        self._background = self._background or LoopThread("mcp")
+        session = McpSession(settings, self._background, Processes.of_run().share(settings.concurrency))
         self._sessions.append(session)
         return session
 

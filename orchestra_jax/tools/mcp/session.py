@@ -7,9 +7,9 @@ from typing import Any
 
 from orchestra_jax.config.ranges import shown
 from orchestra_jax.config.tools import McpServer
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.stopwatch import queued
 from orchestra_jax.money.limits import Limiter
-from orchestra_jax.tools.mcp.background import Background
 from orchestra_jax.tools.mcp.connection import Connection
 from orchestra_jax.types import InfrastructureError, ToolResult
 
@@ -17,7 +17,7 @@ START_S = 60.0  # a command may have to fetch its package first
 BACKOFF_S = 0.5  # doubles with every try to start it
 
 
-class Session:
+class McpSession:
     """The calls of one run to one server. It is started when first needed.
 
     Args:
@@ -26,7 +26,7 @@ class Session:
         concurrency: calls of this process that are under way at once.
     """
 
-    def __init__(self, settings: McpServer, background: Background, concurrency: int) -> None:
+    def __init__(self, settings: McpServer, background: LoopThread, concurrency: int) -> None:
         self._settings, self._background = settings, background
         self._limiter = Limiter(concurrency)
         self._listed: dict[str, Any] | None = None  # by the first connection; later ones must be of the same server
@@ -39,7 +39,7 @@ class Session:
         Raises:
             InfrastructureError: it cannot be started or reached, or does not say.
         """
-        return self._background.wait(self._listing())
+        return self._background.run(self._listing())
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         """One call, from any event loop; what the server calls an error is an observation.
@@ -50,14 +50,14 @@ class Session:
         await self._limiter.acquire()
         try:
             # The time of a start is nobody's work.
-            await queued(self._background.run(self._connected()))
-            return await self._background.run(self._call(tool, arguments))
+            await queued(self._background.result(self._connected()))
+            return await self._background.result(self._call(tool, arguments))
         finally:
             self._limiter.release()
 
     async def close(self) -> None:
         """Ends its connections, and with them the processes."""
-        await self._background.run(self._close())
+        await self._background.result(self._close())
 
     # All below runs in the background's event loop.
 

@@ -17,9 +17,9 @@ from typing import Any
 from orchestra_jax.config.cli import compose
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
-from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.rollout.parsing import OPEN, ParseError, final_answer, parse_tool_calls
 from orchestra_jax.rollout.speakers import MessageEngine
 from orchestra_jax.training.build import keep_compiled

@@ -23,10 +23,10 @@ from orchestra_jax.config.tools import ExpertServer, ToolsConfig
 from orchestra_jax.evaluation.intervals import wilson
 from orchestra_jax.evaluation.measures.judge import measure
 from orchestra_jax.evaluation.measures.labelled import read_sample
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.run_budget import Halted
-from orchestra_jax.rollout.event_loop import LoopThread
 from tests.tools.openai_stub import StubOpenAI
 
 JUDGE = "qwen3-32b"

@@ -16,8 +16,8 @@ from aiohttp import web
 
 pytest.importorskip("faiss")
 
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.rollout.event_loop import LoopThread
 from orchestra_jax.tools.search import dense_build
 from orchestra_jax.tools.search.dense import DenseIndex
 from orchestra_jax.tools.search.embeddings import EndpointEmbedder

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from orchestra_jax.rollout.event_loop import LoopThread
+from orchestra_jax.io.event_loop import LoopThread
 
 
 def test_a_signal_that_another_thread_gets_is_heeded():
