@@ -17,7 +17,7 @@ def main(config: DictConfig) -> None:
     """Asks the judge of the composed config about the rows of evaluation.judge_sample."""
     cfg = cli.configure(config)
     # Only now: `--cfg` and a mistyped key need no JAX.
-    from orchestra_jax.evaluation.measures.judge import measure
+    from orchestra_jax.evaluation.results.judge_agreement import measure
     from orchestra_jax.training.evaluate import FOLDER
     from orchestra_jax.training.main import exit_status
 

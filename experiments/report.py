@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.evaluation.reports import write_report
+from orchestra_jax.evaluation.results.report import write_report
 
 
 def main(arguments: list[str] | None = None) -> None:

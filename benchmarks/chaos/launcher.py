@@ -26,7 +26,7 @@ import transformers  # noqa: F401
 
 import orchestra_jax.engines.embedded
 import orchestra_jax.envs.qa.environment
-import orchestra_jax.evaluation.figures
+import orchestra_jax.evaluation.pictures
 import orchestra_jax.models.tokenizer
 import orchestra_jax.training.main  # noqa: F401
 from orchestra_jax.money import records

@@ -13,11 +13,8 @@ from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import Environment, Script
 from orchestra_jax.envs.baselines import DO_NOTHING, EXPERT, Baseline, do_nothing
 from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT, Tasks
-from orchestra_jax.evaluation.kept import Kept
-from orchestra_jax.evaluation.measures.delegation import share_figures
-from orchestra_jax.evaluation.measures.several import several_figures
-from orchestra_jax.evaluation.measures.turn_caps import capped, cut, ended_by, widest
-from orchestra_jax.evaluation.metrics import (
+from orchestra_jax.evaluation.calls import share_figures
+from orchestra_jax.evaluation.measures import (
     by_part,
     disagreements,
     intervals,
@@ -26,6 +23,9 @@ from orchestra_jax.evaluation.metrics import (
     summarize,
     tool_shares,
 )
+from orchestra_jax.evaluation.several import several_figures
+from orchestra_jax.evaluation.trajectory_files import Kept
+from orchestra_jax.evaluation.turn_caps import capped, cut, ended_by, widest
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.collector import Collector

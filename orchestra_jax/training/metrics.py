@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from orchestra_jax.evaluation.benchmarks import HELD_OUT
-from orchestra_jax.evaluation.measures.collapse import tool_entropy
-from orchestra_jax.evaluation.metrics import summarize
+from orchestra_jax.evaluation.collapse import tool_entropy
+from orchestra_jax.evaluation.measures import summarize
 from orchestra_jax.money.budgets import Spending, total
 from orchestra_jax.processes import Processes
 from orchestra_jax.types import Trajectory

@@ -6,7 +6,7 @@ from pathlib import Path
 from orchestra_jax.config import record
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.evaluation.measures.delegation import family
+from orchestra_jax.evaluation.calls import family
 from orchestra_jax.io import hub
 from orchestra_jax.models.lora import adapter_base
 from orchestra_jax.rollout.endpoint import asked_model, endpoint_pricing

@@ -46,7 +46,7 @@ def write_summary(found: Mapping[str, Any], directory: Path) -> None:
 
 def report(found: Mapping[str, Any], directory: Path) -> None:
     """Writes summary.json and the pictures, and prints the table where something was evaluated."""
-    from orchestra_jax.evaluation.figures import draw  # only now: importing matplotlib takes a second
+    from orchestra_jax.evaluation.pictures import draw  # only now: importing matplotlib takes a second
 
     write_summary(found, directory)
     draw(found, read_metrics(directory), directory)

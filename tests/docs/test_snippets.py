@@ -13,13 +13,13 @@ import pytest
 
 from orchestra_jax.config.record import Record, Start
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.evaluation.stored import write_groups
+from orchestra_jax.evaluation.group_files import write_groups
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import EXPERIMENTS
 from orchestra_jax.tools.experts.expert import read_experts
 from tests.docs.commands import HYDRA, ROOT
 from tests.docs.pages import DOCS, blocks
-from tests.evaluation.test_pages import a_group
+from tests.evaluation.results.test_pages import a_group
 from tests.tools.openai_stub import StubOpenAI
 
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))

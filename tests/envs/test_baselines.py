@@ -14,7 +14,7 @@ from orchestra_jax.config.schema import ConfigError, DataConfig, EnvConfig, Pric
 from orchestra_jax.config.tools import ExpertServer, MenuRule, ToolsConfig
 from orchestra_jax.envs.baselines import Baseline, baseline, copied_call
 from orchestra_jax.envs.qa.environment import SYSTEM_ALONE, QAEnvironment
-from orchestra_jax.evaluation.metrics import summarize, tool_shares
+from orchestra_jax.evaluation.measures import summarize, tool_shares
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector

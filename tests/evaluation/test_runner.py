@@ -22,9 +22,9 @@ from orchestra_jax.envs.quickstart.baselines import BASELINES
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
-from orchestra_jax.evaluation.kept import Kept
-from orchestra_jax.evaluation.metrics import preference_utility, summarize, tool_shares
+from orchestra_jax.evaluation.measures import preference_utility, summarize, tool_shares
 from orchestra_jax.evaluation.runner import Evaluator
+from orchestra_jax.evaluation.trajectory_files import Kept
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.processes import Processes

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from rich.console import Console
 
-from orchestra_jax.evaluation import figures as pictures
-from orchestra_jax.evaluation.figures import draw
+from orchestra_jax.evaluation import pictures
+from orchestra_jax.evaluation.pictures import draw
 from orchestra_jax.evaluation.terminal import print_summary
 
 ALL_PICTURES = ["learning_curves.png", "tool_shares.png", "accuracy_cost.png"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.evaluation.stored import StoredGroup, write_groups
+from orchestra_jax.evaluation.group_files import StoredGroup, write_groups
 from orchestra_jax.rehearsal.claims import (
     Claims,
     billed_as_paid,

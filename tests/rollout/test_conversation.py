@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from orchestra_jax.envs.base import Conversation, Score
-from orchestra_jax.evaluation.measures.turn_caps import cut
+from orchestra_jax.evaluation.turn_caps import cut
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rl.batching import sequences
 from orchestra_jax.rollout.chat import ChatFormat

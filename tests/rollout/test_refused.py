@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from orchestra_jax.evaluation.metrics import summarize, tool_shares
+from orchestra_jax.evaluation.measures import summarize, tool_shares
 from orchestra_jax.money.budgets import Limits
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.rewards import feature_matrix, preference_reward

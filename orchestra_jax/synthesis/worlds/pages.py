@@ -37,7 +37,7 @@ def _turns(row: Row) -> list[Row]:
 
 def _templates() -> jinja2.Environment:
     """Our template beside the style of the pages of rollouts; what is put into them stays text."""
-    folders = [str(resources.files(place) / "templates") for place in (__package__, "orchestra_jax.evaluation.pages")]
+    folders = [str(resources.files(place) / "templates") for place in (__package__, "orchestra_jax.evaluation.results")]
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folders), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,

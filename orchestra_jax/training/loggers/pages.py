@@ -9,11 +9,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import cli, record
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.evaluation.inspect_logs import write_logs
-from orchestra_jax.evaluation.pages import write_pages
-from orchestra_jax.evaluation.pages.group import Decode
-from orchestra_jax.evaluation.stored import StoredGroup, read_groups, steps_in
+from orchestra_jax.evaluation.group_files import StoredGroup, read_groups, steps_in
+from orchestra_jax.evaluation.results.group_page import Decode
+from orchestra_jax.evaluation.results.pages import write_pages
 from orchestra_jax.rollout.chat import make_chat
+from orchestra_jax.training.inspect.logs import write_logs
 from orchestra_jax.training.loggers import jsonl
 from orchestra_jax.training.loggers.rollouts import FOLDER
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from orchestra_jax.evaluation.stored import SUFFIX, Scores, StoredGroup, step_of, write_groups
+from orchestra_jax.evaluation.group_files import SUFFIX, Scores, StoredGroup, step_of, write_groups
 from orchestra_jax.processes import Processes
 from orchestra_jax.types import Trajectory
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from orchestra_jax.evaluation.stored import Scores
+from orchestra_jax.evaluation.group_files import Scores
 from orchestra_jax.rl.batching import MicroBatch
 from orchestra_jax.training.update import first_number
 from orchestra_jax.types import Trajectory

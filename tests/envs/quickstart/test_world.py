@@ -39,7 +39,7 @@ from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES, draw_pr
 from orchestra_jax.envs.quickstart.questions import QuickstartQuestion
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.envs.quickstart.world import TRAINING_SHARES, QuickstartWorld, best_tool
-from orchestra_jax.evaluation.metrics import preference_utility
+from orchestra_jax.evaluation.measures import preference_utility
 from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList

@@ -9,7 +9,7 @@ from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, PricingConfig
 from orchestra_jax.config.tools import ExpertServer
 from orchestra_jax.envs.tau2.environment import Tau2Environment
-from orchestra_jax.evaluation.metrics import summarize
+from orchestra_jax.evaluation.measures import summarize
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.types import Status, ToolCall

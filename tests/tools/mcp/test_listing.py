@@ -11,7 +11,7 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.config.tools import McpPrice, McpServer, mcp_server
 from orchestra_jax.envs.qa.demonstrations import reference_call
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
-from orchestra_jax.evaluation.reports.offers import UNSEEN_TOOLS, offer_of
+from orchestra_jax.evaluation.results.offers import UNSEEN_TOOLS, offer_of
 from orchestra_jax.tools.build import tool_problems
 from orchestra_jax.tools.mcp import servers
 from orchestra_jax.tools.mcp.listing import specs

@@ -1,0 +1,251 @@
+"""The pictures of a finished run: learning curves, tool shares, and accuracy against cost.
+
+What a summary holds is written in `evaluation.terminal`. Titles state what is seen, computed from the data.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from orchestra_jax.evaluation.against_cost import accuracy_cost
+from orchestra_jax.evaluation.canvas import DPI, FAINT, INK, blank, headline, quiet
+from orchestra_jax.evaluation.terminal import plain, value
+
+# Okabe and Ito's colours, told apart under the common kinds of colour blindness; the eighth is for all other tools.
+TOOL_COLOURS = ("#0072b2", "#e69f00", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#f0e442", "#b8bec6")
+OTHERS = "other tools"
+LEARNING_CURVES = "learning_curves.png"
+MIN_LABELLED_SHARE = 0.07
+
+
+def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], directory: Path) -> list[Path]:
+    """Draws learning_curves.png, tool_shares.png and accuracy_cost.png; a picture without data is not drawn.
+
+    Args:
+        summary: of a finished run.
+        metrics: rows of metrics.jsonl: "step" with any of the metrics of the curves. Rows
+            without them, such as those of the warm start, are passed over.
+        directory: made if missing.
+
+    Returns:
+        The files written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    pictures = {
+        LEARNING_CURVES: _learning_curves(metrics),
+        "tool_shares.png": _tool_shares(summary),
+        "accuracy_cost.png": accuracy_cost(summary),
+    }
+    written = []
+    for name, picture in pictures.items():
+        if picture is not None:
+            picture.savefig(directory / name, dpi=DPI, facecolor="white")
+            written.append(directory / name)
+    return written
+
+
+def draw_turn_caps(rows: Sequence[tuple[str, Mapping[str, Any], str]], directory: Path) -> Path:
+    """Draws turn_caps.png: accuracy against cost by the most turns, a line for each benchmark (Fig. 6).
+
+    Args:
+        rows: of `report.cap_rows`, labelled "BENCHMARK, N turns".
+    """
+    lines: dict[str, list[tuple[float, float, str]]] = {}
+    for label, figures, _ in rows:
+        cost, accuracy = value(figures, "cost"), value(figures, "accuracy")
+        name, _, cap = label.rpartition(", ")
+        if cost is not None and accuracy is not None:
+            lines.setdefault(name, []).append((100 * cost, 100 * accuracy, cap))
+    picture = blank(7.2, 4.6)
+    axes = picture.add_subplot()
+    quiet(axes)
+    for (name, points), colour in zip(lines.items(), itertools.cycle(TOOL_COLOURS), strict=False):
+        axes.plot(*zip(*(point[:2] for point in points), strict=True), "o-", color=colour, label=name)
+        for (x, y), same in itertools.groupby(points, key=lambda point: point[:2]):
+            caps = " and ".join(cap.removesuffix(" turns") for _, _, cap in same)
+            axes.annotate(f"{caps} turns", (x, y), xytext=(5, -12), textcoords="offset points", fontsize=8, color=FAINT)
+    axes.set(xlabel="cents a question", ylabel="accuracy (%)")
+    axes.margins(0.12)
+    axes.legend(frameon=False, fontsize=9)
+    headline(picture, "Accuracy against cost by the most turns")
+    picture.savefig(directory / "turn_caps.png", dpi=DPI, facecolor="white")
+    return directory / "turn_caps.png"
+
+
+# --- learning curves -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """One panel: the metric's name, factor and unit as shown, colour, and its axis where that is not the unit."""
+
+    metric: str
+    label: str
+    factor: float
+    unit: str
+    digits: int
+    colour: str
+    axis: str = ""
+
+
+_CURVES = (
+    # It may fall while the policy gets better: a group whose rollouts are equally good has nothing above its minimum.
+    _Curve("reward/mean", "Reward", 1.0, "", 2, "#0072b2", "Eq. 2, relative to the group"),
+    _Curve("accuracy", "Accuracy", 100.0, " %", 0, "#009e73"),
+    _Curve("cost_usd", "Cost per question", 100.0, " cents", 2, "#d55e00"),
+    _Curve("valid_rate", "Valid rate", 100.0, " %", 0, "#aa4499"),
+    _Curve("tools/entropy_share", "Entropy of tool calls", 100.0, " %", 0, "#56b4e9", "% of the menu's log size"),
+)
+
+
+def smooth(steps: Float[np.ndarray, " N"], values: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    """Gaussian average over the neighbouring steps, about a fortieth of the run wide; the ends use the inside only."""
+    width = max(1.0, float(np.ptp(steps)) / 40)
+    weights = np.exp(-(((steps[:, None] - steps[None, :]) / width) ** 2) / 2)
+    return weights @ values / weights.sum(axis=1)
+
+
+def _learning_curves(metrics: Sequence[Mapping[str, float]]) -> Figure | None:
+    found = []
+    for curve in _CURVES:
+        points = [(row["step"], value(row, curve.metric)) for row in metrics if "step" in row]
+        kept = np.array([(step, y) for step, y in points if y is not None and math.isfinite(y)], float)
+        if len(kept) >= 2:
+            kept = kept[np.argsort(kept[:, 0], kind="stable")]
+            found.append((curve, kept[:, 0], kept[:, 1] * curve.factor))
+    if not found:
+        return None
+    columns = min(2, len(found))
+    rows = math.ceil(len(found) / columns)
+    picture = blank(5.2 * columns, 0.7 + 2.9 * rows)
+    for index, (curve, steps, values) in enumerate(found):
+        axes = picture.add_subplot(rows, columns, index + 1)
+        quiet(axes)
+        line = smooth(steps, values)
+        axes.plot(steps, values, color=curve.colour, alpha=0.28, linewidth=0.9)
+        axes.plot(steps, line, color=curve.colour, linewidth=2.4, solid_capstyle="round")
+        axes.plot(steps[-1], line[-1], "o", color=curve.colour, markersize=5.5, clip_on=False)
+        title = _movement(curve, line, float(np.std(values - line)))
+        axes.set_title(title, loc="left", fontsize=11, color=INK, pad=8)
+        axes.margins(x=0.02)
+        if curve.metric == "cost_usd":
+            axes.set_ylim(0, max(float(values.max()) * 1.08, 1e-9))
+        elif curve.metric == "valid_rate":
+            axes.set_ylim(min(80.0, float(values.min()) - 3), 101.5)  # a narrower axis would magnify noise
+        if label := curve.axis or curve.unit.strip():
+            axes.set_ylabel(label)
+        if index + columns >= len(found):
+            axes.set_xlabel("training step")
+    steps_done = int(max(steps[-1] for _, steps, _ in found) - min(steps[0] for _, steps, _ in found)) + 1
+    headline(picture, f"{steps_done} steps of training", "Light: each step's rollouts. Bold: smoothed.")
+    return picture
+
+
+def _movement(curve: _Curve, line: Float[np.ndarray, " N"], noise: float) -> str:
+    first, last = (f"{y:.{curve.digits}f}" for y in (line[0], line[-1]))
+    if first == last or abs(line[-1] - line[0]) < noise:
+        return f"{curve.label} stays near {last}{curve.unit}"
+    return f"{curve.label} {'rises' if line[-1] > line[0] else 'falls'} from {first} to {last}{curve.unit}"
+
+
+# --- tool shares -----------------------------------------------------------------------------------------------------
+
+_FAMILY_ORDER = ("arith", "lookup", "easy", "hard")
+
+
+def _tool_shares(summary: Mapping[str, Any]) -> Figure | None:
+    phases = {
+        phase: shares for phase in ("before", "after") if (shares := (summary.get(phase) or {}).get("tool_shares"))
+    }
+    names = {family for shares in phases.values() for family in shares}
+    tools = _main_tools(phases)
+    if not tools:
+        return None
+    order = [f for f in _FAMILY_ORDER if f in names] + sorted(names - {*_FAMILY_ORDER, "all"})
+    families = [*order, "all"] if "all" in names and len(order) != 1 else order
+    # The bar of all questions stands a little apart.
+    places = [-(i + 0.35 * (family == "all" and i > 0)) for i, family in enumerate(families)]
+    colours = dict(zip(tools, TOOL_COLOURS, strict=False)) | {OTHERS: TOOL_COLOURS[-1]}
+    picture = blank(5.6 * len(phases), 1.9 + 0.52 * len(families))
+    first: Axes | None = None
+    for index, (phase, shares) in enumerate(phases.items()):
+        axes = picture.add_subplot(1, len(phases), index + 1, sharey=first)
+        first = first or axes
+        quiet(axes, grid="x")
+        for place, family in zip(places, families, strict=True):
+            _bar(axes, place, _merge(shares.get(family, {}), tools), colours)
+        axes.set_title(f"{phase} training", loc="left", fontsize=11, color=INK, pad=8)
+        axes.set(xlim=(0, 100), xlabel="share of tool calls (%)", yticks=places)
+        axes.set_yticklabels(["all questions" if family == "all" else plain(family) for family in families])
+        axes.tick_params(axis="y", labelsize=10, labelcolor=INK, labelleft=index == 0)
+        axes.spines[["left", "bottom"]].set_visible(False)
+    handles = [Patch(color=colours[tool], label=plain(tool)) for tool in tools]
+    picture.legend(
+        handles=handles, loc="outside lower center", frameon=False, fontsize=9.5,
+        ncols=3 if len(phases) == 1 else len(tools) if len(tools) <= 6 else 4,
+        labelcolor=INK, handlelength=1.0, handleheight=1.0, columnspacing=1.6,
+    )  # fmt: skip
+    headline(picture, *_findings(phases, tools, families))
+    return picture
+
+
+def _main_tools(phases: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
+    """Tools that get a colour, by name so that kindred ones are neighbours; the least used share the last colour."""
+    use: dict[str, float] = {}
+    for shares in phases.values():
+        for tool, share in itertools.chain.from_iterable(by_tool.items() for by_tool in shares.values()):
+            use[tool] = use.get(tool, 0.0) + share
+    ranked = sorted(use, key=lambda tool: (-use[tool], tool))
+    kept = ranked if len(ranked) < len(TOOL_COLOURS) else ranked[: len(TOOL_COLOURS) - 1]
+    return sorted(kept) + ([OTHERS] if len(kept) < len(ranked) else [])
+
+
+def _merge(shares: Mapping[str, float], tools: Sequence[str]) -> dict[str, float]:
+    rest = sum(share for tool, share in shares.items() if tool not in tools)
+    return {tool: rest if tool == OTHERS else shares.get(tool, 0.0) for tool in tools}
+
+
+def _bar(axes: Axes, place: float, shares: Mapping[str, float], colours: Mapping[str, str]) -> None:
+    if not any(shares.values()):
+        axes.text(1, place, "no calls", va="center", fontsize=9, color=FAINT)
+    left = 0.0
+    for tool, share in shares.items():
+        axes.barh(place, 100 * share, 0.72, left=left, color=colours[tool], edgecolor="white", linewidth=1.2)
+        if share >= MIN_LABELLED_SHARE:
+            red, green, blue = (int(colours[tool][i : i + 2], 16) / 255 for i in (1, 3, 5))
+            ink = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.52 else "white"
+            axes.text(left + 50 * share, place, f"{100 * share:.0f}", ha="center", va="center", fontsize=9, color=ink)
+        left += 100 * share
+
+
+def _findings(
+    phases: Mapping[str, Mapping[str, Mapping[str, float]]], tools: Sequence[str], families: Sequence[str]
+) -> tuple[str, str]:
+    """The largest rise and fall over all questions as the title, every family's favourite as the second line."""
+    favourites = []
+    for family in families[:5]:
+        shares = phases.get("after", {}).get(family, {})
+        if family != "all" and any(shares.values()):
+            tool = max(shares, key=shares.__getitem__)
+            favourites.append(f"{plain(family)}: {plain(tool)} ({100 * shares[tool]:.0f} %)")
+    detail = f"Most called after training: {'; '.join(favourites)}" if favourites else ""
+    before, after = (_merge(phases.get(phase, {}).get("all", {}), tools) for phase in ("before", "after"))
+    change = {tool: after[tool] - before[tool] for tool in tools}
+    down, up = min(change, key=change.__getitem__), max(change, key=change.__getitem__)
+    if not (any(before.values()) and any(after.values())) or change[up] - change[down] < 0.02:
+        return "Which tools the policy calls", detail
+
+    def moved(tool: str, verb: str) -> str:
+        return f"{plain(tool)} {verb} from {100 * before[tool]:.0f} to {100 * after[tool]:.0f} %"
+
+    title = f"{moved(up, 'rises')} of calls, {moved(down, 'falls')}"
+    return title[:1].upper() + title[1:], detail

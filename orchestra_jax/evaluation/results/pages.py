@@ -1,0 +1,108 @@
+"""A folder of pages: an index with filters and learning curves, and one page for each group of trajectories."""
+
+import base64
+import itertools
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from orchestra_jax.config.schema import RewardConfig
+from orchestra_jax.evaluation.group_files import StoredGroup
+from orchestra_jax.evaluation.pictures import LEARNING_CURVES, draw
+from orchestra_jax.evaluation.results.group_page import Decode, view
+
+COLUMNS = (
+    "step", "group", "member", "page", "task", "family", "preference", "status", "solved", "reward", "advantage",
+    "cost", "seconds", "tools",
+)  # fmt: skip
+
+
+def write_pages(
+    groups: Iterable[StoredGroup],
+    out: Path,
+    *,
+    name: str,
+    reward: RewardConfig,
+    decode: Decode | None = None,
+    metrics: Sequence[Mapping[str, float]] = (),
+) -> Path:
+    """Writes the pages, with two groups in memory at a time.
+
+    Args:
+        groups: in the order of step and group.
+        out: the folder; pages of an earlier time in it go.
+        name: of the run.
+        reward: how the run weighs the terms of Eq. 2.
+        decode: of the policy's tokenizer.
+        metrics: rows of metrics.jsonl, for the learning curves.
+
+    Returns:
+        The index.
+
+    Raises:
+        ValueError: there is no group.
+    """
+    folder, rows, older = out / "groups", [], None
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    made = templates()
+    page = made.get_template("group.html.jinja")
+    for group, newer in itertools.pairwise(itertools.chain(groups, [None])):
+        assert group is not None  # only the last one is
+        beside = {"older": older, "newer": newer and _file(newer)}
+        _write(folder / _file(group), page.render(**view(group, reward, decode), **beside, run=name))
+        rows += _rows(group)
+        older = _file(group)
+    if not rows:
+        raise ValueError("There is no group of trajectories to show.")
+    _write(out / "rows.js", made.get_template("rows.js.jinja").render(columns=COLUMNS, rows=rows))
+    index = made.get_template("index.html.jinja")
+    _write(out / "index.html", index.render(run=name, count=len(rows), picture=_learning_curves(metrics, out)))
+    return out / "index.html"
+
+
+def templates() -> jinja2.Environment:
+    """The templates of all pages; what is put into them stays text."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(str(resources.files(__package__) / "templates")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _write(file: Path, text: str) -> None:
+    # Half of a surrogate pair, which a policy's broken bytes may leave in its text, is no character of a page.
+    file.write_text(text, encoding="utf-8", errors="replace")
+
+
+def _learning_curves(metrics: Sequence[Mapping[str, float]], folder: Path) -> str:
+    """The picture in base64, "" where there is nothing to draw; the index holds it, so no file stays."""
+    for file in draw({}, metrics, folder):
+        if file.name == LEARNING_CURVES:
+            content = base64.b64encode(file.read_bytes()).decode()
+            file.unlink()
+            return content
+    return ""
+
+
+def _file(group: StoredGroup) -> str:
+    return f"{group.step:06d}-{group.group:04d}.html"
+
+
+def _rows(group: StoredGroup) -> list[list[Any]]:
+    """What the index knows of each member, in the order of COLUMNS."""
+    task = group.task
+    return [
+        [
+            group.step, group.group, n, _file(group), task.id, task.family, task.preference.name,
+            str(member.status), bool(member.solved), round(group.rewards[n], 4), round(group.advantages[n], 4),
+            round(member.cost_usd, 8), round(member.latency_s, 3), sorted(set(member.tool_names)),
+        ]
+        for n, member in enumerate(group.members)
+    ]  # fmt: skip

@@ -1,0 +1,106 @@
+"""An evaluation's trajectories in a file, a line each as they end: to be read, and to go on from after a stop."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.evaluation.calls import offered_models
+from orchestra_jax.evaluation.group_files import decoded, encoded
+from orchestra_jax.types import Status, Task, Trajectory
+
+
+class Kept:
+    """The file of one set of tasks, and beside it what the same policy did on others or as further samples.
+
+    So a run with fewer questions or samples for once loses nothing: with all of them it is found again.
+
+    Args:
+        path: the file.
+        policy: what tells this policy and how it samples from another; None: nothing that is there is taken over.
+        tasks: in the order in which they are numbered.
+        samples: of each task.
+        model: the name of the policy's own model, None where it is not known.
+
+    Attributes:
+        found: by the task's number and the sample's, what was there already.
+    """
+
+    def __init__(
+        self, path: Path, policy: str | None, tasks: Sequence[Task], samples: int = 1, model: str | None = None
+    ) -> None:
+        self.path, self._model, self._policy = path, model, _digest(policy)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._keys = [_digest(policy, task) for task in tasks]
+        rest = path.with_name(f".{path.name}.rest")
+        self.found: dict[tuple[int, int], Trajectory] = {}
+        others: list[str] = []
+        for file in (rest, path) if policy is not None else ():
+            others += self._read(file, tasks, samples) if file.is_file() else []
+        # What is taken over stays, whole lines only: a kill may have cut the last.
+        if others:
+            _write(rest, list(dict.fromkeys(others)))
+        _write(path, [self._line(trajectory) for trajectory in self.found.values()])
+        if not others:
+            rest.unlink(missing_ok=True)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Appends one that ended."""
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(self._line(trajectory))
+
+    def _line(self, trajectory: Trajectory) -> str:
+        own = {"key": self._keys[trajectory.group], "policy": self._policy, "policy_model": self._model}
+        return json.dumps({**own, **_record(trajectory)}) + "\n"
+
+    def _read(self, file: Path, tasks: Sequence[Task], samples: int) -> list[str]:
+        """Finds what ended with the same policy on the same task and did not fail.
+
+        Returns:
+            The lines of what the policy did beside these samples of these tasks.
+        """
+        places, others = {key: place for place, key in enumerate(self._keys)}, []
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+                place = places.get(record["key"])
+                if record["status"] == Status.FAILED:
+                    continue
+                if place is not None and record["member"] < samples:
+                    self.found[place, record["member"]] = replace(decoded(record, tasks[place]), group=place)
+                elif record.get("policy") == self._policy:
+                    others.append(line + "\n")
+            except (ValueError, KeyError, TypeError):
+                continue
+        return others
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text("".join(lines), encoding="utf-8")
+    part.replace(path)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
+
+
+def _record(trajectory: Trajectory) -> dict[str, Any]:
+    """What figures and readers need; token ids and log-probs are left out, and of the task all but its words."""
+    task = trajectory.task
+    return {
+        "id": task.id,
+        "question": task.question,
+        "family": task.family,
+        "preference": task.preference.instruction,
+        "weights": {name: getattr(task.preference, name) for name in ("tools", "outcome", "compute", "latency")},
+        "reference": task.answer,
+        "menu": task.extra.get("instance") or [spec.name for spec in task.tools],
+        "tools": [spec.name for spec in task.tools],
+        "models": offered_models(task),
+        "cost_usd": trajectory.cost_usd,
+        "latency_s": trajectory.latency_s,
+        **encoded(trajectory.without_ids()),
+    }

@@ -1,0 +1,218 @@
+"""Rollouts as logs of Inspect (https://inspect.aisi.org.uk), for its viewer and its tools: a file for each step.
+
+A task of a step is a sample, each member of its group an epoch of it.
+"""
+
+import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from orchestra_jax.config.schema import RewardConfig
+from orchestra_jax.evaluation.group_files import StoredGroup
+from orchestra_jax.evaluation.results.group_page import generations, reward_terms
+from orchestra_jax.types import Status, Task, Trajectory, Turn, Usage
+
+if TYPE_CHECKING:
+    from inspect_ai.log import EvalSample
+
+_STOPS = {"length": "max_tokens", "abort": "unknown"}  # Inspect's names of the policy's finish reasons
+
+
+def write_logs(groups: Iterable[StoredGroup], folder: Path, *, name: str, reward: RewardConfig) -> list[Path]:
+    """Writes `step-000012.eval` for each step; texts are marked as not to be trusted, so the viewer renders none.
+
+    Args:
+        groups: in the order of their steps.
+        folder: made if missing.
+        name: of the run; Inspect shows it as the model.
+        reward: how the run weighs the terms of Eq. 2.
+
+    Returns:
+        The files.
+
+    Raises:
+        ImportError: inspect-ai is not installed.
+    """
+    try:
+        from inspect_ai.log import write_eval_log
+    except ImportError:
+        raise ImportError("Logs of Inspect need inspect-ai: pip install 'orchestra-jax[inspect]'.") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for step, members in _by_step(groups):
+        samples = [sample for group in members for sample in _samples(group, name, reward)]
+        file = folder / f"step-{step:06d}.eval"
+        file.unlink(missing_ok=True)
+        write_eval_log(_log(step, name, samples), str(file), format="eval")
+        written.append(file)
+    return written
+
+
+def _by_step(groups: Iterable[StoredGroup]) -> Iterator[tuple[int, list[StoredGroup]]]:
+    gathered: list[StoredGroup] = []
+    for group in groups:
+        if gathered and group.step != gathered[0].step:
+            yield gathered[0].step, gathered
+            gathered = []
+        gathered.append(group)
+    if gathered:
+        yield gathered[0].step, gathered
+
+
+def _log(step: int, name: str, samples: Sequence["EvalSample"]) -> Any:
+    from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalMetric, EvalResults, EvalScore, EvalSpec, EvalStats
+    from inspect_ai.viewer import ViewerConfig
+
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    ids = list(dict.fromkeys(str(sample.id) for sample in samples))
+    whole = [sample for sample in samples if sample.error is None]
+
+    def mean(figure: str) -> EvalScore:
+        values = [float((sample.scores or {})[figure].as_float()) for sample in whole]
+        metrics = {"mean": EvalMetric(name="mean", value=float(np.mean(values)))} if values else {}
+        return EvalScore(name=figure, scorer=figure, metrics=metrics)
+
+    return EvalLog(
+        status="success",
+        eval=EvalSpec(
+            created=now,
+            task=f"{name}, step {step}",
+            dataset=EvalDataset(name=name, samples=len(ids), sample_ids=ids),
+            model=f"orchestra_jax/{name}",
+            config=EvalConfig(epochs=max((sample.epoch for sample in samples), default=1)),
+            viewer=ViewerConfig(trust_content=False),
+        ),
+        results=EvalResults(
+            total_samples=len(samples),
+            completed_samples=len(whole),
+            scores=[mean(figure) for figure in ("solved", "reward", "cost_usd", "seconds")],
+        ),
+        stats=EvalStats(started_at=now, completed_at=now),
+        samples=list(samples),
+    )
+
+
+def _samples(group: StoredGroup, model: str, reward: RewardConfig) -> Iterator["EvalSample"]:
+    """One sample for each member, with the figures that the update used."""
+    from inspect_ai.log import EvalError, EvalSample
+    from inspect_ai.model import ModelOutput
+    from inspect_ai.scorer import Score
+
+    task, terms = group.task, reward_terms(group, reward)
+    for n, member in enumerate(group.members):
+        messages, events = _history(member, model)
+        figures = {
+            "solved": bool(member.solved), "reward": group.rewards[n], "advantage": group.advantages[n],
+            "cost_usd": member.cost_usd, "seconds": member.latency_s,
+            **{f"term: {term['name']}": term["term"] for term in terms[n]},
+        }  # fmt: skip
+        failed = EvalError(message=_text(member.reason), traceback="", traceback_ansi="")
+        yield EvalSample(
+            id=f"{group.group:04d} {_text(task.id)}",
+            epoch=n + 1,
+            input=_asked(task),
+            target=[_text(answer) for answer in task.answer],
+            messages=messages,
+            output=ModelOutput.from_content(model, _text(member.answer or "")),
+            scores={key: Score(value=value, answer=_text(member.answer or "")) for key, value in figures.items()},
+            metadata={
+                "step": group.step, "status": str(member.status), "reason": _text(member.reason),
+                "family": task.family, "preference": task.preference.name, "kept": group.kept,
+                "criteria": dict(member.criteria),
+            },
+            events=events,
+            model_usage={model: _usage([row for row in member.ledger if row.role == "orchestrator"])},
+            total_time=member.latency_s,
+            error=failed if member.status is Status.FAILED else None,
+        )  # fmt: skip
+
+
+def _history(member: Trajectory, model: str) -> tuple[list[Any], list[Any]]:
+    """Messages, and an event for each generation and call."""
+    from inspect_ai.event import ModelEvent, ToolEvent
+    from inspect_ai.model import ChatMessageTool, ChatMessageUser, GenerateConfig
+    from inspect_ai.tool import ToolInfo, ToolParams
+
+    tools = [
+        ToolInfo(
+            name=spec.name, description=_text(spec.description), parameters=ToolParams.model_validate(_schema(spec))
+        )
+        for spec in member.task.tools
+    ]
+    messages: list[Any] = [ChatMessageUser(content=_asked(member.task))]
+    events: list[Any] = []
+    for number, (turn, row) in enumerate(generations(member), 1):
+        output = _output(turn, row, model, number)
+        events.append(
+            ModelEvent(
+                model=model, input=list(messages), tools=tools, tool_choice="auto", config=GenerateConfig(),
+                output=output, working_time=row.seconds if row else None,
+            )
+        )  # fmt: skip
+        said = output.choices[0].message
+        messages.append(said)
+        for call, result in zip(said.tool_calls or [], turn.results, strict=False):
+            text = _text(result.text)
+            events.append(
+                ToolEvent(
+                    id=call.id, function=call.function, arguments=call.arguments, result=text,
+                    failed=result.is_error or result.refused,
+                )
+            )  # fmt: skip
+            messages.append(ChatMessageTool(content=text, tool_call_id=call.id, function=call.function))
+        if turn.heard is not None:
+            messages.append(ChatMessageUser(content=_text(turn.heard)))
+    return messages, events
+
+
+def _output(turn: Turn, row: Usage | None, model: str, number: int) -> Any:
+    from inspect_ai.model import ChatCompletionChoice, ChatMessageAssistant, ModelOutput
+    from inspect_ai.tool import ToolCall
+
+    calls = [
+        ToolCall(id=f"call-{number}-{place}", function=_text(call.name), arguments=_clean(dict(call.arguments)))
+        for place, call in enumerate(turn.calls, 1)
+    ]
+    message = ChatMessageAssistant(content=_text(turn.text), tool_calls=calls or None, model=model)
+    stop: Any = _STOPS.get(turn.finish_reason, "tool_calls" if calls else "stop")
+    choices = [ChatCompletionChoice(message=message, stop_reason=stop)]
+    return ModelOutput(model=model, choices=choices, usage=_usage([row] if row else []))
+
+
+def _usage(rows: Sequence[Usage]) -> Any:
+    from inspect_ai.model import ModelUsage
+
+    read, written = sum(row.prompt_tokens for row in rows), sum(row.completion_tokens for row in rows)
+    return ModelUsage(
+        input_tokens=read,
+        output_tokens=written,
+        total_tokens=read + written,
+        total_cost=sum(row.cost_usd for row in rows),
+    )
+
+
+def _schema(spec: Any) -> dict[str, Any]:
+    """What Inspect knows of a JSON schema: an object's properties and which of them must be there."""
+    known = {key: value for key, value in spec.parameters.items() if key in ("properties", "required")}
+    return {"type": "object", **_clean(known)}
+
+
+def _asked(task: Task) -> str:
+    return _text(f"{task.question}\n\n{task.preference.instruction}".strip())
+
+
+def _clean(value: Any) -> Any:
+    """A JSON value whose texts are all `_text`."""
+    if isinstance(value, dict):
+        return {_text(str(key)): _clean(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(inner) for inner in value]
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(value: str) -> str:
+    """Without halves of surrogate pairs, which are no characters of a log."""
+    return value.encode("utf-8", "replace").decode()
