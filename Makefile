@@ -44,7 +44,7 @@ notebooks: install-dev ## runs every notebook on the results that are kept; RERU
 	cd notebooks && RERUN=$(RERUN) $(abspath $(VENV))/bin/jupyter execute $(if $(RERUN),--inplace) *.ipynb
 
 rehearsal: install-dev sglang-cpu ## the paper's run on this CPU: two trainers, two SGLang servers, a kill; add RUN="+experiment=frames --steps 10"
-	SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) experiments/rehearse.py $(RUN)
+	SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m benchmarks.rehearsal $(RUN)
 
 chaos: install-dev ## 1,200 faults, and 200 small runs that are killed, starved and lied to; add RUN="--runs 20 --seed 1"
 	$(PY) -m benchmarks.chaos $(RUN)

@@ -8,8 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
+from benchmarks.rehearsal.providers import Providers
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.rehearsal.providers import Providers
 
 Answer = Callable[[web.Request], Awaitable[web.Response]]
 

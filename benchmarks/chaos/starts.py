@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.rehearsal.policy import make_policy
+from benchmarks.rehearsal.policy import make_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOT_USER = os.geteuid() == 0

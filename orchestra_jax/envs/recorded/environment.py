@@ -125,7 +125,7 @@ class RecordedEnvironment(Environment):
         if not options["path"] or not Path(str(options["path"])).exists():
             found.append(
                 f"No recorded answers at {options['path']}: set env.options.path=FILE or FOLDER; the public ones come "
-                "with `python -m orchestra_jax.envs.recorded.zeroeval FOLDER`."
+                "with `python -m benchmarks.data.zeroeval FOLDER` in a checkout."
             )
         if options["observation"] not in ("answer", "full"):
             found.append(f"env.options.observation must be answer or full, not {options['observation']}.")

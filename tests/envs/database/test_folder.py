@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.data import shipped_worlds as make
 from orchestra_jax.envs.database import golden
 from orchestra_jax.envs.database.environment import SHIPPED
 from orchestra_jax.envs.database.folder import BadWorld, load, save_tasks
-from orchestra_jax.envs.database.shipped import make
 
 NAMES = sorted(make.WORLDS)
 

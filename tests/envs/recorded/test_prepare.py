@@ -9,9 +9,9 @@ from urllib.error import URLError
 
 import pytest
 
-from orchestra_jax.envs.recorded import zeroeval
+from benchmarks.data import zeroeval
+from benchmarks.data.zeroeval import COMMIT, is_right, prepare
 from orchestra_jax.envs.recorded.readers import read_recording
-from orchestra_jax.envs.recorded.zeroeval import COMMIT, is_right, prepare
 
 # By set: the field of the question, its id, the reference, and what every model says.
 MADE = {

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.rehearsal.policy import make_policy
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.models import checkpoint, tokenizer
 from orchestra_jax.models.decoder import forward, logits
-from orchestra_jax.rehearsal.policy import make_policy
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.parsing import final_answer, parse_tool_calls
 from orchestra_jax.types import ToolCall

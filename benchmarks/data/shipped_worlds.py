@@ -1,4 +1,4 @@
-"""Writes databases and tasks of the shipped worlds from intents made by hand: `python -m ...database.shipped.make`.
+"""Writes the databases and tasks of the shipped worlds from intents: `python -m benchmarks.data.shipped_worlds`.
 
 An intent says in some wordings what a user asks, the calls that do it and the facts to be told, for entries drawn from
 the database. A task is one intent or two in a row; what the second draws, the first left alone.
@@ -19,7 +19,7 @@ from orchestra_jax.envs.database.folder import Exchange, TaskRow
 from orchestra_jax.envs.database.session import AnyWorld
 from orchestra_jax.types import ToolCall
 
-HERE = Path(__file__).parent
+HERE = Path(folder.__file__).with_name("shipped")
 TASKS = {"train": 360, "eval": 60}
 FIRST = "Ada Ben Cleo Dan Eve Finn Gus Hana Ivo June Kim Leo Mia Ned Olga Paul Rosa Sam Tess Uma".split()
 LAST = "Moss Hale Reed Stone Vale Wood Lake Marsh Ford Dale Frost Glen".split()

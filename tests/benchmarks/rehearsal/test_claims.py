@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.evaluation.group_files import StoredGroup, write_groups
-from orchestra_jax.rehearsal.claims import (
+from benchmarks.rehearsal.claims import (
     Claims,
     billed_as_paid,
     every_part,
@@ -17,7 +15,9 @@ from orchestra_jax.rehearsal.claims import (
     servers_ended,
     updates_taken,
 )
-from orchestra_jax.rehearsal.run import Rehearsal
+from benchmarks.rehearsal.rehearsal import Rehearsal
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.evaluation.group_files import StoredGroup, write_groups
 from orchestra_jax.types import Preference, Status, Task, Trajectory
 
 PAID = {"gpt-5": ["1/8", 100, 2], "python": ["1/1000", 0, 3]}

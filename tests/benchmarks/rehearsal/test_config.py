@@ -11,7 +11,7 @@ from orchestra_jax.config import cli
 from orchestra_jax.config.checks import flat, load
 from orchestra_jax.config.experiment import changed_settings
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[3] / "conf"
 SIZES = {
     "algorithm.tasks_per_step", "algorithm.group_size", "algorithm.micro_tokens", "steps", "rollout.slots",
     "rollout.limits.max_length", "rollout.limits.max_new_tokens", "rollout.limits.max_turns", "evaluation.questions",

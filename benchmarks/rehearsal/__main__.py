@@ -1,15 +1,15 @@
 """Rehearses a run on this machine: two trainers, two real SGLang servers, stand-ins for the providers, a kill.
 
-python experiments/rehearse.py
-python experiments/rehearse.py +experiment=hle +placement=shared --folder outputs/rehearsal-shared
+python -m benchmarks.rehearsal
+python -m benchmarks.rehearsal +experiment=hle +placement=shared --folder outputs/rehearsal-shared
 """
 
 import argparse
 import sys
 from pathlib import Path
 
+from benchmarks.rehearsal.rehearsal import Rehearsal, RehearsalFailed
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.rehearsal.run import Rehearsal, RehearsalFailed
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """The public source of recorded answers, WildEval/ZeroEval at one commit, condensed to the folder that `readers` reads.
 
-python -m orchestra_jax.envs.recorded.zeroeval data/recorded/zeroeval
-python -m orchestra_jax.envs.recorded.zeroeval data/recorded/zeroeval --archive ZeroEval.tar.gz
+python -m benchmarks.data.zeroeval data/recorded/zeroeval
+python -m benchmarks.data.zeroeval data/recorded/zeroeval --archive ZeroEval.tar.gz
 
 The source has result_dirs/{crux,gsm,math-l5}/MODEL.json, each a list of rows {id, question or problem, answer, output:
 [text], chat_history: [prompt]}. Kept are the 24 models that recorded.yaml prices, each of which must have answered
@@ -187,7 +187,7 @@ def _show(state: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m orchestra_jax.envs.recorded.zeroeval",
+        prog="python -m benchmarks.data.zeroeval",
         description=f"Makes the folder of recorded answers (env.options.path of env=recorded) out of {URL}.",
     )
     parser.add_argument("folder", type=Path, help="folder to make")

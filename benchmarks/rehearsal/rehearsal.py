@@ -12,14 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.io.event_loop import LoopThread
-from orchestra_jax.io.shipped import CONF
-from orchestra_jax.money.budgets import added
-from orchestra_jax.money.prices import PriceList
-from orchestra_jax.money.run_budget import bill
-from orchestra_jax.processes.lifeline import GONE
-from orchestra_jax.rehearsal.claims import (
+from benchmarks.rehearsal.claims import (
     Claims,
     billed_as_paid,
     every_part,
@@ -30,11 +23,18 @@ from orchestra_jax.rehearsal.claims import (
     steps_done,
     updates_taken,
 )
-from orchestra_jax.rehearsal.domain import write_domain
-from orchestra_jax.rehearsal.policy import make_policy
-from orchestra_jax.rehearsal.processes import Trainers
-from orchestra_jax.rehearsal.providers import Providers
-from orchestra_jax.rehearsal.questions import write_questions
+from benchmarks.rehearsal.domain import write_domain
+from benchmarks.rehearsal.policy import make_policy
+from benchmarks.rehearsal.processes import Trainers
+from benchmarks.rehearsal.providers import Providers
+from benchmarks.rehearsal.questions import write_questions
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.io.event_loop import LoopThread
+from orchestra_jax.io.shipped import CONF
+from orchestra_jax.money.budgets import added
+from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.run_budget import bill
+from orchestra_jax.processes.lifeline import GONE
 
 TRAINERS = 2
 _DEVICES = 2  # virtual ones of each

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rehearsal.domain import write_domain
+from benchmarks.rehearsal.providers import Providers
+from benchmarks.rehearsal.questions import write_questions
 from orchestra_jax.config.choices import Role
 from orchestra_jax.config.cli import compose
 from orchestra_jax.config.schema import ConfigError
@@ -13,9 +16,6 @@ from orchestra_jax.envs.base import Conversation
 from orchestra_jax.envs.mixture import MixtureEnvironment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.rehearsal.domain import write_domain
-from orchestra_jax.rehearsal.providers import Providers
-from orchestra_jax.rehearsal.questions import write_questions
 from orchestra_jax.tools.experts.cards import api_fields
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
@@ -25,7 +25,7 @@ from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.tools.search.web import TavilySearch
 from orchestra_jax.types import ToolCall
 
-PRICES = PriceList.load(Path(__file__).parents[2] / "conf" / "pricing" / "paper_train.yaml")
+PRICES = PriceList.load(Path(__file__).parents[3] / "conf" / "pricing" / "paper_train.yaml")
 needs_data = pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="ORCHESTRA_DATA is not set")
 
 
