@@ -1,4 +1,4 @@
-"""The Engine contract: token ids in, sampled ids and their log-probs out."""
+"""The contract of an engine: token ids in, sampled ids and their log-probs out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample one generation.
+    """The settings of one generation.
 
     Attributes:
         max_new_tokens: upper bound on sampled tokens, stop id included.
-        temperature: softmax(logits / temperature); 0 is greedy, with log-probs reported at temperature 1.
-        stop_ids: sampling one of these ends the generation; it is part of the sampled ids.
-        seed: 64-bit seed of this generation; the same seed, prompt and weights give the same ids.
+        temperature: divisor of the logits; 0 is greedy, with log-probs at temperature 1.
+        stop_ids: ids that end the generation; the one sampled is part of the result.
+        seed: 64 bits; the same seed, prompt and weights give the same ids.
     """
 
     max_new_tokens: int
@@ -24,16 +24,15 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Sampled ids with the log-probs at the sampling temperature.
+    """Sampled ids with their log-probs at the sampling temperature.
 
     Attributes:
         token_ids: sampled ids, stop id included.
         logprobs: log softmax(logits / temperature) of each sampled id, fp32.
-        finish_reason: "stop" | "length" | "abort".
-        weight_version: the oldest version of the weights that sampled a token.
-        cached_tokens: prompt tokens whose keys and values were already there.
-        version_spans: (version, number of tokens) in order, where the weights changed while it was sampled; empty
-            where `weight_version` sampled every token.
+        finish_reason: "stop", "length" or "abort".
+        weight_version: oldest version of the weights that sampled a token.
+        cached_tokens: prompt tokens whose keys and values were in the cache already.
+        version_spans: (version, number of tokens) in order if the weights changed meanwhile, else empty.
     """
 
     token_ids: tuple[int, ...]
@@ -47,7 +46,7 @@ class Generation:
 def generation(
     ids: Sequence[int], logprobs: Sequence[float], reason: str, spans: Sequence[tuple[int, int]], cached: int
 ) -> Generation:
-    """A generation whose tokens were sampled under the versions of `spans`."""
+    """Return a generation whose tokens were sampled under the weight versions of `spans`."""
     return Generation(
         token_ids=tuple(ids),
         logprobs=tuple(logprobs),
@@ -59,7 +58,7 @@ def generation(
 
 
 def check_request(prompt: Sequence[int], params: SamplingParams, max_length: int) -> None:
-    """Raises ValueError where nothing can be sampled; one sentence."""
+    """Check that something can be sampled; raise a ValueError of one sentence otherwise."""
     if not prompt:
         raise ValueError("The prompt is empty; give at least one token.")
     if len(prompt) + 1 > max_length:
@@ -72,31 +71,32 @@ def check_request(prompt: Sequence[int], params: SamplingParams, max_length: int
 
 
 class Engine(Protocol):
-    """What the collector needs of a sampler; `embedded.EmbeddedEngine` and `sglang.engine.SGLangEngine` have it."""
+    """A sampler as the collector uses it."""
 
     def open_session(self) -> int:
-        """Announces a trajectory: its generations share a growing prefix whose keys and values are kept."""
+        """Announce a trajectory: its generations share a growing prefix whose keys and values are kept."""
         ...
 
     def close_session(self, session: int) -> None:
-        """Frees what the trajectory held; closing twice is harmless."""
+        """Free what the trajectory held. Closing twice is harmless."""
         ...
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: int | None = None
     ) -> Generation:
-        """Samples a continuation of `prompt_ids` (the whole sequence so far, not only what is new).
+        """Sample a continuation of `prompt_ids`, which is the whole sequence so far.
 
         Raises:
-            ValueError: nothing can be sampled: an empty or too long prompt, no new tokens, a session that is closed.
+            ValueError: the prompt is empty or too long, no new token is allowed, or the session is closed.
             RuntimeError: the engine is closed.
         """
         ...
 
     async def update_weights(self, params: Any, version: int) -> None:
-        """Replaces the weights.
+        """Replace the weights.
 
-        Generations under way either end under the old ones or go on under the new ones and say so in `version_spans`.
+        A generation under way ends under the old weights, or continues under the new ones and says so in
+        `version_spans`.
 
         Raises:
             RuntimeError: the new weights are not in force everywhere, and nothing samples any more.
@@ -104,5 +104,23 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends the engine; generations under way and later ones fail. Closing twice is harmless."""
+        """End the engine: generations under way and later ones fail. Closing twice is harmless."""
         ...
+
+
+class RunEngine:
+    """The engine of a run together with what was started for it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def free_gpus(self) -> None:
+        """Free GPU memory that servers share with the learner. Called before an update, when nothing generates.
+
+        Raises:
+            RuntimeError: a server keeps its memory.
+        """
+
+    async def close(self) -> None:
+        """End the engine, then what was started for it."""
+        await self.engine.close()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.engines.gpus import server_problems
+from orchestra_jax.engines.sglang.gpus import server_problems
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.sharing import own_groups, process_problems
 

@@ -1,4 +1,4 @@
-"""Ends every process of a run when one of them is gone, with one sentence and within a minute.
+"""End every process of a run when one of them is gone, with one sentence and within a minute.
 
 JAX's own heartbeats end a process with a stack trace of its runtime, and a collective that waits for a process on a
 lost machine waits for minutes. So the first process keeps a connection to each of the others: one that breaks without
@@ -24,16 +24,17 @@ _GONE = re.compile(rb"(\d+);")  # what the first process says to the others abou
 
 
 class Lifeline:
-    """Watches the other processes in a thread of its own until it is closed.
+    """A watch over the other processes, in a thread of its own, until it is closed.
 
     Args:
-        index, count: this process among all.
-        host: the first process's address.
-        share_port: tells the first process's port (its argument; None elsewhere) to all of them.
-        end: called with the sentence when a process is gone.
+        index: number of this process.
+        count: number of processes.
+        host: address of the first process.
+        share_port: function that returns the first process's port in all of them; the first passes it, the others None.
+        end: function called with the sentence when a process is gone.
 
     Attributes:
-        on_late: called when another process said that it is `late`.
+        on_late: function called when another process says that it is `late`.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Lifeline:
         self._index, self._count, self._end = index, count, end or _exit
         self._peers: dict[int, socket.socket] = {}
         self._closing = False
-        self.on_late: Callable[[], None] = _nothing
+        self.on_late: Callable[[], None] | None = None
         if index == 0:
             with socket.create_server(("", 0), backlog=count) as server:
                 server.settimeout(_MEET_S)
@@ -63,11 +64,11 @@ class Lifeline:
         self._thread.start()
 
     def late(self) -> None:
-        """Tells all others that this process gives its step up, so that they need not finish theirs."""
+        """Tell all others that this process gives up its step, so that they need not finish theirs."""
         self._say(_LATE)
 
     def close(self) -> None:
-        """Says farewell: from now on the others may end, and this process too."""
+        """Say farewell: from now on the others may end, and this process too."""
         self._closing = True
         self._say(_BYE)
 
@@ -91,7 +92,8 @@ class Lifeline:
                 if _LATE in said:
                     if self._index == 0:
                         self.late()  # the one that said it hears it too, to no effect
-                    self.on_late()
+                    if self.on_late is not None:
+                        self.on_late()
                 if gone := _GONE.search(said):
                     self._lost(int(gone[1]))
                 elif _BYE in said:
@@ -111,11 +113,7 @@ class Lifeline:
         )
 
 
-def _nothing() -> None:
-    """Is called where nobody listens."""
-
-
 def _exit(sentence: str) -> None:
-    """Ends at once: the main thread may wait in a collective that nothing interrupts."""
+    """End at once: the main thread may wait in a collective that nothing interrupts."""
     print(sentence, file=sys.stderr, flush=True)
     os._exit(GONE)

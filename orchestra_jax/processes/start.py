@@ -1,4 +1,4 @@
-"""How the processes of a run find each other: told by mesh.*, or by the launcher (Slurm's srun, Open MPI's mpirun)."""
+"""Find the other processes of a run: told by mesh.*, or by the launcher (Slurm's srun, Open MPI's mpirun)."""
 
 import ctypes
 import os
@@ -17,6 +17,7 @@ import jax
 from orchestra_jax.config.schema import ConfigError, MeshConfig
 from orchestra_jax.processes.group import Processes
 from orchestra_jax.processes.lifeline import Lifeline
+from orchestra_jax.processes.several import SeveralProcesses
 
 _LIBC = ctypes.CDLL(None)
 _LIBC.signal.argtypes, _LIBC.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
@@ -30,8 +31,9 @@ class Ranks:
 
     Attributes:
         coordinator: HOST:PORT where the first process listens.
-        index, count: this process among all.
-        device: number of its only device, where several processes share a node's; None: all that it sees.
+        index: number of this process.
+        count: number of processes.
+        device: number of its only device, if several processes share those of a node; None: all that it sees.
     """
 
     coordinator: str
@@ -41,7 +43,7 @@ class Ranks:
 
 
 def ranks(mesh: MeshConfig, environment: Mapping[str, str]) -> Ranks | None:
-    """What the configuration or else the launcher says; None for a single process.
+    """Return what the configuration or else the launcher says; None for a single process.
 
     Raises:
         ConfigError: several processes, but nothing tells where the first one listens.
@@ -68,7 +70,7 @@ def ranks(mesh: MeshConfig, environment: Mapping[str, str]) -> Ranks | None:
         index, local = number("OMPI_COMM_WORLD_RANK", 0), number("OMPI_COMM_WORLD_LOCAL_RANK", 0)
         here = number("OMPI_COMM_WORLD_LOCAL_SIZE", 1)
         shared = here > 1
-        # All of them are children of one mpirun where they are on one machine.
+        # On one machine all of them are children of one mpirun.
         coordinator = f"127.0.0.1:{61440 + os.getppid() % 4096}" if here == count else ""
     else:
         return None
@@ -82,10 +84,10 @@ def ranks(mesh: MeshConfig, environment: Mapping[str, str]) -> Ranks | None:
 
 
 @contextmanager
-def joined(mesh: MeshConfig) -> Iterator[Processes]:
-    """Joins the other processes of the run, before anything else starts JAX, and leaves them at the end.
+def join(mesh: MeshConfig) -> Iterator[Processes]:
+    """Join the other processes of the run, and leave them at the end.
 
-    Of several processes only the first prints. When one of them is gone or fails alone, all end.
+    Only the first of several processes prints. When one of them is gone or fails alone, all end.
 
     Raises:
         ConfigError: see `ranks`; or the others were not there in time.
@@ -120,7 +122,7 @@ def _join(found: Ranks) -> tuple[Processes, Lifeline]:
             found.coordinator,
             found.count,
             found.index,
-            # Without a word JAX takes one device for each process of a launcher, also where a process has a whole node.
+            # By default JAX takes one device for each process of a launcher, even if a process has a whole node.
             local_device_ids=[] if found.device is None else [found.device],
             cluster_detection_method="deactivate",
             initialization_timeout=180,
@@ -130,7 +132,7 @@ def _join(found: Ranks) -> tuple[Processes, Lifeline]:
         raise ConfigError(
             f"Process {found.index} of {found.count} did not meet the others at {found.coordinator}: {error}"
         ) from error
-    processes = Processes(found.index, found.count)
+    processes = SeveralProcesses(found.index, found.count)
     machines = processes.gather(socket.gethostname())
     processes.beside = machines.count(machines[found.index])
     host = found.coordinator.rpartition(":")[0].strip("[]")
@@ -144,10 +146,10 @@ def _join(found: Ranks) -> tuple[Processes, Lifeline]:
 
 
 def _abort_after_the_lifeline() -> int | None:
-    """Lets a process that aborts sleep first, in C: the lifeline then tells the reason, and the exit status is its own.
+    """Let a process that aborts sleep first, in C, so that the lifeline tells the reason and sets the exit status.
 
     JAX's runtime aborts at once when the first process is gone, and no callback of ours may prevent that (jaxlib
-    0.10.2 cannot hand its status to Python). The signal's number, 6, is the argument, and so the seconds.
+    0.10.2 cannot hand its status to Python). `sleep` gets the signal's number, 6, as its seconds.
 
     Returns:
         The address of the handler before, for `signal`.
@@ -157,11 +159,11 @@ def _abort_after_the_lifeline() -> int | None:
 
 
 def _fail_alone(error: BaseException) -> None:
-    """Ends this process with the trace of its error, if it has not told its reason yet; the others see that it is gone.
+    """End this process with the trace of its error, unless it has told its reason already.
 
-    Leaving in the ordinary way would wait for them, and they wait for this one.
+    An ordinary exit would wait for the others, which wait for this process. They see that it is gone.
     """
-    threading.Event().wait(_ENDS_S)  # where the error is that another process is gone, the lifeline ends this one
+    threading.Event().wait(_ENDS_S)  # if the error is that another process is gone, the lifeline ends this one
     status = error.code if isinstance(error, SystemExit) else None
     if status is None:
         traceback.print_exc()
@@ -170,7 +172,7 @@ def _fail_alone(error: BaseException) -> None:
 
 
 def _first_host(nodes: str) -> str:
-    """The first host of Slurm's list: node001 of "node[001-004,7],other"."""
+    """Return the first host of Slurm's list: node001 of "node[001-004,7],other"."""
     head = re.match(r"([^,\[]*)(?:\[([^,\-\]]*))?", nodes)
     assert head is not None  # it matches anything
     return head[1] + (head[2] or "")

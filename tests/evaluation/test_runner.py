@@ -28,6 +28,7 @@ from orchestra_jax.evaluation.trajectory_files import Kept
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.processes import Processes
+from orchestra_jax.processes.several import SeveralProcesses
 from orchestra_jax.rollout.actors import _seed64
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
@@ -314,7 +315,7 @@ def test_every_sample_of_a_question_is_asked_once_and_goes_on_from_what_is_there
     assert {path.name for path in kept.parent.iterdir()} == {"held_out.t0.jsonl", "held_out.t1.jsonl"}
 
 
-class InThread(Processes):
+class InThread(SeveralProcesses):
     """One of two processes that are threads: what they exchange goes through `table`."""
 
     def __init__(self, index: int, table: dict[int, bytes], meeting: threading.Barrier) -> None:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from orchestra_jax.processes import Processes
+from orchestra_jax.processes.several import SeveralProcesses
 
 
-class Prepared(Processes):
+class Prepared(SeveralProcesses):
     """One of several processes; `gather` puts this one's value among the `others`' (by process, without its own)."""
 
     def __init__(self, index: int, count: int, others: Sequence[Any] = ()) -> None:

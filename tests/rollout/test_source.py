@@ -86,7 +86,7 @@ def test_groups_of_a_stream_are_those_of_a_synchronous_step(tmp_path: Path):
         chat, environment = make_chat(cfg), make_environment(cfg)
         model, params = make_policy(cfg, chat)
         with LoopThread() as loop:
-            engine = loop.run(start_engine(cfg, model, params, 3, tokenizer_size=1, directory=tmp_path))
+            engine = loop.run(start_engine(cfg.rollout, model, params, 3, tokenizer_size=1, directory=tmp_path))
             rollouts = RolloutSource(
                 cfg, make_collector(cfg, environment, chat), engine.engine, environment.train_tasks(2), loop,
                 teaching=lambda found: np.ones(len(found) // 2, bool),

@@ -12,6 +12,7 @@ import pytest
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.processes import Processes
+from orchestra_jax.processes.several import SeveralProcesses
 from orchestra_jax.training import checksums
 from orchestra_jax.training.checkpointing import Checkpoints, _put_damaged_aside
 from tests.processes.others import Prepared
@@ -184,7 +185,7 @@ def test_checksums_of_one_item_alone_are_damage(run: Path):
     assert loaded(run) == 1
 
 
-class Other(Processes):
+class Other(SeveralProcesses):
     """The first of two processes; the other one finds what it is told, and nothing after that."""
 
     def __init__(self, *finds: str) -> None:

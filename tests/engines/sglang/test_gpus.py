@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config.rollout import RolloutConfig, ServerOptions
-from orchestra_jax.engines import gpus as placement
-from orchestra_jax.engines import start as engines
+from orchestra_jax.engines.sglang import gpus as placement
+from orchestra_jax.engines.sglang.start import SGLangRunEngine, own_servers
 from orchestra_jax.engines.embedded import EmbeddedEngine
-from orchestra_jax.engines.start import RunEngine, _servers
+from orchestra_jax.engines.base import RunEngine
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rollout.collector import Collector
@@ -68,17 +68,16 @@ def test_a_run_releases_before_every_update_and_resumes_before_it_rolls_out(
     assert steps[-1] == "roll out"
 
 
-def test_only_servers_that_share_are_asked_for_their_memory(monkeypatch: pytest.MonkeyPatch):
+def test_only_servers_that_share_are_asked_for_their_memory():
     class Server:
         released = 0
 
         async def release_memory(self):
             self.released += 1
 
-    monkeypatch.setattr(engines, "SGLangEngine", Server)
     engine = Server()
     for shares, times in ((False, 0), (True, 1)):
-        asyncio.run(RunEngine(engine, shares_gpus=shares).free_gpus())  # type: ignore[arg-type]
+        asyncio.run(SGLangRunEngine(engine, shares_gpus=shares).free_gpus())  # type: ignore[arg-type]
         assert engine.released == times
 
 
@@ -87,7 +86,7 @@ def test_only_servers_that_share_are_asked_for_their_memory(monkeypatch: pytest.
 
 def test_separate_gpus(tmp_path: Path):
     cfg = config(tmp_path, "+experiment=hle", "+placement=separate", *OWN)
-    servers = _servers(cfg, 3, tmp_path, Processes())
+    servers = own_servers(cfg.rollout, 3, tmp_path, Processes())
     assert [server.config.gpus for server in servers] == [(4,), (5,), (6,), (7,)]
     assert len({server.url for server in servers}) == 4
     assert {server.config.environment()["CUDA_VISIBLE_DEVICES"] for server in servers} == {"4", "5", "6", "7"}
@@ -110,7 +109,7 @@ def test_separate_nodes(tmp_path: Path):
 
 def test_shared_gpus(tmp_path: Path):
     cfg = config(tmp_path, "+experiment=hle", "+placement=shared", *OWN)
-    (server,) = _servers(cfg, 3, tmp_path, Processes())
+    (server,) = own_servers(cfg.rollout, 3, tmp_path, Processes())
     command = server.config.command(1)
     assert "--enable-memory-saver" in command
     assert command[-1] == "--mem-fraction-static=0.5"
@@ -120,7 +119,7 @@ def test_shared_gpus(tmp_path: Path):
         tmp_path, "+experiment=hle", "+placement=shared", *OWN, "rollout.server.count=2",
         "rollout.server.gpus=[[0,1],[2,3]]",
     )  # fmt: skip
-    assert ["--tp-size=2" in server.config.command(1) for server in _servers(eight, 3, tmp_path, Processes())] == [
+    assert ["--tp-size=2" in server.config.command(1) for server in own_servers(eight.rollout, 3, tmp_path, Processes())] == [
         True,
         True,
     ]
@@ -128,7 +127,7 @@ def test_shared_gpus(tmp_path: Path):
 
 def test_a_cpu_server_has_no_memory_to_save(tmp_path: Path):
     cfg = config(tmp_path, "+placement=shared", *OWN, "rollout.server.device=cpu")
-    (server,) = _servers(cfg, 0, tmp_path, Processes())
+    (server,) = own_servers(cfg.rollout, 0, tmp_path, Processes())
     assert "--enable-memory-saver" not in server.config.command(1)
 
 

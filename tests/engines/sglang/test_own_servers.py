@@ -1,28 +1,26 @@
 """Several trainer processes: each starts and feeds servers of its own."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestra_jax.config.rollout import RolloutConfig, ServerOptions
-from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.engines import start as engines
-from orchestra_jax.engines.start import first_model, start_engine
+from orchestra_jax.engines.sglang import start as engines
+from orchestra_jax.engines.start import start_engine, write_first_model
 from orchestra_jax.processes import Processes
 
 from .test_start import CONFIG, LIMITS, Started, masters
 
 
-def run_config(**settings) -> RunConfig:
-    return replace(RunConfig(), rollout=RolloutConfig(engine="sglang", limits=LIMITS, **settings))
+def sglang(**settings) -> RolloutConfig:
+    return RolloutConfig(engine="sglang", limits=LIMITS, **settings)
 
 
 async def test_urls_are_dealt_out_and_each_process_pushes_into_a_folder_of_its_own(servers, tmp_path: Path):
-    cfg = run_config(urls=[server.url for server in servers], weight_folder=str(tmp_path / "push"))
+    rollout = sglang(urls=[server.url for server in servers], weight_folder=str(tmp_path / "push"))
     for index, server in enumerate(servers):
         running = await start_engine(
-            cfg, CONFIG, masters(), 1, tokenizer_size=50, directory=tmp_path, processes=Processes(index, len(servers))
+            rollout, CONFIG, masters(), 1, tokenizer_size=50, directory=tmp_path, processes=Processes(index, len(servers))
         )
         assert running.engine.servers_up == [server.url]
         await running.close()
@@ -34,11 +32,11 @@ async def test_urls_are_dealt_out_and_each_process_pushes_into_a_folder_of_its_o
 async def test_own_servers_share_the_model_folder_and_nothing_else(servers, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(engines, "SGLangProcess", Started)
     monkeypatch.setattr(Started, "seen", [servers[0]])
-    cfg = run_config(server=ServerOptions(python="p", port=5000), weight_folder=str(tmp_path / "push"))
-    first_model(cfg, CONFIG, masters(), tmp_path)
+    rollout = sglang(server=ServerOptions(python="p", port=5000), weight_folder=str(tmp_path / "push"))
+    write_first_model(rollout, CONFIG, masters(), tmp_path)
     written = (tmp_path / "server" / "model" / "config.json").stat().st_mtime_ns
     running = await start_engine(
-        cfg, CONFIG, masters(), 1, tokenizer_size=50, directory=tmp_path, processes=Processes(1, 2)
+        rollout, CONFIG, masters(), 1, tokenizer_size=50, directory=tmp_path, processes=Processes(1, 2)
     )
     await running.close()
     config = Started.seen[1]
@@ -51,9 +49,9 @@ async def test_own_servers_share_the_model_folder_and_nothing_else(servers, tmp_
 @pytest.mark.parametrize("index", [0, 1])
 async def test_a_server_that_comes_back_is_fed_without_the_other_processes(servers, tmp_path: Path, index: int):
     """The weights are in this process's memory: nothing waits for an update that all processes make together."""
-    cfg = run_config(urls=[server.url for server in servers], weight_folder=str(tmp_path / "push"))
+    rollout = sglang(urls=[server.url for server in servers], weight_folder=str(tmp_path / "push"))
     running = await start_engine(
-        cfg, CONFIG, masters(), 1, tokenizer_size=50, directory=tmp_path, processes=Processes(index, 2)
+        rollout, CONFIG, masters(), 1, tokenizer_size=50, directory=tmp_path, processes=Processes(index, 2)
     )
     pool = running.engine._pool
     pool.lose(pool.servers[0], "gone")

@@ -1,7 +1,6 @@
 """The servers that a run starts or finds: what they are started with, hold, compute in, and what is said of it."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -10,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits, ServerOptions
-from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.engines import start as engines
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.engines.sglang import start as engines
 from orchestra_jax.engines.sglang.process import ServerConfig
 from orchestra_jax.engines.start import start_engine
 from orchestra_jax.models import decoder
@@ -77,9 +76,8 @@ async def test_a_run_starts_exports_and_pushes_in_bf16(servers, tmp_path: Path, 
     rollout = RolloutConfig(
         engine="sglang", limits=LIMITS, server=ServerOptions(python="p"), weight_folder=str(tmp_path / "push")
     )
-    cfg = replace(RunConfig(), rollout=rollout)
     params = masters()
-    running = await start_engine(cfg, CONFIG, params, 1, tokenizer_size=50, directory=tmp_path)
+    running = await start_engine(rollout, CONFIG, params, 1, tokenizer_size=50, directory=tmp_path)
     await running.close()
     config = Started.seen[1]
     assert (config.dtype, "--dtype=bfloat16" in config.command(1)) == ("bfloat16", True)
@@ -101,7 +99,7 @@ async def found(servers, tmp_path: Path, **details) -> None:
         engine="sglang", limits=LIMITS, urls=[server.url for server in servers], weight_folder=str(tmp_path)
     )
     running = await start_engine(
-        replace(RunConfig(), rollout=rollout), CONFIG, masters(), 1, tokenizer_size=50, directory=tmp_path
+        rollout, CONFIG, masters(), 1, tokenizer_size=50, directory=tmp_path
     )
     await running.close()
 

@@ -1,0 +1,58 @@
+"""Start the engine that rollout.engine names. SGLang is imported only when a run uses it."""
+
+from pathlib import Path
+
+from orchestra_jax.config.choices import EngineName
+from orchestra_jax.config.rollout import RolloutConfig
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.engines.base import RunEngine
+from orchestra_jax.models.base import DecoderConfig, Params
+from orchestra_jax.processes import Processes
+
+
+def write_first_model(rollout: RolloutConfig, model: DecoderConfig, params: Params, directory: Path) -> None:
+    """Write the folder that the run's own servers start from, if it has any. One process of a run does this.
+
+    Args:
+        params: whole arrays in this process.
+    """
+    if rollout.engine is EngineName.sglang and not rollout.urls:
+        from orchestra_jax.engines.sglang.start import write_model
+
+        write_model(rollout, model, params, directory)
+
+
+async def start_engine(
+    rollout: RolloutConfig,
+    model: DecoderConfig,
+    params: Params,
+    version: int,
+    *,
+    tokenizer_size: int,
+    directory: Path,
+    processes: Processes | None = None,
+) -> RunEngine:
+    """Return an engine that is ready and holds `params` as weight version `version`.
+
+    Args:
+        tokenizer_size: number of ids of the tokenizer.
+        directory: folder of the servers' first weights and logs.
+        processes: each gets servers of its own: those it starts, after one process has called `write_first_model`, or
+            its share of rollout.urls.
+
+    Raises:
+        ConfigError: a server does not start, does not answer, or has another model.
+    """
+    if rollout.limits.max_length > model.max_position_embeddings:
+        raise ConfigError(
+            f"The policy was made for {model.max_position_embeddings} tokens (max_position_embeddings in its "
+            f"config.json), but rollout.limits.max_length={rollout.limits.max_length}: lower that, or take another "
+            "policy."
+        )
+    if rollout.engine is EngineName.embedded:
+        from orchestra_jax.engines.embedded import EmbeddedEngine
+
+        return RunEngine(EmbeddedEngine(model, params, rollout, version=version))
+    from orchestra_jax.engines.sglang.start import start_servers
+
+    return await start_servers(rollout, model, params, version, tokenizer_size, directory, processes or Processes())

@@ -1,0 +1,69 @@
+"""What several processes of a run exchange: values, and the first error of any of them."""
+
+import asyncio
+import pickle
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from orchestra_jax.processes.group import Processes
+
+T = TypeVar("T")
+
+_SMALLEST = 1024  # bytes of an exchange; sizes are powers of two, so that few programs are compiled
+
+
+class SeveralProcesses(Processes):
+    """One of several processes of a run."""
+
+    def gather(self, value: T) -> list[T]:
+        own = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
+        with jax.transfer_guard("allow"):  # explicit, but JAX does not count it as such
+            sizes = multihost_utils.process_allgather(np.int64(own.size)).reshape(-1)
+            padded = np.zeros(max(_SMALLEST, 1 << (int(sizes.max()) - 1).bit_length()), np.uint8)
+            padded[: own.size] = own
+            everyone = multihost_utils.process_allgather(padded)
+        return [pickle.loads(row[:size].tobytes()) for row, size in zip(everyone, sizes, strict=True)]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        own: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            own = error
+        self._settle(own, None)
+
+    async def merged(self, work: Awaitable[Sequence[T]]) -> list[T]:
+        own: Exception | None = None
+        made: Sequence[T] = ()
+        try:
+            made = await work
+        except Exception as error:
+            own = error
+        shares = await asyncio.to_thread(self._settle, own, list(made))
+        return [shares[n % self.count][n // self.count] for n in range(sum(map(len, shares)))]
+
+    def _settle(self, own: Exception | None, value: T) -> list[T]:
+        """Return every process's value, or raise the first error of any process."""
+        found = self.gather((_portable(own), value))
+        for index, (error, _) in enumerate(found):
+            if error is not None:
+                self.agreed = True
+                if own is not None and index == self.index:
+                    raise own
+                raise error from own
+        return [theirs for _, theirs in found]
+
+
+def _portable(error: Exception | None) -> Any:
+    """Return the error as other processes can raise it: itself if it can be pickled, else its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
