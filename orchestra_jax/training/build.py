@@ -14,7 +14,6 @@ from jaxtyping import PRNGKeyArray
 from orchestra_jax.config.checks import missing_inputs
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.engines.gpus import gpu_conflicts
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.io import hub
@@ -47,6 +46,8 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
     if problem := LOSSES.problem(cfg.algorithm.loss.loss):
         found.append(problem)
     if cfg.rollout.engine is EngineName.sglang:
+        from orchestra_jax.engines.sglang.gpus import gpu_conflicts
+
         found += _unreachable(cfg.rollout.urls) + gpu_conflicts(cfg.rollout)
     try:
         mesh = device_mesh(cfg.mesh)

@@ -15,7 +15,7 @@ from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.record import Record, Start
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine
-from orchestra_jax.engines.start import first_model, start_engine
+from orchestra_jax.engines.start import start_engine, write_first_model
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.baselines import DO_NOTHING, EXPERT, RANDOM, Baseline, baseline
 from orchestra_jax.envs.registry import environment_class, make_environment
@@ -218,10 +218,10 @@ def engine_of(
         params = engine_params(cfg, trained, params, lora, mesh)
     with processes.together():
         if processes.first and processes.count > 1:
-            first_model(cfg, model, params, folder)
+            write_first_model(cfg.rollout, model, params, folder)
     with processes.together():
         starting = start_engine(
-            cfg, model, params, 0, tokenizer_size=len(chat.tokenizer), directory=folder, processes=processes
+            cfg.rollout, model, params, 0, tokenizer_size=len(chat.tokenizer), directory=folder, processes=processes
         )
         serving = loop.run(starting)
     del params

@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.engines.start import RunEngine, first_model, start_engine
+from orchestra_jax.engines.base import RunEngine
+from orchestra_jax.engines.start import start_engine, write_first_model
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.io.event_loop import LoopThread
@@ -343,10 +344,10 @@ class Trainer:
         params, version = self._engine_params(), self.state.version
         with self.processes.together():
             if self.processes.first and self.processes.count > 1:
-                first_model(self.cfg, self.model, params, self.directory)
+                write_first_model(self.cfg.rollout, self.model, params, self.directory)
         with self.processes.together():
             starting = start_engine(
-                self.cfg,
+                self.cfg.rollout,
                 self.model,
                 params,
                 version,

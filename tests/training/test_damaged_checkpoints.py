@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.processes import Processes
 from orchestra_jax.processes.several import SeveralProcesses
 from orchestra_jax.training import checksums
 from orchestra_jax.training.checkpointing import Checkpoints, _put_damaged_aside

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config.rollout import RolloutConfig, ServerOptions
+from orchestra_jax.engines.base import RunEngine
+from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.engines.sglang import gpus as placement
 from orchestra_jax.engines.sglang.start import SGLangRunEngine, own_servers
-from orchestra_jax.engines.embedded import EmbeddedEngine
-from orchestra_jax.engines.base import RunEngine
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rollout.collector import Collector
@@ -119,7 +119,9 @@ def test_shared_gpus(tmp_path: Path):
         tmp_path, "+experiment=hle", "+placement=shared", *OWN, "rollout.server.count=2",
         "rollout.server.gpus=[[0,1],[2,3]]",
     )  # fmt: skip
-    assert ["--tp-size=2" in server.config.command(1) for server in own_servers(eight.rollout, 3, tmp_path, Processes())] == [
+    assert [
+        "--tp-size=2" in server.config.command(1) for server in own_servers(eight.rollout, 3, tmp_path, Processes())
+    ] == [
         True,
         True,
     ]

@@ -20,7 +20,13 @@ async def test_urls_are_dealt_out_and_each_process_pushes_into_a_folder_of_its_o
     rollout = sglang(urls=[server.url for server in servers], weight_folder=str(tmp_path / "push"))
     for index, server in enumerate(servers):
         running = await start_engine(
-            rollout, CONFIG, masters(), 1, tokenizer_size=50, directory=tmp_path, processes=Processes(index, len(servers))
+            rollout,
+            CONFIG,
+            masters(),
+            1,
+            tokenizer_size=50,
+            directory=tmp_path,
+            processes=Processes(index, len(servers)),
         )
         assert running.engine.servers_up == [server.url]
         await running.close()

@@ -98,9 +98,7 @@ async def found(servers, tmp_path: Path, **details) -> None:
     rollout = RolloutConfig(
         engine="sglang", limits=LIMITS, urls=[server.url for server in servers], weight_folder=str(tmp_path)
     )
-    running = await start_engine(
-        rollout, CONFIG, masters(), 1, tokenizer_size=50, directory=tmp_path
-    )
+    running = await start_engine(rollout, CONFIG, masters(), 1, tokenizer_size=50, directory=tmp_path)
     await running.close()
 
 
