@@ -163,6 +163,8 @@ def _make(words: list[str], files: Files) -> str | None:
     target, *variables = words
     if target not in TARGETS:
         return f"The Makefile has no target {target}."
+    if target in ("install", "install-dev"):
+        files.made.add(".venv")
     if target == "quickstart":
         given = next((word.removeprefix("RUN=").split() for word in variables if word.startswith("RUN=")), [])
         return _script("train", given, files)

@@ -17,7 +17,7 @@ DECLARED = {
     "/shared/*": "a disk that all nodes see, with weights, data and the experts' file of docs/scale.md",
     "checkpoints/*": "weights that were downloaded from the hub",
     ".venv-sglang/bin/python": "`make sglang-cpu`, or requirements/sglang.txt on a GPU",
-    "outputs/quickstart": "`make quickstart`",
+    "outputs/quickstart*": "`make quickstart`",
     "outputs/gsm8k": "the run of +experiment=gsm8k",
     "outputs/hle": "the run of +experiment=hle",
     "*questions.jsonl": "a file of the reader's own",
