@@ -63,7 +63,7 @@ from orchestra_jax.rollout.actors import render_call
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.rollout.watchdog import describe
-from orchestra_jax.tools.base import ToolExecutor
+from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolSpec, Trajectory
 
 CLIENTS = {"collector": "Collector + SGLangEngine", "bare": "bare aiohttp client"}

@@ -13,7 +13,7 @@ from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.envs import baselines as common
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.tools.base import ToolExecutor
+from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec, Usage, UserTurn
 
 if TYPE_CHECKING:  # importing transformers takes two seconds
@@ -44,7 +44,6 @@ class Episode(Protocol):
     Attributes:
         messages: initial chat messages, an optional system message and the user's with the preference appended.
         tools: the menu of this instance, in the order shown.
-        prices: where it has it: the price list of this instance; else the run's is in force for the policy's tokens.
     """
 
     @property
@@ -67,6 +66,18 @@ class Episode(Protocol):
     async def score(self, answer: str) -> "bool | Score":
         """r_outcome of Eq. 1: whether the final answer (and the environment's state) solves the task."""
         ...
+
+
+@runtime_checkable
+class PricedEpisode(Episode, Protocol):
+    """An `Episode` with a price list of its own.
+
+    Attributes:
+        prices: price list of this instance, which holds for the policy's tokens too; None: the run's holds.
+    """
+
+    @property
+    def prices(self) -> PriceList | None: ...
 
 
 @runtime_checkable

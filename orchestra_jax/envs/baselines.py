@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.tools.answers import extract_answer, matches
-from orchestra_jax.tools.catalogue import ANSWER_TOOL
+from orchestra_jax.tools.answers import ANSWER_TOOL, extract_answer, matches
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
 if TYPE_CHECKING:  # that module has its defaults from here

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from orchestra_jax.evaluation.calls import called_tools
-from orchestra_jax.tools.catalogue import ANSWER_TOOL
+from orchestra_jax.tools.answers import ANSWER_TOOL
 from orchestra_jax.types import Status, Task, Trajectory
 
 

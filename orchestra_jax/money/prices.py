@@ -1,4 +1,10 @@
-"""Price lists, real or randomised."""
+"""Price lists, and the one place where a call gets its price.
+
+A call has two prices. It is *paid* by the list `pricing.name`: budgets count these dollars. An instance *shows* a list
+of its own, which may be drawn (`pricing.randomise`): the ledger of a trajectory and its reward count these. A third
+kind is fixed: a tool whose menu states a price per call costs that, whatever the lists say. `PriceList.priced` turns
+the tokens and seconds of any call, the policy's own turns included, into a ledger row; `call_rows` applies the rule.
+"""
 
 import json
 import math
@@ -11,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from orchestra_jax.io.untrusted import Unreadable, read_yaml
-from orchestra_jax.types import Usage
+from orchestra_jax.types import ToolSpec, Usage
 
 
 class MissingPrice(KeyError):  # noqa: N818  named like the fact it states
@@ -172,13 +178,64 @@ class PriceList:
             entries[name] = Price(**{key: dollars and dollars * factor for key, dollars in asdict(price).items()})
         return replace(self, id=f"{self.id}*{low:g}..{high:g}@{seed}", entries=entries)
 
-    def charge(self, row: Usage) -> Usage:
-        """The row of one call with the dollars and the id of this list filled in."""
+    def priced(self, row: Usage, entry: str | None = None) -> Usage:
+        """Return the ledger row of one call with the dollars and the id of this list.
+
+        Args:
+            row: tokens and seconds of the call.
+            entry: name of the price; None: the row's name.
+        """
         dollars = self.cost(
-            row.name,
+            entry or row.name,
             prompt_tokens=row.prompt_tokens,
             cached_tokens=row.cached_tokens,
             completion_tokens=row.completion_tokens,
             seconds=row.seconds,
         )
         return replace(row, cost_usd=dollars, price_list=self.id)
+
+
+def call_rows(
+    spec: ToolSpec,
+    rows: tuple[Usage, ...],
+    elapsed: float,
+    *,
+    shown: PriceList | None = None,
+    paid: PriceList | None = None,
+) -> tuple[Usage, ...]:
+    """Return the ledger rows of one executed call of a tool.
+
+    A menu's fixed price is charged with the menu's latency (measured seconds where it states none). Otherwise the
+    tool's own rows get the prices that the instance shows. A tool without rows costs nothing but the latency.
+
+    Args:
+        spec: the tool as the menu shows it.
+        rows: rows that the tool reported; their dollars are those that were paid.
+        elapsed: measured seconds of work, used where neither menu nor tool gives seconds.
+        shown: price list of the instance; None: the rows keep their dollars.
+        paid: price list of the dollars in `rows`; None: `shown`.
+    """
+    if spec.price_usd is None and rows:
+        return rows if shown is None else tuple(_as_shown(row, shown, paid or shown) for row in rows)
+    seconds = spec.latency_s
+    if seconds is None:
+        seconds = sum(row.seconds for row in rows) if rows else elapsed
+    row = Usage(
+        name=spec.name,
+        prompt_tokens=sum(row.prompt_tokens for row in rows),
+        cached_tokens=sum(row.cached_tokens for row in rows),
+        completion_tokens=sum(row.completion_tokens for row in rows),
+        cost_usd=spec.price_usd or 0.0,
+        seconds=seconds,
+        price_list="menu",
+    )
+    return (row,)
+
+
+def _as_shown(row: Usage, shown: PriceList, paid: PriceList) -> Usage:
+    """Return a paid row at the instance's price. What was not billed stays free, and what the list lacks as it is."""
+    if row.name not in shown.entries:
+        return replace(row, price_list=shown.id)
+    if row.price_list and row.cost_usd == 0 < paid.priced(row).cost_usd:
+        return replace(row, price_list=shown.id)
+    return shown.priced(row)

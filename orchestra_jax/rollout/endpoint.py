@@ -89,7 +89,7 @@ class EndpointPolicy(ExpertClient):
             return outcome.final() if isinstance(outcome, TooLong) else outcome
 
         try:
-            recorded = await self._calls.call("converse", request, self.prices.charge(row), send, budget=budget)
+            recorded = await self._calls.call("converse", request, self.prices.priced(row), send, budget=budget)
         except InfrastructureError:
             if too_long:
                 return None

@@ -21,11 +21,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from orchestra_jax.envs.base import Conversation, Episode, Message, Score
+from orchestra_jax.envs.base import Conversation, Episode, Message, PricedEpisode, Score
 from orchestra_jax.io.stopwatch import Stopwatch
 from orchestra_jax.io.untrusted import valid_text
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.parsing import final_answer
 from orchestra_jax.rollout.speakers import PolicyTurn, Speaker
 from orchestra_jax.rollout.watchdog import within
@@ -81,7 +80,7 @@ class Run:
         budget = Budget(self.collector.allowance, name="trajectory", parent=parent)
         try:
             episode = self.collector.environment.reset(self.task, budget)
-            own: PriceList | None = getattr(episode, "prices", None)
+            own = episode.prices if isinstance(episode, PricedEpisode) else None
             if own is not None and self.collector.price.model in own.entries:
                 self.prices = own
             # What the policy itself costs outside is no call of its, which its allowance is for.
@@ -223,13 +222,8 @@ class Run:
             seconds = row.seconds or measured
             if price.seconds_per_token is not None:
                 seconds = price.seconds_per_token * row.completion_tokens
-            cost = self.prices.cost(
-                price.model,
-                prompt_tokens=row.prompt_tokens,
-                cached_tokens=row.cached_tokens,
-                completion_tokens=row.completion_tokens,
-            )
-            self.ledger.append(replace(row, cost_usd=cost, seconds=seconds, price_list=self.prices.id))
+            priced = self.prices.priced(replace(row, seconds=0.0), price.model)  # its tokens cost, not its time
+            self.ledger.append(replace(priced, seconds=seconds))
             worked += seconds
         self.worked_s += max(worked, measured)
         return said

@@ -1,8 +1,8 @@
-"""What a tool is, the decorator that makes one of a function, and the executor that checks, runs and charges calls."""
+"""What a tool is, and the decorator that makes one of a function."""
 
 import inspect
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar, cast, overload
@@ -11,24 +11,15 @@ from urllib.parse import urlsplit
 from orchestra_jax.config.registry import Registry
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.io.stopwatch import worked
-from orchestra_jax.io.untrusted import valid_text
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.tools import schema
-from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec, Usage
+from orchestra_jax.tools import schema, signatures
+from orchestra_jax.tools.executor import as_result
+from orchestra_jax.types import InfrastructureError, ToolResult, ToolSpec, Usage
 
-# Executes a call: (its validated arguments, the budget that pays for it) -> what the policy reads.
-ToolHandler = Callable[[Mapping[str, Any], Budget], Awaitable[ToolResult | str]]
 ToolFunction = Callable[..., Awaitable[ToolResult | str]]
 T = TypeVar("T")
-
-
-def as_result(answer: ToolResult | str) -> ToolResult:
-    """What a handler gave, where a text alone will do, with texts that every tokenizer can take."""
-    result = ToolResult(answer) if isinstance(answer, str) else answer
-    final = None if result.final is None else valid_text(result.final)
-    return replace(result, text=valid_text(result.text), final=final)
 
 
 @dataclass
@@ -151,112 +142,13 @@ def tool(
     def make(function: ToolFunction) -> FunctionTool:
         if not inspect.iscoroutinefunction(function):
             raise TypeError(f"The tool {function.__name__!r} must be an async function: write `async def`.")
-        description, parameters, budget = schema.signature(function, filled=Budget)
+        description, parameters, budget = signatures.signature(function, filled=Budget)
         figures: dict[str, Any] = {"price_usd": price_usd, "latency_s": latency_s, "local": local}
         spec = ToolSpec(name=name or function.__name__, description=description, parameters=parameters, **figures)
         schema.check_spec(spec)
         return FunctionTool(function, spec, budget)
 
     return make if function is None else make(function)
-
-
-@dataclass(frozen=True, slots=True)
-class Tariff:
-    """The two price lists of a call: budgets count by what is really paid, rewards by the instance's.
-
-    Attributes:
-        shown: of the instance.
-        paid: what the dollars of a tool's own rows were counted by.
-    """
-
-    shown: PriceList
-    paid: PriceList
-
-    def charge(self, row: Usage) -> Usage:
-        """The row at the instance's price. What was not billed stays free, and what the list lacks as it is."""
-        if row.name not in self.shown.entries:
-            return replace(row, price_list=self.shown.id)
-        if row.price_list and row.cost_usd == 0 < self.paid.charge(row).cost_usd:
-            return replace(row, price_list=self.shown.id)
-        return self.shown.charge(row)
-
-
-class ToolExecutor:
-    """Validates, executes and charges the calls of one episode; this is the one place where a call gets its price.
-
-    Charging: where the menu shows a price per call, that price is charged and the menu's latency (measured seconds
-    where it shows none). Otherwise the tool's own rows are charged by the instance's price list, or kept as they are
-    without one, and a tool without rows is charged zero dollars and the menu's latency. A call that was refused (see
-    `ToolResult`) costs what its rows say: nothing, as a rule.
-
-    Args:
-        tools: the menu of this instance.
-        handlers: by tool name; may hold more than the menu.
-        budget: of the trajectory: pays for the calls.
-
-    Raises:
-        ValueError: a tool of the menu has no handler, or two tools share a name.
-    """
-
-    def __init__(
-        self,
-        tools: Sequence[ToolSpec],
-        handlers: Mapping[str, ToolHandler],
-        budget: Budget,
-        tariff: Tariff | None = None,
-    ) -> None:
-        self.tools = tuple(tools)
-        self._specs = {spec.name: spec for spec in self.tools}
-        self._handlers, self._budget, self._tariff = handlers, budget, tariff
-        if len(self._specs) != len(self.tools):
-            raise ValueError(f"Two tools of the menu share a name: {sorted(spec.name for spec in self.tools)}.")
-        missing = [name for name in self._specs if name not in handlers]
-        if missing:
-            raise ValueError(f"No handler for tool {missing[0]!r}; this environment offers {sorted(handlers)}.")
-
-    @property
-    def prices(self) -> PriceList | None:
-        """The instance's price list, where it has one of its own."""
-        return None if self._tariff is None else self._tariff.shown
-
-    async def step(self, call: ToolCall) -> ToolResult:
-        """Executes one call; see `Episode.step`."""
-        spec = self._specs.get(call.name)
-        if spec is None:
-            known = ", ".join(self._specs) or "none"
-            said = f"Unknown tool {call.name!r}; the available tools are: {known}."
-            return ToolResult(said, is_error=True, refused=True)
-        problem = schema.validate_arguments(spec, call.arguments)
-        if problem is not None:
-            return ToolResult(problem, is_error=True, refused=True)
-        start = worked()
-        result = as_result(await self._handlers[call.name](call.arguments, self._budget))
-        elapsed = worked() - start
-        if result.refused and not result.usage:
-            return result
-        return replace(result, usage=charge(spec, result.usage, elapsed, self._tariff))
-
-
-def charge(spec: ToolSpec, rows: tuple[Usage, ...], elapsed: float, tariff: Tariff | None = None) -> tuple[Usage, ...]:
-    """Ledger rows of one executed call under the rule in `ToolExecutor`, from the rows that the tool itself reported.
-
-    The measured seconds of work `elapsed` are used where neither menu nor tool gives seconds.
-    """
-    if spec.price_usd is None and rows:
-        return rows if tariff is None else tuple(tariff.charge(row) for row in rows)
-    seconds = spec.latency_s
-    if seconds is None:
-        seconds = sum(row.seconds for row in rows) if rows else elapsed
-    row = Usage(
-        name=spec.name,
-        prompt_tokens=sum(row.prompt_tokens for row in rows),
-        cached_tokens=sum(row.cached_tokens for row in rows),
-        completion_tokens=sum(row.completion_tokens for row in rows),
-        cost_usd=spec.price_usd or 0.0,
-        seconds=seconds,
-        price_list="menu",
-    )
-    return (row,)
 
 
 def unreachable(name: str, url: str | None, key: str = "tools.*") -> list[str]:

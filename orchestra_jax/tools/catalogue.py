@@ -21,20 +21,11 @@ from orchestra_jax.config.tools import MenuRule
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw
 from orchestra_jax.money.prices import Price, PriceList
-from orchestra_jax.tools.base import Tariff, ToolExecutor, ToolHandler, as_result
+from orchestra_jax.tools.answers import ANSWER_TOOL
+from orchestra_jax.tools.executor import ToolExecutor, ToolHandler, as_result
 from orchestra_jax.tools.experts.roles import ROLES
 from orchestra_jax.types import CODE, FREE, OPEN_WEIGHTS, PAID, SEARCH, Task, ToolResult, ToolSpec, Usage
 
-ANSWER_TOOL = ToolSpec(
-    name="answer",
-    description="Gives the final answer and ends the task.",
-    parameters={
-        "type": "object",
-        "properties": {"answer": {"type": "string", "description": "The final answer, as short as it can be."}},
-        "required": ["answer"],
-    },
-    terminal=True,
-)
 # Of the released form: use of a role -> (function, what the policy reads about it).
 _FUNCTIONS = {
     "search": (
@@ -172,13 +163,14 @@ class Catalogue:
         One is made for each episode, as the released form keeps notes. `own` are handlers of further tools, which the
         task brings and no list prices: they are charged what their rows and specs say.
         """
-        tariff = Tariff(self.book.prices(PriceDraw(**record["prices"])), self.book.base)
+        paid = self.book.base
         entries = {name: self.entries[key].within(task) for name, key in record["tools"].items()}
-        handlers = {name: _accounted(entry, tariff) for name, entry in entries.items()}
+        handlers = {name: _accounted(entry, paid) for name, entry in entries.items()}
         if self.rule.form == "released":
             call = _released(task.question, entries, handlers)
             handlers = {function: call for function, _ in _FUNCTIONS.values()}
-        return ToolExecutor(task.tools, {**handlers, **own}, budget, tariff)
+        shown = self.book.prices(PriceDraw(**record["prices"]))
+        return ToolExecutor(task.tools, {**handlers, **own}, budget, shown, paid)
 
     def _menu(self, rng: np.random.Generator, prices: PriceList) -> tuple[tuple[ToolSpec, ...], dict[str, str]]:
         """The separate form: the chosen tools, in random order where names or subset are random."""
@@ -272,9 +264,9 @@ def price_words(price: Price) -> str:
     return ", ".join(f"${dollars:.4g} {unit}" for dollars, unit in parts if dollars)
 
 
-def _accounted(entry: Entry, tariff: Tariff) -> ToolHandler:
+def _accounted(entry: Entry, paid: PriceList) -> ToolHandler:
     """The entry's handler. One that reports no row spent nothing: the ledger gets a row that says so."""
-    nothing = Usage(entry.model or entry.spec.name, price_list=tariff.paid.id)
+    nothing = Usage(entry.model or entry.spec.name, price_list=paid.id)
 
     async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         result = as_result(await entry.handler(arguments, budget))

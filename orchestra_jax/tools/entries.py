@@ -8,8 +8,9 @@ from orchestra_jax.config.choices import Role
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
-from orchestra_jax.tools.base import Tool, ToolHandler, as_result
+from orchestra_jax.tools.base import Tool
 from orchestra_jax.tools.catalogue import Entry
+from orchestra_jax.tools.executor import ToolHandler, as_result
 from orchestra_jax.tools.experts.cards import model_cards
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.roles import ROLES, expert_tool

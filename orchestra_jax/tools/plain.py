@@ -11,8 +11,8 @@ from orchestra_jax.io import hub
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
+from orchestra_jax.tools.answers import ANSWER_TOOL
 from orchestra_jax.tools.base import Tool, ToolContext, unreachable
-from orchestra_jax.tools.catalogue import ANSWER_TOOL
 from orchestra_jax.tools.entries import recorded
 from orchestra_jax.tools.python import sandbox
 from orchestra_jax.tools.python.server import RemoteSandbox

@@ -1,13 +1,12 @@
 """JSON schema in and out: what a chat template is given, and whether a call's arguments fit."""
 
-import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError, best_match
@@ -15,8 +14,7 @@ from jsonschema.exceptions import SchemaError, ValidationError, best_match
 from orchestra_jax.types import ToolSpec
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_ARGUMENT = re.compile(r" {4}(\w+)(?: \([^)]*\))?: +(.*)")  # a line below "Args:"; one that goes on is indented deeper
-_TYPES = {
+TYPES = {
     str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", NoneType: "null",
 }  # fmt: skip
 
@@ -81,71 +79,6 @@ def check_spec(spec: ToolSpec) -> None:
         raise ValueError(f"Tool {spec.name!r} requires the parameter {unknown[0]!r} but does not define it.")
 
 
-def signature(function: Callable[..., Any], *, filled: type) -> tuple[str, dict[str, Any], str | None]:
-    """A function as a tool: its description, the JSON schema of its arguments, and the argument that is filled in.
-
-    Args:
-        function: annotated; the first paragraph of its docstring is the description, "Args:" describes the arguments.
-        filled: type of the argument that is no part of the schema.
-
-    Raises:
-        TypeError: an argument without a name or with a type that has no schema.
-    """
-    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-    described = _described(paragraphs)
-    hints, hidden = get_type_hints(function), None
-    properties, required = dict[str, Any](), list[str]()
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TypeError(f"Argument {name!r} of the tool {function.__name__!r} must be one that has a name.")
-        if hints.get(name) is filled:
-            hidden = name
-            continue
-        try:
-            properties[name] = _typed(hints[name])
-        except LookupError:
-            raise TypeError(
-                f"Argument {name!r} of the tool {function.__name__!r} needs one of these types: str, int, float, bool, "
-                "Literal, list, dict, or one of them and None."
-            ) from None
-        if name in described:
-            properties[name]["description"] = described[name]
-        if parameter.default is parameter.empty:
-            required.append(name)
-        elif parameter.default is not None:
-            properties[name]["default"] = parameter.default
-    parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    return " ".join(paragraphs[0].split()), parameters, hidden
-
-
-def _typed(hint: Any) -> dict[str, Any]:
-    """The JSON schema of an annotation; raises LookupError where there is none."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        kinds = {_TYPES[type(value)] for value in inner}
-        return {"type": kinds.pop() if len(kinds) == 1 else sorted(kinds), "enum": list(inner)}
-    if origin in (Union, UnionType):
-        parts = [_typed(each) for each in inner]
-        simple = all(part.keys() == {"type"} for part in parts)
-        return {"type": [part["type"] for part in parts]} if simple else {"anyOf": parts}
-    if origin is list:
-        return {"type": "array", "items": _typed(inner[0])}
-    return {"type": _TYPES[origin or hint]}
-
-
-def _described(paragraphs: list[str]) -> dict[str, str]:
-    """Argument -> its description, of the paragraph that begins with "Args:"."""
-    found, name = dict[str, str](), ""
-    for paragraph in paragraphs:
-        if paragraph.startswith("Args:"):
-            for line in paragraph.splitlines()[1:]:
-                if start := _ARGUMENT.fullmatch(line):
-                    name, found[start[1]] = start[1], start[2]
-                elif name:
-                    found[name] += f" {line.strip()}"
-    return found
-
-
 def _key(parameters: Mapping[str, Any]) -> str:
     # The text, not the object's identity, is the key: menus rebuild equal schemas, and identities are reused.
     return json.dumps(parameters if isinstance(parameters, dict) else dict(parameters))
@@ -174,4 +107,4 @@ def _sentence(spec: ToolSpec, error: ValidationError) -> str:
 
 
 def _json_type(value: Any) -> str:
-    return _TYPES.get(type(value), type(value).__name__)
+    return TYPES.get(type(value), type(value).__name__)

@@ -30,7 +30,7 @@ from orchestra_jax.rollout.actors import render_call
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
 from orchestra_jax.rollout.speakers import Reply
-from orchestra_jax.tools.base import ToolExecutor
+from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Usage
 
 PRICES = PriceList("test", "2026-11-20", "test", {"orchestrator": Price(input=1.0, output=2.0)})

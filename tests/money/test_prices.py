@@ -40,7 +40,7 @@ def test_impossible_amounts(amounts: dict[str, float]):
 
 
 def test_charge_fills_dollars_and_list():
-    row = PRICES.charge(Usage("m", "judge", prompt_tokens=1_000_000, seconds=1.0))
+    row = PRICES.priced(Usage("m", "judge", prompt_tokens=1_000_000, seconds=1.0))
     assert row.cost_usd == pytest.approx(2.011)
     assert (row.price_list, row.role) == ("test", "judge")
 
@@ -77,7 +77,7 @@ def test_a_list_is_completed_by_another_and_its_id_names_both():
     base = PriceList("b", "2025-01-01", "there", {"m": Price(call=9.0), "n": Price(call=2.0)}, {"n": {"answer": 2.0}})
     both = vendor.over(base)
     assert (both.cost("m"), both.cost("n")) == (1.0, 2.0)
-    assert both.charge(Usage("n")).price_list == both.id == "v+b"
+    assert both.priced(Usage("n")).price_list == both.id == "v+b"
     assert both.latencies == {"m": {"answer": 1.0}, "n": {"answer": 2.0}}
     assert (vendor.entries, base.cost("m")) == ({"m": Price(call=1.0)}, 9.0)
 

@@ -14,7 +14,7 @@ from orchestra_jax.rl.batching import sequences
 from orchestra_jax.rollout.actors import render_call
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
-from orchestra_jax.tools.base import ToolExecutor
+from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
 
 SECONDS = 60.0

@@ -6,8 +6,9 @@ from typing import Any, Literal
 import pytest
 
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import Price, PriceList
-from orchestra_jax.tools.base import FunctionTool, Tariff, ToolExecutor, tool
+from orchestra_jax.money.prices import Price, PriceList, call_rows
+from orchestra_jax.tools.base import FunctionTool, tool
+from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec, Usage
 
 
@@ -139,9 +140,13 @@ def test_rows_and_seconds():
 def test_rewards_count_by_the_instances_list_and_what_was_not_billed_stays_free():
     paid = PriceList("paid", "d", "s", {"model": Price(output=2.0), "web": Price(call=0.1)})
     shown = PriceList("shown", "d", "s", {"model": Price(output=8.0), "web": Price(call=0.4)})
-    tariff = Tariff(shown, paid)
+
+    def rewarded(row: Usage) -> Usage:
+        (charged,) = call_rows(ToolSpec("t", "d", {}), (row,), 1.0, shown=shown, paid=paid)
+        return charged
+
     million = Usage("model", completion_tokens=1_000_000)
-    assert tariff.charge(paid.charge(million)).cost_usd == tariff.charge(million).cost_usd == 8.0
-    assert tariff.charge(paid.charge(Usage("web"))) == Usage("web", cost_usd=0.4, price_list="shown")
-    assert tariff.charge(Usage("web", price_list="paid")) == Usage("web", price_list="shown")
-    assert tariff.charge(Usage("other", cost_usd=3.0)) == Usage("other", cost_usd=3.0, price_list="shown")
+    assert rewarded(paid.priced(million)).cost_usd == rewarded(million).cost_usd == 8.0
+    assert rewarded(paid.priced(Usage("web"))) == Usage("web", cost_usd=0.4, price_list="shown")
+    assert rewarded(Usage("web", price_list="paid")) == Usage("web", price_list="shown")
+    assert rewarded(Usage("other", cost_usd=3.0)) == Usage("other", cost_usd=3.0, price_list="shown")

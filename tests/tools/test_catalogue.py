@@ -17,7 +17,8 @@ from orchestra_jax.money.price_book import PriceBook, PriceDraw
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay, ReplayMiss
 from orchestra_jax.tools import schema
-from orchestra_jax.tools.catalogue import ANSWER_TOOL, Catalogue, Entry, Instance, price_words
+from orchestra_jax.tools.answers import ANSWER_TOOL
+from orchestra_jax.tools.catalogue import Catalogue, Entry, Instance, price_words
 from orchestra_jax.tools.entries import OUT_OF_BUDGET, expert_entries, recorded, within_budget
 from orchestra_jax.tools.experts.client import expert_clients
 from orchestra_jax.tools.experts.expert import Expert

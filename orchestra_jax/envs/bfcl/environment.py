@@ -17,7 +17,7 @@ from orchestra_jax.envs.bfcl import golden, package
 from orchestra_jax.envs.bfcl.apis import Apis
 from orchestra_jax.envs.bfcl.package import SETS, Scenario
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.base import ToolExecutor, ToolHandler
+from orchestra_jax.tools.executor import ToolExecutor, ToolHandler
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec, UserTurn
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from orchestra_jax.envs.database.frozen import canonical, digest
 from orchestra_jax.envs.database.state import Database, Key, State, Transaction, WrongKind
-from orchestra_jax.tools import schema
+from orchestra_jax.tools import schema, signatures
 from orchestra_jax.types import ToolCall, ToolSpec
 
 _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # none looks like another
@@ -76,7 +76,7 @@ def database_tool(kind: Kind, **figures: Any) -> Callable[[DeskFunction], Databa
     """
 
     def make(function: DeskFunction) -> DatabaseTool:
-        description, parameters, desk = schema.signature(function, filled=Desk)
+        description, parameters, desk = signatures.signature(function, filled=Desk)
         if desk is None:
             raise TypeError(f"The tool {function.__name__!r} needs an argument of type Desk.")
         spec = ToolSpec(**{"name": function.__name__, "description": description, "parameters": parameters, **figures})

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_jax.tools.catalogue import ANSWER_TOOL
+from orchestra_jax.tools.answers import ANSWER_TOOL
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")

@@ -25,7 +25,7 @@ from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.envs.quickstart.world import TRAINING_SHARES, QuickstartWorld
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.base import ToolExecutor, ToolHandler
+from orchestra_jax.tools.executor import ToolExecutor, ToolHandler
 from orchestra_jax.tools.experts.simulated import SimulatedExpert
 from orchestra_jax.tools.python.isolation import IsolationError, available
 from orchestra_jax.tools.python.sandbox import PythonSandbox

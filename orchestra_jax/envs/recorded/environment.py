@@ -38,9 +38,10 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw, price_book
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.answers import extract_answer
-from orchestra_jax.tools.base import Tool, ToolContext, ToolExecutor
+from orchestra_jax.tools.base import Tool, ToolContext
 from orchestra_jax.tools.build import instance_seed
 from orchestra_jax.tools.catalogue import Catalogue, Instance
+from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.tools.plain import Python
 from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec

@@ -10,9 +10,10 @@ from orchestra_jax.envs.recorded.spending import spend
 from orchestra_jax.envs.recorded.table import Recording
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.tools.base import Tool, ToolHandler
+from orchestra_jax.tools.base import Tool
 from orchestra_jax.tools.catalogue import Entry, Instance, role_seconds
 from orchestra_jax.tools.entries import within_budget
+from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.python.sandbox import TOOL
 from orchestra_jax.types import Task, ToolResult, ToolSpec, Usage
 
@@ -60,7 +61,7 @@ def expert(model: str, evidence: Evidence, recording: Recording, prices: PriceLi
                 model, "tool", row.prompt_tokens, 0, row.completion_tokens, seconds=seconds(model, row, prices)
             )
             usage = usage if listed else replace(usage, cost_usd=row.cost_usd or 0.0)
-            await spend(budget, prices.charge(usage) if listed else usage)
+            await spend(budget, prices.priced(usage) if listed else usage)
             return ToolResult(text, (usage,))
 
         return within_budget(ask)

@@ -157,7 +157,7 @@ class ExpertClient:
         # Some servers bill the format as a part of the prompt.
         told = [*fitted, {"content": json.dumps(response_format)}] if response_format else fitted
         tokens: dict[str, Any] = {"prompt_tokens": self.counter.most(told), "completion_tokens": most}
-        worst = self.prices.charge(Usage(expert.name, role, seconds=expert.timeout_s + GRACE_S, **tokens))
+        worst = self.prices.priced(Usage(expert.name, role, seconds=expert.timeout_s + GRACE_S, **tokens))
 
         async def send() -> Outcome:
             nonlocal room
@@ -244,7 +244,7 @@ class ExpertClient:
             return Lost(f"The answer of {server} cannot be read: {problem}.")
         billed = self._counted(body, value) if tokens is None else tokens
         row = Usage(self.expert.name, role, seconds=seconds, estimated=tokens is None, **billed)
-        return Recorded(value, (self.prices.charge(row),))
+        return Recorded(value, (self.prices.priced(row),))
 
     def _answer(self, content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """What is recorded of an answer, and the tokens that it names; raises Unreadable."""

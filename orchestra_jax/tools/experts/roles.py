@@ -6,14 +6,16 @@ A tool role is a row of ROLES; any client of `experts` can take any role. The ju
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.config.choices import Role
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.answers import marked_answer, without_thinking
-from orchestra_jax.tools.base import ToolHandler, as_result
-from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.executor import ToolHandler, as_result
 from orchestra_jax.types import USER_ROLE, ToolResult, ToolSpec, UserTurn
+
+if TYPE_CHECKING:
+    from orchestra_jax.tools.experts.client import ExpertClient
 
 NO_CODE = "The model wrote no Python code."
 NO_QUERY = "The model wrote no search query."
@@ -102,7 +104,7 @@ ROLES: dict[str, ExpertRole] = {
 
 def expert_tool(
     role: str,
-    client: ExpertClient,
+    client: "ExpertClient",
     follow: ToolHandler | None = None,
     *,
     name: str | None = None,
@@ -167,7 +169,7 @@ class UserSimulator:
         system: what the model is told; by default `USER_SYSTEM` with the situation.
     """
 
-    def __init__(self, client: ExpertClient, situation: str, system: str | None = None) -> None:
+    def __init__(self, client: "ExpertClient", situation: str, system: str | None = None) -> None:
         self._client = client
         self.system = USER_SYSTEM.format(stop=STOP, situation=situation) if system is None else system
 

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.base import ToolHandler
+from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.types import InfrastructureError, Task, ToolResult, ToolSpec, Usage
 
 ANY = "*"  # in a skill table: every family that is not named

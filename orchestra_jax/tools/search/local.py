@@ -17,7 +17,7 @@ import numpy as np
 from orchestra_jax.data.rows import rows_of
 from orchestra_jax.io.stopwatch import worked
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.base import ToolHandler
+from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.types import SEARCH, ToolResult, ToolSpec, Usage
 
 if TYPE_CHECKING:

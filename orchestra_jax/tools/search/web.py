@@ -131,7 +131,7 @@ class WebSearch(ABC):
         self, name: str, request: Mapping[str, Any], path: str, fields: Mapping[str, Any], read: Read, budget: Budget
     ) -> Recorded:
         """What `read` made of the answer to `fields`; `request` is what identifies the call."""
-        worst = self._prices.charge(Usage(name, seconds=self._timeout_s + GRACE_S))
+        worst = self._prices.priced(Usage(name, seconds=self._timeout_s + GRACE_S))
 
         async def send() -> Outcome:
             return await self._send(name, path, fields, read)
@@ -148,7 +148,7 @@ class WebSearch(ABC):
             response = await client.request(self.method, path, **body)
         except ServerError as error:
             return Lost(str(error)) if error.sent else Refused(str(error), retry=True)
-        row = self._prices.charge(Usage(name, seconds=time.perf_counter() - start))
+        row = self._prices.priced(Usage(name, seconds=time.perf_counter() - start))
         said = client.shown(_reason(response.content)).rstrip(".")
         if response.status == 400:  # the arguments are the policy's, and so is the error
             return Recorded({"error": said}, (replace(row, cost_usd=0.0),), is_error=True)

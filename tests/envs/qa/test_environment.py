@@ -24,8 +24,9 @@ from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.base import Environment, Episode, initial_messages
 from orchestra_jax.envs.qa.environment import QAEnvironment, QAEpisode
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.prices import call_rows
 from orchestra_jax.tools.answers import extract_answer, matches, parse_number
-from orchestra_jax.tools.base import ToolExecutor, charge
+from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.tools.python import sandbox
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
 
@@ -110,13 +111,13 @@ def test_real_tools_and_observations_of_wrong_calls(cfg: RunConfig):
 
 def test_charge_without_own_rows():
     spec = ToolSpec("t", "d", {"type": "object"})
-    assert charge(spec, (), 0.3) == (Usage("t", seconds=0.3, price_list="menu"),)
+    assert call_rows(spec, (), 0.3) == (Usage("t", seconds=0.3, price_list="menu"),)
     own = (Usage("model", completion_tokens=5, cost_usd=0.1, seconds=2.0),)
-    assert charge(spec, own, 0.3) == own
+    assert call_rows(spec, own, 0.3) == own
     priced = ToolSpec("t", "d", {"type": "object"}, price_usd=0.7)
     expected = Usage("t", completion_tokens=5, cost_usd=0.7, seconds=2.0, price_list="menu")
-    assert charge(priced, own, 0.3) == (expected,)
-    (row,) = charge(ToolSpec("t", "d", {"type": "object"}, price_usd=0.5, latency_s=4.0), own, 0.3)
+    assert call_rows(priced, own, 0.3) == (expected,)
+    (row,) = call_rows(ToolSpec("t", "d", {"type": "object"}, price_usd=0.5, latency_s=4.0), own, 0.3)
     assert (row.cost_usd, row.seconds, row.price_list) == (0.5, 4.0, "menu")
 
 

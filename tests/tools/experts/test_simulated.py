@@ -7,7 +7,7 @@ import pytest
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.answers import matches
-from orchestra_jax.tools.base import ToolExecutor
+from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.tools.experts.simulated import SimulatedExpert, SimulatedTool, experts_from_config, near_numbers
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall
 

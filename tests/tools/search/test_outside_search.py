@@ -11,8 +11,8 @@ from orchestra_jax.io.http_json import JsonClient, ServerError
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.money.replay import Recorded, Replay
-from orchestra_jax.tools.base import ToolExecutor
 from orchestra_jax.tools.entries import recorded
+from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.tools.search.embeddings import EndpointEmbedder
 from orchestra_jax.tools.search.local import LocalIndex, Passage
 from orchestra_jax.tools.search.server import RemoteIndex, RetrievalServer

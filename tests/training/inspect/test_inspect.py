@@ -17,7 +17,7 @@ from orchestra_jax.models import checkpoint
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
-from orchestra_jax.tools.base import ToolExecutor
+from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.inspect import registry
 from orchestra_jax.training.inspect.tasks import FIGURES, benchmark_task, figures

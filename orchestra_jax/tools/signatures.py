@@ -1,0 +1,76 @@
+"""The JSON schema of a function's arguments, read from its annotations and docstring."""
+
+import inspect
+import re
+from collections.abc import Callable
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from orchestra_jax.tools.schema import TYPES
+
+_ARGUMENT = re.compile(r" {4}(\w+)(?: \([^)]*\))?: +(.*)")  # a line below "Args:"; one that goes on is indented deeper
+
+
+def signature(function: Callable[..., Any], *, filled: type) -> tuple[str, dict[str, Any], str | None]:
+    """A function as a tool: its description, the JSON schema of its arguments, and the argument that is filled in.
+
+    Args:
+        function: annotated; the first paragraph of its docstring is the description, "Args:" describes the arguments.
+        filled: type of the argument that is no part of the schema.
+
+    Raises:
+        TypeError: an argument without a name or with a type that has no schema.
+    """
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    described = _described(paragraphs)
+    hints, hidden = get_type_hints(function), None
+    properties, required = dict[str, Any](), list[str]()
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"Argument {name!r} of the tool {function.__name__!r} must be one that has a name.")
+        if hints.get(name) is filled:
+            hidden = name
+            continue
+        try:
+            properties[name] = _typed(hints[name])
+        except LookupError:
+            raise TypeError(
+                f"Argument {name!r} of the tool {function.__name__!r} needs one of these types: str, int, float, bool, "
+                "Literal, list, dict, or one of them and None."
+            ) from None
+        if name in described:
+            properties[name]["description"] = described[name]
+        if parameter.default is parameter.empty:
+            required.append(name)
+        elif parameter.default is not None:
+            properties[name]["default"] = parameter.default
+    parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return " ".join(paragraphs[0].split()), parameters, hidden
+
+
+def _typed(hint: Any) -> dict[str, Any]:
+    """The JSON schema of an annotation; raises LookupError where there is none."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        kinds = {TYPES[type(value)] for value in inner}
+        return {"type": kinds.pop() if len(kinds) == 1 else sorted(kinds), "enum": list(inner)}
+    if origin in (Union, UnionType):
+        parts = [_typed(each) for each in inner]
+        simple = all(part.keys() == {"type"} for part in parts)
+        return {"type": [part["type"] for part in parts]} if simple else {"anyOf": parts}
+    if origin is list:
+        return {"type": "array", "items": _typed(inner[0])}
+    return {"type": TYPES[origin or hint]}
+
+
+def _described(paragraphs: list[str]) -> dict[str, str]:
+    """Argument -> its description, of the paragraph that begins with "Args:"."""
+    found, name = dict[str, str](), ""
+    for paragraph in paragraphs:
+        if paragraph.startswith("Args:"):
+            for line in paragraph.splitlines()[1:]:
+                if start := _ARGUMENT.fullmatch(line):
+                    name, found[start[1]] = start[1], start[2]
+                elif name:
+                    found[name] += f" {line.strip()}"
+    return found
