@@ -1,4 +1,4 @@
-"""Benchmarks by name: the tasks that a policy is measured on, made from the environment of the run."""
+"""Benchmarks by name: tasks that a policy is measured on, made from the environment of the run."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -7,8 +7,7 @@ from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.types import Task
 
-# The tasks of a benchmark; by name where it has several parts, whose figures are reported side by side.
-Tasks = Sequence[Task] | Mapping[str, Sequence[Task]]
+Tasks = Sequence[Task] | Mapping[str, Sequence[Task]]  # by name, where a benchmark has parts
 Benchmark = Callable[[Environment, WorldConfig], Tasks]
 
 HELD_OUT, PREFERENCE_SWAP = "held_out", "preference_swap"
@@ -29,10 +28,10 @@ BENCHMARKS: Registry[Benchmark] = Registry(
 
 
 def held_out(environment: Environment, cfg: WorldConfig) -> Sequence[Task]:
-    """The environment's own held-out tasks, evaluation.questions of them."""
+    """Return evaluation.questions of the environment's held-out tasks."""
     return environment.held_out(cfg.evaluation.questions)
 
 
 def preference_swap(environment: Environment, cfg: WorldConfig) -> Mapping[str, Sequence[Task]]:
-    """The same evaluation.swap_questions held-out questions under each kind of preference."""
+    """Return the same evaluation.swap_questions held-out questions under each kind of preference."""
     return environment.paired_preferences(cfg.evaluation.swap_questions)

@@ -1,60 +1,68 @@
-"""Whom a policy's calls go to: the strongest model of the menu, and models of its own kind (Fig. 3 and appendix A).
+"""Figures of the calls of a policy: which models it asks (Fig. 3), what several calls gain, and how varied calls are.
 
-A call of a model is an executed call of an expert: of a catalogue's "role/model", or of a tool whose name begins with
-"expert", as those of the quickstart and simulated ones do. The strongest model of a menu is the one whose output tokens
-cost most by the instance's price list; where no model has such a price, the one whose call costs most; several where
-they cost the same. A model is of the policy's own kind where both names have the same family, such as gpt-5 and
+A model is a tool of a catalogue named "role/model", or one whose name begins with "expert", as simulated experts do.
+The strongest model of a menu has the dearest output tokens by the instance's price list; where no model has such a
+price, the dearest call. A model is of the policy's own kind where both names have the same family, such as gpt-5 and
 gpt-5-mini.
 """
 
+import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestra_jax.evaluation.intervals import Interval, bootstrap
-from orchestra_jax.types import Status, Task, Trajectory
+from orchestra_jax.envs.baselines import said
+from orchestra_jax.tools.answers import ANSWER_TOOL, extract_answer, matches
+from orchestra_jax.types import Status, Task, ToolResult, Trajectory
 
-OUTPUT_USD, CALL_USD = "output_usd", "call_usd"  # per million output tokens; a call
+OUTPUT_USD, CALL_USD = "output_usd", "call_usd"  # dollars per million output tokens, and per call
 _VERSION = re.compile(r"\d+(\.\d+)*[a-z]?(?<!b)$")  # such as 3.3 or 4o, not the size 70b
 
-# What the models of a menu cost, by what they are ("generalist/gpt-5"): {OUTPUT_USD or CALL_USD: dollars}.
-Offered = Mapping[str, Mapping[str, float]]
+ModelPrices = Mapping[str, Mapping[str, float]]  # by model ("generalist/gpt-5"): {OUTPUT_USD or CALL_USD: dollars}
 
 
-def family(model: str) -> str:
-    """A model's name without its size and variant: "qwen3" of "Qwen/Qwen3-8B", "gpt-5" of "gpt-5-mini"."""
+def counted(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return the trajectories that did not fail for infrastructure reasons, which figures are means of."""
+    return [trajectory for trajectory in trajectories if trajectory.status is not Status.FAILED]
+
+
+def model_family(model: str) -> str:
+    """Return a model's name without size and variant: "qwen3" for "Qwen/Qwen3-8B", "gpt-5" for "gpt-5-mini"."""
     first, *rest = model.lower().rsplit("/", 1)[-1].split("-")
     versioned = rest and not re.search(r"\d", first) and _VERSION.match(rest[0])
     return f"{first}-{rest[0]}" if versioned else first
 
 
 def is_model(tool: str) -> bool:
-    """Whether a tool, told by what it is, is a model."""
+    """Return whether a tool is a model."""
     return "/" in tool or tool.startswith("expert")
 
 
-def tool_of(name: str, arguments: Mapping[str, Any], keys: Mapping[str, str]) -> str:
-    """What a call is of: behind the alias of a menu is a tool of the catalogue, or a model that an argument names.
+def called_tool(name: str, arguments: Mapping[str, Any], keys: Mapping[str, str]) -> str:
+    """Return the tool that a call is for: behind an alias of the menu, or the model that an argument names.
 
     Args:
-        keys: what every name of the menu stands for; empty where each stands for itself.
+        name: the called name.
+        arguments: of the call.
+        keys: the tool behind every name of the menu; empty where names are tools.
     """
     return keys.get(str(arguments.get("model")), keys.get(name, name))
 
 
 def called_tools(trajectory: Trajectory) -> list[str]:
-    """What was called, in order, see `tool_of`."""
+    """Return the tools of all executed calls, in order."""
     keys = trajectory.task.extra.get("instance", {}).get("tools", {})
-    return [tool_of(call.name, call.arguments, keys) for call in trajectory.calls]
+    return [called_tool(call.name, call.arguments, keys) for call in trajectory.calls]
 
 
 def offered_models(task: Task) -> dict[str, dict[str, float]]:
-    """The models on a task's menu with their prices; a price that nobody states is left out."""
+    """Return the models on a task's menu with their prices; an unknown price is left out."""
     instance = task.extra.get("instance", {})
-    specs, keys = {spec.name: spec for spec in task.tools}, instance.get("tools", {})
+    specs = {spec.name: spec for spec in task.tools}
     found: dict[str, dict[str, float]] = {}
-    for name, key in (keys or {name: name for name in specs}).items():
+    for name, key in (instance.get("tools") or dict(zip(specs, specs, strict=True))).items():
         if not is_model(key):
             continue
         call = specs[name].price_usd if name in specs else None
@@ -63,8 +71,8 @@ def offered_models(task: Task) -> dict[str, dict[str, float]]:
     return found
 
 
-def strongest(offered: Offered) -> set[str]:
-    """The dearest of them, see the module; nothing where no price is known."""
+def strongest_models(offered: ModelPrices) -> set[str]:
+    """Return the dearest models, several if they cost the same, none if no price is known."""
     for unit in (OUTPUT_USD, CALL_USD):
         if prices := {key: usd[unit] for key, usd in offered.items() if unit in usd}:
             return {key for key, usd in prices.items() if usd == max(prices.values())}
@@ -72,72 +80,109 @@ def strongest(offered: Offered) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Delegated:
-    """Counts of calls.
+class ModelCalls:
+    """Counts of calls of models.
 
     Attributes:
-        models: calls of models.
-        ranked: those on a menu whose strongest model is known; strongest: those that went to it.
-        own: those to models of the policy's own kind; None where that is not known.
+        count: all of them.
+        ranked: those on a menu whose strongest model is known.
+        strongest: those to the strongest model.
+        own: those to the policy's own kind; None if the policy's model is not known.
     """
 
-    models: int
+    count: int
     ranked: int
     strongest: int
     own: int | None
 
 
-def delegated(called: Sequence[str], offered: Offered, own: str | None) -> Delegated:
-    """Counts of one trajectory.
-
-    Args:
-        called: what was called, by what it is.
-        own: the name of the policy's own model, None where it is not known.
-    """
-    models, top = [key for key in called if key in offered], strongest(offered)
-    kin = None if own is None else sum(family(key.rpartition("/")[2]) == family(own) for key in models)
-    return Delegated(len(models), len(models) if top else 0, sum(key in top for key in models), kin)
+def count_model_calls(called: Sequence[str], offered: ModelPrices, policy_model: str | None) -> ModelCalls:
+    """Count the calls of models among the called tools of one trajectory."""
+    models, top = [key for key in called if key in offered], strongest_models(offered)
+    own = None
+    if policy_model is not None:
+        own = sum(model_family(key.rpartition("/")[2]) == model_family(policy_model) for key in models)
+    return ModelCalls(len(models), len(models) if top else 0, sum(key in top for key in models), own)
 
 
-@dataclass(frozen=True)
-class Shares:
-    """Of all calls of models: the share that went to the strongest, and to the policy's own kind; None: not known.
-
-    Attributes:
-        strongest_interval, own_interval: at 95 %, by bootstrap over the questions.
-    """
-
-    strongest: float | None
-    strongest_interval: Interval | None
-    own: float | None
-    own_interval: Interval | None
-
-
-def shares(questions: Sequence[Sequence[Delegated]]) -> Shares:
-    """The shares of all samples of some questions."""
-
-    def of(pairs: Sequence[Sequence[tuple[int, int]]]) -> tuple[float | None, Interval | None]:
-        sums = [tuple(map(sum, zip(*some, strict=True))) for some in pairs if some]
-        asked = [(part, whole) for part, whole in sums if whole]
-        if not asked:
-            return None, None
-        parts, wholes = zip(*asked, strict=True)
-        each = [part / whole for part, whole in asked]
-        return sum(parts) / sum(wholes), bootstrap(each, weights=wholes)
-
-    strong = of([[(one.strongest, one.ranked) for one in some] for some in questions])
-    known = all(one.own is not None for some in questions for one in some)
-    own = of([[(one.own or 0, one.models) for one in some] for some in questions]) if known else (None, None)
-    return Shares(*strong, *own)
-
-
-def share_figures(trajectories: Sequence[Trajectory], own: str | None) -> dict[str, float | None]:
-    """Figures of what did not fail: calls of models a question, and the shares; nothing where no menu has a model."""
-    counted = [t for t in trajectories if t.status is not Status.FAILED]
-    offers = [offered_models(t.task) for t in counted]
+def model_figures(trajectories: Sequence[Trajectory], policy_model: str | None) -> dict[str, float | None]:
+    """Return model_calls (a question), strongest_share and own_share, or nothing if no menu has a model."""
+    runs = counted(trajectories)
+    offers = [offered_models(t.task) for t in runs]
     if not any(offers):
         return {}
-    found = [delegated(called_tools(t), offer, own) for t, offer in zip(counted, offers, strict=True)]
-    both = shares([[one] for one in found])
-    calls = sum(one.models for one in found) / len(found)
-    return {"model_calls": calls, "strongest_share": both.strongest, "own_share": both.own}
+    found = [count_model_calls(called_tools(t), some, policy_model) for t, some in zip(runs, offers, strict=True)]
+    count, ranked = sum(one.count for one in found), sum(one.ranked for one in found)
+    known = policy_model is not None and count
+    return {
+        "model_calls": count / len(found),
+        "strongest_share": sum(one.strongest for one in found) / ranked if ranked else None,
+        "own_share": sum(one.own or 0 for one in found) / count if known else None,
+    }
+
+
+def several_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Return `several`, the figures of questions with more than one executed call, or nothing if there is no call.
+
+    Returns:
+        share: of the questions, and share_by_family: of those of each kind. Where there is such a question, also
+        first_silent: the share whose first call failed and said nothing. first_right, answer_right: the shares whose
+        first result, and whose final answer, is right by exact match; the difference is the gain of the other calls.
+        first_cost, cost: mean dollars for the first call, and for all of them.
+    """
+    runs = [(t, [r for turn in t.turns for r in turn.results if not r.refused]) for t in counted(trajectories)]
+    if not any(results for _, results in runs):
+        return {}
+    several = [(t, results) for t, results in runs if len(results) > 1]
+    by_family = {
+        family: _mean([len(results) > 1 for t, results in runs if t.task.family == family])
+        for family in sorted({t.task.family for t, _ in runs})
+    }
+    found: dict[str, Any] = {"share": len(several) / len(runs), "share_by_family": by_family}
+    if several:
+        firsts = [said(some[0]) for _, some in several]
+        found |= {
+            "first_silent": _mean([first is None for first in firsts]),
+            "first_right": _mean([_right(t, first) for (t, _), first in zip(several, firsts, strict=True)]),
+            "answer_right": _mean([_right(t, t.answer) for t, _ in several]),
+            "first_cost": _mean([_usd(some[:1]) for _, some in several]),
+            "cost": _mean([_usd(some) for _, some in several]),
+        }
+    return {"several": found}
+
+
+def _right(trajectory: Trajectory, text: str | None) -> bool:
+    answers = trajectory.task.answer
+    return text is not None and (matches(text, answers) or matches(extract_answer(text), answers))
+
+
+def _usd(results: Sequence[ToolResult]) -> float:
+    return sum(row.cost_usd for result in results for row in result.usage)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def tool_entropy(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the entropy of all executed calls, which falls where a policy's calls collapse onto few tools.
+
+    The call that only hands in the answer is no choice and does not count, nor do failed trajectories.
+
+    Returns:
+        entropy: bits, 0 where one tool gets every call; missing where nothing was called. entropy_share: its share of
+        log2 of the number of offered tools; missing where at most one is offered.
+    """
+    runs = counted(trajectories)
+    called = Counter(name for t in runs for name in called_tools(t) if name != ANSWER_TOOL.name)
+    offered = {name for t in runs for name in _offered(t.task)} - {ANSWER_TOOL.name}
+    if not called:
+        return {}
+    total = called.total()
+    bits = sum(count / total * math.log2(total / count) for count in called.values())
+    return {"entropy": bits, **({"entropy_share": bits / math.log2(len(offered))} if len(offered) > 1 else {})}
+
+
+def _offered(task: Task) -> list[str]:
+    keys = task.extra.get("instance", {}).get("tools")
+    return list(keys.values()) if keys else [spec.name for spec in task.tools]

@@ -1,4 +1,4 @@
-"""What a training step saw, without loss: groups of trajectories in gzipped lines of JSON, a group to a line."""
+"""Files of the groups of each training step, without loss: gzipped lines of JSON, a group to a line."""
 
 import base64
 import gzip
@@ -25,11 +25,13 @@ class StoredGroup:
 
     Attributes:
         step: the training step that it was collected for, from 1.
-        group: its index within the step; members: its trajectories, in order.
-        rewards, advantages: of the members, as the update used them.
-        kept: whether the group has a gradient.
-        learner: by member and sequence, the learner's own log-probs of the sampled ids before the update; None where it
-            did not score the member, empty where it scored none.
+        group: its index within the step.
+        members: its trajectories, in order.
+        rewards: of the members, as the update used them.
+        advantages: of the members, likewise.
+        kept: the group has a gradient.
+        learner: by member and sequence, the learner's own log-probs of the sampled ids before the update; None for a
+            member that it did not score, empty where it scored none.
     """
 
     step: int
@@ -42,18 +44,19 @@ class StoredGroup:
 
     @property
     def task(self) -> Task:
+        """The task of all members."""
         return self.members[0].task
 
 
 def write_groups(path: Path, groups: Sequence[StoredGroup]) -> None:
-    """Writes one file of groups; it is whole or not there, and replaces the one before."""
+    """Write one file of groups, which replaces the file before and is never there in part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     with gzip.open(part, "wt", encoding="utf-8", compresslevel=1) as stream:
         for group in groups:
             own = {"step": group.step, "group": group.group, "kept": group.kept}
             figures = {"rewards": group.rewards, "advantages": group.advantages}
-            members = [encoded(member) for member in group.members]
+            members = [encode_trajectory(member) for member in group.members]
             for record, scores in zip(members, group.learner, strict=False):
                 if scores is not None:
                     record["learner"] = [_packed(own) for own in scores]
@@ -62,10 +65,10 @@ def write_groups(path: Path, groups: Sequence[StoredGroup]) -> None:
 
 
 def read_groups(folder: Path, steps: Sequence[int] | None = None) -> Iterator[StoredGroup]:
-    """Every group that a run left in a folder, or of some steps only, by step and index.
+    """Yield every group in a run's folder, or those of some steps, by step and index.
 
     Raises:
-        ValueError: a file is broken; one sentence with its name.
+        ValueError: a file is damaged.
     """
     for step in steps_in(folder) if steps is None else sorted(steps):
         files = [file for file in folder.glob(f"step-*{SUFFIX}") if step_of(file) == step]  # of one process each
@@ -73,12 +76,12 @@ def read_groups(folder: Path, steps: Sequence[int] | None = None) -> Iterator[St
 
 
 def steps_in(folder: Path) -> list[int]:
-    """The steps that a folder holds, in order."""
+    """Return the steps in a folder, in order."""
     return sorted({step_of(file) for file in folder.glob(f"step-*{SUFFIX}")})
 
 
 def step_of(file: Path) -> int:
-    """The step that a file of rollouts is of: 12 for step-000012.1.jsonl.gz."""
+    """Return the step of a file of rollouts: 12 for step-000012.1.jsonl.gz."""
     return int(file.name.removeprefix("step-").partition(".")[0])
 
 
@@ -91,15 +94,15 @@ def _read(file: Path) -> Iterator[StoredGroup]:
         raise ValueError(f"{str(file)!r} is damaged: delete it and its step is left out. ({error})") from error
 
 
-def encoded(trajectory: Trajectory) -> dict[str, Any]:
-    """A trajectory for JSON, all but its task; `decoded` is the inverse."""
+def encode_trajectory(trajectory: Trajectory) -> dict[str, Any]:
+    """Return a trajectory for JSON, without its task; `decode_trajectory` is the inverse."""
     own = {entry.name: getattr(trajectory, entry.name) for entry in fields(trajectory) if entry.name != "task"}
     sequences = [[_encoded_turn(turn) for turn in turns] for turns in trajectory.sequences]
     return {**own, "solved": bool(trajectory.solved), "sequences": sequences, "ledger": _dicts(trajectory.ledger)}
 
 
-def decoded(record: Mapping[str, Any], task: Task) -> Trajectory:
-    """What `encoded` was given."""
+def decode_trajectory(record: Mapping[str, Any], task: Task) -> Trajectory:
+    """Return the trajectory that `encode_trajectory` was given."""
     sequences = tuple(tuple(_turn(turn) for turn in turns) for turns in record["sequences"])
     own = {entry.name: record[entry.name] for entry in fields(Trajectory) if entry.name in record}
     made = {"status": Status(record["status"]), "sequences": sequences, "ledger": _rows(record["ledger"])}
@@ -107,7 +110,7 @@ def decoded(record: Mapping[str, Any], task: Task) -> Trajectory:
 
 
 def _encoded_turn(turn: Turn) -> dict[str, Any]:
-    # Without its arrays: `asdict` would copy them number by number.
+    # `asdict` would copy the arrays number by number.
     record = asdict(replace(turn, prompt_ids=(), sampled_ids=(), logprobs=()))
     return record | {name: _packed(getattr(turn, name)) for name in _ARRAYS}
 
@@ -130,7 +133,7 @@ def _group(record: Mapping[str, Any]) -> StoredGroup:
     return StoredGroup(
         step=record["step"],
         group=record["group"],
-        members=tuple(decoded(member, whole) for member in record["members"]),
+        members=tuple(decode_trajectory(member, whole) for member in record["members"]),
         rewards=tuple(record["rewards"]),
         advantages=tuple(record["advantages"]),
         kept=record["kept"],
@@ -143,7 +146,7 @@ def _scores(texts: Sequence[str] | None) -> Scores | None:
 
 
 def _packed(values: Sequence[float]) -> str:
-    """Numbers in base64, for a tenth of the time and half of the space of digits; the first letter says their type."""
+    """Return numbers in base64, a tenth of the time and half of the space of digits; the first letter is their type."""
     if not len(values):
         return ""
     if isinstance(values[0], int | np.integer):

@@ -1,6 +1,6 @@
-"""How far a figure may be off that was measured on so many questions, or with so many seeds.
+"""Confidence intervals, all at 95 %: Wilson's and bootstrap over questions, Student's over seeds.
 
-Wilson's and bootstrap intervals over questions; Student's over seeds.
+They are written out, as importing scipy.stats takes longer than a short evaluation.
 """
 
 import math
@@ -17,12 +17,13 @@ _SEED = 0
 _AT_ONCE = 1 << 22  # numbers drawn at a time
 
 Interval = tuple[float, float]
+Values = Sequence[float] | Float[np.ndarray, " N"]
 
 
 def wilson(solved: int, counted: int) -> Interval | None:
-    """Wilson's score interval of a share, at 95 % (Wilson 1927); None of nothing.
+    """Return Wilson's score interval of the share solved / counted (Wilson 1927), or None if nothing is counted.
 
-    The shares p that are not further from solved / counted than z standard errors of p itself.
+    It holds the shares p that are at most z standard errors of p away from the observed share.
     """
     if not counted:
         return None
@@ -33,16 +34,15 @@ def wilson(solved: int, counted: int) -> Interval | None:
     return centre - half if solved else 0.0, centre + half if solved < counted else 1.0
 
 
-def bootstrap(
-    values: Sequence[float] | Float[np.ndarray, " N"],
-    resamples: int = RESAMPLES,
-    weights: Sequence[float] | Float[np.ndarray, " N"] | None = None,
-) -> Interval | None:
-    """The percentile interval of a mean, at 95 %: of the means of samples of N with replacement; None of nothing.
+def bootstrap(values: Values, resamples: int = RESAMPLES, weights: Values | None = None) -> Interval | None:
+    """Return the percentile interval of a mean by resampling with replacement, or None if there is no value.
 
-    The samples depend on N only: the same values give the same interval, and runs on the same questions are resampled
-    alike. What is resampled is independent of each other: questions, each with the mean of its samples as its value
-    and their number as its weight, where it has several.
+    The resamples depend on the number of values only, so runs on the same questions are resampled alike.
+
+    Args:
+        values: one for each question, which are independent of each other: the mean of its samples.
+        resamples: the number of resamples.
+        weights: the number of samples of each question, where it differs.
     """
     found = np.asarray(values, np.float64)
     share = None if weights is None or len(set(weights)) < 2 else np.asarray(weights, np.float64)
@@ -58,11 +58,8 @@ def bootstrap(
     return float(low), float(high)
 
 
-def student(values: Sequence[float] | Float[np.ndarray, " N"]) -> Interval | None:
-    """Student's interval of a mean, at 95 %: of figures that differ by their seed; None of fewer than two.
-
-    With three seeds it is 2.48 times the sample's standard deviation on either side.
-    """
+def student(values: Values) -> Interval | None:
+    """Return Student's interval of a mean over seeds, or None if there are fewer than two values."""
     found = np.asarray(values, np.float64)
     if len(found) < 2:
         return None

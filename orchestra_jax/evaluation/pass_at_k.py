@@ -3,28 +3,24 @@
 import math
 from collections.abc import Sequence
 
-# Of one question: how many samples counted, and how many of them are right.
-Count = tuple[int, int]
+Count = tuple[int, int]  # of one question: how many samples counted, and how many of them are right
 
 
 def all_right(counted: int, right: int, k: int) -> float:
-    """The share of the subsets of k samples that are right throughout: without bias for the chance of k in a row."""
+    """Return the share of the subsets of k samples that are all right, an unbiased estimate of k successes in a row."""
     return math.comb(right, k) / math.comb(counted, k)
 
 
 def any_right(counted: int, right: int, k: int) -> float:
-    """The share of the subsets of k samples with a right one in them, likewise (Chen et al. 2021)."""
+    """Return the share of the subsets of k samples with a right one, unbiased likewise (Chen et al. 2021)."""
     return 1.0 - math.comb(counted - right, k) / math.comb(counted, k)
 
 
 def pass_figures(counts: Sequence[Count], samples: int) -> dict[str, dict[str, float | None]]:
-    """Means over the questions, for every k up to `samples`.
+    """Return {"pass^k": {"1": .., "2": ..}, "pass@k": {...}}, means over the questions, for every k up to `samples`.
 
-    A question of which fewer than k samples counted, as others failed for infrastructure reasons, is not in the mean
-    of that k; None where no question is.
-
-    Returns:
-        {"pass^k": {"1": .., "2": ..}, "pass@k": {...}}; nothing for one sample of each question, which is accuracy.
+    A question with fewer than k samples, as others failed for infrastructure reasons, is not in the mean of that k.
+    The mean over no question is None. One sample of each question gives nothing, as its figure is the accuracy.
     """
     if samples == 1:
         return {}

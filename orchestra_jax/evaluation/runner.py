@@ -1,9 +1,10 @@
-"""A policy on its benchmarks: at temperature 1 and greedy, by parts, and beside baselines."""
+"""Evaluation of a policy on its benchmarks: at temperature 1 and greedy, by parts, and beside baselines."""
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,19 +14,16 @@ from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import Environment, Script
 from orchestra_jax.envs.baselines import DO_NOTHING, EXPERT, Baseline, do_nothing
 from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT, Tasks
-from orchestra_jax.evaluation.calls import share_figures
+from orchestra_jax.evaluation.calls import model_figures, several_figures
 from orchestra_jax.evaluation.measures import (
-    by_part,
-    disagreements,
     intervals,
-    passes,
+    local_share,
     preference_utility,
+    questions,
     summarize,
     tool_shares,
 )
-from orchestra_jax.evaluation.several import several_figures
-from orchestra_jax.evaluation.trajectory_files import Kept
-from orchestra_jax.evaluation.turn_caps import capped, cut, ended_by, widest
+from orchestra_jax.evaluation.trajectory_files import TrajectoryFile
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.collector import Collector
@@ -33,9 +31,12 @@ from orchestra_jax.rollout.sharing import play_all, share_all
 from orchestra_jax.rollout.speakers import MessageEngine
 from orchestra_jax.types import Status, Task, Trajectory
 
+if TYPE_CHECKING:
+    from orchestra_jax.evaluation.turn_caps import TurnCaps
+
 
 def chosen_tasks(environment: Environment, cfg: WorldConfig) -> dict[str, Tasks]:
-    """The tasks of evaluation.benchmarks by name, where there are any, the first evaluation.limit of each.
+    """Return the tasks of evaluation.benchmarks by name, the first evaluation.limit of each.
 
     Raises:
         ConfigError: there is no benchmark of a name.
@@ -51,26 +52,42 @@ def chosen_tasks(environment: Environment, cfg: WorldConfig) -> dict[str, Tasks]
 
 
 def in_parts(name: str, tasks: Tasks) -> dict[str, Sequence[Task]]:
-    """The parts of a benchmark, by their names in files; where it has none, itself."""
+    """Return the parts of a benchmark by their names in files; one without parts is its only part."""
     return {f"{name}.{part}": some for part, some in tasks.items()} if isinstance(tasks, Mapping) else {name: tasks}
 
 
-class Evaluator:
-    """Measures the policy that the engine holds, or a script, on fixed tasks of the environment; `budget`, of the run,
-    pays for it.
-
-    Trajectories are kept in `directory`, if there is one. Each of `processes` plays its share of the tasks, keeps what
-    it played in a file of its own, and has the figures of all; None: this one alone.
-
-    `policy_model` names the model that the policy is made from, for figures of what it delegates to its own kind.
-
-    With caps of turns the collector has the widest limits (`measures.turn_caps`): a trajectory is played once, under
-    these, and the others are its beginnings, kept in folders of their own.
+@dataclass(frozen=True)
+class _Player:
+    """A policy or script under evaluation.
 
     Attributes:
-        disagreements: of a judge and exact match in what was evaluated, with the benchmark's name.
-        benchmarks: tasks by benchmark, where there are any; by part, where it has parts. None with
-            evaluation.questions=0.
+        folder: of its trajectories.
+        identity: tells its weights from others'; None: earlier trajectories are not taken over.
+        model: the name of the policy's own model, if it is known.
+        caps: of turns, if there are any.
+    """
+
+    engine: Engine | MessageEngine | Baseline
+    folder: str
+    identity: str | None = None
+    model: str | None = None
+    caps: "TurnCaps | None" = None
+
+
+class Evaluator:
+    """Measures the policy of an engine, or a script, on fixed tasks of the collector's environment.
+
+    Args:
+        cfg: the settings of evaluation, reward and rollout limits, and all that a benchmark may ask for.
+        collector: plays the tasks, under `TurnCaps.widest` if the evaluation has caps of turns.
+        engine: the policy, or a script.
+        budget: of the run; it pays for everything.
+        directory: for the trajectories; None: they are not kept.
+        processes: each plays its share of the tasks, keeps it in a file of its own, and has the figures of all.
+
+    Attributes:
+        benchmarks: tasks by benchmark; by part, where it has parts. Empty with evaluation.questions=0.
+        disagreements: of a judge and exact match so far, with the benchmark's name.
 
     Raises:
         ConfigError: there is no benchmark of a name in evaluation.benchmarks.
@@ -79,65 +96,63 @@ class Evaluator:
     def __init__(
         self,
         cfg: WorldConfig,
-        environment: Environment,
         collector: Collector,
         engine: Engine | MessageEngine | Baseline,
         budget: Budget,
         directory: Path | None = None,
         processes: Processes | None = None,
-        turn_caps: Sequence[int] = (),
-        policy_model: str | None = None,
     ) -> None:
-        self._directory, self._when = directory, ""
-        self._policy: str | None = None
-        self._model = policy_model
-        self._processes = processes or Processes()
         self.cfg, self.collector, self.engine, self._budget = cfg, collector, engine, budget
-        self.benchmarks = chosen_tasks(environment, cfg)
+        self._directory, self._processes = directory, processes or Processes()
+        self._environment = collector.environment
+        self.benchmarks = chosen_tasks(self._environment, cfg)
         self.disagreements: list[dict[str, Any]] = []
-        self.scripts = dict(environment.baselines())
-        self._silence = Baseline(DO_NOTHING, self.scripts.pop(DO_NOTHING, do_nothing))
-        self._alone = {name: self.scripts.pop(name) for name in list(self.scripts) if name.startswith(EXPERT)}
-        self._environment = environment
+        scripts = dict(self._environment.baselines())
+        self._silence = Baseline(DO_NOTHING, scripts.pop(DO_NOTHING, do_nothing))
+        self._experts = {name: scripts.pop(name) for name in list(scripts) if name.startswith(EXPERT)}
+        self._scripts = scripts
         self._baseline_runs: dict[str, list[Trajectory]] | None = None
-        self._caps = capped(cfg.rollout.limits, turn_caps)
-        assert not turn_caps or collector.limits == widest(cfg.rollout.limits, turn_caps)
 
-    async def evaluate(self, when: str = "policy", policy: str | None = None) -> dict[str, dict[str, Any]]:
-        """Figures of the policy now, by benchmark. Those of before and after sample alike.
+    async def evaluate(
+        self,
+        when: str = "policy",
+        identity: str | None = None,
+        policy_model: str | None = None,
+        caps: "TurnCaps | None" = None,
+    ) -> dict[str, dict[str, Any]]:
+        """Return the figures of the policy by benchmark. Every evaluation samples alike.
 
         Args:
             when: names the folder of the trajectories.
-            policy: what tells its weights from others: trajectories that an earlier evaluation of them left are taken
-                over, unless they failed; None: all are made.
+            identity: tells the policy's weights from others: trajectories that an earlier evaluation of them left are
+                taken over, unless they failed; None: all are made.
+            policy_model: the name of the model that the policy is made from, for `own_share`.
+            caps: of turns, for figures under each.
 
         Returns:
-            `summarize`'s figures over evaluation.samples samples of each question, with their `intervals`, `passes`,
-            `share_figures`, `several_figures`, `tool_shares`, and `greedy` (figures of one sample at temperature 0)
-            where configured; the held-out tasks have `utility` too, and with caps of turns all have `turn_caps`,
-            `summarize`'s figures with `intervals` by cap. A benchmark with parts has those of each by `by_part`, and no
-            greedy ones.
+            For each benchmark the figures of `measures.summarize` over evaluation.samples samples of each question,
+            of `pass_figures`, `model_figures` and `several_figures`, `utility` (on the held-out tasks), `intervals`,
+            `tool_shares`, `turn_caps` (with caps) and `greedy` (figures of one sample at temperature 0, where
+            configured). A benchmark with parts has for each part `local_share`, but not `several`, `tool_shares` and
+            `greedy`.
         """
-        settings, found = self.cfg.evaluation, {}
-        self._when, self._policy = re.sub(r"[^\w-]+", "-", when), policy
+        assert caps is None or self.collector.limits == caps.widest
+        settings, found = self.cfg.evaluation, dict[str, dict[str, Any]]()
+        player = _Player(self.engine, re.sub(r"[^\w-]+", "-", when), identity, policy_model, caps)
+        is_script = isinstance(self.engine, Baseline)  # a script says the same each time
+        asked = settings.temperature, 1 if is_script else settings.samples
         for name, tasks in self.benchmarks.items():
-            # A script says the same each time.
-            asked = settings.temperature, 1 if isinstance(self.engine, Baseline) else settings.samples
             if isinstance(tasks, Mapping):
-                runs = {part: await self._collect(f"{name}.{part}", some, *asked) for part, some in tasks.items()}
-                found[name] = by_part(
-                    {part: self._as_limited(run) for part, run in runs.items()}, asked[1], self._model
-                )
-                for part, run in runs.items():
-                    found[name][part] |= self._by_cap(run, asked[1])
+                runs = {part: await self._collect(f"{name}.{part}", tasks[part], *asked, player) for part in tasks}
+                found[name] = {part: self._part_figures(run, asked[1], player) for part, run in runs.items()}
                 continue
-            found[name] = await self._figures(name, tasks, *asked)
-            if settings.greedy and settings.temperature and not isinstance(self.engine, Baseline):
-                found[name]["greedy"] = await self._figures(name, tasks, 0.0, 1)
+            found[name] = await self._figures(name, tasks, *asked, player)
+            if settings.greedy and settings.temperature and not is_script:
+                found[name]["greedy"] = await self._figures(name, tasks, 0.0, 1, player)
         return found
 
     async def baselines(self) -> dict[str, dict[str, float | None]]:
-        """Figures of every baseline on the held-out tasks, and of doing nothing on every benchmark.
+        """Return the figures of every baseline on the held-out tasks, and of doing nothing on every benchmark.
 
         That one is called "do_nothing" on the held-out tasks and "do_nothing on BENCHMARK" on others, where a benchmark
         with parts is one; its trajectories are kept as a policy's are. An expert alone is played where it is offered.
@@ -146,47 +161,57 @@ class Evaluator:
         found = {name: summarize(run) | self._utility(run, runs) for name, run in runs.items()}
         held_out = self.benchmarks.get(HELD_OUT, ())
         assert not isinstance(held_out, Mapping)
-        for name, script in self._alone.items():
+        for name, script in self._experts.items():
             model = name.removeprefix(EXPERT)
             offered = [task for task in held_out if model in [each.name for each in self._environment.experts(task)]]
             if offered:
                 found[name] = summarize(await self._play(script, offered))
-        self._when, self._policy = DO_NOTHING, DO_NOTHING
+        silent = _Player(self._silence, DO_NOTHING, DO_NOTHING)
         for name, tasks in self.benchmarks.items():
-            run = [
-                trajectory
-                for part, some in in_parts(name, tasks).items()
-                for trajectory in await self._collect(part, some, self.cfg.evaluation.temperature, 1, self._silence)
-            ]
+            run = []
+            for part, some in in_parts(name, tasks).items():
+                run += await self._collect(part, some, self.cfg.evaluation.temperature, 1, silent)
             utility = self._utility(run, runs) if name == HELD_OUT else {}
             found[DO_NOTHING if name == HELD_OUT else f"{DO_NOTHING} on {name}"] = summarize(run) | utility
         return found
 
-    async def _figures(self, name: str, tasks: Sequence[Task], temperature: float, samples: int) -> dict[str, Any]:
-        whole = await self._collect(name, tasks, temperature, samples)
-        run = self._as_limited(whole)
-        utility = self._utility(run, await self._runs(), samples) if name == HELD_OUT else {}
-        others = {"intervals": intervals(run, samples), "tool_shares": tool_shares(run)} | self._by_cap(whole, samples)
-        calls = share_figures(run, self._model) | several_figures(run)
-        return summarize(run) | passes(run, samples) | calls | utility | others
+    async def _figures(
+        self, name: str, tasks: Sequence[Task], temperature: float, samples: int, player: _Player
+    ) -> dict[str, Any]:
+        played = await self._collect(name, tasks, temperature, samples, player)
+        run = player.caps.proper(played) if player.caps else played
+        return {
+            **summarize(run),
+            **_passes(run, samples),
+            **model_figures(run, player.model),
+            **several_figures(run),
+            **(self._utility(run, await self._runs(), samples) if name == HELD_OUT else {}),
+            "intervals": intervals(run, samples),
+            "tool_shares": tool_shares(run),
+            **(player.caps.figures(played, samples) if player.caps else {}),
+        }
 
-    def _as_limited(self, run: list[Trajectory]) -> list[Trajectory]:
-        return [cut(trajectory, self.cfg.rollout.limits) for trajectory in run] if self._caps else run
-
-    def _by_cap(self, run: list[Trajectory], samples: int) -> dict[str, dict[str, Any]]:
-        found = dict[str, Any]()
-        for cap, limits in self._caps.items():
-            some = [cut(trajectory, limits) for trajectory in run]
-            found[str(cap)] = summarize(some) | {"intervals": intervals(some, samples)}
-        return {"turn_caps": found} if found else {}
+    def _part_figures(self, played: list[Trajectory], samples: int, player: _Player) -> dict[str, Any]:
+        run = player.caps.proper(played) if player.caps else played
+        return {
+            **summarize(run),
+            "local_share": local_share(run),
+            **_passes(run, samples),
+            **model_figures(run, player.model),
+            "intervals": intervals(run, samples),
+            **(player.caps.figures(played, samples) if player.caps else {}),
+        }
 
     async def _collect(
-        self, name: str, tasks: Sequence[Task], temperature: float, samples: int, script: Baseline | None = None
+        self, name: str, tasks: Sequence[Task], temperature: float, samples: int, player: _Player
     ) -> list[Trajectory]:
-        """The samples of each task, side by side, of the policy or of a script."""
+        """Return the samples of each task, side by side."""
         own = self._processes.mine([(number, sample) for number in range(len(tasks)) for sample in range(samples)])
-        run = await share_all(self._processes, self._played(name, tasks, own, temperature, samples, script))
-        self.disagreements += [{"benchmark": name, **found} for found in disagreements(run)]
+        run = await share_all(self._processes, self._played(name, tasks, own, temperature, samples, player))
+        if any(row.role == "judge" for trajectory in run for row in trajectory.ledger):
+            from orchestra_jax.evaluation.judged import disagreements  # only where there is a judge
+
+            self.disagreements += [{"benchmark": name, **found} for found in disagreements(run)]
         return run
 
     async def _played(
@@ -196,66 +221,61 @@ class Evaluator:
         own: Sequence[tuple[int, int]],
         temperature: float,
         samples: int,
-        script: Baseline | None,
+        player: _Player,
     ) -> list[Trajectory]:
-        """This process's `own` trajectories, by number of the task and of the sample."""
-        seed, chosen = self.cfg.evaluation.seed, script or self.engine
-        files = self._files(name, tasks, temperature, samples, script)
-        kept = files.pop(None, None)
-        found = dict(kept.found) if kept else {}
-        for limits, file in files.items():
-            for place, trajectory in file.found.items():
-                if kept and limits and place not in found and not ended_by(trajectory, limits):
-                    found[place] = trajectory
-                    kept.add(trajectory)
-        missing = [each for each in own if each not in found]
+        """Return this process's `own` trajectories, by number of the task and of the sample; play what is missing."""
+        files = self._files(name, tasks, temperature, samples, player)
+        played_file = files.get(self.collector.limits)
+        found = dict(played_file.found) if played_file else {}
+        shorter = {limits: file for limits, file in files.items() if limits != self.collector.limits}
+        if shorter and played_file:
+            from orchestra_jax.evaluation.turn_caps import cut, ended_by  # only where there are caps
+
+            for limits, file in shorter.items():
+                for place, trajectory in file.found.items():
+                    if place not in found and not ended_by(trajectory, limits):
+                        found[place] = trajectory
+                        played_file.add(trajectory)
+        missing = [place for place in own if place not in found]
         todo = [tasks[number] for number, _ in missing]
-        options: dict[str, Any] = {"budget": self._budget, "on_done": kept.add if kept else None}
+        options: dict[str, Any] = {"budget": self._budget, "on_done": played_file.add if played_file else None}
         options["numbers"] = [number for number, _ in missing]
-        if isinstance(chosen, Baseline):
-            made = await self.collector.play(chosen.script, todo, silent=chosen.silent, **options)
+        if isinstance(player.engine, Baseline):
+            made = await self.collector.play(player.engine.script, todo, silent=player.engine.silent, **options)
         else:
-            options["members"] = [sample for _, sample in missing]
-            made = await self.collector.collect(chosen, todo, temperature=temperature, seed=(seed,), **options)
+            options |= {"members": [sample for _, sample in missing], "seed": (self.cfg.evaluation.seed,)}
+            made = await self.collector.collect(player.engine, todo, temperature=temperature, **options)
         found |= zip(missing, made, strict=True)
-        for limits, file in files.items():
+        for limits, file in shorter.items():
             for place in own:
-                if limits and place not in file.found:
+                if place not in file.found:
                     file.add(cut(found[place], limits))
-        return [found[each] for each in own]
+        return [found[place] for place in own]
 
     def _files(
-        self, name: str, tasks: Sequence[Task], temperature: float, samples: int, script: Baseline | None
-    ) -> dict[RolloutLimits | None, Kept]:
-        """The file of what is played, by None, and those of what it is cut to, by the limits; none without a folder."""
+        self, name: str, tasks: Sequence[Task], temperature: float, samples: int, player: _Player
+    ) -> dict[RolloutLimits, TrajectoryFile]:
+        """Open the file of the trajectories under each of the limits; none without a directory."""
         if self._directory is None:
             return {}
-        folders: dict[RolloutLimits | None, str] = {None: self._when}
-        if self._caps and not script:
-            most = self.collector.limits.max_turns
-            folders = {limits: f"{self._when}-{cap}-turns" for cap, limits in self._caps.items() if cap < most}
-            folders |= {self.cfg.rollout.limits: self._when, None: f"{self._when}-{most}-turns"}
-            if self.cfg.rollout.limits == self.collector.limits:
-                folders[None] = folders.pop(self.cfg.rollout.limits)
+        folders = player.caps.folders(player.folder) if player.caps else {self.collector.limits: player.folder}
         part = f".p{self._processes.index}" if self._processes.index else ""  # 0.7 alone is a temperature
         file = re.sub(r"[^\w.-]+", "-", f"{name}.t{temperature:g}{part}.jsonl")
-        model, seed = None if script or isinstance(self.engine, Baseline) else self._model, self.cfg.evaluation.seed
-        return {
-            limits: Kept(
-                self._directory / folder / file,
-                self._policy and f"{self._policy} {temperature} {seed} {limits or self.collector.limits}",
-                tasks, samples, model,
-            )
-            for limits, folder in folders.items()
-        }  # fmt: skip
+        model = None if isinstance(player.engine, Baseline) else player.model
+        found = {}
+        for limits, folder in folders.items():
+            sampling = f"{player.identity} {temperature} {self.cfg.evaluation.seed} {limits}"
+            policy = sampling if player.identity else player.identity
+            found[limits] = TrajectoryFile(self._directory / folder / file, policy, tasks, samples, model)
+        return found
 
     async def _runs(self) -> dict[str, list[Trajectory]]:
-        """The baselines' trajectories; they depend on nothing that is trained and are played once."""
+        """Return the baselines' trajectories on the held-out tasks, which are played once."""
         if self._baseline_runs is None:
             tasks = self.benchmarks.get(HELD_OUT, ())
             assert not isinstance(tasks, Mapping)
             self._baseline_runs = {
-                name: await self._play(script, tasks) for name, script in self.scripts.items() if tasks
+                name: await self._play(script, tasks) for name, script in self._scripts.items() if tasks
             }
         return self._baseline_runs
 
@@ -266,10 +286,18 @@ class Evaluator:
     def _utility(
         self, run: list[Trajectory], baselines: Mapping[str, list[Trajectory]], samples: int = 1
     ) -> dict[str, float | None]:
-        """The mean over the samples that did not fail for infrastructure reasons; None where all did."""
+        """Return the mean over the samples that did not fail for infrastructure reasons; None where all did."""
         if not baselines:
             return {}
         runs = [run[sample::samples] for sample in range(samples)]
         found = preference_utility(runs, list(baselines.values()), self.cfg.reward.tool_feature)
-        counted = np.array([[t.status is not Status.FAILED for t in some] for some in runs])
-        return {"utility": float(np.mean(found[counted])) if counted.any() else None}
+        counts = np.array([[t.status is not Status.FAILED for t in some] for some in runs])
+        return {"utility": float(np.mean(found[counts])) if counts.any() else None}
+
+
+def _passes(run: Sequence[Trajectory], samples: int) -> dict[str, Any]:
+    if samples == 1:
+        return {}
+    from orchestra_jax.evaluation.pass_at_k import pass_figures  # only for several samples
+
+    return pass_figures([(len(some), sum(t.solved for t in some)) for some in questions(run, samples)], samples)

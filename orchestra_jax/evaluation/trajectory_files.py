@@ -1,4 +1,4 @@
-"""An evaluation's trajectories in a file, a line each as they end: to be read, and to go on from after a stop."""
+"""Files of an evaluation's trajectories, a line each as they end: to be read, and to resume from after a stop."""
 
 import hashlib
 import json
@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.evaluation.calls import offered_models
-from orchestra_jax.evaluation.group_files import decoded, encoded
+from orchestra_jax.evaluation.group_files import decode_trajectory, encode_trajectory
 from orchestra_jax.types import Status, Task, Trajectory
 
 
-class Kept:
-    """The file of one set of tasks, and beside it what the same policy did on others or as further samples.
+class TrajectoryFile:
+    """The trajectories of one set of tasks in a file, and in a second file beside it others of the same policy.
 
-    So a run with fewer questions or samples for once loses nothing: with all of them it is found again.
+    So a run with fewer questions or samples loses nothing: a later run with all of them finds the rest again.
 
     Args:
         path: the file.
-        policy: what tells this policy and how it samples from another; None: nothing that is there is taken over.
+        policy: tells this policy and its sampling from others; None: earlier trajectories are not taken over.
         tasks: in the order in which they are numbered.
         samples: of each task.
-        model: the name of the policy's own model, None where it is not known.
+        model: the name of the policy's own model, None if it is not known.
 
     Attributes:
-        found: by the task's number and the sample's, what was there already.
+        found: earlier trajectories, by the task's number and the sample's.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Kept:
         others: list[str] = []
         for file in (rest, path) if policy is not None else ():
             others += self._read(file, tasks, samples) if file.is_file() else []
-        # What is taken over stays, whole lines only: a kill may have cut the last.
+        # Both files are written anew, as a kill may have cut the last line.
         if others:
             _write(rest, list(dict.fromkeys(others)))
         _write(path, [self._line(trajectory) for trajectory in self.found.values()])
@@ -47,7 +47,7 @@ class Kept:
             rest.unlink(missing_ok=True)
 
     def add(self, trajectory: Trajectory) -> None:
-        """Appends one that ended."""
+        """Append a trajectory that ended."""
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(self._line(trajectory))
 
@@ -56,11 +56,7 @@ class Kept:
         return json.dumps({**own, **_record(trajectory)}) + "\n"
 
     def _read(self, file: Path, tasks: Sequence[Task], samples: int) -> list[str]:
-        """Finds what ended with the same policy on the same task and did not fail.
-
-        Returns:
-            The lines of what the policy did beside these samples of these tasks.
-        """
+        """Add the trajectories of these tasks to `found`, and return the lines of the same policy's others."""
         places, others = {key: place for place, key in enumerate(self._keys)}, []
         for line in file.read_text(encoding="utf-8").splitlines():
             try:
@@ -69,7 +65,7 @@ class Kept:
                 if record["status"] == Status.FAILED:
                     continue
                 if place is not None and record["member"] < samples:
-                    self.found[place, record["member"]] = replace(decoded(record, tasks[place]), group=place)
+                    self.found[place, record["member"]] = replace(decode_trajectory(record, tasks[place]), group=place)
                 elif record.get("policy") == self._policy:
                     others.append(line + "\n")
             except (ValueError, KeyError, TypeError):
@@ -88,7 +84,7 @@ def _digest(*parts: object) -> str:
 
 
 def _record(trajectory: Trajectory) -> dict[str, Any]:
-    """What figures and readers need; token ids and log-probs are left out, and of the task all but its words."""
+    """Return what reports and readers need: no token ids or log-probs, and of the task its words only."""
     task = trajectory.task
     return {
         "id": task.id,
@@ -102,5 +98,5 @@ def _record(trajectory: Trajectory) -> dict[str, Any]:
         "models": offered_models(task),
         "cost_usd": trajectory.cost_usd,
         "latency_s": trajectory.latency_s,
-        **encoded(trajectory.without_ids()),
+        **encode_trajectory(trajectory.without_ids()),
     }

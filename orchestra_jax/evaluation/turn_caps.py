@@ -1,32 +1,71 @@
-"""A trajectory under a smaller cap of turns: what it would have been, without sampling it again (Fig. 6).
+"""Figures under smaller caps of turns without sampling again (Fig. 6): trajectories cut where a cap had ended them.
 
-A turn is one generation of the policy with what its calls gave, the answer's included (rollout.limits.max_turns). No
-policy is shown its limits and every turn has a seed of its own, so a trajectory under a smaller cap is the beginning of
-the same one under a larger cap: all but the calls of its last turn, which nobody would have made. A user hears it.
+A turn is one generation of the policy with the results of its calls, the answer's turn included
+(rollout.limits.max_turns). No policy is shown its limits and every turn has a seed of its own, so a trajectory under a
+smaller cap is the beginning of the same one under a larger cap, without the calls of its last turn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from orchestra_jax.config.rollout import RolloutLimits
+from orchestra_jax.evaluation.measures import intervals, summarize
 from orchestra_jax.types import USER_ROLE, Status, Trajectory, Turn, Usage
 
 
+class TurnCaps:
+    """The caps of an evaluation. A trajectory is played once, under the widest limits, and cut for the others.
+
+    Args:
+        limits: of the evaluation's figures proper.
+        caps: the most turns, for figures of their own.
+
+    Attributes:
+        widest: the limits to play under; each other trajectory is a beginning of one under these.
+    """
+
+    def __init__(self, limits: RolloutLimits, caps: Sequence[int]) -> None:
+        self.limits, self.by_cap, self.widest = limits, capped(limits, caps), widest(limits, caps)
+
+    def folders(self, name: str) -> dict[RolloutLimits, str]:
+        """Return the name of the folder of trajectories under each of the limits, the widest included."""
+        most = self.widest.max_turns
+        found = {limits: f"{name}-{cap}-turns" for cap, limits in self.by_cap.items() if cap < most}
+        return found | {self.widest: f"{name}-{most}-turns"} | {self.limits: name}
+
+    def proper(self, run: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return the trajectories under the evaluation's own limits."""
+        return [cut(trajectory, self.limits) for trajectory in run]
+
+    def figures(self, run: Sequence[Trajectory], samples: int) -> Mapping[str, Any]:
+        """Return `turn_caps`: by cap the means with their intervals."""
+        found = {}
+        for cap, limits in self.by_cap.items():
+            some = [cut(trajectory, limits) for trajectory in run]
+            found[str(cap)] = summarize(some) | {"intervals": intervals(some, samples)}
+        return {"turn_caps": found}
+
+
 def capped(limits: RolloutLimits, caps: Sequence[int]) -> dict[int, RolloutLimits]:
-    """The limits under each cap, ascending; calls are at least as many as the largest has turns."""
+    """Return the limits under each cap, ascending; they allow at least as many calls as the largest cap has turns."""
     most = max([limits.max_calls, *caps])
     return {cap: replace(limits, max_turns=cap, max_calls=most) for cap in sorted(set(caps))}
 
 
 def widest(limits: RolloutLimits, caps: Sequence[int]) -> RolloutLimits:
-    """The limits under which a trajectory holds those under every cap, and under `limits`, as beginnings."""
+    """Return limits under which a trajectory begins with those under every cap and under `limits`."""
     return replace(limits, max_turns=max([limits.max_turns, *caps]), max_calls=max([limits.max_calls, *caps]))
 
 
 def cut(trajectory: Trajectory, limits: RolloutLimits) -> Trajectory:
-    """The trajectory as it had ended under `limits`, which differ in turns and calls only; itself where they allow it.
+    """Return the trajectory as it had ended under `limits`, or itself where they allow all of it.
 
-    What failed for infrastructure reasons failed under any cap that lets it come to that turn.
+    A trajectory that failed for infrastructure reasons failed under every cap that lets it come to that turn.
+
+    Args:
+        trajectory: played under wider limits.
+        limits: they differ from those in turns and calls only.
     """
     terminal = {spec.name for spec in trajectory.task.tools if spec.terminal}
     called, number = 0, 0
@@ -43,12 +82,12 @@ def cut(trajectory: Trajectory, limits: RolloutLimits) -> Trajectory:
 
 
 def ended_by(trajectory: Trajectory, limits: RolloutLimits) -> bool:
-    """Whether it might have gone on, had `limits`, under which it was made, allowed more turns and calls."""
+    """Return whether wider limits than `limits` might have let the trajectory go on."""
     return trajectory.reason in (limits.turns_used_up, limits.calls_used_up)
 
 
 def _ended(trajectory: Trajectory, number: int, last: Turn, reason: str) -> Trajectory:
-    """The first `number` turns with the `last` of them as given, and the ledger until then."""
+    """Return the first `number` turns, the last of them replaced by `last`, with the ledger until then."""
     left, sequences = number, []
     for turns in trajectory.sequences:
         kept = turns[:left]
@@ -63,9 +102,9 @@ def _ended(trajectory: Trajectory, number: int, last: Turn, reason: str) -> Traj
 
 
 def _rows_until(trajectory: Trajectory, number: int) -> tuple[Usage, ...]:
-    """The ledger up to the last of so many generations and what the user said to it, without its calls.
+    """Return the ledger up to the last of `number` generations and the user's turn after it, without its calls.
 
-    Its order: a generation, then what its calls cost, or the user's turn.
+    The ledger has a generation, then the rows of its calls, or of the user's turn.
     """
     rows, place, end = trajectory.ledger, 0, 0
     for turn in trajectory.turns[:number]:
@@ -78,7 +117,7 @@ def _rows_until(trajectory: Trajectory, number: int) -> tuple[Usage, ...]:
 
 
 def _spoken(rows: Sequence[Usage], place: int, turn: Turn) -> int:
-    """Where the rows of a generation end: requests that were billed and lost, at their worst case, then its own."""
+    """Return where the rows of a generation end: first requests that were billed and lost, then its own."""
     written = sum(count for _, count in turn.spans)
     while place < len(rows) and rows[place].role == "orchestrator":  # a script's words are none
         place += 1

@@ -21,7 +21,7 @@ from orchestra_jax.envs.baselines import DO_NOTHING, EXPERT, RANDOM, Baseline, b
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks, in_parts
 from orchestra_jax.evaluation.terminal import benchmark_rows, cap_rows, plain, print_figures
-from orchestra_jax.evaluation.turn_caps import widest
+from orchestra_jax.evaluation.turn_caps import TurnCaps
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models.lora import load_peft
 from orchestra_jax.money.budgets import BudgetExceeded
@@ -104,8 +104,8 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: Record
         subject, chat, environment = _checked(cfg, processes)
         cfg = subject.cfg
         money = RunBudget(cfg.budget, folder, processes)
-        caps = cfg.evaluation.turn_caps
-        limits = widest(cfg.rollout.limits, caps)
+        caps = TurnCaps(cfg.rollout.limits, cfg.evaluation.turn_caps) if cfg.evaluation.turn_caps else None
+        limits = caps.widest if caps else cfg.rollout.limits
         collector = make_collector(replace(cfg, rollout=replace(cfg.rollout, limits=limits)), environment, chat)
         if sentence := _forecast(cfg, environment, subject):
             print(sentence, flush=True)
@@ -114,18 +114,8 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: Record
     with LoopThread() as loop:
         try:
             with engine_of(subject, environment, folder, processes, loop, chat) as engine:
-                evaluator = Evaluator(
-                    cfg,
-                    environment,
-                    collector,
-                    engine,
-                    money.run,
-                    folder / "trajectories",
-                    processes,
-                    caps,
-                    policy_model(cfg),
-                )
-                figures = loop.run(evaluator.evaluate("policy", subject.identity()))
+                evaluator = Evaluator(cfg, collector, engine, money.run, folder / "trajectories", processes)
+                figures = loop.run(evaluator.evaluate("policy", subject.identity(), policy_model(cfg), caps))
                 if cfg.tools.judge != "match" and processes.first:
                     _list(evaluator.disagreements, folder)
                 return {

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from orchestra_jax.evaluation.benchmarks import HELD_OUT
-from orchestra_jax.evaluation.collapse import tool_entropy
+from orchestra_jax.evaluation.calls import tool_entropy
 from orchestra_jax.evaluation.measures import summarize
 from orchestra_jax.money.budgets import Spending, total
 from orchestra_jax.processes import Processes

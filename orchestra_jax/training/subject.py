@@ -6,7 +6,7 @@ from pathlib import Path
 from orchestra_jax.config import record
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.evaluation.calls import family
+from orchestra_jax.evaluation.calls import model_family
 from orchestra_jax.io import hub
 from orchestra_jax.models.lora import adapter_base
 from orchestra_jax.rollout.endpoint import asked_model, endpoint_pricing
@@ -109,7 +109,7 @@ def policy_model(cfg: RunConfig) -> str | None:
             break
         path = run["config"].get("model", {}).get("path")
     name = Path(str(path)).name.lower()
-    return name if family(name) in {family(model) for model in model_cards()} else None
+    return name if model_family(name) in {model_family(model) for model in model_cards()} else None
 
 
 def _no_model(cfg: RunConfig) -> RunConfig:

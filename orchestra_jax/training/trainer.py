@@ -115,16 +115,7 @@ class Trainer:
             if position is not None:
                 self.rollouts.set_state(position)
             trajectories = self.directory / "evaluation" / "trajectories"
-            self.evaluator = Evaluator(
-                cfg,
-                environment,
-                self.collector,
-                self.engine,
-                money.run,
-                trajectories,
-                self.processes,
-                policy_model=policy_model(cfg),
-            )
+            self.evaluator = Evaluator(cfg, self.collector, self.engine, money.run, trajectories, self.processes)
             next_step = self.state.step + 1 if self.state.phase == "policy" else 1
             self.files = RolloutFiles(self.directory, next_step, self.processes, on=cfg.logger.rollouts)
         self.interrupt = CleanInterrupt(cfg.checkpoint.grace_s, self._out_of_time)
@@ -281,7 +272,9 @@ class Trainer:
         if not self.evaluator.benchmarks:
             return {}
         print(f"Evaluating on {' and '.join(self.evaluator.benchmarks)} ({when}) ...", flush=True)
-        return self.loop.run(self.evaluator.evaluate(when, fingerprint((self.state.trained.params, self.base))))
+        return self.loop.run(
+            self.evaluator.evaluate(when, fingerprint((self.state.trained.params, self.base)), policy_model(self.cfg))
+        )
 
     # --- state ---
 

@@ -32,7 +32,7 @@ def test_the_example_is_measured_by_its_name(tmp_path: Path, monkeypatch: pytest
     chat, environment = make_chat(cfg), make_environment(cfg)
     engine = ParrotEngine((*chat.encode("Oslo"), chat.stop_ids[0]))
     collector = make_collector(cfg, environment, chat)
-    evaluator = Evaluator(cfg, environment, collector, engine, Budget())  # type: ignore[arg-type]
+    evaluator = Evaluator(cfg, collector, engine, Budget())  # type: ignore[arg-type]
     figures = asyncio.run(evaluator.evaluate())[name]
     asyncio.run(environment.close())
     asked = environment.held_out(12)

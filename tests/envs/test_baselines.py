@@ -139,7 +139,7 @@ def test_doing_nothing_calls_nobody_and_no_judge(cfg: RunConfig):
 def test_a_baseline_whose_tool_always_fails_is_neither_right_nor_wrong(cfg: RunConfig):
     world = World(cfg, **dict.fromkeys(LADDER))
     evaluator = Evaluator(
-        replace(cfg, evaluation=replace(cfg.evaluation, benchmarks=["held_out"])), world.environment, world.collector,
+        replace(cfg, evaluation=replace(cfg.evaluation, benchmarks=["held_out"])), world.collector,
         world.find("expert/gpt-5"), Budget(),
     )  # fmt: skip
     figures = asyncio.run(evaluator.evaluate())["held_out"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from orchestra_jax.evaluation.collapse import tool_entropy
+from orchestra_jax.evaluation.calls import tool_entropy
 from orchestra_jax.training.metrics import rollout_metrics
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn
 

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra_jax.evaluation.group_files import StoredGroup, decoded, encoded, read_groups, write_groups
+from orchestra_jax.evaluation.group_files import (
+    StoredGroup,
+    decode_trajectory,
+    encode_trajectory,
+    read_groups,
+    write_groups,
+)
 from orchestra_jax.processes import Processes
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
@@ -41,7 +47,7 @@ def test_every_bit_comes_back(ids: list[int], logprobs: list[float]) -> None:
     one = trajectory()
     turn = dataclasses.replace(one.turns[0], prompt_ids=tuple(ids), sampled_ids=(), logprobs=tuple(logprobs))
     one = dataclasses.replace(one, sequences=((turn,),))
-    assert decoded(encoded(one), TASK) == one
+    assert decode_trajectory(encode_trajectory(one), TASK) == one
 
 
 def test_groups_of_several_processes_come_in_their_order(tmp_path: Path) -> None:

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from orchestra_jax.evaluation.intervals import bootstrap, wilson
+from orchestra_jax.evaluation.judged import disagreements, judge_figures
 from orchestra_jax.evaluation.measures import (
-    by_part,
-    disagreements,
     intervals,
-    judge_figures,
+    local_share,
     preference_utility,
     summarize,
     tool_shares,
@@ -143,18 +142,8 @@ def test_tool_shares_are_of_executed_calls_by_family():
 def test_the_local_share_looks_at_searches_only():
     runs = [run("local_search python python"), run("web_search web_search local_search web_search web_search")]
     runs.append(run("local_search", status=Status.FAILED))
-    assert by_part({"all": runs})["all"]["local_share"] == pytest.approx(2 / 6)
-
-
-def test_parts_have_the_local_share():
-    found = by_part({
-        "local": [run("local_search", cost=0.5), run("python local_search web_search", cost=0.5)],
-        "cost": [run("python", cost=0.25)],
-    })  # fmt: skip
-    assert found["local"]["local_share"] == pytest.approx(2 / 3)
-    assert found["local"]["cost"] == 0.5
-    alone = [run("python", cost=0.25)]
-    assert found["cost"] == summarize(alone) | {"local_share": 0.0, "intervals": intervals(alone)}
+    assert local_share(runs) == pytest.approx(2 / 6)
+    assert local_share([run("python")]) == 0.0
 
 
 # --- utility ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
 from orchestra_jax.evaluation.measures import preference_utility, summarize, tool_shares
 from orchestra_jax.evaluation.runner import Evaluator
-from orchestra_jax.evaluation.trajectory_files import Kept
+from orchestra_jax.evaluation.trajectory_files import TrajectoryFile
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.processes import Processes
@@ -64,7 +64,7 @@ def world() -> QuickstartWorld:
 
 @pytest.fixture(scope="module")
 def collector(world: QuickstartWorld) -> Iterator[Collector]:
-    environment = QuickstartEnvironment(RunConfig())
+    environment = Posed(RunConfig())
     yield Collector(environment, ChatFormat(quickstart_chat().tokenizer, compact_menu=True), LIMITS, PRICE)
     asyncio.run(environment.close())
 
@@ -76,10 +76,9 @@ def parrot(collector: Collector) -> ParrotEngine:
 
 
 class Posed(QuickstartEnvironment):
-    """Held-out tasks of the world without the rest of an environment."""
+    """The quickstart with all held-out tasks of its world, and pairs of preferences if `swap` is set."""
 
-    def __init__(self, world: QuickstartWorld, swap: bool) -> None:
-        self.world, self.swap = world, swap
+    swap = True
 
     def held_out(self, count: int) -> list[Task]:
         return [self.world.task("eval", index) for index in range(count)]
@@ -92,7 +91,8 @@ class Posed(QuickstartEnvironment):
 
 def make(world: QuickstartWorld, collector: Collector, engine: ParrotEngine, count: int = 12, swap=True, **settings):
     cfg = replace(RunConfig(), evaluation=EvaluationConfig(questions=count, **settings), reward=REWARD)
-    return Evaluator(cfg, Posed(world, swap), collector, engine, Budget())  # type: ignore[arg-type]
+    collector.environment.swap = swap
+    return Evaluator(cfg, collector, engine, Budget())  # type: ignore[arg-type]
 
 
 def test_evaluate_measures_both_temperatures_and_the_swap(world, collector, parrot):
@@ -107,6 +107,7 @@ def test_evaluate_measures_both_temperatures_and_the_swap(world, collector, parr
     assert found["calls"] == found["cost"] == 0.0
     assert found["accuracy"] == sum("Oslo" in task.answer for task in evaluator.benchmarks["held_out"]) / 12
     assert results["preference_swap"].keys() == {"accuracy", "local"}
+    assert [part["local_share"] for part in results["preference_swap"].values()] == [0.0, 0.0]
     for figures in (found, found["greedy"], *results["preference_swap"].values()):
         assert (figures["model_calls"], figures["strongest_share"], figures["own_share"]) == (0.0, None, None)
 
@@ -180,10 +181,10 @@ def test_baselines_are_the_scripts_on_the_same_tasks_and_played_once(world, coll
 @pytest.mark.parametrize("name", ["random_tool", "random", "cheapest_first", "expert/expert_small"])
 def test_a_baseline_is_a_policy_that_goes_on_where_it_stopped(world, collector, parrot, tmp_path, monkeypatch, name):
     settings = make(world, collector, parrot, swap=False).cfg
-    chosen = baseline(collector.environment, name, Posed(world, False).held_out(12), most=3)
+    chosen = baseline(collector.environment, name, collector.environment.held_out(12), most=3)
 
     def evaluated() -> dict[str, Any]:
-        evaluator = Evaluator(settings, Posed(world, False), collector, chosen, Budget(), tmp_path)  # type: ignore[arg-type]
+        evaluator = Evaluator(settings, collector, chosen, Budget(), tmp_path)  # type: ignore[arg-type]
         return asyncio.run(evaluator.evaluate("policy", f"baseline:{name}"))["held_out"]
 
     found = evaluated()
@@ -220,7 +221,7 @@ def test_utility_of_a_policy_is_on_the_baselines_scale(world, collector, parrot)
 def test_an_evaluation_leaves_its_trajectories_and_goes_on_from_them(world, collector, parrot, tmp_path):
     def evaluator() -> Evaluator:
         found = make(world, collector, parrot)
-        return Evaluator(found.cfg, Posed(world, True), collector, parrot, Budget(), tmp_path)  # type: ignore[arg-type]
+        return Evaluator(found.cfg, collector, parrot, Budget(), tmp_path)  # type: ignore[arg-type]
 
     whole = asyncio.run(make(world, collector, parrot).evaluate())
     undisturbed, parrot.asked = parrot.asked, []
@@ -285,7 +286,7 @@ def test_every_sample_of_a_question_is_asked_once_and_goes_on_from_what_is_there
     def evaluate(samples: int, count: int = 12) -> dict:
         own = make(world, collector, parrot, swap=False, count=count, samples=samples)
         parrot.asked = []
-        evaluator = Evaluator(own.cfg, Posed(world, False), collector, parrot, Budget(), tmp_path)  # type: ignore
+        evaluator = Evaluator(own.cfg, collector, parrot, Budget(), tmp_path)  # type: ignore
         return asyncio.run(evaluator.evaluate("now", "these weights"))["held_out"]
 
     parrot.generate = some_say_so
@@ -345,7 +346,7 @@ def test_two_processes_share_the_samples_and_have_the_figures_of_one(world, coll
     def evaluate(folder: Path, processes: Processes | None = None) -> dict[str, Any]:
         own = Collector(collector.environment, collector.chat, LIMITS, PRICE)
         cfg = make(world, own, parrot, count=7, swap=False, samples=2, temperature=temperature).cfg
-        evaluator = Evaluator(cfg, Posed(world, False), own, parrot, Budget(), folder, processes)  # type: ignore
+        evaluator = Evaluator(cfg, own, parrot, Budget(), folder, processes)  # type: ignore
         return asyncio.run(evaluator.evaluate("now", "these weights"))["held_out"]
 
     def by_two() -> list[dict[str, Any]]:
@@ -408,10 +409,10 @@ def test_what_failed_is_evaluated_again_and_the_rest_comes_back_whole(world, col
     tasks = [world.task("eval", index) for index in range(4)]
     script = next(iter(BASELINES.values()))
     played = asyncio.run(collector.play(script, tasks, budget=Budget()))
-    kept = Kept(tmp_path / "some.jsonl", "weights", tasks)
+    kept = TrajectoryFile(tmp_path / "some.jsonl", "weights", tasks)
     for trajectory in (played[2], replace(played[0], status=Status.FAILED, reason="a dead server"), played[3]):
         kept.add(trajectory)
-    found = Kept(tmp_path / "some.jsonl", "weights", tasks).found
+    found = TrajectoryFile(tmp_path / "some.jsonl", "weights", tasks).found
     assert found.keys() == {(2, 0), (3, 0)}
     assert any(t.calls for t in found.values())
     for (number, _), trajectory in found.items():
@@ -419,4 +420,4 @@ def test_what_failed_is_evaluated_again_and_the_rest_comes_back_whole(world, col
         assert tool_shares([trajectory]) == tool_shares([played[number]])
         assert trajectory.ledger == played[number].ledger
     reworded = [replace(task, question="Another?") for task in tasks]
-    assert Kept(tmp_path / "some.jsonl", "weights", reworded).found == {}
+    assert TrajectoryFile(tmp_path / "some.jsonl", "weights", reworded).found == {}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestra_jax.evaluation.several import several_figures
+from orchestra_jax.evaluation.calls import several_figures
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, Trajectory, Turn, Usage
 
 

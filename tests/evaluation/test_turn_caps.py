@@ -23,7 +23,7 @@ from orchestra_jax.evaluation.measures import summarize
 from orchestra_jax.evaluation.pictures import draw_turn_caps
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.evaluation.terminal import cap_rows
-from orchestra_jax.evaluation.turn_caps import capped, cut, ended_by, widest
+from orchestra_jax.evaluation.turn_caps import TurnCaps, capped, cut, ended_by, widest
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.actors import render_call
@@ -142,7 +142,7 @@ def evaluator(environment: QuickstartEnvironment, caps: Sequence[int], folder: P
     cfg = replace(RunConfig(), evaluation=evaluation, rollout=replace(RunConfig().rollout, limits=LIMITS))
     made = collector(environment, widest(LIMITS, caps))
     engine = Wanderer(made.chat)
-    return Evaluator(cfg, environment, made, engine, Budget(), folder, turn_caps=caps), engine  # type: ignore[arg-type]
+    return Evaluator(cfg, made, engine, Budget(), folder), engine  # type: ignore[arg-type]
 
 
 def test_every_cap_has_its_figures_and_nothing_is_sampled_twice(environment, tmp_path, monkeypatch):
@@ -158,7 +158,7 @@ def test_every_cap_has_its_figures_and_nothing_is_sampled_twice(environment, tmp
     alone = asyncio.run(plain.evaluate("policy", "p"))["held_out"]
     first, calls = engine.turns, len(executed)
     capped_too, engine = evaluator(environment, CAPS, tmp_path)
-    figures = asyncio.run(capped_too.evaluate("policy", "p"))["held_out"]
+    figures = asyncio.run(capped_too.evaluate("policy", "p", caps=TurnCaps(LIMITS, CAPS)))["held_out"]
     # Only what a limit had ended is played on, from its beginning.
     again = [t for t in whole if ended_by(cut(t, LIMITS), LIMITS)]
     assert 0 < len(again) < QUESTIONS
@@ -183,7 +183,7 @@ def test_every_cap_has_its_figures_and_nothing_is_sampled_twice(environment, tmp
     lines = (tmp_path / "policy-1-turns" / "held_out.t0.jsonl").read_text().splitlines()
     assert {len(json.loads(line)["sequences"][0]) for line in lines} == {1}
     resumed, engine = evaluator(environment, CAPS, tmp_path)
-    assert asyncio.run(resumed.evaluate("policy", "p"))["held_out"] == figures
+    assert asyncio.run(resumed.evaluate("policy", "p", caps=TurnCaps(LIMITS, CAPS)))["held_out"] == figures
     assert engine.turns == 0
 
 

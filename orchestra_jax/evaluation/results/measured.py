@@ -13,7 +13,7 @@ import numpy as np
 from orchestra_jax.config import record
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.users import SCRIPTED
-from orchestra_jax.evaluation.calls import Delegated, delegated, tool_of
+from orchestra_jax.evaluation.calls import ModelCalls, called_tool, count_model_calls
 from orchestra_jax.evaluation.intervals import Interval, bootstrap
 from orchestra_jax.evaluation.results.offers import Offer, offer_of, trained_on
 from orchestra_jax.types import Status
@@ -32,7 +32,7 @@ class Item:
         calls: by what a tool is; named: by what the menu calls it.
         tools: names on the menu, in order; None in files of before they were kept.
         weights: P over them, the outcome, cost and latency (Eq. 2); None likewise.
-        delegated: calls of models; None likewise.
+        model_calls: calls of models; None likewise.
         family: of the question, "" likewise.
     """
 
@@ -43,7 +43,7 @@ class Item:
     named: Counter[str]
     tools: tuple[str, ...] | None = None
     weights: tuple[float, ...] | None = None
-    delegated: Delegated | None = None
+    model_calls: ModelCalls | None = None
     family: str = ""
 
 
@@ -213,7 +213,7 @@ def _item(row: Mapping[str, Any]) -> Item:
     called = [pair for turn in turns for pair in zip(turn["calls"], turn["results"], strict=False)]
     known = row["menu"]["tools"] if isinstance(row["menu"], dict) else {}
     made = [call for call, result in called if not result["refused"]]
-    calls = [tool_of(str(call["name"]), call["arguments"], known) for call in made]
+    calls = [called_tool(str(call["name"]), call["arguments"], known) for call in made]
     item = Item(
         bool(row["solved"]), float(row["cost_usd"]), float(row["latency_s"]), Counter(calls),
         Counter(str(call["name"]) for call in made), family=str(row.get("family", "")),
@@ -223,5 +223,5 @@ def _item(row: Mapping[str, Any]) -> Item:
     wanted, tools = row["weights"], tuple(map(str, row["tools"]))
     rest = (wanted["outcome"], wanted["compute"], wanted["latency"])
     weights = (*(float(wanted["tools"].get(name, 0.0)) for name in tools), *map(float, rest))
-    whom = delegated(calls, row["models"], row.get("policy_model"))
-    return replace(item, tools=tools, weights=weights, delegated=whom)
+    whom = count_model_calls(calls, row["models"], row.get("policy_model"))
+    return replace(item, tools=tools, weights=weights, model_calls=whom)

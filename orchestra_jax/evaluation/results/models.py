@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from orchestra_jax.evaluation.calls import Shares, shares
+from orchestra_jax.evaluation.intervals import Interval, bootstrap
 from orchestra_jax.evaluation.results import published
 from orchestra_jax.evaluation.results.measured import Measured
 from orchestra_jax.evaluation.results.table import Table, number, span
@@ -13,11 +13,19 @@ def models(label: str, found: Sequence[Measured]) -> Table:
     rows = []
     for one in found:
         items = one.all_items
-        known = [item.delegated for item in items if item.delegated]
-        if not known or not any(each.models for each in known):
+        known = [item.model_calls for item in items if item.model_calls]
+        if not known or not any(each.count for each in known):
             continue
-        several = [[item.delegated for item in samples if item.delegated] for samples in one.items.values()]
-        rows.append([one.run, f"{sum(each.models for each in known) / len(known):.3f}", *_cells(shares(several), one)])
+        asked = [[item.model_calls for item in samples if item.model_calls] for samples in one.items.values()]
+        cells = [one.run, f"{sum(each.count for each in known) / len(known):.3f}"]
+        own_known = all(each.own is not None for each in known)
+        for pairs in (
+            [[(each.strongest, each.ranked) for each in some] for some in asked],
+            [[(each.own or 0, each.count) for each in some] for some in asked] if own_known else [],
+        ):
+            share, interval = share_of_calls(pairs)
+            cells += [number(share, 100, 1), span(interval, 100, 1)]
+        rows.append([*cells, one.model or "–"])
     if rows and found[0].whole and published.is_published(found[0].source):
         for (name, share), place in ((published.OWN_SHARE, 4), (published.STRONGEST_SHARE, 2)):
             row = [f"published: {name}", *[""] * 6]
@@ -39,8 +47,15 @@ def models(label: str, found: Sequence[Measured]) -> Table:
     return Table(f"{label}: whom the policy asks", columns, rows, note)
 
 
-def _cells(found: Shares, one: Measured) -> list[str]:
-    return [
-        number(found.strongest, 100, 1), span(found.strongest_interval, 100, 1),
-        number(found.own, 100, 1), span(found.own_interval, 100, 1), one.model or "–",
-    ]  # fmt: skip
+def share_of_calls(questions: Sequence[Sequence[tuple[int, int]]]) -> tuple[float | None, Interval | None]:
+    """Return a share of all calls with its interval, by bootstrap over the questions, or None if there is no call.
+
+    Args:
+        questions: of each sample of each question, the calls that are meant and all calls.
+    """
+    sums = [(sum(part for part, _ in some), sum(whole for _, whole in some)) for some in questions]
+    asked = [(part, whole) for part, whole in sums if whole]
+    if not asked:
+        return None, None
+    parts, wholes = zip(*asked, strict=True)
+    return sum(parts) / sum(wholes), bootstrap([part / whole for part, whole in asked], weights=wholes)

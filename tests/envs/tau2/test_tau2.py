@@ -121,7 +121,7 @@ def test_the_row_of_doing_nothing_speaks_as_nobody_hears_silence(environment):
     collector = Collector(environment, None, cfg.rollout.limits, FREE)
     tasks = environment.held_out(99)
     golden = baseline(environment, "golden", tasks, 9)
-    evaluator = Evaluator(cfg, environment, collector, golden, Budget())
+    evaluator = Evaluator(cfg, collector, golden, Budget())
     rows = asyncio.run(evaluator.baselines())
     assert (rows["do_nothing"]["accuracy"], rows["do_nothing"]["valid_rate"], rows["do_nothing"]["cost"]) == (
         1 / 6,

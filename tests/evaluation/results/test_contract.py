@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestra_jax.evaluation.calls import share_figures, shares
+from orchestra_jax.evaluation.calls import model_figures
 from orchestra_jax.evaluation.results.measured import measured
 from orchestra_jax.evaluation.results.tables import tables
-from orchestra_jax.evaluation.trajectory_files import Kept
+from orchestra_jax.evaluation.trajectory_files import TrajectoryFile
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
@@ -41,7 +41,7 @@ def test_a_report_of_what_is_kept_has_the_figures_of_the_trajectories(tmp_path: 
         played(posed[1], 1, 0, "expert_large expert_large expert_small"), played(posed[1], 1, 1, ""),
     ]  # fmt: skip
     folder = tmp_path / "run" / "evaluation"
-    kept = Kept(folder / "trajectories" / "policy" / "held_out.t1.jsonl", "weights", posed, 2, "gpt-5-mini")
+    kept = TrajectoryFile(folder / "trajectories" / "policy" / "held_out.t1.jsonl", "weights", posed, 2, "gpt-5-mini")
     for trajectory in (run[3], run[0], run[2], run[1]):  # as they end
         kept.add(trajectory)
     (folder / "run.json").write_text(json.dumps({"config": {"data": {"source": "mine"}}, "starts": []}))
@@ -57,9 +57,10 @@ def test_a_report_of_what_is_kept_has_the_figures_of_the_trajectories(tmp_path: 
         assert [item.named[name] for name in item.tools] == arrays.tool_counts[group, member, :size].tolist()
         assert (item.solved, item.cost, item.seconds) == (bool(arrays.solved[group, member]), 0.5, 3.0)
     assert one.model == "gpt-5-mini"
-    known = [[item.delegated for item in one.items[name] if item.delegated] for name in ("a", "b")]
-    found, figures = shares(known), share_figures(run, "gpt-5-mini")
-    assert (found.strongest, found.own) == (figures["strongest_share"], figures["own_share"]) == (2 / 5, 0.0)
+    figures = model_figures(run, "gpt-5-mini")
+    assert (figures["strongest_share"], figures["own_share"]) == (2 / 5, 0.0)
+    (models,) = [table for table in tables([one]) if table.title.endswith("whom the policy asks")]
+    assert (models.rows[0][2], models.rows[0][4]) == ("40.0", "0.0")
     assert one.mean(lambda item: float(item.solved)) == pytest.approx(np.mean([t.solved for t in run]))
     titles = [table.title.partition(": ")[2] for table in tables([one])]
     assert titles == ["", "several samples of a question", "calls by tool", "whom the policy asks"]
