@@ -27,7 +27,8 @@ from orchestra_jax.envs.database.folder import load
 from orchestra_jax.envs.database.frozen import digest
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.episode import OrchestratorPrice
 
 
 def measure(where: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -59,9 +59,10 @@ from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.tokenizer import build_word_tokenizer
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.rollout.actors import render_call
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.episode import OrchestratorPrice
+from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.rollout.watchdog import describe
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolSpec, Trajectory

@@ -12,7 +12,7 @@ class Status(StrEnum):
     COMPLETED = "completed"  # the policy gave a final answer
     MALFORMED = "malformed"  # an output broke the tool-call format (the paper's format filter)
     NO_ANSWER = "no_answer"  # turn cap or context limit reached before an answer (invalid-output filter)
-    FAILED = "failed"  # infrastructure failure: never rewarded, refilled or dropped
+    FAILED = "failed"  # infrastructure failure after all tries: dropped from its group, see rollout.episode
 
 
 # Whose rows make up a trajectory's cost and latency; a "judge" and a "user_simulator" have rows of their own.

@@ -26,13 +26,12 @@ from orchestra_jax.evaluation.measures import (
 from orchestra_jax.evaluation.trajectory_files import TrajectoryFile
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.processes import Processes
-from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.sharing import play_all, share_all
-from orchestra_jax.rollout.speakers import MessageEngine
+from orchestra_jax.rollout.collector import Collector, share_all
 from orchestra_jax.types import Status, Task, Trajectory
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # loaded when they are there
     from orchestra_jax.evaluation.turn_caps import TurnCaps
+    from orchestra_jax.rollout.messages import MessageEngine
 
 
 def chosen_tasks(environment: Environment, cfg: WorldConfig) -> dict[str, Tasks]:
@@ -67,7 +66,7 @@ class _Player:
         caps: of turns, if there are any.
     """
 
-    engine: Engine | MessageEngine | Baseline
+    engine: "Engine | MessageEngine | Baseline"
     folder: str
     identity: str | None = None
     model: str | None = None
@@ -97,7 +96,7 @@ class Evaluator:
         self,
         cfg: WorldConfig,
         collector: Collector,
-        engine: Engine | MessageEngine | Baseline,
+        engine: "Engine | MessageEngine | Baseline",
         budget: Budget,
         directory: Path | None = None,
         processes: Processes | None = None,
@@ -281,7 +280,8 @@ class Evaluator:
 
     async def _play(self, script: Script, tasks: Sequence[Task]) -> list[Trajectory]:
         silent = self._environment.silent_baselines
-        return await play_all(self._processes, self.collector, script, tasks, budget=self._budget, silent=silent)
+        own = self._processes.mine(tasks)
+        return await share_all(self._processes, self.collector.play(script, own, budget=self._budget, silent=silent))
 
     def _utility(
         self, run: list[Trajectory], baselines: Mapping[str, list[Trajectory]], samples: int = 1

@@ -7,7 +7,8 @@ from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.engines.sglang.gpus import server_problems
 from orchestra_jax.processes import Processes
-from orchestra_jax.rollout.sharing import own_groups, process_problems
+from orchestra_jax.rollout.sharing import process_problems
+from orchestra_jax.rollout.source import groups_of_process
 
 
 @dataclass(frozen=True)
@@ -68,5 +69,5 @@ def layout_of(cfg: RunConfig) -> Layout:
         )
     problems += process_problems(cfg, nodes, trainer, cfg.mesh.tensor)
     urls = len(rollout.urls) if rollout.engine is EngineName.sglang else 0
-    most = max(len(own_groups(cfg.algorithm, Processes(index, nodes))) for index in range(nodes))
+    most = max(len(groups_of_process(cfg.algorithm, Processes(index, nodes))) for index in range(nodes))
     return Layout(nodes, trainer, servers, server.share_gpus and own, urls, most, tuple(problems))

@@ -1,4 +1,4 @@
-"""Rendering of conversations to ids and reading of what the policy sampled; the one place that knows the chat format.
+"""Rendering of conversations to ids; the one place that knows the chat format.
 
 **Tokens.** Everything that depends on a template is read off the tokenizer's own chat template by rendering sentinels,
 so no control token is written here. In `history: keep` a sequence only grows: sampled ids, then `observation_ids`.
@@ -11,7 +11,7 @@ text keeps the tags (thinking, tool calls, tool responses), its protocol, and lo
 **Tools.** A template that leaves tools out, as SmolLM2's does, gets one in front of it that writes them and the form of
 a call into the system message; the tokenizer that a run saves keeps it, so that other programs render as we do.
 
-What the sampled text means, calls and answers, is in `parsing`.
+`parsing` reads calls and answers from the sampled text.
 """
 
 import copy
@@ -48,11 +48,6 @@ _MENU = (
 )
 
 
-def common_prefix_extends(old_ids: Sequence[int], new_ids: Sequence[int]) -> bool:
-    """Whether `new_ids` starts with all of `old_ids`, so that the same sequence goes on instead of a fork."""
-    return len(old_ids) <= len(new_ids) and tuple(new_ids[: len(old_ids)]) == tuple(old_ids)
-
-
 class ChatFormat:
     """Turns messages into ids and ids into text for one tokenizer and its chat template.
 
@@ -64,14 +59,14 @@ class ChatFormat:
         history: "keep" appends to one sequence; "strip_thinking" lets the template re-render every turn, which for
             Qwen3 drops the thinking of turns before the last user message; "drop_thinking" re-renders without that of
             any earlier turn.
-        enable_thinking: handed to the template; None leaves the template's default. With False, Qwen3 opens every
+        enable_thinking: flag for the template; None leaves the template's default. With False, Qwen3 opens every
             turn with an empty thinking block that it leaves out when it re-renders the turn: use "keep" there.
         compact_menu: show price_usd, latency_s and local as keys of the tool's "function" instead of in words at the
             end of its description.
 
     Attributes:
         tokenizer: the same, with a template that shows tools.
-        stop_ids: ids that end a turn: the template's end of turn first, then the tokenizer's eos and pad. After a turn
+        stop_ids: ids that end a turn, the template's end of turn first, then the tokenizer's eos and pad. After a turn
             that ended on another id than the first, the template's end of turn is missing from the history.
 
     Raises:
@@ -101,7 +96,7 @@ class ChatFormat:
         self._read_template()
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> str:
-        """The conversation as text up to the point where the policy speaks next, untrusted text neutralised."""
+        """Return the conversation as text up to where the policy speaks next, untrusted text neutralised."""
         text: str = self.tokenizer.apply_chat_template(
             [{**message, "content": self._safe(message)} for message in messages],
             tools=[self._tool(spec) for spec in tools] or None,
@@ -112,25 +107,25 @@ class ChatFormat:
         return text
 
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
-        """Ids of `render(messages, tools)`: turn 0's prompt, or a full re-render where assistant turns are present."""
+        """Return the ids of `render(messages, tools)`: the first prompt, or a re-rendered whole conversation."""
         return self.encode(self.render(messages, tools))
 
     def observation_ids(self, texts: Sequence[str]) -> tuple[int, ...]:
-        """Ids that follow a sampled turn: the results of its calls in order, then the opening of the next turn."""
+        """Return the ids after a sampled turn: the results of its calls in order, then the opening of the next turn."""
         if not texts:
             raise ValueError("An observation needs the text of at least one tool result.")
         start, between, end = self._tool_frame
         return self.encode(start + between.join([self.neutralise(text) for text in texts]) + end)
 
     def user_ids(self, text: str) -> tuple[int, ...]:
-        """Ids that follow a sampled turn when the user speaks next."""
+        """Return the ids after a sampled turn when the user speaks next."""
         start, end = self._user_frame
         return self.encode(start + self.neutralise(text) + end)
 
     def next_prompt(
         self, old_ids: Sequence[int], messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()
     ) -> tuple[tuple[int, ...], bool]:
-        """What to feed before the next turn is sampled: `(suffix, True)` to append, or `(whole prompt, False)` to fork.
+        """Return what to feed before the next sample: `(suffix, True)` to append, `(whole prompt, False)` to fork.
 
         "keep" always appends. The others append if the re-rendered conversation starts with `old_ids`, or if
         only its tokenization differs (the policy may sample another split of the same text): then the sampled ids stay.
@@ -154,7 +149,7 @@ class ChatFormat:
         if self.history is History.drop_thinking:
             messages = [_without_thinking(message) for message in messages]
         new_ids = self.prompt_ids(messages, tools)
-        if common_prefix_extends(old_ids, new_ids):
+        if new_ids[: len(old_ids)] == tuple(old_ids):
             return new_ids[len(old_ids) :], True
         if old_ids and old_ids[-1] == self.stop_ids[0]:
             old_text, new_text = self._decode(old_ids), self._decode(new_ids)
@@ -165,10 +160,10 @@ class ChatFormat:
     def conversation_ids(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()
     ) -> tuple[int, ...]:
-        """Ids of a whole conversation as the policy would have it, had it taken every turn of it itself.
+        """Return the ids of a whole conversation of another program, as if the policy had taken every turn itself.
 
-        For another program's conversations, of which there is only the text. With "keep" an order of messages that no
-        episode has, such as two of the user's in a row, is rendered as the template does.
+        With "keep" an order of messages that no episode has, such as two of the user's in a row, is rendered as the
+        template does.
         """
         if self.history is not History.keep:
             return self.next_prompt((), messages, tools)[0]
@@ -183,15 +178,15 @@ class ChatFormat:
         return ids
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of text that is already rendered; control strings in it become control tokens."""
+        """Return the ids of rendered text; control strings in it become control tokens."""
         return tuple(self._backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of sampled ids, without the stop id at their end, all other control tokens spelled out."""
+        """Return the text of sampled ids without the stop id at their end, other control tokens spelled out."""
         return self._decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
 
     def neutralise(self, text: str) -> str:
-        """The text with a space after the first character of every control string of the tokenizer."""
+        """Return the text with a space after the first character of every control string of the tokenizer."""
         return self._control.sub(_split, text)
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -221,7 +216,7 @@ class ChatFormat:
         return [self._safe_tree(value) for value in node] if isinstance(node, list | tuple) else node
 
     def _read_template(self) -> None:
-        """Cuts the text around sentinels out of rendered conversations: what the template puts after each turn."""
+        """Read off rendered sentinels what the template puts after each turn."""
         first_turns = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ASSISTANT}]
         one_result = [*first_turns, {"role": "tool", "content": _FIRST}]
         two_results = [*one_result, {"role": "tool", "content": _SECOND}]
@@ -242,7 +237,7 @@ class ChatFormat:
 
 
 def _showing_tools(tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedTokenizerFast":
-    """The tokenizer, or a copy with `_MENU` before a template that leaves tools out."""
+    """Return the tokenizer, or a copy with `_MENU` before a template that leaves tools out."""
     template = tokenizer.chat_template
     if not isinstance(template, str):  # several, one of them for tools
         return tokenizer
@@ -260,7 +255,7 @@ def _split(match: re.Match[str]) -> str:
 
 
 def _without_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The message as Qwen3's template shows an assistant's of before the last user message."""
+    """Return an assistant's message as Qwen3's template shows those before the last user message."""
     if message["role"] != "assistant":
         return message
     return {**message, "content": message["content"].rpartition(END_THINK)[2].lstrip("\n")}
@@ -271,7 +266,7 @@ def _alternatives(tokens: Sequence[str]) -> re.Pattern[str]:
 
 
 def _cut(text: str, *marks: str) -> tuple[str, ...]:
-    """The texts between the marks and after the last one, each mark occurring once and in order."""
+    """Return the texts between the marks and after the last one; each mark must occur once and in order."""
     parts = []
     rest = text
     for mark in marks:
@@ -283,7 +278,7 @@ def _cut(text: str, *marks: str) -> tuple[str, ...]:
 
 
 def make_chat(cfg: WorldConfig) -> ChatFormat:
-    """The tokenizer and chat format of a run.
+    """Return the chat format of a run, with its tokenizer.
 
     Raises:
         ConfigError: the tokenizer cannot be read, or the environment has none.

@@ -17,7 +17,7 @@ from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import MissingPrice, PriceList
 from orchestra_jax.money.replay import CLOSE_S, Replay
 from orchestra_jax.processes import Processes
-from orchestra_jax.rollout.speakers import Reply
+from orchestra_jax.rollout.messages import Reply
 from orchestra_jax.tools.experts.cards import api_fields
 from orchestra_jax.tools.experts.client import ExpertClient, TooLong
 from orchestra_jax.tools.experts.endpoint import MOST_BYTES, read_reply

@@ -1,33 +1,75 @@
-"""One trajectory: the policy speaks, its calls are executed, the user answers where the world has one, until an end.
-
-An infrastructure failure costs what failed and nothing else: that generation, call, user's turn or score is tried again
-alone, and what the trajectory has paid for until then stays. Seconds are those of work, see `stopwatch`.
+"""The player of one trajectory: the policy speaks, its calls run, a user answers if there is one, until an end.
 
 A turn without calls is the final answer where nobody answers it. In a `Conversation` it goes to the user:
 
-- The user says None, or words that are `done` (a stop word, a hand-over): the conversation is over, and the policy's
+- If the user says None, or words that are `done` (a stop word, a hand-over), the conversation is over, and the policy's
   last words are its answer, which is scored.
 - Other words open the policy's next turn. They are read, never sampled: they carry no loss.
-- An empty turn is said to nobody: no answer. One that is malformed or cut off ends the trajectory as anywhere.
-- A turn is one of the policy's: `max_turns` caps the conversation too. The user hears the last one as well, for only
-  they know whether it was the end; if it was not, there is no answer, and nothing is scored.
-- A user that fails, hangs or says nothing is an infrastructure failure: the sample is invalid, and nothing is scored.
-- The user's rows are kept apart: they count neither in the trajectory's cost nor in its seconds or its deadline.
+- An empty turn is said to nobody: there is no answer. A malformed or cut turn ends the trajectory as anywhere.
+- `max_turns` caps the policy's turns in a conversation too. The user hears the last turn as well, for only they know
+  whether it was the end; if it was not, there is no answer, and nothing is scored.
+- The user's ledger rows are kept apart: they count neither in the trajectory's cost nor in its seconds or deadline.
+
+**Failures.** An infrastructure failure costs what failed and nothing else: that generation, call, user's turn or score
+is tried again alone, and what the trajectory has paid for until then stays. Tries nest: with `retries=4` of a client
+and `limits.retries=2` a call makes up to 3 x 5 requests.
+
+======================== ============================ ======== =======================================================
+what fails               who tries again              how often what follows the last try
+======================== ============================ ======== =======================================================
+a request to SGLang:     `engines.sglang.engine`      4        `InfrastructureError` of the generation
+transport, status 503
+a request to a search or `io.http_json.JsonClient`    its      `InfrastructureError` of the call
+embedding server:                                     retries,
+transport, time-out, bad                              5
+JSON, 408, 429, 5xx
+a paid request (expert,  `money.paid.PaidCalls`; a    its      `InfrastructureError` of the call, the user's turn, the
+judge, user, endpoint,   time-out is not repeated     retries, score or, for an endpoint, the generation
+web search): not sent,   here                         mostly 4
+unreadable, 408, 409,
+429, 5xx
+start of an MCP server   `tools.mcp.session`          its      `InfrastructureError` of the call
+                                                      retries,
+                                                      2
+generation, call, user's `EpisodePlayer`              limits.  status FAILED
+turn or score: any                                    retries,
+`InfrastructureError`,                                2
+or its deadline passed
+a user who says nothing  nobody                       0        status FAILED
+======================== ============================ ======== =======================================================
+
+========================================== =========== ==============================================================
+how it ends                                status      what the learner and the figures make of it
+========================================== =========== ==============================================================
+a final answer                             COMPLETED   rewarded by Eq. 2: 0 unless solved
+broken tool-call format, cut-off turn      MALFORMED   dropped from its group, or reward 0 (`algorithm.invalid`)
+no turn, call, context or time is left,    NO_ANSWER   the same
+or the answer is empty
+the last try of something failed           FAILED      dropped: no reward, advantage 0, no row in the loss. Nothing
+                                                       takes its place in the group; `algorithm.refill` collects further
+                                                       groups if the group lost its gradient. Figures leave it out, and
+                                                       the same evaluation command plays it again
+a budget is used up, a call is not in      (raised)    the run ends cleanly and resumes at the last finished step
+the record (`BudgetExceeded`, `ReplayMiss`)
+a tool's own error text, a refused call    (goes on)   an observation like any other
+========================================== =========== ==============================================================
 """
 
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from orchestra_jax.envs.base import Conversation, Episode, Message, PricedEpisode, Score
+from orchestra_jax.config.rollout import RolloutLimits
+from orchestra_jax.envs.base import Conversation, Environment, Episode, Message, PricedEpisode, Score
 from orchestra_jax.io.stopwatch import Stopwatch
 from orchestra_jax.io.untrusted import valid_text
-from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.budgets import Budget, Limits
+from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.parsing import final_answer
 from orchestra_jax.rollout.speakers import PolicyTurn, Speaker
-from orchestra_jax.rollout.watchdog import within
+from orchestra_jax.rollout.watchdog import Watchdog
 from orchestra_jax.types import (
     InfrastructureError,
     Status,
@@ -37,29 +79,61 @@ from orchestra_jax.types import (
     Trajectory,
     Turn,
     Usage,
+    work_seconds,
 )
-from orchestra_jax.types import work_seconds as seconds_of
-
-if TYPE_CHECKING:  # who makes runs
-    from orchestra_jax.rollout.collector import Collector
 
 T = TypeVar("T")
 
 
-class Run:
-    """One trajectory of one task.
+@dataclass(frozen=True)
+class OrchestratorPrice:
+    """Price of the policy's own tokens.
+
+    Attributes:
+        prices: price list with an entry for `model`, in force where an episode has none of its own.
+        model: name of the entry.
+        seconds_per_token: simulated seconds per sampled token, or None to measure the wall clock.
+    """
+
+    prices: PriceList
+    model: str = "orchestrator"
+    seconds_per_token: float | None = None
+
+
+@dataclass(frozen=True)
+class PlayerSettings:
+    """What the episodes of one collector share.
+
+    Attributes:
+        environment: makes the episodes.
+        limits: bounds of one trajectory.
+        price: price of the policy's own tokens.
+        watchdog: knows who waits for what.
+        allowance: budget of one trajectory for calls; None: no limit.
+    """
+
+    environment: Environment
+    limits: RolloutLimits
+    price: OrchestratorPrice
+    watchdog: Watchdog
+    allowance: Limits | None = None
+
+
+class EpisodePlayer:
+    """Plays one trajectory of one task.
 
     Attributes:
         sequences: finished turns; a fork starts a new list.
         observed: results of all calls, and the user's words among them.
         called: number of calls, refused ones included.
         turn: number of the turn, from 1.
-        prices: the list in force: the instance's, or else the run's.
+        prices: price list in force: the instance's, or else the run's.
         worked_s: seconds of work so far, the longest of each turn's calls; measured or charged, whichever is more.
     """
 
-    def __init__(self, collector: "Collector", task: Task, speaker: Speaker, group: int, member: int) -> None:
-        self.collector, self.task, self.speaker, self.group, self.member = collector, task, speaker, group, member
+    def __init__(self, settings: PlayerSettings, task: Task, speaker: Speaker, group: int, member: int) -> None:
+        self.settings, self.limits = settings, settings.limits
+        self.task, self.speaker, self.group, self.member = task, speaker, group, member
         self.sequences: list[list[Turn]] = [[]]
         self.ledger: list[Usage] = []
         self.observed: list[ToolResult] = []
@@ -67,35 +141,38 @@ class Run:
         self.solved = False
         self.criteria: Mapping[str, str] = {}
         self.turn = 0
-        self.prices = collector.price.prices
+        self.prices = settings.price.prices
         self.worked_s = 0.0
 
-    async def trajectory(self, parent: Budget) -> Trajectory:
-        """Plays to the end, whatever it is; it gets a part of its own of the budget `parent`.
+    async def play(self, parent: Budget, on_done: Callable[[Trajectory], None] | None = None) -> Trajectory:
+        """Play to the end, whatever it is.
+
+        Args:
+            parent: budget that the trajectory's own is a part of.
+            on_done: called with the trajectory.
 
         Raises:
             BudgetExceeded, ReplayMiss: the run cannot go on. Everything else that is raised is a bug.
         """
         answer: str | None = None
-        budget = Budget(self.collector.allowance, name="trajectory", parent=parent)
+        budget = Budget(self.settings.allowance, name="trajectory", parent=parent)
         try:
-            episode = self.collector.environment.reset(self.task, budget)
+            episode = self.settings.environment.reset(self.task, budget)
             own = episode.prices if isinstance(episode, PricedEpisode) else None
-            if own is not None and self.collector.price.model in own.entries:
+            if own is not None and self.settings.price.model in own.entries:
                 self.prices = own
-            # What the policy itself costs outside is no call of its, which its allowance is for.
+            # The allowance is for calls; what the policy itself costs outside is none.
             self.speaker.begin(episode, parent)
             status, reason, answer = await self._turns_until_end(episode)
         except InfrastructureError as error:
             status, reason = Status.FAILED, str(error)
         finally:
             self.speaker.end()
-        sequences = tuple(tuple(sequence) for sequence in self.sequences if sequence)
-        return Trajectory(
+        trajectory = Trajectory(
             task=self.task,
             group=self.group,
             member=self.member,
-            sequences=sequences,
+            sequences=tuple(tuple(sequence) for sequence in self.sequences if sequence),
             status=status,
             reason=reason,
             answer=answer,
@@ -103,9 +180,12 @@ class Run:
             ledger=tuple(self.ledger),
             criteria=self.criteria,
         )
+        if on_done is not None:
+            on_done(trajectory)
+        return trajectory
 
     async def _turns_until_end(self, episode: Episode) -> tuple[Status, str, str | None]:
-        limits = self.collector.limits
+        limits = self.limits
         full = Status.NO_ANSWER, f"the context limit of {limits.max_length} tokens was reached", None
         for self.turn in range(1, limits.max_turns + 1):
             if self.speaker.full:
@@ -142,32 +222,66 @@ class Run:
                 heard = [{"role": "tool", "content": result.text} for result in results]
             if not self.speaker.hear(said, heard):
                 self.sequences.append([])
-        return self._no_turn_left()
+        return Status.NO_ANSWER, limits.turns_used_up, None
 
     def _too_late(self, episode: Episode, calls: Sequence[ToolCall]) -> tuple[Status, str, None] | None:
-        """How the trajectory ends where the results of these calls could not be used: then none is made or paid."""
-        limits, terminal = self.collector.limits, {spec.name for spec in episode.tools if spec.terminal}
+        """Return the end of a trajectory that could not use the results of these calls: none is made or paid."""
+        terminal = {spec.name for spec in episode.tools if spec.terminal}
         if not calls or any(call.name in terminal for call in calls):
             return None
-        return self._no_turn_left() if self.turn == limits.max_turns else self._no_time_left()
-
-    def _no_turn_left(self) -> tuple[Status, str, None]:
-        return Status.NO_ANSWER, self.collector.limits.turns_used_up, None
+        if self.turn == self.limits.max_turns:
+            return Status.NO_ANSWER, self.limits.turns_used_up, None
+        return self._no_time_left()
 
     def _no_time_left(self) -> tuple[Status, str, None] | None:
-        limit_s = self.collector.limits.deadline_s
+        limit_s = self.limits.deadline_s
         return (Status.NO_ANSWER, f"no answer within {limit_s:g} s of work", None) if self.worked_s > limit_s else None
 
+    async def _speak(self) -> PolicyTurn:
+        """Have the policy speak, and charge its tokens."""
+        price = self.settings.price
+
+        def speak(attempt: int) -> Awaitable[PolicyTurn]:
+            return self.speaker.speak(self.observed, self.turn, attempt)
+
+        said, measured = await self._wait("engine", speak, self.limits.turn_deadline_s)
+        worked = 0.0
+        for row in said.usage:
+            seconds = row.seconds or measured
+            if price.seconds_per_token is not None:
+                seconds = price.seconds_per_token * row.completion_tokens
+            priced = self.prices.priced(replace(row, seconds=0.0), price.model)  # its tokens cost, not its time
+            self.ledger.append(replace(priced, seconds=seconds))
+            worked += seconds
+        self.worked_s += max(worked, measured)
+        return said
+
+    async def _execute(self, episode: Episode, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """Run one turn's calls side by side; an error is raised once all of them have ended."""
+        limit_s = self.limits.tool_deadline_s
+
+        async def step(call: ToolCall) -> tuple[ToolResult, float]:
+            return await self._wait(f"tool {call.name}", lambda _: episode.step(call), limit_s)
+
+        results, seconds = list[ToolResult](), [0.0]
+        for found in await asyncio.gather(*map(step, calls), return_exceptions=True):
+            if isinstance(found, BaseException):
+                raise found
+            result, measured = found
+            results.append(result)
+            seconds.append(max(work_seconds(result.usage), measured))
+        self.worked_s += max(seconds)
+        return results
+
     async def _ask(self, episode: Episode, text: str) -> str | None:
-        """What the user says to the turn that was just recorded; None: nothing more.
+        """Return what the user says to the turn that was just recorded; None: nothing more.
 
         Raises:
             InfrastructureError: the user failed, was overdue or said nothing.
         """
         if not isinstance(episode, Conversation):
             return None
-
-        said, _ = await self._wait("user", lambda _: episode.respond(text), self.collector.limits.user_deadline_s)
+        said, _ = await self._wait("user", lambda _: episode.respond(text), self.limits.user_deadline_s)
         if said is None:
             return None
         words = valid_text(said.text)
@@ -185,22 +299,29 @@ class Run:
         self.ledger += score.usage
 
     async def _wait(self, what: str, begin: Callable[[int], Awaitable[T]], deadline_s: float | None) -> tuple[T, float]:
-        """What `begin` gives for one of its attempts 0, 1, ..., and the seconds of work that it took.
+        """Return what `begin` gives for one of its attempts 0, 1, ..., and the seconds of work that it took.
 
-        Waits in sight of the watchdog. What fails or is overdue is tried again, until there is no retry left.
+        It waits in sight of the watchdog, and tries again what fails or is overdue, until no retry is left.
 
         Raises:
-            InfrastructureError: of the last attempt.
+            InfrastructureError: of the last attempt; too late is no answer, not a wrong one.
         """
-        limits, name = self.collector.limits, f"{what} turn {self.turn}"
+        name = f"{what} turn {self.turn}"
         for attempt in itertools.count():
-            watch = Stopwatch(min(deadline_s or limits.deadline_s, limits.deadline_s))
+            watch = Stopwatch(min(deadline_s or self.limits.deadline_s, self.limits.deadline_s))
             try:
-                with self.collector.watchdog.watch(self.group, self.member, self.turn, what):
-                    return await within(begin(attempt), watch, name), watch.seconds
-            except InfrastructureError:
-                if attempt == limits.retries:
-                    raise
+                with self.settings.watchdog.watch(self.group, self.member, self.turn, what):
+                    return await watch.run(begin(attempt)), watch.seconds
+            except TimeoutError as error:
+                words = f"{name} timed out: {error}" if str(error) else f"{name} timed out"
+                if watch.expired:
+                    words = f"{name} took longer than its deadline of {watch.limit_s:g} s"
+                failure = InfrastructureError(words)
+                failure.__cause__ = error
+            except InfrastructureError as error:
+                failure = error
+            if attempt == self.limits.retries:
+                raise failure
         raise AssertionError
 
     def _record(self, said: PolicyTurn, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> None:
@@ -208,39 +329,3 @@ class Run:
         self.observed += results
         self.called += len(results)
         self.ledger += [row for result in results for row in result.usage]
-
-    async def _speak(self) -> PolicyTurn:
-        """The next turn and its ledger rows."""
-        limits, price = self.collector.limits, self.collector.price
-
-        def speak(attempt: int) -> Awaitable[PolicyTurn]:
-            return self.speaker.speak(self.observed, self.turn, attempt)
-
-        said, measured = await self._wait("engine", speak, limits.turn_deadline_s)
-        worked = 0.0
-        for row in said.usage:
-            seconds = row.seconds or measured
-            if price.seconds_per_token is not None:
-                seconds = price.seconds_per_token * row.completion_tokens
-            priced = self.prices.priced(replace(row, seconds=0.0), price.model)  # its tokens cost, not its time
-            self.ledger.append(replace(priced, seconds=seconds))
-            worked += seconds
-        self.worked_s += max(worked, measured)
-        return said
-
-    async def _execute(self, episode: Episode, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """The results of one turn's calls, which run side by side; an error is raised once all of them have ended."""
-        limit_s = self.collector.limits.tool_deadline_s
-
-        async def step(call: ToolCall) -> tuple[ToolResult, float]:
-            return await self._wait(f"tool {call.name}", lambda _: episode.step(call), limit_s)
-
-        results, seconds = list[ToolResult](), [0.0]
-        for found in await asyncio.gather(*map(step, calls), return_exceptions=True):
-            if isinstance(found, BaseException):
-                raise found
-            result, measured = found
-            results.append(result)
-            seconds.append(max(seconds_of(result.usage), measured))
-        self.worked_s += max(seconds)
-        return results

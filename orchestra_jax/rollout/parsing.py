@@ -1,4 +1,4 @@
-"""Reading what the policy said: thinking, tool calls and the final answer.
+"""Thinking, tool calls and the final answer in the text of a turn.
 
 A call is `<tool_call>` + JSON object + `</tool_call>` with "name" and "arguments". Policy by case:
 
@@ -29,7 +29,7 @@ thinking                                        text up to `</think>`, with or w
 `</think>` inside the arguments, no thinking    cuts the call there, so the closing tag that is left is an error
 =============================================== ====================================================================
 
-One bad call spoils the turn: the result is a `ParseError` even if other calls of the turn are well formed.
+One bad call spoils the turn: the result is a `ParseError`, even if the turn's other calls are well formed.
 """
 
 import json
@@ -54,8 +54,13 @@ class ParseError:
     reason: str
 
 
+def render_call(call: ToolCall) -> str:
+    """Return the call as Qwen3's template writes it."""
+    return f"{OPEN}\n{json.dumps({'name': call.name, 'arguments': dict(call.arguments)})}\n{CLOSE}"
+
+
 def parse_tool_calls(text: str) -> list[ToolCall] | ParseError:
-    """The calls in one sampled turn under the policy in the module's docstring; an empty list means no call.
+    """Return the calls of one sampled turn, by the table in the module's docstring; an empty list means no call.
 
     Args:
         text: `ChatFormat.decode` of the sampled ids.
@@ -65,12 +70,15 @@ def parse_tool_calls(text: str) -> list[ToolCall] | ParseError:
 
 
 def final_answer(text: str) -> str:
-    """What a turn without calls says to the user: the text after thinking, stripped; "" if thinking never closed."""
+    """Return what a turn without calls says: the stripped text after thinking, "" if thinking never closed."""
     return _after_thinking(text).strip()
 
 
 def _after_thinking(text: str) -> str:
-    """The text after thinking, "" while a `<think>` before any call is open; a `</think>` in it stands after a call."""
+    """Return the text after thinking, "" while a `<think>` before any call is open.
+
+    A `</think>` that is left in it stands after a call.
+    """
     start = 0
     while (end := text.find(END_THINK, start)) >= 0:
         call = text.find(OPEN, start, end) if start else -1
@@ -82,13 +90,13 @@ def _after_thinking(text: str) -> str:
 
 
 def _find(text: str, tag: str) -> int:
-    """Where the tag begins, or the text's length where there is none."""
+    """Return the place where the tag begins, or the text's length if there is none."""
     position = text.find(tag)
     return position if position >= 0 else len(text)
 
 
 def _calls(said: str) -> list[ToolCall] | ParseError:
-    """The calls in the text after thinking."""
+    """Return the calls of the text after thinking."""
     if END_THINK in said:
         return ParseError("A </think> follows a tool call, so that the call would count as thinking.")
     calls: list[ToolCall] = []
@@ -141,7 +149,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _require_utf8(value: Any) -> None:
-    """Objects inside `value` were checked when they were built, so only strings and lists remain."""
+    """Raise UnicodeEncodeError if a string has no UTF-8 form. Objects in `value` were checked when they were built."""
     if isinstance(value, list):
         for item in value:
             _require_utf8(item)
@@ -150,7 +158,7 @@ def _require_utf8(value: Any) -> None:
 
 
 def _require_few_levels(text: str) -> None:
-    """Raises RecursionError where JSON is nested beyond what everything that walks through arguments can take."""
+    """Raise RecursionError if JSON is nested too deeply for the code that walks through arguments."""
     if levels(text.encode()) > MOST_LEVELS:
         raise RecursionError
 

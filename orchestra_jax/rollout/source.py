@@ -1,12 +1,16 @@
-"""Where a step's trajectories come from: collected within the step, or by a stream that runs ahead of it."""
+"""The source of a step's trajectories: collected within the step, or by a stream that runs ahead of it.
 
-from collections.abc import Callable, Sequence
+Of several processes each collects its own groups of every batch, under the seeds that they have in the whole.
+"""
+
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool
 
+from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.engines.base import Engine
@@ -15,18 +19,17 @@ from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.sharing import OwnTasks, own_groups, whole_position
-from orchestra_jax.rollout.stream import GroupStream
 from orchestra_jax.types import OutOfTime, Task, Trajectory
+
+if TYPE_CHECKING:  # loaded when groups run ahead
+    from orchestra_jax.rollout.stream import GroupStream
 
 
 class RolloutSource:
     """Hands out the trajectories of one step after another.
 
     With rollout.max_staleness=0 and no spare groups every step collects its own batch: nothing runs during an update,
-    and the run is reproducible. Else groups run ahead, under way across updates.
-
-    Of several processes each collects its own groups of every batch, under the seeds they have in the whole.
+    and the run is reproducible. Else groups run ahead, under way across updates (`rollout.stream`).
 
     With algorithm.refill a step takes more groups of the stream, as many as it lacks at a time, until those that have a
     gradient are as many as the step began with. Each process makes up for its own: its servers stay as busy as the
@@ -34,8 +37,8 @@ class RolloutSource:
 
     Args:
         tasks: batches of algorithm.tasks_per_step.
-        runner: the loop that the engine and the environment belong to.
-        processes: that share the batches; None: this one alone.
+        runner: event loop that the engine and the environment belong to.
+        processes: processes that share the batches; None: this one alone.
         teaching: tells which groups of a step's trajectories have a gradient; algorithm.refill needs it.
 
     Attributes:
@@ -55,35 +58,42 @@ class RolloutSource:
         self._cfg, self._collector, self._engine, self._runner = cfg, collector, engine, runner
         self._processes = processes or Processes()
         self._teaching, self._refill = teaching, cfg.algorithm.refill or 0
+        self._batch_size = cfg.algorithm.tasks_per_step
         self._ahead = bool(cfg.rollout.max_staleness or cfg.rollout.spare_groups)
-        self._own = own_groups(cfg.algorithm, self._processes)
+        self._own = groups_of_process(cfg.algorithm, self._processes)
         self.per_step = len(self._own)
-        self._tasks = OwnTasks(tasks, self._own)
-        self._stream: GroupStream | None = None
-        if self._ahead or self._refill:
-            self._stream = GroupStream(
-                self._roll,
-                self._tasks,
-                per_step=self.per_step,
-                max_staleness=cfg.rollout.max_staleness,
-                spare=len(self._processes.mine(range(cfg.rollout.spare_groups))),
-            )
+        self._tasks = TasksOfProcess(tasks, self._own)
+        self._stream = self._make_stream() if self._ahead or self._refill else None
+
+    def _make_stream(self) -> "GroupStream":
+        from orchestra_jax.rollout.stream import GroupStream
+
+        return GroupStream(
+            self._roll,
+            self._tasks,
+            per_step=self.per_step,
+            max_staleness=self._cfg.rollout.max_staleness,
+            spare=len(self._processes.mine(range(self._cfg.rollout.spare_groups))),
+        )
 
     def take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, float]]:
-        """This process's trajectories of step `step`, ordered by group and member, and metrics of the whole step.
+        """Return this process's trajectories of step `step`, by group and member, and metrics of the whole step.
 
-        All that were collected, of groups without a gradient too. `version` is that of the learner's weights; `budget`,
-        of the step, pays for the trajectories that begin in it.
+        The trajectories are all that were collected, those of groups without a gradient too.
+
+        Args:
+            version: version of the learner's weights.
+            budget: budget of the step, which pays for the trajectories that begin in it.
 
         Raises:
             BudgetExceeded, ReplayMiss, OutOfTime: in all processes; the position in the tasks is that before the step.
         """
-        position = self._state()
+        position = self._position()
         try:
             with self._processes.together():
                 taken, counts = self._take(step, version, budget)
         except (BudgetExceeded, ReplayMiss, OutOfTime):
-            self._set_state(position)  # the run that goes on repeats this step
+            self.set_state(position)  # the run that goes on repeats this step
             raise
         spans = [span for trajectory in taken for turn in trajectory.turns for span in turn.spans]
         everyone = self._processes.gather((spans, counts))
@@ -94,89 +104,138 @@ class RolloutSource:
         return taken, metrics
 
     def _take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, int]]:
-        """This process's trajectories, and counts of its groups."""
-        cfg = self._cfg
-        if self._stream is not None:
-            return self._take_of(self._stream, version, budget)
-        collecting = self._collector.collect(
-            self._engine,
-            next(self._tasks),
-            budget=budget,
-            group_size=cfg.algorithm.group_size,
-            temperature=cfg.rollout.temperature,
-            seed=(cfg.seed, 2, step),
-            numbers=self._own,
-        )
-        return self._runner.run(collecting), {}
-
-    def _take_of(self, stream: GroupStream, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, int]]:
-        """`_take` with a stream, in rounds of the groups that are missing."""
-        groups, again, taught = list[list[Trajectory]](), list[int](), 0
-        while lacking := min(self.per_step - taught, self.per_step * (1 + self._refill) - len(groups)):
-            found, restarted = self._runner.run(stream.take(version, budget, lacking, last=not self._refill))
-            groups += found
-            again.append(restarted)
-            taken = [replace(t, group=self._whole(n)) for n, group in enumerate(groups) for t in group]
-            if self._refill and self._teaching is not None:
-                taught = int(self._teaching(taken).sum())
-        counts = {"restarted": again[0]} if self._ahead else {}
+        """Return this process's trajectories, and counts of its groups."""
+        if self._stream is None:
+            return self._runner.run(self._collect(step, next(self._tasks), self._own, budget)), {}
         if self._refill:
-            counts |= {"collected": len(groups), "taught": taught, "rounds": len(again)}
-            if not self._cfg.rollout.max_staleness:
-                self.stop()
-        return taken, counts
+            return self._take_refilled(self._stream, version, budget)
+        found, restarted = self._runner.run(self._stream.take(version, budget))
+        return self._numbered(found), {"restarted": restarted}
+
+    def _take_refilled(
+        self, stream: "GroupStream", version: int, budget: Budget
+    ) -> tuple[list[Trajectory], dict[str, int]]:
+        """Take groups in rounds, until enough of them have a gradient or algorithm.refill allows no more."""
+        assert self._teaching is not None
+        groups, restarted, taught, rounds = list[list[Trajectory]](), 0, 0, 0
+        most = self.per_step * (1 + self._refill)
+        while missing := min(self.per_step - taught, most - len(groups)):
+            found, again = self._runner.run(stream.take(version, budget, missing, last=False))
+            restarted = restarted if rounds else again  # later rounds go on with what the first began again
+            groups += found
+            rounds += 1
+            taken = self._numbered(groups)
+            taught = int(self._teaching(taken).sum())
+        if not self._cfg.rollout.max_staleness:
+            self.stop()
+        counts = {"restarted": restarted} if self._ahead else {}
+        return taken, counts | {"collected": len(groups), "taught": taught, "rounds": rounds}
+
+    def _numbered(self, groups: Sequence[Sequence[Trajectory]]) -> list[Trajectory]:
+        """Return the trajectories with the numbers that their groups have in this step."""
+        return [replace(each, group=self._in_batches(n)) for n, group in enumerate(groups) for each in group]
 
     def stop(self) -> None:
-        """Ends what is under way; `take` begins it again."""
+        """End what is under way; `take` begins it again."""
         if self._stream is not None:
             self._runner.run(self._stream.stop())
 
     def get_state(self) -> dict[str, Any]:
-        """The position of all processes in the stream of tasks, for a checkpoint."""
-        state, size = self._state(), self._cfg.algorithm.tasks_per_step
+        """Return the position of all processes in the stream of tasks, for a checkpoint."""
+        position = self._position()
         if self._stream is None or self._processes.count == 1:
-            return state
-        return whole_position(self._processes.gather(state | {"own": self._own, "size": size}))
+            return position
+        return joint_position(self._processes.gather(position | {"own": self._own, "size": self._batch_size}))
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._set_state(state)
-
-    def _state(self) -> dict[str, Any]:
-        """This process's own position; groups are counted in whole batches."""
-        if self._stream is None:
-            return self._tasks.get_state()
-        state = self._stream.get_state()
-        return state | {"used": [self._whole(index) for index in state["used"]]}
-
-    def _set_state(self, state: dict[str, Any]) -> None:
+        """Go on from a position that `get_state` gave, with any number of processes."""
         if self._stream is None:
             self._tasks.set_state(state)
             return
         places = {place: n for n, place in enumerate(self._own)}
-        used = [divmod(index, self._cfg.algorithm.tasks_per_step) for index in state["used"]]
+        used = [divmod(index, self._batch_size) for index in state["used"]]
         own = [number * len(self._own) + places[place] for number, place in used if place in places]
         self._stream.set_state(state | {"used": own})
 
-    def _whole(self, index: int) -> int:
-        """The number in whole batches of the stream's own group `index`."""
+    def _position(self) -> dict[str, Any]:
+        """Return this process's own position; groups are counted in whole batches."""
+        if self._stream is None:
+            return self._tasks.get_state()
+        state = self._stream.get_state()
+        return state | {"used": [self._in_batches(index) for index in state["used"]]}
+
+    def _in_batches(self, index: int) -> int:
+        """Return the number in whole batches of the stream's own group `index`."""
         number, place = divmod(index, len(self._own))
-        return number * self._cfg.algorithm.tasks_per_step + self._own[place]
+        return number * self._batch_size + self._own[place]
 
     async def _roll(self, index: int, task: Task, budget: Budget) -> list[Trajectory]:
-        step, group = divmod(self._whole(index), self._cfg.algorithm.tasks_per_step)
-        return await self._collector.collect(
+        step, group = divmod(self._in_batches(index), self._batch_size)
+        return await self._collect(step, [task], [group], budget)
+
+    def _collect(
+        self, step: int, tasks: Sequence[Task], groups: Sequence[int], budget: Budget
+    ) -> Coroutine[Any, Any, list[Trajectory]]:
+        """Roll out these groups under the seeds of a step."""
+        return self._collector.collect(
             self._engine,
-            [task],
+            tasks,
             budget=budget,
-            numbers=[group],
             group_size=self._cfg.algorithm.group_size,
             temperature=self._cfg.rollout.temperature,
             seed=(self._cfg.seed, 2, step),
+            numbers=groups,
         )
 
 
+class TasksOfProcess:
+    """The tasks at some places of every batch; the state is that of the batches, the same in every process."""
+
+    def __init__(self, batches: TaskIterator, places: Sequence[int]) -> None:
+        self._batches, self._places = batches, places
+        self.get_state, self.set_state = batches.get_state, batches.set_state
+
+    def __iter__(self) -> "TasksOfProcess":
+        return self
+
+    def __next__(self) -> list[Task]:
+        batch = next(self._batches)
+        return [batch[place] for place in self._places]
+
+
+def groups_of_process(algorithm: AlgorithmConfig, processes: Processes) -> list[int]:
+    """Return the groups of a step that this process collects: its share of every minibatch.
+
+    So what a minibatch is made of, and each group's seeds, do not depend on the number of processes.
+    """
+    size = algorithm.tasks_per_step // algorithm.minibatches
+    if processes.count == 1 or not size:
+        return list(range(algorithm.tasks_per_step))
+    return [g for g in range(algorithm.tasks_per_step) if g % size * processes.count // size == processes.index]
+
+
+def joint_position(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the position of all processes' streams together: that of the one that is behind.
+
+    Args:
+        parts: of each process, `GroupStream.get_state()` whose `used` are places in the whole batches, with `own`, the
+            process's places, and `size`, the groups of a batch.
+
+    Returns:
+        A state of one stream of whole batches. Another number of processes may go on from it.
+    """
+    first = min(parts, key=lambda part: part["number"])
+    used = set()
+    for part in parts:
+        used |= {
+            number * part["size"] + place for number in range(first["number"], part["number"]) for place in part["own"]
+        }
+        used |= set(part["used"])
+    return {"batches": first["batches"], "number": first["number"], "used": sorted(used)}
+
+
 def _staleness(spans: Sequence[tuple[int, int]], version: int) -> dict[str, float]:
-    """Mean over the sampled tokens, and largest, number of versions that they are older than the learner."""
+    """Return the mean and the largest age of the sampled tokens, in versions of the learner's weights."""
     ages, tokens = np.array([version - v for v, _ in spans]), np.array([count for _, count in spans])
     if not tokens.sum():
         return {}

@@ -1,22 +1,22 @@
-"""How the policy takes its turns in a conversation: in tokens, sampled by an engine, or in whole messages.
+"""The policy in one trajectory: what takes its turns.
 
-The collector's loop is the same for both: it knows turns, calls, results and ledger rows. What a turn is made of is
-known here: a `TokenSpeaker` keeps the exact ids for the learner, a `MessageSpeaker` talks to a `MessageEngine`, such as
-a model behind an endpoint (`rollout.endpoint`).
+The player of an episode (`rollout.episode`) knows turns, calls, results and ledger rows. A speaker knows what a turn is
+made of: a `TokenSpeaker` keeps the exact ids for the learner, and a `SilentSpeaker` plays a script without any tokens.
+`rollout.messages` has the speaker for a policy that answers with whole messages.
 """
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from orchestra_jax.config.rollout import RolloutLimits
-from orchestra_jax.engines.base import Generation
+from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.envs.base import Episode, Message, Script
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.rollout.actors import Actor, render_call
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.parsing import CLOSE, OPEN, ParseError, final_answer, parse_tool_calls
+from orchestra_jax.rollout.parsing import ParseError, parse_tool_calls, render_call
 from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult, ToolSpec, Turn, Usage
 
 
@@ -25,11 +25,11 @@ class PolicyTurn:
     """One turn of the policy.
 
     Attributes:
-        turn: as it is kept, without calls and results.
-        calls: to be executed.
+        turn: the turn as it is kept, without calls and results.
+        calls: calls to execute.
         problem: what is wrong with the output, "" if nothing is.
-        usage: its ledger rows, without dollars; a row without seconds took those that the caller measured.
-        full: the context ended it.
+        usage: ledger rows without dollars; the caller fills in its measured seconds where a row has none.
+        full: the context ended the turn.
     """
 
     turn: Turn
@@ -43,7 +43,7 @@ class Speaker(Protocol):
     """The policy in one trajectory."""
 
     def begin(self, episode: Episode, budget: Budget) -> None:
-        """The conversation starts with the episode's messages and tools; `budget` pays for what is paid for a turn."""
+        """Start the conversation with the episode's messages and tools; `budget` pays for what a turn costs outside."""
         ...
 
     @property
@@ -52,12 +52,12 @@ class Speaker(Protocol):
         ...
 
     async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
-        """The next turn.
+        """Return the next turn.
 
         Args:
-            results: all that were observed so far; the user's words stand among them as a text alone.
-            turn: its number, from 1.
-            attempt: how often it was tried before and failed.
+            results: all results so far; the user's words stand among them as a text alone.
+            turn: number of the turn, from 1.
+            attempt: number of earlier tries that failed.
 
         Raises:
             InfrastructureError: nothing was said, through no fault of the policy.
@@ -65,7 +65,7 @@ class Speaker(Protocol):
         ...
 
     def hear(self, said: PolicyTurn, heard: Sequence[Message]) -> bool:
-        """What follows the turn: results of its calls, in their order, or the user's words.
+        """Take in what follows the turn: the results of its calls, in their order, or the user's words.
 
         Returns:
             Whether the same sequence goes on; False where the history was rewritten.
@@ -73,48 +73,67 @@ class Speaker(Protocol):
         ...
 
     def end(self) -> None:
-        """The trajectory is over."""
+        """Free what the trajectory held; it may be called twice."""
         ...
 
 
-class TokenSpeaker:
-    """Speaks in tokens: an actor chooses them, what was sampled goes on untouched.
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The beginning of a trajectory in tokens.
 
-    Args:
+    Attributes:
         prompt: ids of the first prompt.
-        model: name of the ledger's rows.
+        model: name of the ledger rows.
     """
 
-    def __init__(
-        self, chat: ChatFormat, actor: Actor, task: Task, prompt: tuple[int, ...], limits: RolloutLimits, model: str
-    ) -> None:
-        self._chat, self._actor, self._task, self._limits, self._model = chat, actor, task, limits, model
+    chat: ChatFormat
+    task: Task
+    prompt: tuple[int, ...]
+    limits: RolloutLimits
+    model: str
+
+
+class TokenSpeaker(ABC):
+    """Speaks in tokens, which go on untouched; a subclass says where they come from."""
+
+    def __init__(self, opening: Opening) -> None:
+        self.opening, self._chat = opening, opening.chat
         # The sequence up to the next sample, and the part of it that was not sampled or shown before.
-        self._ids, self._new = prompt, prompt
+        self._ids, self._new = opening.prompt, opening.prompt
         self._messages: list[Message] = []
         self._tools: tuple[ToolSpec, ...] = ()
+
+    @abstractmethod
+    async def generate(self, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int) -> Generation:
+        """Return the next generation after the whole sequence `ids`; for the rest see `Speaker.speak`."""
 
     def begin(self, episode: Episode, budget: Budget) -> None:
         self._messages, self._tools = list(episode.messages), episode.tools
 
     @property
     def full(self) -> bool:
-        return len(self._ids) >= self._limits.max_length
+        return len(self._ids) >= self.opening.limits.max_length
 
     async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
-        found = await self._actor.act(self._task, self._ids, results, turn - 1, attempt)
+        found = await self.generate(self._ids, results, turn, attempt)
         if found.finish_reason == "abort":
             raise InfrastructureError("the engine aborted the generation")
         text, length = self._chat.decode(found.token_ids), len(self._ids) + len(found.token_ids)
-        calls, problem = _read(text, found)
+        read, calls, problem = parse_tool_calls(text), list[ToolCall](), ""
+        if isinstance(read, ParseError):
+            problem = read.reason
+        elif found.finish_reason != "stop":
+            problem = "the output was cut off"
+        else:
+            calls = read
         usage = Usage(
-            self._model,
+            self.opening.model,
             "orchestrator",
             prompt_tokens=len(self._ids),
             cached_tokens=len(self._ids) - len(self._new),  # what the sequence held before this turn
             completion_tokens=len(found.token_ids),
         )
-        turn_said = Turn(
+        kept = Turn(
             prompt_ids=self._new,
             sampled_ids=found.token_ids,
             logprobs=found.logprobs,
@@ -123,8 +142,8 @@ class TokenSpeaker:
             text=text,
             version_spans=found.version_spans,
         )
-        full = found.finish_reason == "length" and length >= self._limits.max_length
-        return PolicyTurn(turn_said, calls, problem, (usage,), full)
+        full = found.finish_reason == "length" and length >= self.opening.limits.max_length
+        return PolicyTurn(kept, calls, problem, (usage,), full)
 
     def hear(self, said: PolicyTurn, heard: Sequence[Message]) -> bool:
         self._messages += [{"role": "assistant", "content": said.turn.text}, *heard]
@@ -134,145 +153,55 @@ class TokenSpeaker:
         self._ids = (*ids, *self._new) if same else self._new
         return same
 
-    def end(self) -> None:
-        self._actor.end()
-
-
-def _read(text: str, generation: Generation) -> tuple[list[ToolCall], str]:
-    """The calls to execute, and what is wrong with the output ("" if nothing is)."""
-    calls = parse_tool_calls(text)
-    if isinstance(calls, ParseError):
-        return [], calls.reason
-    if generation.finish_reason != "stop":
-        return [], "the output was cut off"
-    return calls, ""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A whole message of a model.
-
-    Attributes:
-        text: what it says, calls left out.
-        thought: its reasoning, where the server shows it.
-        calls: (id, name, JSON of the arguments) of each call, as it wrote them.
-        finish_reason: "stop" where it ended by itself, also with calls; "length", or what else the server says.
-        usage: its ledger rows.
-    """
-
-    text: str
-    thought: str
-    calls: Sequence[tuple[str, str, str]]
-    finish_reason: str
-    usage: tuple[Usage, ...]
-
-
-@runtime_checkable
-class MessageEngine(Protocol):
-    """Who answers with whole messages."""
-
-    async def converse(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[ToolSpec],
-        *,
-        budget: Budget,
-        max_tokens: int,
-        temperature: float,
-        sample: tuple[int, ...],
-    ) -> Reply | None:
-        """The answer to a conversation of chat completions; None: it is longer than the model's context.
-
-        Args:
-            budget: pays.
-            max_tokens: most of the answer.
-            temperature: of sampling, where the model takes one.
-            sample: another one is another sample of the same request in the record.
-
-        Raises:
-            InfrastructureError: no answer.
-            BudgetExceeded: it could cost more than is left.
-        """
-        ...
-
-
-class MessageSpeaker:
-    """Speaks in whole messages.
-
-    Args:
-        temperature, sample: see `MessageEngine.converse`.
-    """
-
-    def __init__(
-        self, engine: MessageEngine, limits: RolloutLimits, temperature: float, sample: tuple[int, ...]
-    ) -> None:
-        self._engine, self._limits, self._temperature, self._sample = engine, limits, temperature, sample
-        self._messages: list[dict[str, Any]] = []
-        self._length = 0  # tokens of the conversation up to the last turn, as they were counted for it
-        self._ids: list[str] = []  # of the last turn's calls
-
-    def begin(self, episode: Episode, budget: Budget) -> None:
-        self._messages, self._episode, self._budget = list(episode.messages), episode, budget
-
-    @property
-    def full(self) -> bool:
-        return self._length >= self._limits.max_length
-
-    async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
-        limits = self._limits
-        room = min(limits.max_new_tokens, limits.max_length - self._length)
-        reply = await self._engine.converse(
-            self._messages,
-            self._episode.tools,  # a user may bring more of them
-            budget=self._budget,
-            max_tokens=room,
-            temperature=self._temperature,
-            sample=self._sample,
-        )
-        if reply is None:
-            return PolicyTurn(Turn((), (), (), 0, "length"), [], "", (), full=True)
-        if reply.finish_reason == "abort":
-            raise InfrastructureError("the endpoint aborted the generation")
-        calls, problem = _calls(reply)
-        if not problem and reply.finish_reason != "stop":
-            cut = reply.finish_reason == "length"
-            calls, problem = [], "the output was cut off" if cut else f"the output ended with {reply.finish_reason}"
-        shown = f"<think>\n{reply.thought}\n</think>\n\n{reply.text}" if reply.thought else reply.text
-        last = reply.usage[-1]
-        self._length = last.prompt_tokens + last.completion_tokens
-        self._ids = [self._name(turn, n, reply) for n in range(len(calls))]
-        spans = ((0, last.completion_tokens),)
-        full = reply.finish_reason == "length" and self.full
-        return PolicyTurn(
-            Turn((), (), (), 0, reply.finish_reason, shown, version_spans=spans), calls, problem, reply.usage, full
-        )
-
-    def hear(self, said: PolicyTurn, heard: Sequence[Message]) -> bool:
-        made = [
-            {"id": name, "type": "function", "function": {"name": call.name, "arguments": _json(call)}}
-            for name, call in zip(self._ids, said.calls, strict=True)
-        ]
-        # Reasoning is not sent back: servers take none, and templates drop it.
-        text = final_answer(said.turn.text).partition(OPEN)[0].strip() if made else final_answer(said.turn.text)
-        spoken: dict[str, Any] = {"role": "assistant", "content": text or (None if made else "")}
-        self._messages.append(spoken | ({"tool_calls": made} if made else {}))
-        names = iter(self._ids)
-        for message in heard:
-            more = {"tool_call_id": next(names)} if message["role"] == "tool" else {}
-            self._messages.append({**message, **more})
-        return True
-
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027  a script holds nothing
         pass
 
-    def _name(self, turn: int, number: int, reply: Reply) -> str:
-        """The id of a call: the server's own, where it gave each call one."""
-        given = [call[0] for call in reply.calls]
-        return given[number] if all(given) and len(set(given)) == len(given) > number else f"call-{turn}-{number}"
+
+class EngineSpeaker(TokenSpeaker):
+    """The policy behind an engine.
+
+    Args:
+        params: how to sample; the seed is replaced.
+        seed: seed of the trajectory; every turn and attempt has a seed of its own, so that all are reproducible.
+    """
+
+    def __init__(self, opening: Opening, engine: Engine, params: SamplingParams, seed: tuple[int, ...]) -> None:
+        super().__init__(opening)
+        self._engine, self._params, self._seed = engine, params, seed
+        self._session = engine.open_session()
+
+    async def generate(self, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int) -> Generation:
+        room = min(self._params.max_new_tokens, self.opening.limits.max_length - len(ids))
+        # Seeds count turns from 0.
+        params = replace(self._params, max_new_tokens=room, seed=turn_seed(*self._seed, attempt, turn - 1))
+        return await self._engine.generate(ids, params, session=self._session)
+
+    def end(self) -> None:
+        self._engine.close_session(self._session)
 
 
-class ScriptSpeaker:
-    """Says what a script says, and nobody speaks it: no tokens, no ledger row."""
+class ScriptSpeaker(TokenSpeaker):
+    """Says in tokens what a script says: demonstrations and baselines.
+
+    Args:
+        think: gives what is thought aloud before the first action; None: nothing.
+    """
+
+    def __init__(self, opening: Opening, script: Script, think: Callable[[Task], str] | None = None) -> None:
+        super().__init__(opening)
+        self._script, self._think = script, think
+
+    async def generate(self, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int) -> Generation:
+        action = self._script(self.opening.task, results)
+        text = action if isinstance(action, str) else render_call(action)
+        if self._think is not None and turn == 1:
+            text = f"<think> {self._think(self.opening.task)}</think>{text}"
+        sampled = (*self._chat.encode(text), self._chat.stop_ids[0])
+        return Generation(sampled, (0.0,) * len(sampled), "stop", 0)
+
+
+class SilentSpeaker:
+    """Does what a script does, and nobody speaks it: no tokens, no ledger rows."""
 
     full = False
 
@@ -284,8 +213,8 @@ class ScriptSpeaker:
 
     async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
         action = self._script(self._task, results)
-        spoken = action if isinstance(action, str) else render_call(action)
-        return PolicyTurn(Turn((), (), (), 0, "stop", spoken), [] if isinstance(action, str) else [action], "", ())
+        words, calls = (action, []) if isinstance(action, str) else (render_call(action), [action])
+        return PolicyTurn(Turn((), (), (), 0, "stop", words), calls, "", ())
 
     def hear(self, said: PolicyTurn, heard: Sequence[Message]) -> bool:
         return True
@@ -294,23 +223,6 @@ class ScriptSpeaker:
         pass
 
 
-def _calls(reply: Reply) -> tuple[list[ToolCall], str]:
-    """The calls of a message and what is wrong with them, by the rules for text (`parsing`).
-
-    A server without a parser of its own leaves calls in the text.
-    """
-    made = [
-        f'{OPEN}{{"name": {json.dumps(name)}, "arguments": {arguments.strip() or "{}"}}}{CLOSE}'
-        for _, name, arguments in reply.calls
-    ]
-    calls = list[ToolCall]()
-    for text in (reply.text, "".join(made)):
-        found = parse_tool_calls(text)
-        if isinstance(found, ParseError):
-            return [], found.reason
-        calls += found
-    return calls, ""
-
-
-def _json(call: ToolCall) -> str:
-    return json.dumps(dict(call.arguments))
+def turn_seed(*parts: int) -> int:
+    """Return a 64-bit seed that differs in every part and is the same in every process."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest())

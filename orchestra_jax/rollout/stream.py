@@ -1,9 +1,9 @@
 """Groups of rollouts that go on while the learner updates, and how old their tokens may be.
 
 With `max_staleness` N a step begins with N + 1 steps' groups under way and takes the first of them to end: a group has
-the time of N + 1 steps, and what is not taken runs on during the update. Groups that would be too old for the next step
-are waited for, and so are those that had to begin again: slow tasks are not lost, which would favour short ones.
-A step may take more groups afterwards; as many begin for them, so that what runs ahead stays as much and gets no older.
+the time of N + 1 steps, and what is not taken runs on during the update. A step waits for groups that would be too old
+for the next one, and for those that had to begin again: losing slow tasks would favour short ones. A step may take more
+groups afterwards; as many begin for them, so that what runs ahead stays as much and gets no older.
 """
 
 import asyncio
@@ -29,7 +29,12 @@ class _Group:
 
 @dataclass
 class _Batch:
-    """A batch of tasks that is not used up: where the stream stood before it, and which of it is."""
+    """A batch of tasks that is not used up.
+
+    Attributes:
+        state: position of the stream before it.
+        used: places that are used up.
+    """
 
     state: dict[str, Any]
     tasks: list[Task]
@@ -43,10 +48,10 @@ class GroupStream:
         roll: rolls one group out with the engine's weights of the moment.
         batches: tasks, `per_step` at a time.
         per_step: groups of a step.
-        max_staleness: how many versions older than the learner's the oldest token of a group may be. 0: nothing
-            runs during an update.
-        spare: groups under way beyond those of `max_staleness` + 1 steps, and so many slow ones need not be waited for;
-            what is then too old is thrown away and begins again.
+        max_staleness: most versions that the oldest token of a group may be older than the learner's. 0: nothing runs
+            during an update.
+        spare: groups under way beyond those of `max_staleness` + 1 steps. A step need not wait for as many slow ones;
+            a group that is then too old is thrown away and begins again.
     """
 
     def __init__(
@@ -62,18 +67,19 @@ class GroupStream:
     async def take(
         self, version: int, budget: Budget, count: int | None = None, *, last: bool = True
     ) -> tuple[list[list[Trajectory]], int]:
-        """The next groups for the update of the learner's weights `version`.
+        """Return the next groups for the update of the learner's weights `version`.
 
-        Groups that ended with an error of the program start again with the next call. `budget`, of the step, pays for
-        the groups that begin now, also for what they cost later.
+        Groups that ended with an error of the program start again with the next call.
 
         Args:
+            budget: budget of the step, which pays for the groups that begin now, also for what they cost later.
             count: groups to take; None: `per_step`.
-            last: of this version. Where nothing may run during an update, what is under way then ends.
+            last: whether this is the last call for this version. If nothing may run during an update, it ends what is
+                under way.
 
         Returns:
-            Trajectories by group, in the order of the tasks, and how many groups had to begin again, because their
-            tokens would have been too old.
+            Trajectories by group, in the order of the tasks, and the number of groups that had to begin again, because
+            their tokens would have been too old.
         """
         count = self._per_step if count is None else count
         for group in self._in_order():
@@ -100,12 +106,12 @@ class GroupStream:
         return found, restarted
 
     async def stop(self) -> None:
-        """Ends what is under way; its tasks come first when the stream goes on."""
+        """End what is under way; its tasks come first when the stream goes on."""
         for group in self._in_order():
             await self._stop(group)
 
     def get_state(self) -> dict[str, Any]:
-        """Where the stream stands: the tasks not handed out yet are read again after `set_state`."""
+        """Return the position; tasks not handed out yet are read again after `set_state`."""
         if not self._batches:
             return {"batches": self._source.get_state(), "number": self._read, "used": []}
         first = min(self._batches)
@@ -113,6 +119,7 @@ class GroupStream:
         return {"batches": self._batches[first].state, "number": first, "used": used}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from a position of `get_state`."""
         self._source.set_state(state["batches"])
         self._batches, self._read = {}, state["number"]
         for index in state["used"]:
@@ -139,14 +146,14 @@ class GroupStream:
             del self._batches[number]
 
     def _suffice(self, count: int, first: Sequence[int], version: int) -> bool:
-        """Whether `count` groups have ended, and among them the `first` and all but `spare` of the oldest."""
+        """Return whether `count` groups have ended, among them the `first` and all but `spare` of the oldest."""
         ended = {group.index for group in self._running.values() if group.job.done()}
         oldest = {group.index for group in self._running.values() if version - group.version >= self._staleness}
         due = min(len(oldest) - self._spare, count - len(first))
         return len(ended) >= count and ended.issuperset(first) and len(ended & oldest) >= due
 
     def _fill(self, count: int, version: int, budget: Budget) -> None:
-        """Starts the first tasks that are neither used nor under way, until there are `count` more than run ahead."""
+        """Start the first tasks that are neither used nor under way, until there are `count` more than run ahead."""
         wanted = self._per_step * self._staleness + self._spare + count
         for number in itertools.chain(sorted(self._batches), itertools.count(self._read)):
             for place in range(self._per_step):

@@ -1,17 +1,11 @@
-"""Who waits for what: deadlines of single waits, and a watchdog that names the long ones."""
+"""A watchdog that knows which trajectory waits for what, and names the long waits."""
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import TypeVar
-
-from orchestra_jax.io.stopwatch import Stopwatch
-from orchestra_jax.types import InfrastructureError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +13,10 @@ class Waiting:
     """One wait of one trajectory.
 
     Attributes:
-        group, member: of the trajectory.
+        group, member: place of the trajectory.
         turn: number of the turn, from 1.
-        what: "engine" | "tool NAME" | "score".
-        seconds: since it began.
+        what: "engine" | "tool NAME" | "user" | "score".
+        seconds: duration until now.
     """
 
     group: int
@@ -36,7 +30,7 @@ class Waiting:
 
 
 def describe(waiting: Sequence[Waiting], most: int = 5) -> str:
-    """One line for a log: how many waits there are, and the first `most` of them."""
+    """Return one line for a log: how many waits there are, and the first `most` of them."""
     shown = "; ".join(map(str, waiting[:most]))
     more = f"; and {len(waiting) - most} more" if len(waiting) > most else ""
     return f"{len(waiting)} slow: {shown}{more}"
@@ -46,7 +40,7 @@ class Watchdog:
     """Keeps a list of waits, and calls back when one of them takes long. No thread: a timer of the event loop.
 
     Args:
-        on_slow: given the waits that are slow, longest first; None: no timer. What it raises is logged by the loop.
+        on_slow: called with the slow waits, longest first; None: no timer. The loop logs what it raises.
         slow_after_s: seconds after which a wait is slow, and between two calls of `on_slow`.
     """
 
@@ -59,13 +53,13 @@ class Watchdog:
         self._told = float("-inf")
 
     def waiting(self) -> list[Waiting]:
-        """What is waited for at this moment, longest first; may be called from anywhere, also outside the loop."""
+        """Return the waits of this moment, longest first; call it from anywhere, also outside the loop."""
         now = monotonic()
         return [Waiting(*wait, now - since) for since, wait in list(self._waits.values())]
 
     @contextlib.contextmanager
     def watch(self, group: int, member: int, turn: int, what: str) -> Iterator[None]:
-        """Lists the wait for as long as the block runs, which must be within an event loop."""
+        """List the wait for as long as the block runs, which must be within an event loop."""
         key = next(self._keys)
         self._waits[key] = monotonic(), (group, member, turn, what)
         self._arm()
@@ -78,7 +72,7 @@ class Watchdog:
                 self._timer = None
 
     def _arm(self) -> None:
-        """Sets the timer to when the longest wait becomes slow, or to when it may be told again."""
+        """Set the timer to when the longest wait becomes slow, or to when it may be told again."""
         if self._on_slow is not None and self._timer is None and self._waits:
             oldest = next(iter(self._waits.values()))[0]
             due = max(oldest, self._told) + self._slow_after_s
@@ -93,17 +87,3 @@ class Watchdog:
                 self._on_slow(slow)
         finally:
             self._arm()
-
-
-async def within(awaitable: Awaitable[T], watch: Stopwatch, what: str) -> T:
-    """What the awaitable gives within the watch's limit of seconds of work.
-
-    Raises:
-        InfrastructureError: it took longer, or raised TimeoutError itself: too late is no answer, not a wrong one.
-    """
-    try:
-        return await watch.run(awaitable)
-    except TimeoutError as error:
-        if watch.expired:
-            raise InfrastructureError(f"{what} took longer than its deadline of {watch.limit_s:g} s") from error
-        raise InfrastructureError(f"{what} timed out: {error}" if str(error) else f"{what} timed out") from error

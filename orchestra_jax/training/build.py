@@ -28,8 +28,8 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.rl.losses import LOSSES
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
-from orchestra_jax.rollout.sharing import process_problems
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.rollout.watchdog import describe
 
 
@@ -52,6 +52,8 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
     try:
         mesh = device_mesh(cfg.mesh)
         if processes is not None and processes.count > 1:
+            from orchestra_jax.rollout.sharing import process_problems
+
             count, devices = processes.count, jax.local_device_count()
             if mesh is None:
                 found.append(f"The mesh of one device does not go with {count} processes: set mesh.fsdp=-1.")

@@ -33,7 +33,7 @@ from orchestra_jax.processes import Processes, joined
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.endpoint import make_endpoint
-from orchestra_jax.rollout.speakers import MessageEngine
+from orchestra_jax.rollout.messages import MessageEngine
 from orchestra_jax.tools.base import unreachable
 from orchestra_jax.tools.experts.judge import JUDGE_PROMPT
 from orchestra_jax.training.build import keep_compiled, make_collector, make_policy, preflight

@@ -14,7 +14,7 @@ from orchestra_jax.rl.batching import MicroBatch, TokenSequence, sequences
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import most_packed, policy_batches
-from orchestra_jax.rollout.sharing import collect_all
+from orchestra_jax.rollout.collector import share_all
 from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import Task, ToolCall, ToolResult, Trajectory
@@ -56,10 +56,9 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
                 trainer.sync_engine()
                 # On tasks that no demonstration was made of.
                 seed, budget = (cfg.seed, 1, state.step), trainer.money.run
-                sampling = collect_all(
-                    processes, trainer.collector, trainer.engine, demonstrations.gate, budget=budget, seed=seed
-                )
-                sampled = trainer.loop.run(sampling)
+                numbers, gate = processes.mine(range(len(demonstrations.gate))), processes.mine(demonstrations.gate)
+                sampling = trainer.collector.collect(trainer.engine, gate, budget=budget, seed=seed, numbers=numbers)
+                sampled = trainer.loop.run(share_all(processes, sampling))
                 copied = copy_accuracy(sampled, demonstrations.reference_call, demonstrations.answer_from)
                 state.notes["copy_accuracy"] = copied
                 trainer.save()

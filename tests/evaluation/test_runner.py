@@ -29,9 +29,10 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.processes import Processes
 from orchestra_jax.processes.several import SeveralProcesses
-from orchestra_jax.rollout.actors import _seed64
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.episode import OrchestratorPrice
+from orchestra_jax.rollout.speakers import turn_seed
 from orchestra_jax.types import InfrastructureError, Status, Task
 
 PRICE = OrchestratorPrice(PriceList("test", "2026-11-20", "test", {"orchestrator": Price()}), "orchestrator", 0.0)
@@ -274,7 +275,7 @@ def test_an_evaluation_leaves_its_trajectories_and_goes_on_from_them(world, coll
 def test_every_sample_of_a_question_is_asked_once_and_goes_on_from_what_is_there(world, collector, parrot, tmp_path):
     generate, chat = parrot.generate, collector.chat
 
-    samples = {_seed64(7, number, sample, 0, 0): (number, sample) for number in range(12) for sample in range(3)}
+    samples = {turn_seed(7, number, sample, 0, 0): (number, sample) for number in range(12) for sample in range(3)}
 
     async def some_say_so(ids, params, *, session=None):
         """The first sample of every question is right, the others are not."""
@@ -334,7 +335,7 @@ class InThread(SeveralProcesses):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_two_processes_share_the_samples_and_have_the_figures_of_one(world, collector, parrot, tmp_path, temperature):
     """Samples differ in what they say and whether it is right: one at another's place would be seen."""
-    seeds = {_seed64(7, number, sample, 0, 0): (number, sample) for number in range(7) for sample in range(2)}
+    seeds = {turn_seed(7, number, sample, 0, 0): (number, sample) for number in range(7) for sample in range(2)}
 
     async def by_seed(ids, params, *, session=None):
         number, sample = seeds[params.seed]

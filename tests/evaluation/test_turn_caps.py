@@ -26,10 +26,11 @@ from orchestra_jax.evaluation.terminal import cap_rows
 from orchestra_jax.evaluation.turn_caps import TurnCaps, capped, cut, ended_by, widest
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
-from orchestra_jax.rollout.actors import render_call
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
-from orchestra_jax.rollout.speakers import Reply
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.episode import OrchestratorPrice
+from orchestra_jax.rollout.messages import Reply
+from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Usage
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestra_jax.config.schema import ConfigError, ModelConfig, RunConfig
 from orchestra_jax.models import tokenizer as tok
-from orchestra_jax.rollout.chat import ChatFormat, common_prefix_extends, make_chat
+from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.parsing import parse_tool_calls
 from orchestra_jax.types import ToolCall, ToolSpec
 
@@ -259,13 +259,6 @@ def test_templates_that_cannot_be_read(words, template, message):
 def test_unknown_history(words):
     with pytest.raises(ValueError, match="history must be"):
         ChatFormat(words, history="drop")
-
-
-def test_common_prefix_extends():
-    assert common_prefix_extends([1, 2], (1, 2, 3))
-    assert common_prefix_extends((), (1,))
-    assert not common_prefix_extends((1, 2), (1,))
-    assert not common_prefix_extends((1, 2), (1, 3, 4))
 
 
 def test_keep_appends_what_the_environment_said(tokenizer):

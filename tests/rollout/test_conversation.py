@@ -10,7 +10,8 @@ from orchestra_jax.evaluation.turn_caps import cut
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rl.batching import sequences
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.training.loggers.transcripts import transcript
 from orchestra_jax.types import InfrastructureError, Status, ToolCall, ToolSpec, Usage, UserTurn
 from tests.rollout.scripted import (
@@ -248,6 +249,7 @@ def test_a_user_whom_the_policy_would_pay_is_a_bug():
         ((InfrastructureError("the user is away"),), "the user is away"),
         (("a", InfrastructureError("the user is away")), "the user is away"),
         ((TimeoutError("no answer in 9 s"),), "user turn 1 timed out: no answer in 9 s"),
+        ((TimeoutError(),), "user turn 1 timed out"),
         ((" \n",), "the user said nothing"),
     ],
 )

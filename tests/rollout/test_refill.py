@@ -15,8 +15,7 @@ from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.processes import Processes
-from orchestra_jax.rollout.sharing import whole_position
-from orchestra_jax.rollout.source import RolloutSource
+from orchestra_jax.rollout.source import RolloutSource, joint_position
 from orchestra_jax.types import Status, Task, Trajectory
 from tests.processes.others import Prepared
 from tests.rollout.test_stream import Numbers, Rolls, indices, make
@@ -170,10 +169,10 @@ def test_each_process_makes_up_for_its_own_groups(loop: LoopThread):
             assert all(task % 4 // 2 == index for task in tasks)
         assert [task for task, _, _ in own.made] == [str(n) for n in range(40) if n % 4 // 2 == index][: len(own.made)]
         assert all(seeds[task] == seed for task, seed, _ in own.made)
-        parts.append((rollouts._state() | {"own": rollouts._own, "size": 4}, {int(task) for task, _, _ in own.made}))
+        parts.append((rollouts._position() | {"own": rollouts._own, "size": 4}, {int(task) for task, _, _ in own.made}))
     assert len(parts[0][1]) != len(parts[1][1])
     alone, _ = source(loop, 9)
-    alone.set_state(whole_position([part for part, _ in parts]))
+    alone.set_state(joint_position([part for part, _ in parts]))
     rest = [n for n in range(60) if n not in parts[0][1] | parts[1][1]]
     tasks, _ = take(alone, 2)
     assert tasks == rest[: len(tasks)]

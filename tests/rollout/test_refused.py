@@ -9,7 +9,7 @@ from orchestra_jax.evaluation.measures import summarize, tool_shares
 from orchestra_jax.money.budgets import Limits
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.rewards import feature_matrix, preference_reward
-from orchestra_jax.rollout.actors import render_call
+from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.tools.entries import within_budget
 from orchestra_jax.types import Preference, ToolCall
 from tests.rollout.scripted import ANSWER, LIMITS, TASK, call, make, roll

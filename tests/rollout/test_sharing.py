@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from orchestra_jax.config.schema import AlgorithmConfig
-from orchestra_jax.rollout.sharing import OwnTasks, own_groups, whole_position
+from orchestra_jax.rollout.source import TasksOfProcess, groups_of_process, joint_position
 from tests.processes.others import Prepared
 
 
@@ -13,7 +13,7 @@ from tests.processes.others import Prepared
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_every_group_has_one_owner_and_a_minibatch_is_split_evenly(tasks: int, minibatches: int, count: int):
     algorithm = AlgorithmConfig(tasks_per_step=tasks, minibatches=minibatches)
-    owned = [own_groups(algorithm, Prepared(index, count)) for index in range(count)]
+    owned = [groups_of_process(algorithm, Prepared(index, count)) for index in range(count)]
     assert sorted(itertools.chain(*owned)) == list(range(tasks))
     size = tasks // minibatches
     for groups in owned:
@@ -44,11 +44,11 @@ class Numbers:
 
 
 def test_own_tasks_are_places_of_the_batches():
-    tasks = OwnTasks(Numbers(), [1, 3])
+    tasks = TasksOfProcess(Numbers(), [1, 3])
     assert [next(tasks), next(tasks)] == [[1, 3], [5, 7]]
     state = tasks.get_state()
     assert state == {"at": 2}
-    other = OwnTasks(Numbers(), [0])
+    other = TasksOfProcess(Numbers(), [0])
     other.set_state(state)
     assert next(other) == [8]
 
@@ -59,4 +59,4 @@ def test_the_whole_position_is_that_of_the_process_behind_with_all_that_is_used(
         # Two batches ahead: all its groups of batches 1 and 2 are used.
         {"batches": {"at": 3}, "number": 3, "used": [14], "own": [2, 3], "size": 4},
     ]
-    assert whole_position(parts) == {"batches": {"at": 1}, "number": 1, "used": [4, 6, 7, 10, 11, 14]}
+    assert joint_position(parts) == {"batches": {"at": 1}, "number": 1, "used": [4, 6, 7, 10, 11, 14]}

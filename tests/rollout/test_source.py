@@ -11,9 +11,9 @@ import pytest
 from orchestra_jax.config.checks import problems
 from orchestra_jax.engines.start import start_engine
 from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.io import event_loop
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.rollout import event_loop
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.source import RolloutSource
 from orchestra_jax.training.build import make_collector, make_policy

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from orchestra_jax.rollout.actors import render_call
+from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.types import ToolCall
 
 TEMPLATE = (

@@ -10,7 +10,8 @@ from orchestra_jax.envs.database.environment import DatabaseEnvironment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.run_budget import Halted
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.synthesis.synthesize import synthesize
 from orchestra_jax.synthesis.worlds import functions
 from orchestra_jax.tools.python.isolation import available

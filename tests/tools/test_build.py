@@ -100,16 +100,15 @@ def scripted() -> Iterator[list[Trajectory]]:
     """A scripted policy in place of the trained one; every trajectory that is collected meanwhile."""
     found: list[Trajectory] = []
     ScriptedPolicy.begun.clear()
-    whole = collector.Run.trajectory
+    whole = collector.EpisodePlayer.play
 
-    async def kept(self: collector.Run, parent: Budget) -> Trajectory:
-        ScriptedPolicy.chat = self.collector.chat
-        found.append(trajectory := await whole(self, parent))
+    async def kept(self: collector.EpisodePlayer, parent: Budget, on_done: Any = None) -> Trajectory:
+        found.append(trajectory := await whole(self, parent, on_done))
         return trajectory
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collector.Run, "trajectory", kept)
-        patch.setattr(collector, "EngineActor", ScriptedPolicy)
+        patch.setattr(collector.EpisodePlayer, "play", kept)
+        patch.setattr(collector, "EngineSpeaker", ScriptedPolicy)
         yield found
 
 

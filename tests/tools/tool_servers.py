@@ -12,10 +12,11 @@ from aiohttp import web
 from orchestra_jax.engines.base import Generation
 from orchestra_jax.envs.qa import demonstrations
 from orchestra_jax.io.event_loop import LoopThread
-from orchestra_jax.rollout.actors import render_call
+from orchestra_jax.rollout.parsing import render_call
+from orchestra_jax.rollout.speakers import Opening, TokenSpeaker
 from orchestra_jax.tools.experts.judge import JUDGE_SYSTEM
 from orchestra_jax.tools.experts.roles import ROLES
-from orchestra_jax.types import Task, ToolCall, ToolResult
+from orchestra_jax.types import ToolCall, ToolResult
 from tests.tools.http_stub import serving
 from tests.tools.openai_stub import StubOpenAI
 
@@ -72,23 +73,21 @@ def outside() -> Iterator[Outside]:
             loop.run(world._stop())
 
 
-class ScriptedPolicy:
-    """In place of `collector.EngineActor`: calls two tools of the menu, drawn by its seed, then answers.
+class ScriptedPolicy(TokenSpeaker):
+    """In place of `collector.EngineSpeaker`: calls two tools of the menu, drawn by its seed, then answers.
 
     Attributes:
-        chat: set before it plays.
         begun: ids of the tasks that were begun.
     """
 
-    chat: Any = None
     begun: ClassVar[set[str]] = set()
 
-    def __init__(self, engine: Any, params: Any, seed: tuple[int, ...], max_length: int) -> None:
+    def __init__(self, opening: Opening, engine: Any, params: Any, seed: tuple[int, ...]) -> None:
+        super().__init__(opening)
         self._seed = seed
 
-    async def act(
-        self, task: Task, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int
-    ) -> Generation:
+    async def generate(self, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int) -> Generation:
+        task, turn = self.opening.task, turn - 1
         self.begun.add(task.id)
         names = [spec.name for spec in task.tools if spec.name != "answer"]
         rng = np.random.default_rng([*self._seed, attempt, turn])
@@ -96,8 +95,5 @@ class ScriptedPolicy:
         if turn < 2 and names:
             action = demonstrations.reference_call(task, names[int(rng.integers(len(names)))])
         text = action if isinstance(action, str) else render_call(action)
-        sampled = (*self.chat.encode(text), self.chat.stop_ids[0])
+        sampled = (*self._chat.encode(text), self._chat.stop_ids[0])
         return Generation(sampled, (-1.0,) * len(sampled), "stop", 0)
-
-    def end(self) -> None:
-        pass

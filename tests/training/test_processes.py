@@ -60,7 +60,7 @@ if kind in ("HANG", "TOLD"):
 
     def take(self, number, version, budget, original=RolloutSource._take):
         if number == int(step):
-            collector.Run.trajectory = lambda self, parent: asyncio.Event().wait()
+            collector.EpisodePlayer.play = lambda self, parent, on_done=None: asyncio.Event().wait()
             if kind == "TOLD":
                 os.kill(os.getpid(), signal.SIGTERM)
         return original(self, number, version, budget)

@@ -121,7 +121,7 @@ def own_chat(worlds: Sequence[WorldFolder], offered: Sequence[str] = (), wishes:
 
 
 def _scaffolds(names: Sequence[str]) -> Iterator[str]:
-    """What stands around the name and the arguments of a call, as `rollout.actors.render_call` writes it."""
+    """What stands around the name and the arguments of a call, as `rollout.parsing.render_call` writes it."""
     yield '\n{"name": "'
     yield '", "arguments": {' + (f'"{names[0]}": "' if names else "}}\n")
     yield from (f'", "{name}": "' for name in names[1:])

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from orchestra_jax.rollout.actors import render_call
+from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import ToolCall, ToolSpec
 

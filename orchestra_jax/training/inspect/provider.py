@@ -21,7 +21,6 @@ from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.parsing import OPEN, ParseError, final_answer, parse_tool_calls
-from orchestra_jax.rollout.speakers import MessageEngine
 from orchestra_jax.training.build import keep_compiled
 from orchestra_jax.training.evaluate import engine_of
 from orchestra_jax.training.inspect.messages import OURS, to_ours, tool_spec
@@ -66,7 +65,6 @@ class Policy:
         self._loop = self._opened.enter_context(LoopThread())
         started = engine_of(replace(subject, cfg=self.cfg), None, folder, Processes(), self._loop, self._chat)
         engine = self._opened.enter_context(started)
-        assert not isinstance(engine, MessageEngine)
         self._engine: Engine = engine  # type: ignore[assignment]
 
     async def sample(

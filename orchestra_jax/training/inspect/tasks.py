@@ -17,7 +17,7 @@ from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.runner import chosen_tasks, in_parts
 from orchestra_jax.money import run_budget as spending
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.rollout.speakers import Reply
+from orchestra_jax.rollout.messages import Reply
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.inspect.messages import arguments_text, to_inspect, tool_info
 from orchestra_jax.types import Status, Task, ToolSpec, Trajectory, Usage
@@ -26,7 +26,7 @@ FIGURES = ("solved", "valid", "cost_usd", "seconds", "calls")
 
 
 class InspectEngine:
-    """The model of an Inspect sample as a `rollout.speakers.MessageEngine`; one for each conversation."""
+    """The model of an Inspect sample as a `rollout.messages.MessageEngine`; one for each conversation."""
 
     def __init__(self, model: Any) -> None:
         self._model, self.said = model, list[Any]()

@@ -20,7 +20,8 @@ from orchestra_jax.envs.database.session import World
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, Trajectory
 from tests.tools.openai_stub import StubOpenAI
 

@@ -4,8 +4,7 @@ from collections import Counter
 import pytest
 
 from orchestra_jax.envs.qa.demonstrations import ANSWER_CHARS, QUERY_WORDS, answer_from, random_tool, reference_call
-from orchestra_jax.rollout.actors import render_call
-from orchestra_jax.rollout.parsing import parse_tool_calls
+from orchestra_jax.rollout.parsing import parse_tool_calls, render_call
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.answers import extract_answer
 from orchestra_jax.tools.python import sandbox

@@ -13,7 +13,8 @@ from orchestra_jax.config.tools import MenuRule, ToolsConfig
 from orchestra_jax.envs.tau2.environment import Tau2Environment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.episode import OrchestratorPrice
 from tests.envs.tau2 import made
 
 FREE = OrchestratorPrice(PriceList.from_config({"id": "free", "date": "2025-01-01", "source": "made up", "entries": {

@@ -17,7 +17,8 @@ from orchestra_jax.envs.toolscale.environment import ToolScaleEnvironment, situa
 from orchestra_jax.envs.users import GREETING
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
-from orchestra_jax.rollout.collector import Collector, OrchestratorPrice
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.types import Status, ToolCall, Trajectory
 from tests.envs.toolscale import library

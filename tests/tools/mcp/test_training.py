@@ -11,7 +11,6 @@ from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout import collector
-from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training import trainer
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.loggers.jsonl import read_metrics
@@ -70,11 +69,10 @@ def test_a_step_is_trained_and_trained_again_from_its_record(command, configured
     entry = {"server": command(), "name": "hand", "tools": ["echo", "geo.distance"],
              "prices": {"echo": {"price_usd": 0.125}}}  # fmt: skip
     record = (f"env.tokenizer={folder}", f"replay.path={tmp_path / 'calls.db'}")
-    monkeypatch.setattr(collector, "EngineActor", ScriptedPolicy)
+    monkeypatch.setattr(collector, "EngineSpeaker", ScriptedPolicy)
     monkeypatch.setattr(trainer, "score_groups", score_by_index)
 
     def trained(cfg: RunConfig) -> tuple[dict, str, dict]:
-        ScriptedPolicy.chat = make_chat(cfg)
         run(cfg)
         output = Path(cfg.output_dir)
         (row,) = read_metrics(output)
