@@ -1,27 +1,30 @@
-"""Runs side by side: the settings in which they differ, and their figures; or all of it as CSV. See docs/evaluation.md.
+"""Show runs side by side: the settings in which they differ, and their figures; docs/evaluation.md.
 
 python experiments/compare.py outputs/seed0 outputs/seed1
+python experiments/compare.py outputs/seed0 outputs/seed1 --all
+python experiments/compare.py 'multirun/quickstart/*'
 python experiments/compare.py 'multirun/quickstart/*' --csv runs.csv
+python experiments/compare.py outputs/quickstart --csv -
 """
 
-import argparse
-
-from rich.console import Console
-from rich.table import Table
-
-from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.evaluation.runs import load
+from orchestra_jax.config.command import Parser
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Print the table, or write the CSV."""
+    parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", help="folders of runs, or patterns of such")
     parser.add_argument("--csv", metavar="FILE", help="write a row for each run; - for standard output")
     parser.add_argument("--all", action="store_true", help="show shares of single tools and intervals too")
     asked = parser.parse_args(arguments)
+    from rich.console import Console  # only now: --help answers at once
+    from rich.table import Table
+
+    from orchestra_jax.evaluation.runs import load
+
     try:
         runs = load(*asked.runs)
-    except (ConfigError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         parser.exit(2, f"{error}\n")
     if asked.csv:
         text = runs.to_csv(None if asked.csv == "-" else asked.csv)

@@ -1,45 +1,48 @@
-"""Tries experts on sampled tasks and has another model describe each; run again, it goes on. See docs/descriptions.md.
+"""Try experts on sampled tasks and have another model describe each; docs/descriptions.md.
 
 python experiments/describe_tools.py train.jsonl menu.json --experts experts.yaml --writer gpt-5 qwen3-32b --dry-run
+python experiments/describe_tools.py train.jsonl menu.json --experts experts.yaml --writer gpt-5 --max-usd 2
+python experiments/describe_tools.py train.jsonl menu.json --experts experts.yaml --writer gpt-5 --only qwen3-32b
 """
 
 import argparse
 import asyncio
 from pathlib import Path
 
-from rich.progress import Progress
-
-from orchestra_jax.data.sources import load_tasks
+from orchestra_jax.config.command import Parser
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.money.budgets import Budget, Limits
-from orchestra_jax.money.prices import MissingPrice, PriceList
-from orchestra_jax.money.replay import ReplayMiss
-from orchestra_jax.tools.experts import describing
-from orchestra_jax.tools.experts.descriptions import sample
-from orchestra_jax.tools.experts.expert import read_experts
 
 
 async def run(options: argparse.Namespace) -> bool:
-    """Tells what it will cost and does it; whether every expert got its description."""
+    """Tell what it will cost and do it; return whether every expert got its description."""
+    from rich.progress import Progress
+
+    from orchestra_jax.data.sources import load_tasks
+    from orchestra_jax.money.budgets import Budget, Limits
+    from orchestra_jax.money.prices import PriceList
+    from orchestra_jax.tools.experts.describing import DescriptionJob, describe, forecast
+    from orchestra_jax.tools.experts.descriptions import sample
+    from orchestra_jax.tools.experts.expert import read_experts
+
     experts = read_experts(options.experts)
-    job = describing.DescriptionJob(
-        experts=experts, subjects=options.only or [expert.name for expert in experts], writers=options.writer,
-        examples=sample(load_tasks(options.tasks), options.count, options.seed), prices=PriceList.load(options.prices),
-        calls=options.file.with_suffix(".calls.db"))  # fmt: skip
-    for row in await describing.forecast(job):
+    subjects = options.only or [expert.name for expert in experts]
+    tasks, prices = sample(load_tasks(options.tasks), options.count, options.seed), PriceList.load(options.prices)
+    job = DescriptionJob(experts, subjects, options.writer, tasks, prices, options.file.with_suffix(".calls.db"))
+    for row in await forecast(job):
         print(f"{row.name:24} {row.calls:6.0f} calls  ${row.usd:9.4f} expected  ${row.worst_usd:9.4f} at most")
     if options.dry_run:
         return True
     with Progress() as bars:
         bar, budget = bars.add_task("calls", total=None), Budget(Limits(usd=options.max_usd))
-        done = await describing.describe(job, options.file, budget, lambda n, m: bars.update(bar, completed=n, total=m))
+        done = await describe(job, options.file, budget, lambda n, m: bars.update(bar, completed=n, total=m))
     failed = "".join(f"No description of {name}: {problem}\n" for name, problem in done.problems.items())
     print(f"{failed}{len(done.descriptions)} descriptions in {options.file}; ${budget.spent.usd:.4f} spent")
     return not done.problems
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Describe the experts that the arguments name."""
+    parser = Parser(__doc__)
     parser.add_argument("tasks", help="questions with answers, in any format of data.sources; none of an evaluation")
     parser.add_argument("file", type=Path, help="the descriptions, .json; the calls are recorded beside it")
     parser.add_argument("--experts", required=True, help="YAML file of experts")
@@ -50,9 +53,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="chooses the tasks")
     parser.add_argument("--max-usd", type=float, default=1.0, help="stop before more is spent (default 1)")
     parser.add_argument("--dry-run", action="store_true", help="only tell what it will cost")
+    from orchestra_jax.money.replay import ReplayMiss
+
     try:
         parser.exit(0 if asyncio.run(run(parser.parse_args(arguments))) else 1)
-    except (OSError, ValueError, ImportError, MissingPrice, ReplayMiss) as error:
+    except (OSError, ValueError, ImportError, LookupError, ReplayMiss) as error:
         parser.exit(2, f"{error}\n")
 
 

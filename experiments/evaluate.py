@@ -1,28 +1,32 @@
-"""Evaluates a policy without training: a checkpoint, a run, or any OpenAI-compatible endpoint. See docs/evaluation.md.
+"""Evaluate a policy on benchmarks: a checkpoint, a run's export, a model behind an address, or a baseline.
 
-python experiments/evaluate.py name=seed1                                       what the run of this name exported
+python experiments/evaluate.py name=seed1
+python experiments/evaluate.py +benchmark=quickstart policy=baseline:oracle --limit 20
 python experiments/evaluate.py +benchmark=frames policy=checkpoints/Qwen3-8B --limit 20
-python experiments/evaluate.py +benchmark=hle policy=https://api.openai.com/v1 evaluation.endpoint.model=gpt-5 \
-    evaluation.endpoint.api_key_env=OPENAI_API_KEY name=gpt-5 --dry-run
+python experiments/evaluate.py +benchmark=gsm8k policy=outputs/gsm8k name=again --dry-run
+python experiments/evaluate.py +benchmark=hle name=gpt-5 policy=https://api.openai.com/v1 --dry-run \\
+    evaluation.endpoint.model=gpt-5 evaluation.endpoint.api_key_env=OPENAI_API_KEY
 """
 
-import hydra
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING
 
-from orchestra_jax.config import cli
-from orchestra_jax.config.record import Start
+from orchestra_jax.config import command
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="evaluate")
-def main(config: DictConfig) -> None:
-    """One evaluation of the composed config."""
-    run_config = cli.configure(config)
-    # Only now: `--cfg` and a mistyped key need no JAX.
-    from orchestra_jax.training.evaluate import evaluate
+def main(config: "DictConfig") -> None:
+    """Evaluate with the composed config."""
+    from orchestra_jax.config import cli
+    from orchestra_jax.config.record import Start
 
-    evaluate(run_config, Start.of(config))
+    cfg = cli.configure(config)
+    cli.require_files(cfg, "evaluate", config, folder="evaluation")
+    from orchestra_jax.training.evaluate import evaluate  # only now: a mistake needs no JAX
+
+    evaluate(cfg, Start.of(config))
 
 
 if __name__ == "__main__":
-    flags = {"--limit": "evaluation.limit=", "--dry-run": "evaluation.dry_run=true"}
-    cli.run(main, flags, ends_process=True)
+    command.run(main, __doc__, "evaluate", (command.LIMIT, command.DRY_RUN))

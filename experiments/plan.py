@@ -1,35 +1,36 @@
-"""Tells, without the hardware, whether a run fits on its GPUs and what a training step costs.
+"""Tell, without the hardware, whether a run fits on its GPUs and what a training step costs; docs/planner.md.
 
 python experiments/plan.py +experiment=hle mesh.fsdp=16
 python experiments/plan.py +experiment=hle mesh.fsdp=8 plan.gpu=h200
+python experiments/plan.py +experiment=hle mesh.fsdp=16 rollout.history=keep
+python experiments/plan.py +experiment=hle model.path=Qwen/Qwen3-8B mesh.fsdp=16
+python experiments/plan.py +experiment=hle +placement=shared_node mesh.fsdp=16 rollout.server.python=python
 """
 
 import os
-import sys
+from typing import TYPE_CHECKING
 
-import hydra
-from omegaconf import DictConfig
+from orchestra_jax.config import command
 
-from orchestra_jax.config import cli
-from orchestra_jax.config.schema import ConfigError
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
-# Nothing runs here, so no GPU is started even where there is one.
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_PLATFORMS"] = "cpu"  # nothing runs here, so no GPU is started even where there is one
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="config")
-def main(config: DictConfig) -> None:
-    """Plans the composed config."""
-    run_config = cli.configure(config)
-    from orchestra_jax.planning.report import run
+def main(config: "DictConfig") -> None:
+    """Plan the composed config."""
+    from orchestra_jax.config import cli
+    from orchestra_jax.config.schema import ConfigError
+
+    cfg = cli.configure(config)
+    from orchestra_jax.planning.report import run  # only now: a mistake needs no JAX
 
     try:
-        run(run_config)
+        run(cfg)
     except ConfigError as error:
-        # Raised further, Hydra would put a line of its own above the sentence.
-        print(error, file=sys.stderr)
-        sys.exit(cli.USAGE_ERROR)
+        cli.end(str(error))  # raised further, Hydra would put a line of its own above the sentence
 
 
 if __name__ == "__main__":
-    cli.run(main, ends_process=True)
+    command.run(main, __doc__)

@@ -1,20 +1,27 @@
-"""Writes new worlds, or preferences, with language models. Running again goes on. See docs/synthesis.md.
+"""Write new worlds, or preferences, with language models; the same command again goes on; docs/synthesis.md.
 
 python experiments/synthesize.py synthesis.domain=library tools.server.url=http://127.0.0.1:30000/v1 --dry-run
+python experiments/synthesize.py synthesis.domain=pharmacy tools.experts_file=experts.yaml --dry-run
+python experiments/synthesize.py synthesis.domain=pharmacy tools.experts_file=experts.yaml budget.run_usd=50
+python experiments/synthesize.py synthesis.make=preferences tools.experts_file=experts.yaml --dry-run
 python experiments/synthesize.py synthesis.make=preferences tools.experts_file=experts.yaml budget.run_usd=20
 """
 
-import hydra
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING
 
-from orchestra_jax.config import cli
+from orchestra_jax.config import command
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="synthesis")
-def main(config: DictConfig) -> None:
-    """What synthesis.make of the composed config says."""
+def main(config: "DictConfig") -> None:
+    """Make what synthesis.make of the composed config names."""
+    from orchestra_jax.config import cli
+
     cfg = cli.configure(config)
-    # Only now: `--cfg` and a mistyped key need no JAX.
+    cli.require_files(cfg, "synthesize", config)
+    # Only now: a mistake needs no JAX.
     from orchestra_jax.synthesis.synthesize import synthesize
     from orchestra_jax.training.main import exit_status
 
@@ -25,4 +32,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, {"--dry-run": "evaluation.dry_run=true"}, ends_process=True)
+    command.run(main, __doc__, "synthesis", (command.DRY_RUN,))

@@ -1,27 +1,32 @@
-"""Trains an orchestrator. Without arguments: the quickstart. `--help` shows every key; running again resumes.
+"""Train an orchestrator: without arguments the quickstart, on a laptop; the same command again resumes it.
 
-python experiments/train.py seed=1 name=seed1
+python experiments/train.py
+python experiments/train.py seed=1 name=seed1 steps=100
+python experiments/train.py +experiment=gsm8k model=smollm2 data.path=questions.jsonl
 python experiments/train.py +experiment=hle model.path=checkpoints/Qwen3-8B
 python experiments/train.py --multirun hydra/launcher=joblib reward.outcome=0.5,1 reward.compute=0,0.5,1
 """
 
-import hydra
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING
 
-from orchestra_jax.config import cli
-from orchestra_jax.config.experiment import changed_settings
-from orchestra_jax.config.record import Start
+from orchestra_jax.config import command
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="config")
-def main(config: DictConfig) -> None:
-    """One run of the composed config."""
-    run_config = cli.configure(config)
-    # Only now: `--cfg` and a mistyped key need no JAX.
-    from orchestra_jax.training.main import run
+def main(config: "DictConfig") -> None:
+    """Train with the composed config."""
+    from orchestra_jax.config import cli
+    from orchestra_jax.config.experiment import changed_settings
+    from orchestra_jax.config.record import Start
 
-    run(run_config, changed_settings(config), Start.of(config))
+    cfg = cli.configure(config)
+    cli.require_files(cfg, "train", config)
+    from orchestra_jax.training.main import run  # only now: a mistake needs no JAX
+
+    run(cfg, changed_settings(config), Start.of(config))
 
 
 if __name__ == "__main__":
-    cli.run(main, ends_process=True)
+    command.run(main, __doc__)

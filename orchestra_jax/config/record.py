@@ -58,7 +58,7 @@ class Start:
         return cls(overrides=tuple(overrides), files=texts)
 
 
-class Record:
+class RunRecord:
     """The record of one start; a context manager around everything that it does.
 
     Args:
@@ -84,7 +84,7 @@ class Record:
         self._date = _now()
         self._place: int | None = None  # of this start among all, once it is accepted
         self._notes: dict[str, Any] = {}
-        self._token: Token[Record | None] | None = None
+        self._token: Token[RunRecord | None] | None = None
 
     def begin(
         self, *, origin: str | None = None, parents: Sequence[Mapping[str, Any]] = (), devices: Sequence[str] = ()
@@ -119,7 +119,7 @@ class Record:
         """Notes something that this start found out before it began; see `note`."""
         self._notes[name] = value
 
-    def __enter__(self) -> "Record":
+    def __enter__(self) -> "RunRecord":
         self._token = _current.set(self)
         return self
 
@@ -162,7 +162,7 @@ class Record:
             _replace(self._folder / FILE_NAME, json.dumps(found, indent=1) + "\n")
 
 
-_current: ContextVar[Record | None] = ContextVar("record", default=None)
+_current: ContextVar[RunRecord | None] = ContextVar("record", default=None)
 
 
 def note(name: str, value: Any) -> None:

@@ -1,16 +1,13 @@
-"""Settings of what can be called; docs/tools.md. Each group is passed on as it is."""
+"""Settings of what can be called; docs/tools.md."""
 
-import shlex
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar, cast
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.config.choices import MenuForm, SandboxIsolation, WebProvider
-from orchestra_jax.config.ranges import ConfigError, Settings, above, at_least, is_url, seconds, shown, text, within
+from orchestra_jax.config.ranges import Settings, above, at_least, seconds, text, within
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from orchestra_jax.config.mcp import McpServer
 
 
 @dataclass(frozen=True)
@@ -82,45 +79,6 @@ class SandboxConfig(Settings):
 
 
 @dataclass(frozen=True)
-class McpPrice(Settings):
-    """What a call of one tool of a server costs, where the price list has no entry of its name."""
-
-    price_usd: float = at_least(0.0, 0)  # dollars per call; 0 is free
-    latency_s: float | None = at_least(None, 0)  # seconds that menu and reward count; null: measured
-
-
-@dataclass(frozen=True)
-class McpServer(Settings):
-    """An MCP server whose tools can be called: one entry of `tools.mcp`; docs/mcp.md."""
-
-    server: str  # the command that starts it, or its http address (streamable HTTP)
-    name: str | None = None  # stands before the names of its tools, and for the server in the record
-    tools: list[str] = field(default_factory=list)  # the ones to offer, as it names them; empty: all
-    prices: dict[str, McpPrice] = field(default_factory=dict)  # by tool, as the server names it
-    local: bool = False  # its tools run on the user's own machine
-    env: list[str] = field(default_factory=list)  # environment variables that a command gets too, by name
-    headers: dict[str, str] = field(default_factory=dict)  # of HTTP requests: the variable that holds the value
-    timeout_s: float = seconds(60.0)  # seconds for one call
-    retries: int = at_least(2, 0)  # further tries to start or reach it
-    concurrency: int = at_least(32, 1)  # calls under way at once, of all processes of the run together
-
-    @property
-    def url(self) -> str | None:
-        """Its address; None: it is a command."""
-        return self.server if is_url(self.server) else None
-
-    @property
-    def label(self) -> str:
-        """What sentences and the record call it."""
-        return self.name or self.server
-
-    @property
-    def variables(self) -> list[str]:
-        """The environment variables that it needs."""
-        return list(self.headers.values()) if self.url else self.env
-
-
-@dataclass(frozen=True)
 class ToolsConfig(Settings):
     """What can be called; docs/tools.md."""
 
@@ -140,76 +98,33 @@ class ToolsConfig(Settings):
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
 
     @property
-    def mcp_servers(self) -> list[McpServer]:
-        """The servers of `mcp`, each once; ConfigError: an entry is none."""
+    def mcp_servers(self) -> "list[McpServer]":
+        """The servers of `mcp`, each once; raises ConfigError where an entry is none."""
+        from orchestra_jax.config.mcp import mcp_server  # only now: most runs have no server
+
         return [mcp_server(entry, f"tools.mcp[{index}]") for index, entry in enumerate(self.mcp)]
 
     @property
     def evaluated(self) -> "ToolsConfig":
         """The tools as evaluation offers them."""
         offer = self.evaluation
-        own = self
-        if offer.own:
-            own = replace(self, names=offer.names, mcp=offer.mcp, experts=offer.experts, menu=offer.menu)
-        return own._shown
+        if not offer.own:
+            return self._on_the_menu
+        return replace(self, names=offer.names, mcp=offer.mcp, experts=offer.experts, menu=offer.menu)._on_the_menu
 
     @property
     def opened(self) -> "ToolsConfig":
         """The tools of training and of evaluation, which a run opens once for both."""
-        own, evaluated = self._shown, self.evaluated
+        own, evaluated = self._on_the_menu, self.evaluated
         names = list(dict.fromkeys([*own.names, *evaluated.names]))
-        roles = dict.fromkeys([*own.experts, *evaluated.experts])
-        both = {
-            role: list(dict.fromkeys([*own.experts.get(role, []), *evaluated.experts.get(role, [])])) for role in roles
+        experts = {
+            role: list(dict.fromkeys([*own.experts.get(role, []), *evaluated.experts.get(role, [])]))
+            for role in (own.experts | evaluated.experts)
         }
         mcp = [*own.mcp, *(entry for entry in evaluated.mcp if entry not in own.mcp)]
-        return replace(self, names=names, mcp=mcp, experts=both)
+        return replace(self, names=names, mcp=mcp, experts=experts)
 
     @property
-    def _shown(self) -> "ToolsConfig":
-        """Without what the menu does not show."""
+    def _on_the_menu(self) -> "ToolsConfig":
+        """The tools without those that the menu does not show."""
         return replace(self, names=[], mcp=[], experts={}) if self.menu.form is MenuForm.none else self
-
-
-# Of a server with a name: what may differ between a run and its continuation.
-MCP_MAY_MOVE = ("server", "env", "headers", "timeout_s", "retries", "concurrency")
-
-
-def mcp_server(entry: Any, key: str) -> McpServer:
-    """The server of one entry: a command or address, or a mapping with the fields of `McpServer`.
-
-    Raises:
-        ConfigError: one sentence that begins with `key`.
-    """
-    given = {"server": entry} if isinstance(entry, str) else entry
-    if not isinstance(given, dict) or not given.get("server"):
-        raise ConfigError(f"{key}={shown(entry)} names no server: write a command, an address, or {{server: ...}}.")
-    prices = given.get("prices") or {}
-    if not isinstance(prices, dict):
-        raise ConfigError(f"{key}: prices={shown(prices)} is no mapping: write {{TOOL: {{price_usd: 0.01}}}}.")
-    found = _typed(McpServer, {name: value for name, value in given.items() if name != "prices"}, key)
-    found = replace(found, prices={str(tool): _typed(McpPrice, given, key) for tool, given in prices.items()})
-    if found.server.startswith(("http:", "https:")) and not found.url:
-        raise ConfigError(f"{key}: {shown(found.server)} is no address such as http://HOST:PORT/mcp: change it.")
-    try:
-        words = shlex.split(found.server)
-    except ValueError as error:
-        raise ConfigError(f"{key}: the command {shown(found.server)} cannot be read ({error}): mend it.") from None
-    if not words:
-        raise ConfigError(f"{key} is an empty command: name a program.")
-    if found.url and found.env:
-        raise ConfigError(f"{key}: env is for a command; the headers of an address are {{HEADER: VARIABLE}}.")
-    if found.headers and not found.url:
-        raise ConfigError(f"{key}: headers are for an address; a command gets variables with env: [VARIABLE].")
-    return found
-
-
-def _typed(kind: type[T], given: Any, key: str) -> T:
-    """The dataclass with these values; raises ConfigError."""
-    try:
-        return cast(T, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given)))
-    except (OmegaConfBaseException, ConfigError, ValueError) as error:
-        known = ", ".join(field.name for field in fields(kind))  # type: ignore[arg-type]
-        raise ConfigError(
-            f"{key}: {shown(str(error).splitlines()[0].rstrip('.'))}; its settings are {known}."
-        ) from None

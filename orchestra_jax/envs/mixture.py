@@ -179,8 +179,6 @@ def _weights(cfg: WorldConfig) -> dict[str, float]:
         raise ConfigError("env.options.parts: a mixture cannot be a part of a mixture.")
     if unknown := [name for name in cfg.env.options if name != "parts" and name not in parts]:
         raise ConfigError(f"env.options.{unknown[0]} is of no part of the mixture: {', '.join(parts)}.")
-    if cfg.algorithm.tasks_per_step % cfg.data.preferences_per_question:
-        raise ConfigError("data.preferences_per_question must divide algorithm.tasks_per_step.")
     return {str(name): float(weight) for name, weight in parts.items()}
 
 

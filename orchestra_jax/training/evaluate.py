@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from orchestra_jax.config.choices import ReplayMode
-from orchestra_jax.config.record import Record, Start
+from orchestra_jax.config.record import RunRecord, Start
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.engines.start import start_engine, write_first_model
@@ -99,7 +99,7 @@ def _list(disagreements: Sequence[Mapping[str, Any]], folder: Path) -> None:
     (folder / "disagreements.jsonl").write_text(lines, encoding="utf-8")
 
 
-def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: Record) -> dict[str, Any]:
+def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: RunRecord) -> dict[str, Any]:
     with processes.together():
         subject, chat, environment = _checked(cfg, processes)
         cfg = subject.cfg

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from orchestra_jax.config.cli import DISK_FULL, INTERRUPTED
-from orchestra_jax.config.record import Record, Start, parent
+from orchestra_jax.config.record import RunRecord, Start, parent
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.io import hub
@@ -97,9 +97,9 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
             _train(cfg, processes, record)
 
 
-def recorded(cfg: RunConfig, folder: Path, kind: str, start: Start | None, processes: Processes) -> Record:
+def recorded(cfg: RunConfig, folder: Path, kind: str, start: Start | None, processes: Processes) -> RunRecord:
     """The record of a start in this folder, see `config.record`; of several processes the first writes it."""
-    return Record(folder, cfg, kind, start, stops=(Halted, Interrupted), writes=processes.first)
+    return RunRecord(folder, cfg, kind, start, stops=(Halted, Interrupted), writes=processes.first)
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def working_in(folder: Path, processes: Processes) -> Iterator[None]:
         yield
 
 
-def _train(cfg: RunConfig, processes: Processes, record: Record) -> None:
+def _train(cfg: RunConfig, processes: Processes, record: RunRecord) -> None:
     directory = Path(cfg.output_dir)
     with processes.together():
         chat, environment = make_chat(cfg), make_environment(cfg)

@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestra_jax.config import record
+from orchestra_jax.config.checks import POLICY_FOLDER as POLICY_FOLDER
+from orchestra_jax.config.checks import missing_policy, no_policy
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.evaluation.calls import model_family
@@ -13,7 +15,6 @@ from orchestra_jax.rollout.endpoint import asked_model, endpoint_pricing
 from orchestra_jax.tools.experts.cards import model_cards
 
 BASELINE = "baseline:"  # before the name of a script
-POLICY_FOLDER = "policy"  # of a run: the trained policy, as transformers and SGLang load it
 _ADAPTERS = "adapter_config.json"
 _GENERATIONS = 9  # of runs that went on from each other's export
 
@@ -86,10 +87,7 @@ def subject_of(cfg: RunConfig) -> Subject:
         raise ConfigError(f"The run in policy={folder} has exported no policy yet: let it end, or name a checkpoint.")
     if (folder / "config.json").is_file() or hub.is_id(cfg.policy):
         return _checkpoint(cfg, cfg.policy)
-    raise ConfigError(
-        f"policy={cfg.policy} is neither a checkpoint (config.json, *.safetensors), a run's folder, an id on the hub "
-        "nor an address: set policy=FOLDER, policy=http://HOST:PORT/v1 or policy=baseline:NAME."
-    )
+    raise ConfigError(no_policy(cfg.policy))
 
 
 def policy_model(cfg: RunConfig) -> str | None:
@@ -123,11 +121,8 @@ def _own(cfg: RunConfig) -> Subject:
     exported = Path(cfg.output_dir) / POLICY_FOLDER
     if (exported / _ADAPTERS).exists() and cfg.model.path is not None and cfg.model.lora.rank:
         return Subject(str(exported), cfg, adapters=exported)
-    if cfg.model.path is None and not exported.exists():
-        raise ConfigError(
-            "There is no policy to evaluate: set policy=FOLDER or policy=http://HOST:PORT/v1, or train first "
-            f"({exported} is not there)."
-        )
+    if problem := missing_policy(cfg):
+        raise ConfigError(problem)
     path = cfg.model.path or str(exported)
     return Subject(path, replace(cfg, model=replace(cfg.model, path=path)))
 

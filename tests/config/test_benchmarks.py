@@ -7,6 +7,7 @@ from hydra import compose, initialize_config_dir
 
 from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
+from orchestra_jax.config.command import DRY_RUN, LIMIT, as_settings
 from orchestra_jax.config.schema import RunConfig
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -52,9 +53,8 @@ def test_the_papers_protocol(composed: dict[str, RunConfig]):
 
 
 def test_flags_stand_for_settings():
-    flags = {"--limit": "evaluation.limit=", "--dry-run": "evaluation.dry_run=true"}
     words = ["--limit", "3", "a=--limit", "--dry-run", "--limit=4", "--cfg", "job", "--limit"]
-    assert cli._without_flags(words, flags) == [
+    assert as_settings(words, (LIMIT, DRY_RUN)) == [
         "evaluation.limit=3", "a=--limit", "evaluation.dry_run=true", "evaluation.limit=4", "--cfg", "job",
         "evaluation.limit=",
     ]  # fmt: skip

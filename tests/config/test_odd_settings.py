@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import cli
-from orchestra_jax.config.checks import keys, load, missing_inputs
+from orchestra_jax.config.checks import load, missing_inputs
+from orchestra_jax.config.messages import keys
 from orchestra_jax.config.schema import ConfigError, DataConfig, RunConfig
 from orchestra_jax.rl.setup import adapters, policy_loss_config, policy_shapes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config import record
-from orchestra_jax.config.record import Record, Start, note, parent, read
+from orchestra_jax.config.record import RunRecord, Start, note, parent, read
 from orchestra_jax.config.schema import ConfigError, RewardConfig, RunConfig
 
 CFG = RunConfig(name="seed1", seed=1)
@@ -17,7 +17,7 @@ CFG = RunConfig(name="seed1", seed=1)
 
 def start(folder: Path, cfg: RunConfig = CFG, *overrides: str, **begin) -> None:
     files = {"overrides.yaml": "".join(f"- {override}\n" for override in overrides)}
-    with Record(folder, cfg, "train", Start(("train.py", *overrides), overrides, files)) as found:
+    with RunRecord(folder, cfg, "train", Start(("train.py", *overrides), overrides, files)) as found:
         found.begin(**begin)
 
 
@@ -65,10 +65,10 @@ def test_the_commit_is_that_of_the_checkout_and_says_whether_files_changed(tmp_p
 def test_later_starts_add_to_it_and_say_from_where(tmp_path: Path):
     start(tmp_path)
     first = read(tmp_path)
-    stopped = Record(tmp_path, replace(CFG, steps=9), "train")
+    stopped = RunRecord(tmp_path, replace(CFG, steps=9), "train")
     stopped.begin(origin="policy-000004")
     stopped.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    killed = Record(tmp_path, CFG, "train")
+    killed = RunRecord(tmp_path, CFG, "train")
     killed.begin(origin="policy-000006")  # and never ends
     now = read(tmp_path)
     assert first is not None
@@ -84,7 +84,7 @@ def test_a_refused_start_is_added_and_changes_nothing_else(tmp_path: Path):
     start(tmp_path, CFG, "seed=1")
     first = read(tmp_path)
     other = Start(("train.py", "seed=2"), ("seed=2",), {"overrides.yaml": "- seed=2\n"})
-    with pytest.raises(ConfigError), Record(tmp_path, replace(CFG, seed=2), "train", other):
+    with pytest.raises(ConfigError), RunRecord(tmp_path, replace(CFG, seed=2), "train", other):
         raise ConfigError("This folder holds another run.")
     now = read(tmp_path)
     assert first is not None
@@ -97,10 +97,10 @@ def test_a_refused_start_is_added_and_changes_nothing_else(tmp_path: Path):
 
 
 def test_a_start_that_is_refused_where_nothing_is_leaves_nothing(tmp_path: Path):
-    with pytest.raises(ConfigError), Record(tmp_path / "run", CFG, "train"):
+    with pytest.raises(ConfigError), RunRecord(tmp_path / "run", CFG, "train"):
         raise ConfigError("There is no such file.")
     assert list(tmp_path.iterdir()) == []
-    with Record(tmp_path, CFG, "train", writes=False) as second_process:
+    with RunRecord(tmp_path, CFG, "train", writes=False) as second_process:
         second_process.begin()
     assert list(tmp_path.iterdir()) == []
 
@@ -108,13 +108,16 @@ def test_a_start_that_is_refused_where_nothing_is_leaves_nothing(tmp_path: Path)
 @pytest.mark.parametrize("text", ["", "[]", '{"starts": []}', '{"config": {}, "starts": [1]}', "{"])
 def test_what_is_no_record_is_said_and_left(tmp_path: Path, text: str):
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"run.json' is no record of a run"), Record(tmp_path, CFG, "train") as found:
+    with (
+        pytest.raises(ConfigError, match=r"run.json' is no record of a run"),
+        RunRecord(tmp_path, CFG, "train") as found,
+    ):
         found.begin()
     assert (tmp_path / "run.json").read_text() == text
 
 
 def test_without_hydra_it_is_the_command_line_of_the_process(tmp_path: Path):
-    with Record(tmp_path, replace(CFG, reward=RewardConfig(compute=0.5)), "evaluate") as found:
+    with RunRecord(tmp_path, replace(CFG, reward=RewardConfig(compute=0.5)), "evaluate") as found:
         found.begin()
     kept = json.loads((tmp_path / record.FILE_NAME).read_text())
     assert sys.argv[0].split("/")[-1] in kept["starts"][0]["command"]
@@ -123,7 +126,7 @@ def test_without_hydra_it_is_the_command_line_of_the_process(tmp_path: Path):
 
 def test_what_is_noted_while_a_start_is_made_is_in_its_entry_alone(tmp_path: Path):
     note("mcp", {"lost": {}})  # nothing is started
-    with Record(tmp_path, CFG, "train") as record:
+    with RunRecord(tmp_path, CFG, "train") as record:
         note("mcp", {"maps": {"version": "1.0"}})
         record.begin()
     start(tmp_path)

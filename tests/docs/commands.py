@@ -24,6 +24,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import checks, cli
+from orchestra_jax.config.command import DRY_RUN, LIMIT, Flag, as_settings
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.io import hub
 
@@ -37,11 +38,8 @@ HYDRA = {  # script: what it composes
     "judge": "evaluate",
     "synthesize": "synthesis",
 }  # script: what it composes
-FLAGS = {
-    "evaluate": {"--limit": "evaluation.limit=", "--dry-run": "evaluation.dry_run=true"},
-    "judge": {"--sample": "evaluation.judge_sample=", "--dry-run": "evaluation.dry_run=true"},
-    "synthesize": {"--dry-run": "evaluation.dry_run=true"},
-}
+SAMPLE = Flag("--sample", "evaluation.judge_sample", "", "FILE")
+FLAGS = {"evaluate": (LIMIT, DRY_RUN), "judge": (SAMPLE, DRY_RUN), "synthesize": (DRY_RUN,)}
 # Which arguments of the other scripts name files: what must be there, and what they make.
 READS = {
     "report": ["runs", "base"], "compare": ["runs"], "view": ["run"], "index": ["passages"],
@@ -210,7 +208,7 @@ def _script(name: str, words: list[str], files: Files) -> str | None:
         return f"There is no script {name}."
     if name not in HYDRA:
         return _parsed(ROOT / "experiments" / f"{name}.py", words, files)
-    words = cli._without_flags(words, FLAGS.get(name, {}))
+    words = as_settings(words, FLAGS.get(name, ()))
     try:
         asked, unknown = get_args_parser().parse_known_args(words)
         if unknown:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestra_jax.config.checks import keys
+from orchestra_jax.config.messages import keys
 from tests.docs.commands import EXTRAS, ROOT, TARGETS, Files, commands, composing, problem
 from tests.docs.pages import DOCS
 

@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-from orchestra_jax.config.checks import keys
+from orchestra_jax.config.messages import keys
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from orchestra_jax.config.record import Record, Start
+from orchestra_jax.config.record import RunRecord, Start
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.evaluation.group_files import write_groups
 from orchestra_jax.io.event_loop import LoopThread
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         kept.mkdir(parents=True)
         cfg = RunConfig(name=run.name, output_dir=str(run))
         for kind, where in (("train", run), ("evaluate", run / "evaluation")):
-            with Record(where, cfg, kind, Start()) as record:
+            with RunRecord(where, cfg, kind, Start()) as record:
                 record.begin()
         (run / "summary.json").write_text(json.dumps({"after": {"accuracy": 0.5}}))
         (kept / "held_out.t0.jsonl").write_text("".join(json.dumps({"id": f"q{n}"} | KEPT) + "\n" for n in range(4)))

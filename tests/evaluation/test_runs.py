@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.record import Record, Start
+from orchestra_jax.config.record import RunRecord, Start
 from orchestra_jax.config.schema import RewardConfig, RunConfig
 from orchestra_jax.evaluation.runs import load
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def made(folder: Path, compute: float, summary: dict | None, *overrides: str) -> None:
     folder.mkdir(parents=True)
     cfg = replace(RunConfig(), name=folder.name, seed=3, reward=RewardConfig(compute=compute), output_dir=str(folder))
-    with Record(folder, cfg, "train", Start(overrides=overrides)) as record:
+    with RunRecord(folder, cfg, "train", Start(overrides=overrides)) as record:
         record.begin()
     if summary is not None:
         (folder / "summary.json").write_text(json.dumps(summary))

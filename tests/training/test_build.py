@@ -180,7 +180,7 @@ def test_config_record_survives_json(tmp_path: Path):
             "There are no training questions: set data.path=FILE.",
         ),
         (("env.name=quickstrt",), "env.name=quickstrt is no known environment: did you mean quickstart?"),
-        (("data.preferences_per_question=3",), "data.preferences_per_question=3 must divide algorithm.tasks_per_step"),
+        (("data.preferences_per_question=16",), "data.preferences_per_question=16 must be at most"),
         (("algorithm.loss.loss=grop",), "algorithm.loss.loss=grop is no known loss: did you mean "),
     ],
     ids=[

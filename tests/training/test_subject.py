@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.record import Record
+from orchestra_jax.config.record import RunRecord
 from orchestra_jax.config.schema import ConfigError, EndpointConfig, EvaluationConfig, ModelConfig, RunConfig
 from orchestra_jax.training.subject import Subject, policy_model, subject_of
 
@@ -24,7 +24,7 @@ def home(tmp_path: Path) -> Path:
     (tmp_path / "lora" / "policy" / "tokenizer.json").write_text("{}")
     for run in ("whole", "begun"):
         (tmp_path / run).mkdir(exist_ok=True)
-        with Record(tmp_path / run, replace(RunConfig(), name=run), "train") as record:
+        with RunRecord(tmp_path / run, replace(RunConfig(), name=run), "train") as record:
             record.begin()
     return tmp_path
 
@@ -98,7 +98,7 @@ def test_the_name_of_a_model_is_known_by_its_family_or_not_at_all(home: Path, tm
     ]  # fmt: skip
     began = replace(RunConfig(), model=ModelConfig(path="Qwen/Qwen3-0.6B"))
     (tmp_path / "trained").mkdir()
-    with Record(tmp_path / "trained", began, "train") as record:
+    with RunRecord(tmp_path / "trained", began, "train") as record:
         record.begin()
     assert of(tmp_path / "trained" / "policy") == "qwen3-0.6b"
     asked = EvaluationConfig(endpoint=EndpointConfig(model="openai/gpt-5", price="gpt-5"))

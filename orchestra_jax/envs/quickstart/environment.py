@@ -83,12 +83,8 @@ class QuickstartEnvironment(Environment):
         found += _problems_of_tools("tools.names", cfg.tools.names)
         if cfg.tools.evaluation.own:
             found += _problems_of_tools("tools.evaluation.names", cfg.tools.evaluation.names)
-        groups = cfg.algorithm.tasks_per_step
-        if groups % count or count > len(PREFERENCE_SHARES):
-            found.append(
-                f"data.preferences_per_question={count} must divide algorithm.tasks_per_step={groups} and be at most "
-                f"{len(PREFERENCE_SHARES)}: change one of them."
-            )
+        if count > len(PREFERENCE_SHARES):
+            found.append(f"data.preferences_per_question={count} must be at most {len(PREFERENCE_SHARES)}: change it.")
         return found
 
     @classmethod

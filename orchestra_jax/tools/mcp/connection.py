@@ -8,8 +8,8 @@ import shlex
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from orchestra_jax.config.mcp import McpServer
 from orchestra_jax.config.ranges import shown
-from orchestra_jax.config.tools import McpServer
 from orchestra_jax.types import InfrastructureError
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from orchestra_jax.config.mcp import McpPrice, McpServer
 from orchestra_jax.config.ranges import shown
-from orchestra_jax.config.tools import McpPrice, McpServer
 from orchestra_jax.tools.schema import check_spec
 from orchestra_jax.types import ToolSpec
 

@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestra_jax.config.mcp import McpServer
 from orchestra_jax.config.ranges import shown
-from orchestra_jax.config.tools import McpServer
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.stopwatch import worked
 from orchestra_jax.money.budgets import Budget

@@ -5,8 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from orchestra_jax.config.mcp import McpServer
 from orchestra_jax.config.ranges import shown
-from orchestra_jax.config.tools import McpServer
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.stopwatch import queued
 from orchestra_jax.money.limits import Limiter

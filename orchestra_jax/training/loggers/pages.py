@@ -66,7 +66,7 @@ def _rollouts(run: Path, steps: int, track: Track) -> tuple[RunConfig, Iterator[
     if not there:
         raise ConfigError(f"{str(run)!r} has no rollouts yet; a run with logger.rollouts=false keeps none.")
     try:
-        cfg = cli.recorded(kept["config"])
+        cfg = cli.recorded_config(kept["config"])
     except (ConfigError, OmegaConfBaseException) as error:
         raise ConfigError(f"{str(run)!r} is a run of another version: {cli.explain_error(error)}") from None
     chosen = there if not steps else sorted({there[int(n)] for n in np.linspace(0, len(there) - 1, steps).round()})

@@ -7,8 +7,8 @@ import pytest
 
 from orchestra_jax.config.checks import resume_conflicts
 from orchestra_jax.config.cli import compose
+from orchestra_jax.config.mcp import McpPrice, McpServer, mcp_server
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.config.tools import McpPrice, McpServer, mcp_server
 from orchestra_jax.envs.qa.demonstrations import reference_call
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.evaluation.results.offers import UNSEEN_TOOLS, offer_of

@@ -1,0 +1,93 @@
+"""The sentences for mistyped keys and choices, and for what Hydra and OmegaConf say of them."""
+
+import re
+import traceback
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+
+from hydra.errors import MissingConfigException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+
+from orchestra_jax.config.ranges import shown, unknown_choice
+from orchestra_jax.config.schema import RunConfig
+
+
+def keys(schema: type = RunConfig, prefix: str = "") -> dict[str, type | None]:
+    """Return every dotted key of the schema, with its dataclass for those that have keys below them."""
+    found: dict[str, type | None] = {}
+    for entry in fields(schema):
+        node = entry.type if isinstance(entry.type, type) and is_dataclass(entry.type) else None
+        found[prefix + entry.name] = node
+        if node is not None:
+            found |= keys(node, f"{prefix}{entry.name}.")
+    return found
+
+
+def unknown_key(key: str) -> str:
+    """Return one sentence that names the neighbours of a key that the schema does not have."""
+    key, known = shown(key), keys()
+    parent = key.rpartition(".")[0]
+    while parent and known.get(parent) is None:
+        parent = parent.rpartition(".")[0]
+    start = f"{parent}." if parent else ""
+    siblings = [name for name in known if name.startswith(start) and "." not in name[len(start) :]]
+    near = get_close_matches(key, siblings, n=2, cutoff=0.75 if "." in key else 0.6)
+    leaf = key.rpartition(".")[2]
+    near = near or [name for name in known if name.rpartition(".")[2] == leaf][:4] or get_close_matches(key, known, n=1)
+    hint = f": did you mean {' or '.join(near)}? " if near else ". "
+    owner = f"{parent} has" if parent else "The top level has"
+    return f"Unknown key '{key}'{hint}{owner}: {', '.join(name[len(start) :] for name in siblings)}."
+
+
+def explain(error: BaseException) -> str:
+    """Return the sentence for an error that Hydra or OmegaConf raised."""
+    if isinstance(error, RecursionError):
+        return "A setting has too many brackets within brackets to be read."
+    if isinstance(error, OverflowError) and (found := re.search(r"full_key: (\S+)", str(error))):
+        return f"{found[1]} is a number that 32 bits do not hold: change it."
+    if isinstance(error, UnicodeDecodeError):  # Hydra does not say where
+        known = [frame.f_locals.get("config_path") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        return _one_line(f"In '{next(filter(None, reversed(known)), 'a file')}': {error}.")
+    if isinstance(error, TypeError):  # Hydra's own code takes the value for another kind
+        return _one_line(f"A setting has a kind of value that its place does not take ({error}): write KEY=VALUE.")
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    for cause in chain:
+        if isinstance(cause, ConfigAttributeError | ConfigKeyError):
+            key = str(cause.full_key)
+            return unknown_key(key) if key.partition(".")[0] != "hydra" else _one_line(f"{chain[0]} {cause}")
+        if isinstance(cause, MissingConfigException) and cause.options is not None and cause.missing_cfg_file:
+            return _unknown_file(str(cause.missing_cfg_file), list(cause.options))
+    whole = "\n".join(str(cause) for cause in chain)
+    file = re.match(r"In '(.+)': (?:ValidationError|Config(?:Key|Attribute)Error)", whole)
+    where = f"In '{file[1]}': " if file else ""
+    if found := re.search(r"Invalid value '(.*)', expected one of \[(.*)\]\s+full_key: (\S+)", whole):
+        return where + unknown_choice(found[3], found[1], found[2].split(", "))
+    if found := re.search(r"\w+ is not a subclass of (\w+)\. value: (.*)\s", whole):  # a file's error has no key
+        groups = [key for key, node in keys().items() if node is not None and node.__name__ == found[1]]
+        return f"{where}{shown(found[2])} stands where a group of settings is: write {' or '.join(groups)}.NAME=VALUE."
+    if file and (found := re.search(r"^\s*full_key: (\S+)", whole, re.MULTILINE)) and "ValidationError" not in file[0]:
+        return where + unknown_key(found[1])  # Hydra keeps only the text of the cause
+    if found := re.match(r"Could not override '([^'@]+)'\.\s+No match in the defaults list", whole):
+        if f"{found[1]}.name" in keys():
+            return f"'{found[1]}' is no choice of a config group: write {found[1]}.name=NAME."
+        return f"'{found[1]}' has no default to replace: write +{found[1]}=NAME."
+    return _one_line(" ".join(str(cause) for cause in chain))
+
+
+def _unknown_file(path: str, options: list[str]) -> str:
+    """Return the sentence for a choice that is no file of its config group."""
+    group, _, choice = (shown(part) for part in path.rpartition("/"))
+    near = get_close_matches(choice, options, n=2)
+    # A group without a default (experiment) is added, not replaced.
+    plus = "" if group in keys() or group.startswith("hydra/") else "+"
+    hint = f": did you mean {' or '.join(f'{plus}{group}={name}' for name in near)}? " if near else ". "
+    return f"Unknown choice '{group}={choice}'{hint}{group} has: {', '.join(options)}."
+
+
+def _one_line(message: str) -> str:
+    """Return Hydra's and OmegaConf's text without the lines that are of use to programmers only."""
+    lines = [line.strip() for line in message.splitlines()]
+    kept = (line for line in lines if line and not line.startswith(("full_key:", "object_type", "reference_type")))
+    return " ".join(shown(word) for line in kept for word in line.split())

@@ -1,0 +1,115 @@
+"""The command line of every script: help at once, flags, and mistakes that are found before JAX is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config.checks import missing_files
+from orchestra_jax.config.cli import compose
+from orchestra_jax.io.shipped import EXPERIMENTS
+
+SCRIPTS = sorted({file.stem for file in EXPERIMENTS.glob("*.py")} - {"rehearse"})  # which leaves the package
+HYDRA = ("train", "evaluate", "judge", "plan", "synthesize")
+# Runs a command, and tells on standard error whether it imported JAX.
+OBSERVED = """
+import os, runpy, sys
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as end:
+    status = end.code or 0
+else:
+    status = 0
+print(f"jax={'jax' in sys.modules} hydra={'hydra' in sys.modules}", os.times().user, file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def start(name: str, *arguments: str, cwd: Path | None = None) -> tuple[int, str, list[str], str]:
+    """Return the status of a command, its output, its sentences, and what it imported and took."""
+    command = [sys.executable, "-c", OBSERVED, str(EXPERIMENTS / f"{name}.py"), *arguments]
+    environment = os.environ | {"PYTHONPATH": str(EXPERIMENTS.parent)}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+    *sentences, told = done.stderr.splitlines()
+    return done.returncode, done.stdout, sentences, told
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_is_one_sentence_then_examples_then_flags_and_comes_at_once(name: str):
+    status, printed, _, told = start(name, "--help")
+    first, blank, heading, *lines = printed.splitlines()
+    assert (status, first[0].isupper(), first[-1], blank, heading) == (0, True, ".", "", "Examples:"), printed
+    assert any(line.startswith(f"  python experiments/{name}.py") for line in lines)
+    flags = "Flags:" if name in HYDRA else "usage: "
+    assert 1 <= next(number for number, line in enumerate(lines) if line.startswith(flags)) <= 8
+    assert len(lines) < 40
+    loaded, seconds = told.rsplit(" ", 1)
+    assert loaded == "jax=False hydra=False"
+    assert float(seconds) < 1
+
+
+@pytest.mark.parametrize(("name", "flags"), {
+    "evaluate": ["--limit N", "--dry-run"], "judge": ["--sample FILE", "--dry-run"], "synthesize": ["--dry-run"],
+    "train": ["--multirun", "--help-all"],
+}.items())  # fmt: skip
+def test_help_names_every_flag(name: str, flags: list[str]):
+    printed = start(name, "-h")[1].partition("Flags:")[2]
+    assert all(f"\n  {flag} " in printed for flag in flags)
+
+
+def test_help_all_names_every_group_of_settings():
+    status, printed, _, _ = start("train", "--help-all")
+    assert status == 0
+    assert all(f"\n{group}:" in printed for group in ("algorithm", "reward", "rollout", "tools"))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "sentence"),
+    [
+        ("train", ["model.path=/nowhere"], "model.path=/nowhere is not there: set model.path."),
+        ("train", ["+experiment=gsm8k", "data.path=/nowhere.jsonl", "model.random_init=true"], "data.path=/nowhere"),
+        ("evaluate", ["policy=/nowhere"], "policy=/nowhere is neither a checkpoint (config.json"),
+        ("evaluate", ["name=nobody"], "There is no policy to evaluate: set policy=FOLDER"),
+        ("evaluate", ["policy=baseline:oracle", "tools.experts_file=/x.yaml"], "tools.experts_file=/x.yaml is not"),
+        ("synthesize", ["tools.experts_file=/x.yaml"], "tools.experts_file=/x.yaml is not there: set tools."),
+        ("judge", ["--sample", "/x.jsonl"], "evaluation.judge_sample=/x.jsonl is not there: set evaluation."),
+        ("train", ["output_dir=file/run"], "The folder 'file/run' cannot be written (Not a directory): set output_dir"),
+        ("train", ["output_dir=/proc/run"], "The folder '/proc/run' cannot be written (No such file or directory)"),
+        ("evaluate", ["output_dir=file"], "The folder 'file' cannot be written (File exists): set output_dir to one"),
+    ],
+)
+def test_a_wrong_path_is_found_before_jax_is_imported(tmp_path: Path, name: str, arguments: list[str], sentence: str):
+    (tmp_path / "file").write_text("")
+    status, printed, sentences, told = start(name, *arguments, cwd=tmp_path)
+    assert (status, printed) == (2, ""), sentences
+    assert sentences[0].startswith(sentence)
+    assert len(sentences) <= 3
+    assert told.startswith("jax=False")
+    assert float(told.rsplit(" ", 1)[1]) < 3
+
+
+def test_a_refused_start_is_in_the_record_of_its_folder(tmp_path: Path):
+    (tmp_path / "run.json").write_text('{"config": {}, "starts": []}')
+    assert start("train", f"output_dir={tmp_path}", "model.path=/nowhere")[0] == 2
+    assert '"outcome": "refused"' in (tmp_path / "run.json").read_text()
+
+
+@pytest.mark.parametrize(("override", "found"), {
+    "rollout.server.python=/nowhere/python": ["rollout.server.python=/nowhere/python is not there"],
+    "replay.path=/nowhere.db": ["replay.path=/nowhere.db is not there"],
+    "data.eval_path=/nowhere.jsonl": ["data.eval_path=/nowhere.jsonl is not there"],
+}.items())  # fmt: skip
+def test_missing_files_of_a_run(override: str, found: list[str]):
+    words = ["rollout.engine=sglang", "rollout.lockstep=false"] if "server" in override else ["replay.mode=replay"]
+    words += ["replay.path=README.md"] if "data" in override else []
+    lacking = missing_files(compose(*words, override), "train")
+    assert [sentence.partition(":")[0] for sentence in lacking] == found
+
+
+@pytest.mark.parametrize("policy", ["http://127.0.0.1:1/v1", "baseline:oracle", "owner/name"])
+def test_an_evaluation_needs_no_weights_of_the_configs_model(policy: str):
+    words = (f"policy={policy}", "model.path=/nowhere", "model.tokenizer=/nowhere")
+    assert missing_files(compose(*words, name="evaluate"), "evaluate") == []
