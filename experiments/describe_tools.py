@@ -20,21 +20,30 @@ async def run(options: argparse.Namespace) -> bool:
     from orchestra_jax.data.sources import load_tasks
     from orchestra_jax.money.budgets import Budget, Limits
     from orchestra_jax.money.prices import PriceList
+    from orchestra_jax.money.replay import ReplayMiss
     from orchestra_jax.tools.experts.describing import DescriptionJob, describe, forecast
     from orchestra_jax.tools.experts.descriptions import sample
     from orchestra_jax.tools.experts.expert import read_experts
 
     experts = read_experts(options.experts)
-    subjects = options.only or [expert.name for expert in experts]
-    tasks, prices = sample(load_tasks(options.tasks), options.count, options.seed), PriceList.load(options.prices)
-    job = DescriptionJob(experts, subjects, options.writer, tasks, prices, options.file.with_suffix(".calls.db"))
+    job = DescriptionJob(
+        experts=experts,
+        subjects=options.only or [expert.name for expert in experts],
+        writers=options.writer,
+        examples=sample(load_tasks(options.tasks), options.count, options.seed),
+        prices=PriceList.load(options.prices),
+        calls=options.file.with_suffix(".calls.db"),
+    )
     for row in await forecast(job):
         print(f"{row.name:24} {row.calls:6.0f} calls  ${row.usd:9.4f} expected  ${row.worst_usd:9.4f} at most")
     if options.dry_run:
         return True
     with Progress() as bars:
         bar, budget = bars.add_task("calls", total=None), Budget(Limits(usd=options.max_usd))
-        done = await describe(job, options.file, budget, lambda n, m: bars.update(bar, completed=n, total=m))
+        try:
+            done = await describe(job, options.file, budget, lambda n, m: bars.update(bar, completed=n, total=m))
+        except ReplayMiss as error:
+            raise ValueError(error) from error
     failed = "".join(f"No description of {name}: {problem}\n" for name, problem in done.problems.items())
     print(f"{failed}{len(done.descriptions)} descriptions in {options.file}; ${budget.spent.usd:.4f} spent")
     return not done.problems
@@ -53,11 +62,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="chooses the tasks")
     parser.add_argument("--max-usd", type=float, default=1.0, help="stop before more is spent (default 1)")
     parser.add_argument("--dry-run", action="store_true", help="only tell what it will cost")
-    from orchestra_jax.money.replay import ReplayMiss
-
     try:
         parser.exit(0 if asyncio.run(run(parser.parse_args(arguments))) else 1)
-    except (OSError, ValueError, ImportError, LookupError, ReplayMiss) as error:
+    except (OSError, ValueError, ImportError, LookupError) as error:
         parser.exit(2, f"{error}\n")
 
 
