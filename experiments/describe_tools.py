@@ -17,33 +17,26 @@ async def run(options: argparse.Namespace) -> bool:
     """Tell what it will cost and do it; return whether every expert got its description."""
     from rich.progress import Progress
 
-    from orchestra_jax.data.sources import load_tasks
-    from orchestra_jax.money.budgets import Budget, Limits
-    from orchestra_jax.money.prices import PriceList
-    from orchestra_jax.money.replay import ReplayMiss
-    from orchestra_jax.tools.experts.describing import DescriptionJob, describe, forecast
-    from orchestra_jax.tools.experts.descriptions import sample
-    from orchestra_jax.tools.experts.expert import read_experts
+    from orchestra_jax.data.sources import load_tasks  # only now: --help answers at once
+    from orchestra_jax.money import budgets, prices
+    from orchestra_jax.tools.experts import describing, descriptions, expert
 
-    experts = read_experts(options.experts)
-    job = DescriptionJob(
+    experts = expert.read_experts(options.experts)
+    job = describing.DescriptionJob(
         experts=experts,
-        subjects=options.only or [expert.name for expert in experts],
+        subjects=options.only or [one.name for one in experts],
         writers=options.writer,
-        examples=sample(load_tasks(options.tasks), options.count, options.seed),
-        prices=PriceList.load(options.prices),
+        examples=descriptions.sample(load_tasks(options.tasks), options.count, options.seed),
+        prices=prices.PriceList.load(options.prices),
         calls=options.file.with_suffix(".calls.db"),
     )
-    for row in await forecast(job):
+    for row in await describing.forecast(job):
         print(f"{row.name:24} {row.calls:6.0f} calls  ${row.usd:9.4f} expected  ${row.worst_usd:9.4f} at most")
     if options.dry_run:
         return True
     with Progress() as bars:
-        bar, budget = bars.add_task("calls", total=None), Budget(Limits(usd=options.max_usd))
-        try:
-            done = await describe(job, options.file, budget, lambda n, m: bars.update(bar, completed=n, total=m))
-        except ReplayMiss as error:
-            raise ValueError(error) from error
+        bar, budget = bars.add_task("calls", total=None), budgets.Budget(budgets.Limits(usd=options.max_usd))
+        done = await describing.describe(job, options.file, budget, lambda n, m: bars.update(bar, completed=n, total=m))
     failed = "".join(f"No description of {name}: {problem}\n" for name, problem in done.problems.items())
     print(f"{failed}{len(done.descriptions)} descriptions in {options.file}; ${budget.spent.usd:.4f} spent")
     return not done.problems
@@ -57,14 +50,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--experts", required=True, help="YAML file of experts")
     parser.add_argument("--writer", required=True, nargs="+", help="who writes: the first that is not the subject")
     parser.add_argument("--only", nargs="+", help="experts to describe (default: all)")
-    parser.add_argument("--prices", default=str(CONF / "pricing/paper_train.yaml"))
+    parser.add_argument("--prices", default=str(CONF / "pricing/paper_train.yaml"), help="the price list in force")
     parser.add_argument("--count", type=int, default=10, help="tasks, families in turns (default 10)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the tasks")
     parser.add_argument("--max-usd", type=float, default=1.0, help="stop before more is spent (default 1)")
     parser.add_argument("--dry-run", action="store_true", help="only tell what it will cost")
+    asked = parser.parse_args(arguments)
+    from orchestra_jax.money.replay import ReplayMiss  # only now: as above
+
     try:
-        parser.exit(0 if asyncio.run(run(parser.parse_args(arguments))) else 1)
-    except (OSError, ValueError, ImportError, LookupError) as error:
+        parser.exit(0 if asyncio.run(run(asked)) else 1)
+    except (OSError, ValueError, ImportError, LookupError, ReplayMiss) as error:
         parser.exit(2, f"{error}\n")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.test_layers import PACKAGE, PRODUCT, modules_imported
 
-LINES_AN_EXPERIMENT = 60
+LINES_AN_EXPERIMENT = 65  # beside its docstring
 LINES_A_FUNCTION = 80
 
 
