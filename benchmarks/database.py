@@ -31,7 +31,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from orchestra_jax.envs.database.session import Desk, Kind, Session, World, database_tool
+from orchestra_jax.envs.database.session import Desk, Kind, LocalWorld, Session, database_tool
 from orchestra_jax.envs.database.state import Database
 from orchestra_jax.types import ToolCall
 
@@ -84,7 +84,7 @@ def measure(name: str, tables: Mapping[str, Any], rounds: int) -> dict[str, Any]
     start = time.perf_counter()
     database = Database(tables)
     load = 1000 * (time.perf_counter() - start)
-    world = World.of(name, database, [look, mark], datetime(2025, 1, 1, tzinfo=UTC))
+    world = LocalWorld(name, database, [look, mark], datetime(2025, 1, 1, tzinfo=UTC))
     keys = [(table, entry) for table, rows in tables.items() for entry in rows]
     some = keys[:: max(1, len(keys) // CHANGES)][:CHANGES]
 

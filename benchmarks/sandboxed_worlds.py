@@ -26,8 +26,8 @@ from database import look, mark, synthetic
 from rich.console import Console
 from rich.table import Table
 
-from orchestra_jax.envs.database.remote import RemoteSession, RemoteWorld
-from orchestra_jax.envs.database.session import World
+from orchestra_jax.envs.database.remote import RemoteWorld
+from orchestra_jax.envs.database.session import LocalWorld, Session
 from orchestra_jax.envs.database.state import Database
 from orchestra_jax.envs.toolscale import domains
 from orchestra_jax.tools.python.isolation import available
@@ -63,7 +63,7 @@ def timed(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counte
 def measure_synthetic(rounds: int, isolation: str) -> dict[str, Any]:
     """A world of ours, in both ways."""
     tables = synthetic()
-    here = World.of("synthetic", Database(tables), [look, mark], NOW).session()
+    here = LocalWorld("synthetic", Database(tables), [look, mark], NOW).session()
     world = RemoteWorld.of_source("synthetic", SOURCE, tables, NOW, isolation=isolation)
     session, calls = world.session(), [ToolCall("mark", {"table": "table1", "name": f"E1-{n}"}) for n in range(CHANGES)]
     for each in calls:
@@ -122,7 +122,7 @@ def measure_domain(name: str, code: Path, data: list[Path], isolation: str) -> d
     }
 
 
-def _session(world: RemoteWorld) -> RemoteSession:
+def _session(world: RemoteWorld) -> Session:
     """One that changed a few entries."""
     session = world.session()
     rows = next(iter(world.database.tables.items()))

@@ -1,7 +1,7 @@
-"""Which of the golden calls were made, by their names and arguments.
+"""Golden calls that the policy made, found by names and arguments.
 
-An argument that is null or has its default is one that was left out. Every other one counts on both sides: one that the
-policy left out differs, and so does one that it made up.
+An argument that is null or has its default counts as left out. Every other argument must be equal on both sides: one
+that the policy left out differs, and so does one that it made up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from orchestra_jax.types import ToolCall, ToolSpec
 
 
 def arguments_in_full(call: ToolCall, spec: ToolSpec | None = None) -> dict[str, Any]:
-    """The arguments without nulls, and with the defaults of the tool's schema where it is known."""
+    """Return the arguments without nulls, and with the defaults of the tool's schema if it is known."""
     given = {name: value for name, value in call.arguments.items() if value is not None}
     known = {} if spec is None else spec.parameters.get("properties", {})
     return {name: each["default"] for name, each in known.items() if "default" in each} | given
@@ -21,13 +21,13 @@ def arguments_in_full(call: ToolCall, spec: ToolSpec | None = None) -> dict[str,
 def same_call(
     golden: ToolCall, made: ToolCall, spec: ToolSpec | None = None, only: Sequence[str] | None = None
 ) -> bool:
-    """Whether a call is the golden one.
+    """Return whether a call is the golden one.
 
     Args:
-        golden: what was to be called.
-        made: what was called.
+        golden: the call that was to be made.
+        made: the call that was made.
         spec: of the tool, for its defaults.
-        only: the arguments that matter; None: all, and none at all where it is empty.
+        only: names of the arguments that matter; None: all of them.
     """
     if golden.name != made.name:
         return False
@@ -43,13 +43,13 @@ def missing_calls(
     specs: Mapping[str, ToolSpec] | None = None,
     only: Sequence[Sequence[str] | None] | None = None,
 ) -> list[ToolCall]:
-    """The golden calls that nobody made. Each needs a call of its own: one payment does not stand for two.
+    """Return the golden calls that nobody made. Each needs a call of its own: one payment does not stand for two.
 
     Args:
         golden: in any order.
-        made: those that did not fail, in any order.
+        made: the calls that did not fail, in any order.
         specs: of the tools, by name.
-        only: of each golden call, see `same_call`.
+        only: for each golden call, see `same_call`.
     """
     matters = only if only is not None else [None] * len(golden)
     fits = [

@@ -1,8 +1,8 @@
-"""Scripts in database worlds, and the chat of a small policy that learns the format from them.
+"""Demonstrations in database worlds, and the chat of a small policy that learns the format from them.
 
 A demonstration calls tools at random among those whose arguments were named, none twice for one request, copies the
-arguments, and tells the user what the last call said. Which of the tools that fit is right, and when it is time to
-speak, is left to be learned.
+arguments, and tells the user what the last call said. It does not show which of the tools that fit is right, nor when
+it is time to speak.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from orchestra_jax.envs.base import Demonstrations, OwnChat
+from orchestra_jax.envs.database.conversations import DONE
 from orchestra_jax.envs.database.folder import TaskRow, WorldFolder
 from orchestra_jax.envs.database.golden import opened
 from orchestra_jax.envs.database.workers.pool import WorldError
@@ -20,22 +21,12 @@ from orchestra_jax.envs.words import word_chat
 from orchestra_jax.tools.experts.roles import ROLES
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec
 
-DONE = "Done."
 _ASKED = sorted({role.argument for role in ROLES.values()})  # of experts: take the request as it is
 CALLS_SHARES = (0.4, 0.45, 0.15)  # requests that are answered after one, two and three calls
-Plan = list[ToolCall | str]
-
-
-def golden_play(row: TaskRow, observed: Sequence[ToolResult]) -> ToolCall | str:
-    """Makes the golden calls of each request, and says its facts."""
-    plan: Plan = []
-    for turn in row.turns:
-        plan += [*turn.calls, "; ".join(turn.facts) or DONE]
-    return plan[len(observed)]
 
 
 def random_tools(rows: Mapping[str, TaskRow], tasks: Sequence[Task], gate: Sequence[Task]) -> Demonstrations:
-    """Demonstrations of `tasks`.
+    """Return demonstrations of `tasks`.
 
     Args:
         rows: by id of the task.
@@ -70,28 +61,28 @@ def random_tools(rows: Mapping[str, TaskRow], tasks: Sequence[Task], gate: Seque
 
 
 def told(results: Sequence[ToolResult]) -> str:
-    """What the last result said."""
+    """Return the text of the last result."""
     return results[-1].text if results else DONE
 
 
 def told_at_once(row: TaskRow) -> bool:
-    """Whether the task is one request with every golden argument in its words."""
+    """Return whether the task is one request with every golden argument in its words."""
     values = [value for turn in row.turns for call in turn.calls for value in call.arguments.values()]
     return len(row.turns) == 1 and bool(values) and all(str(value) in row.turns[0].user for value in values)
 
 
 def fitting_tools(row: TaskRow, tools: Sequence[ToolSpec], turn: int, read: Sequence[str]) -> list[ToolSpec]:
-    """The tools that need nothing but what was named; all where there is none."""
+    """Return the tools that need no argument but those that were named, or all tools if there is none."""
     named = _named(row, turn, read)
     return [tool for tool in tools if set(tool.parameters.get("required", ())) <= named.keys()] or list(tools)
 
 
 def copied_call(row: TaskRow, tool: ToolSpec, turn: int, read: Sequence[str]) -> ToolCall:
-    """A call whose arguments are the golden ones of that name, as far as they were said; else the first that was.
+    """Return a call with the golden arguments of its names as far as they were said; others are the first that was.
 
     Args:
         turn: index of the request.
-        read: what was observed so far, the user's further words among it.
+        read: texts that were observed so far, the user's further words among them.
     """
     given, parameters = _named(row, turn, read), tool.parameters
     first = next(iter(given.values()))
@@ -100,7 +91,7 @@ def copied_call(row: TaskRow, tool: ToolSpec, turn: int, read: Sequence[str]) ->
 
 
 def _named(row: TaskRow, turn: int, read: Sequence[str]) -> dict[str, object]:
-    """The golden arguments of a request that were said by the user or by a tool until now; for experts, its words."""
+    """Return the golden arguments of a request that a user or tool has said; for experts, the request's words."""
     known, given = " ".join((row.turns[0].user, *read)), dict[str, object]()
     for call in row.turns[turn].calls:
         given |= {name: value for name, value in call.arguments.items() if str(value) in known}
@@ -108,10 +99,10 @@ def _named(row: TaskRow, turn: int, read: Sequence[str]) -> dict[str, object]:
 
 
 def own_chat(worlds: Sequence[WorldFolder], offered: Sequence[str] = (), wishes: Iterable[str] = ()) -> OwnChat:
-    """A chat in the words of these worlds: what users and tools say, and what is called.
+    """Return a chat in the words of these worlds: all that users and tools say and that is called.
 
     Args:
-        offered: names of what stands beside the domains' tools.
+        offered: names of the tools beside the domains' own.
         wishes: wordings of preferences.
     """
     calls = [list(spec.parameters["properties"]) for found in worlds for spec in found.world.specs.values()]
@@ -121,7 +112,7 @@ def own_chat(worlds: Sequence[WorldFolder], offered: Sequence[str] = (), wishes:
 
 
 def _scaffolds(names: Sequence[str]) -> Iterator[str]:
-    """What stands around the name and the arguments of a call, as `rollout.parsing.render_call` writes it."""
+    """Yield the text around the name and the arguments of a call, as `rollout.parsing.render_call` writes it."""
     yield '\n{"name": "'
     yield '", "arguments": {' + (f'"{names[0]}": "' if names else "}}\n")
     yield from (f'", "{name}": "' for name in names[1:])
@@ -130,7 +121,7 @@ def _scaffolds(names: Sequence[str]) -> Iterator[str]:
 
 
 def _texts(worlds: Sequence[WorldFolder]) -> Iterator[str]:
-    """All that can be said and called: every tool is tried on every task, since errors are words too."""
+    """Yield all that can be said and called: every tool is tried on every task, since errors are words too."""
     yield DONE
     for found in worlds:
         yield " ".join(found.world.specs)

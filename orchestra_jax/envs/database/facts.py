@@ -1,4 +1,4 @@
-"""Whether a text says a fact: numbers by their value, words as whole words.
+"""Facts that a text says: numbers by their value, words as whole words.
 
 "1,200", "1200" and "$1,200.00" are one fact. "10" is not said by "2010", "10:30" or "A10", and "no" not by "note".
 """
@@ -20,13 +20,13 @@ _MARKS = {ord("\u2019"): "'", ord("\u2018"): "'", ord("\u201c"): '"', ord("\u201
 
 
 def unsaid(facts: Iterable[str], texts: Iterable[str]) -> tuple[str, ...]:
-    """The facts that none of the texts says, in their order."""
+    """Return the facts that none of the texts says, in their order."""
     said = [_plain(text) for text in texts]
     return tuple(fact for fact in facts if not any(_says(text, _plain(fact)) for text in said))
 
 
 def problem(fact: str) -> str | None:
-    """Why nobody can be asked to say this, in one sentence; None: it is a fact."""
+    """Return a sentence why nobody can be asked to say this, or None if it is a fact."""
     return None if re.search(r"\w", fact) else f"The fact {fact!r} has neither a letter nor a digit."
 
 
@@ -40,7 +40,7 @@ def _says(text: str, fact: str) -> bool:
 
 
 def _amount(fact: str) -> Decimal | None:
-    """The fact's value; None where it is no number, or an id: figures that begin with 0 are told apart from others."""
+    """Return the fact's value, or None if it is no number: figures that begin with 0 are an id."""
     found = _FACT.fullmatch(fact)
     if found is None or re.match(r"0\d", found[3]):
         return None
@@ -62,5 +62,5 @@ def _plain(text: str) -> str:
 
 
 def _words(text: str) -> str:
-    """Without the commas that some write and some do not."""
+    """Return the text without commas, which some write and some do not."""
     return " ".join(text.replace(",", "").split())

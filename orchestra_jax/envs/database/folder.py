@@ -23,7 +23,7 @@ from jsonschema.exceptions import SchemaError, best_match
 
 from orchestra_jax.envs.database.golden import Goal
 from orchestra_jax.envs.database.remote import RemoteWorld
-from orchestra_jax.envs.database.session import AnyWorld, DatabaseTool, World
+from orchestra_jax.envs.database.session import DatabaseTool, LocalWorld, World
 from orchestra_jax.envs.database.state import Database
 from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.types import ToolCall
@@ -34,17 +34,17 @@ FILES = ("world.json", "database.json", "schema.json", "policy.md", "tools.py", 
 
 
 class BadWorld(ValueError):  # noqa: N818
-    """A folder is no world; one sentence with the file and what is wrong."""
+    """A folder is no world; the sentence names the file and the fault."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request of the user and what answers it.
+    """One request of the user and its answer.
 
     Attributes:
         user: the words of a scripted user.
         calls: the golden calls.
-        facts: that the policy must then say.
+        facts: the facts that the policy must then say.
     """
 
     user: str
@@ -62,7 +62,7 @@ class TaskRow:
         split: "train" or "eval".
         turns: the conversation with a scripted user: each request follows when the one before was answered.
         seed: of the ids that tools make.
-        situation: what a simulated user is told; None: the requests of all turns.
+        situation: the text that a simulated user is told; None: the requests of all turns.
         start: {table: {id: entry or None}} that differs from the world's database at the start.
     """
 
@@ -76,39 +76,40 @@ class TaskRow:
 
     @property
     def goal(self) -> Goal:
-        """What all turns together ask for."""
+        """The golden calls and facts of all turns together."""
         calls = [call for turn in self.turns for call in turn.calls]
         return Goal(self.id, calls, [fact for turn in self.turns for fact in turn.facts], self.seed, self.start)
 
     @property
     def told(self) -> str:
-        """What a simulated user is told."""
+        """The text that a simulated user is told."""
         return self.situation or "\n".join(turn.user for turn in self.turns)
 
 
 @dataclass(frozen=True)
 class WorldFolder:
-    """What a folder holds.
+    """The content of a folder.
 
     Attributes:
         world: database, tools, rules and clock.
-        about: what it is, in a sentence.
+        about: a sentence on the domain.
         schema: as in schema.json.
-        tasks: all of them, those that nobody can be scored on included, see `golden.sift`.
+        tasks: all tasks, also those that nobody can be scored on, see `golden.solutions`.
     """
 
-    world: AnyWorld
+    world: World
     about: str
     schema: Mapping[str, Any]
     tasks: Sequence[TaskRow]
 
 
 def load(folder: str | Path, *, trusted: bool, workers: int = 1, isolation: str = "auto") -> WorldFolder:
-    """Reads a folder; its world is closed by whoever asked for it.
+    """Load a folder; the caller closes its world.
 
     Args:
         trusted: tools.py may run in this process, else it runs in the sandbox.
-        workers, isolation: of the sandbox: processes at most, and `tools.sandbox.isolation`.
+        workers: processes of the sandbox at most.
+        isolation: `tools.sandbox.isolation`.
 
     Raises:
         BadWorld: a file is missing or broken.
@@ -119,9 +120,9 @@ def load(folder: str | Path, *, trusted: bool, workers: int = 1, isolation: str 
     now, rules = datetime.fromisoformat(found.head["now"]), _text(folder / "policy.md")
     name, tables = found.head["name"], found.database.tables
     try:
-        world: AnyWorld
+        world: World
         if trusted:
-            world = World.of(name, found.database, _tools(folder / "tools.py"), now, rules)
+            world = LocalWorld(name, found.database, _tools(folder / "tools.py"), now, rules)
         else:
             source = _text(folder / "tools.py")
             world = RemoteWorld.of_source(name, source, tables, now, rules, count=workers, isolation=isolation)
@@ -131,8 +132,8 @@ def load(folder: str | Path, *, trusted: bool, workers: int = 1, isolation: str 
 
 
 @dataclass(frozen=True)
-class Files:
-    """What a folder holds beside its tools and rules, checked."""
+class FolderData:
+    """The checked files of a folder beside its tools and rules."""
 
     head: Mapping[str, Any]
     database: Database
@@ -140,19 +141,19 @@ class Files:
     tasks: Sequence[TaskRow]
 
 
-def read(folder: Path) -> Files:
-    """Reads a folder without running anything of it; raises BadWorld."""
+def read(folder: Path) -> FolderData:
+    """Read a folder without running anything of it; raises BadWorld."""
     for file in FILES:
         if not (folder / file).is_file():
             raise BadWorld(f"{folder / file} is not there.")
     head, database, schema = head_of(folder), database_of(folder), _json(folder / "schema.json")
     for problem in schema_problems(database.tables, schema):
         raise BadWorld(f"{folder / 'database.json'}: {problem}")
-    return Files(head, database, schema, list(tasks_of(folder)))
+    return FolderData(head, database, schema, list(tasks_of(folder)))
 
 
 def head_of(folder: Path) -> Mapping[str, Any]:
-    """world.json, checked; raises BadWorld."""
+    """Read and check world.json; raises BadWorld."""
     head = _json(folder / "world.json")
     if head.get("format") != FORMAT:
         raise BadWorld(f"{folder / 'world.json'} has the format {head.get('format')}, and {FORMAT} is read here.")
@@ -167,7 +168,7 @@ def head_of(folder: Path) -> Mapping[str, Any]:
 
 
 def database_of(folder: Path) -> Database:
-    """database.json; raises BadWorld."""
+    """Read database.json; raises BadWorld."""
     try:
         return Database(_json(folder / "database.json"))
     except TypeError as error:
@@ -175,7 +176,7 @@ def database_of(folder: Path) -> Database:
 
 
 def tasks_of(folder: Path) -> Iterator[TaskRow]:
-    """The tasks in their order; raises BadWorld with the line that is none."""
+    """Yield the tasks in their order; raises BadWorld with the line that is none."""
     seen = set[str]()
     for number, line in enumerate(_text(folder / "tasks.jsonl").splitlines(), 1):
         try:
@@ -189,14 +190,14 @@ def tasks_of(folder: Path) -> Iterator[TaskRow]:
 
 
 def save_tasks(folder: Path, tasks: Sequence[TaskRow]) -> None:
-    """Writes tasks.jsonl."""
+    """Write tasks.jsonl."""
     rows = [{key: value for key, value in asdict(task).items() if value} for task in tasks]
     lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     (folder / "tasks.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def schema_problems(tables: Mapping[str, Mapping[str, Any]], schema: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each table, entry or reference that does not fit the schema."""
+    """Yield a sentence for each table, entry or reference that does not fit the schema."""
     known = schema.get("tables", {})
     for table in sorted(tables.keys() ^ known.keys()):
         yield f"The table {table!r} is in only one of database and schema."
@@ -233,20 +234,25 @@ def _task(row: Mapping[str, Any]) -> TaskRow:
     if row["split"] not in SPLITS:
         raise ValueError(f"split is one of {', '.join(SPLITS)}, not {row['split']!r}")
     return TaskRow(
-        str(row["id"]), str(row.get("family", "")), row["split"], turns, int(row.get("seed", 0)),
-        row.get("situation"), row.get("start") or {},
-    )  # fmt: skip
+        id=str(row["id"]),
+        family=str(row.get("family", "")),
+        split=row["split"],
+        turns=turns,
+        seed=int(row.get("seed", 0)),
+        situation=row.get("situation"),
+        start=row.get("start") or {},
+    )
 
 
 def _tools(file: Path) -> list[DatabaseTool]:
-    """The tools that a file defines, in their order."""
+    """Return the tools that a file defines, in their order."""
     spec = importlib.util.spec_from_file_location(f"orchestra_jax_world_{file.parent.name}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # it is the user's own file, and whatever it raises is what is wrong with it
+    except Exception as error:  # whatever the user's own file raises is its fault, and is told
         raise BadWorld(f"{file} cannot be read: {type(error).__name__}: {error}") from error
     found = [value for value in vars(module).values() if isinstance(value, DatabaseTool)]
     if not found:

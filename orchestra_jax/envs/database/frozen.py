@@ -43,7 +43,7 @@ class FrozenList(list[Any]):
 
 
 def freeze(value: Any) -> Any:
-    """The JSON value with frozen dicts and lists, a tuple as a list; what is frozen already is taken as it is.
+    """Return the JSON value with frozen dicts and lists, a tuple as a list; frozen values are taken as they are.
 
     Raises:
         TypeError: a key is no text, or a value is none of JSON's.
@@ -66,7 +66,7 @@ def freeze(value: Any) -> Any:
 
 
 def thaw(value: Any) -> Any:
-    """A plain copy that shares nothing with the value and may be changed."""
+    """Return a plain copy that shares nothing with the value and may be changed."""
     if isinstance(value, dict):
         return {key: thaw(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -75,12 +75,12 @@ def thaw(value: Any) -> Any:
 
 
 def canonical(value: Any) -> str:
-    """One text for JSON values that mean the same: 2 and 2.0 are equal, and so are 0.1 + 0.2 and 0.3; order counts."""
+    """Return one text for JSON values of one meaning: 2 equals 2.0, and 0.1 + 0.2 equals 0.3; order in lists counts."""
     return json.dumps(_plain_numbers(value), sort_keys=True, separators=(",", ":"))
 
 
 def digest(text: str) -> bytes:
-    """16 bytes that stand for the text."""
+    """Return a hash of the text in 16 bytes."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 

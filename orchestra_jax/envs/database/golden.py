@@ -1,22 +1,26 @@
-"""Golden calls, and whether a task can be used at all: they are replayed, and whatever speaks against it is told."""
+"""Golden calls: they are replayed to find out whether a task can be used, and why not."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestra_jax.envs.database.criteria import judge
 from orchestra_jax.envs.database.facts import problem
-from orchestra_jax.envs.database.session import AnySession, AnyWorld
+from orchestra_jax.envs.database.session import Session, World
 from orchestra_jax.types import InfrastructureError, ToolCall
+
+# Sentences about tasks that cannot be used.
+BY_CHANCE = "The golden calls leave another content each time: a tool uses the clock or chance."
+IDLE = "It is solved by doing nothing: the golden calls operate on nothing and there is nothing to say."
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a task of a database world asks for.
+    """The aim of a task of a database world.
 
     Attributes:
         id: of the task, unique in its world.
         calls: the golden calls, in order.
-        facts: that the user must be told.
+        facts: the facts that the user must be told.
         seed: of the ids in this task, for the golden calls and for every policy alike.
         start: {table: {id: entry or None}} that differs from the world's database at the start.
     """
@@ -28,17 +32,17 @@ class Goal:
     start: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
-def opened(world: AnyWorld, goal: Goal) -> AnySession:
-    """A fresh episode of the task, before anybody called anything."""
+def opened(world: World, goal: Goal) -> Session:
+    """Return a fresh episode of the task, before any call."""
     session = world.session(goal.seed)
     if goal.start:
         session.state.apply(goal.start)
     return session
 
 
-def replay(world: AnyWorld, goal: Goal) -> tuple[AnySession, list[str]]:
-    """The session after the golden calls, and a sentence for every one that failed."""
-    session, failed = opened(world, goal), []
+def replay(world: World, goal: Goal) -> tuple[Session, list[str]]:
+    """Return the session after the golden calls, and a sentence for every call that failed."""
+    session, failed = opened(world, goal), list[str]()
     for number, call in enumerate(goal.calls, start=1):
         try:
             outcome = session.call(call)
@@ -52,11 +56,8 @@ def replay(world: AnyWorld, goal: Goal) -> tuple[AnySession, list[str]]:
     return session, failed
 
 
-def unusable(world: AnyWorld, goal: Goal, *, may_fail: bool = False) -> str | None:
-    """Why nobody can be scored on the task, in a sentence; None: it can be used.
-
-    With `may_fail` golden calls may fail: in τ²-Bench some look for what is not there, as the user misremembers it.
-    """
+def solution(world: World, goal: Goal) -> Session | str:
+    """Return the session after the golden calls, or a sentence why nobody can be scored on the task."""
     for fact in goal.facts:
         if wrong := problem(fact):
             return wrong
@@ -64,22 +65,17 @@ def unusable(world: AnyWorld, goal: Goal, *, may_fail: bool = False) -> str | No
         session, failed = replay(world, goal)
     except (KeyError, TypeError, ValueError) as error:
         return f"The task's own start does not fit the database: {error}"
-    if failed and not may_fail:
+    if failed:
         return failed[0]
     if replay(world, goal)[0].state.hash() != session.state.hash():
-        return "The golden calls leave another content each time: a tool uses the clock or chance."
-    if judge(session, opened(world, goal), goal.facts, ()).solved:
-        return "It is solved by doing nothing: the golden calls operate on nothing and there is nothing to say."
-    return None
+        return BY_CHANCE
+    return IDLE if judge(session, opened(world, goal), goal.facts, ()).solved else session
 
 
-def sift(world: AnyWorld, goals: Iterable[Goal], *, may_fail: bool = False) -> tuple[list[Goal], dict[str, str]]:
-    """The tasks that can be used, and by id why each of the others cannot: none is dropped in silence."""
-    usable, reasons = list[Goal](), dict[str, str]()
-    for goal in goals:
-        wrong = unusable(world, goal, may_fail=may_fail)
-        if wrong is None:
-            usable.append(goal)
-        else:
-            reasons[goal.id] = wrong
-    return usable, reasons
+def solutions(world: World, goals: Iterable[Goal]) -> tuple[dict[str, Session], dict[str, str]]:
+    """Return the session after the golden calls by id of the task, and the reason for each task that has none."""
+    found = {goal.id: solution(world, goal) for goal in goals}
+    return (
+        {name: each for name, each in found.items() if not isinstance(each, str)},
+        {name: each for name, each in found.items() if isinstance(each, str)},
+    )

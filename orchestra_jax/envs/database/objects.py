@@ -1,125 +1,223 @@
-"""Copy on write for other people's classes: a table of objects that many episodes share.
+"""Tables of objects that foreign tools change in place, shared by all episodes.
 
-Tools that were written elsewhere change objects in place. A `Rows` takes the place of such a table in an episode: it
-looks like a dict, hands out copies, and knows which entries a call asked for. What changed goes into a `State`, so that
-hashes and the three criteria are those of every world.
+Between two calls the objects are those of the start. Before a call the entries that its episode changed are put in;
+after it, entries whose JSON text differs are the call's changes, and everything is put back.
 """
 
-import copy
-from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
-from typing import Any
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
-from orchestra_jax.envs.database.state import Key, State
-
-_ABSENT = object()
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 
-class Rows(dict[str, Any]):
-    """One table of one episode over the shared objects `base`, which never change.
-
-    An entry is copied when a call first asks for it, and again in the next call, so that a call can be undone. Who
-    walks through the table in a call that only reads is shown what is shared; a call that `writes` gets copies.
+class TrackedRows(dict[str, Any]):
+    """A table of objects that remembers which ids a call asked for, and whether it walked through the table.
 
     Attributes:
-        writes: whether the call under way may change what it finds on a walk.
-        asked: ids that the call asked for one by one.
+        asked: ids that were looked up, set or removed one by one.
+        scanned: the call saw all ids.
+        handed: the call got all entries.
+        removed: the call removed an entry.
     """
 
-    def __init__(self, base: Mapping[str, Any], duplicate: Callable[[Any], Any] = copy.deepcopy) -> None:
-        super().__init__(base)
-        self._duplicate, self._before = duplicate, dict[str, Any]()
-        self.writes, self.asked = True, set[str]()
+    def __init__(self, rows: Mapping[str, Any]) -> None:
+        super().__init__(rows)
+        self.begin()
 
-    def begin(self, *, writes: bool) -> None:
-        """Starts a call: whatever was there before is kept."""
-        self.writes, self.asked, self._before = writes, set(), {}
-
-    def undo(self) -> None:
-        """Everything is as it was at `begin`."""
-        for name, entry in self._before.items():
-            if entry is _ABSENT:
-                super().pop(name, None)
-            else:
-                super().__setitem__(name, entry)
-        self.begin(writes=self.writes)
-
-    @property
-    def handed_out(self) -> frozenset[str]:
-        """Ids of what this call may have changed."""
-        return frozenset(self._before)
-
-    def peek(self, name: str) -> Any:
-        """The entry as it is, for who only looks; None: there is none."""
-        return super().get(name)
+    def begin(self) -> None:
+        """Forget what the call before did."""
+        self.asked, self.scanned, self.handed, self.removed = set[str](), False, False, False
 
     def __getitem__(self, name: str) -> Any:
-        if name in self:
-            self.asked.add(name)
-        return self._mine(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default  # noqa: SIM401  this is that `get`
+        self.asked.add(name)
+        return super().__getitem__(name)
 
     def __setitem__(self, name: str, entry: Any) -> None:
-        self._keep(name)
         self.asked.add(name)
         super().__setitem__(name, entry)
 
     def __delitem__(self, name: str) -> None:
         self.pop(name)
 
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().get(name, default)
+
     def pop(self, name: str, *default: Any) -> Any:
-        if name in self:
-            self._keep(name)
-            self.asked.add(name)
+        self.asked.add(name)
+        self.removed = True
         return super().pop(name, *default)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        if name not in self:
-            self[name] = default
-        return self[name]
+        self.asked.add(name)
+        return super().setdefault(name, default)
 
     def update(self, *others: Any, **entries: Any) -> None:
         for name, entry in dict(*others, **entries).items():
             self[name] = entry
 
+    def popitem(self) -> tuple[str, Any]:
+        self.scanned = self.handed = self.removed = True
+        return super().popitem()
+
     def clear(self) -> None:
-        for name in list(self):
-            self.pop(name)
+        self.scanned = self.handed = self.removed = True
+        super().clear()
 
-    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
-        return dict(self._walk()).items()
+    def __iter__(self) -> Iterator[str]:
+        self.scanned = True
+        return super().__iter__()
 
-    def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        return dict(self._walk()).values()
+    def keys(self) -> Any:
+        self.scanned = True
+        return super().keys()
 
-    def _walk(self) -> Iterator[tuple[str, Any]]:
-        return ((name, self._mine(name) if self.writes else super(Rows, self).__getitem__(name)) for name in list(self))
+    def items(self) -> Any:
+        self.scanned = self.handed = True
+        return super().items()
 
-    def _mine(self, name: str) -> Any:
-        entry = super().__getitem__(name)
-        if name in self._before:
-            return entry
-        self._before[name] = entry
-        entry = self._duplicate(entry)
-        super().__setitem__(name, entry)
-        return entry
-
-    def _keep(self, name: str) -> None:
-        if name not in self._before:
-            self._before[name] = super().get(name, _ABSENT)
+    def values(self) -> Any:
+        self.scanned = self.handed = True
+        return super().values()
 
 
-def take_over(state: State, tables: Mapping[str, Rows], dump: Callable[[Any], Any]) -> set[Key]:
-    """Writes what a call changed into the state, and gives the entries whose content is another than before it.
+class ObjectTable:
+    """One table: its objects as they are now, and the JSON text of each at the start.
 
     Args:
-        state: over a `Database` of the dumped objects.
-        tables: after the call.
-        dump: makes JSON of an object.
+        rows: the objects at the start.
+        kind: type of an entry.
+
+    Attributes:
+        rows: the table that the tools work with.
+        base: JSON of each entry at the start, by id.
     """
-    handed = {(table, name): rows.peek(name) for table, rows in tables.items() for name in rows.handed_out}
-    before = {key: state.entry_digest(key) for key in handed}
-    gone = frozenset(key for key, entry in handed.items() if entry is None)
-    state.write({key: dump(entry) for key, entry in handed.items() if key not in gone}, gone)
-    return {key for key in handed if state.entry_digest(key) != before[key]}
+
+    def __init__(self, rows: Mapping[str, Any], kind: Any) -> None:
+        self._kind, self._type = kind, TypeAdapter[Any](kind)
+        self.rows = TrackedRows(rows)
+        self.base = {name: self._dump(entry) for name, entry in rows.items()}
+        self._known = dict(self.base)  # text of each entry as it was before the call
+        self._foreign = set[str]()  # ids of entries that are not those of the start
+        self._moved = False  # the order of entries may be another than at the start
+
+    def put_in(self, entries: Mapping[str, Any]) -> None:
+        """Put in the objects of an episode; None: the episode deleted this one."""
+        self._foreign |= entries.keys()
+        for name, entry in entries.items():
+            if entry is None:
+                dict.pop(self.rows, name, None)
+                self._known.pop(name, None)
+                self._moved = True  # if the call makes it anew, it stands at the end
+            else:
+                dict.__setitem__(self.rows, name, entry)
+                self._known[name] = self._dump(entry)
+
+    def made(self, value: Any) -> Any:
+        """Return the object of a JSON value; a value that the types refuse, as a tool may leave, stays as it is."""
+        try:
+            return self._type.validate_json(json.dumps(value))
+        except ValidationError:
+            return unchecked_object(self._kind, value)
+
+    def replace(self, rows: Mapping[str, Any]) -> None:
+        """Take over the entries of a table that a tool put in the place of this one."""
+        entries = dict(rows)
+        dict.clear(self.rows)
+        dict.update(self.rows, entries)
+        self.rows.scanned = self.rows.handed = self._moved = True
+
+    def changes(self, *, walks: bool) -> dict[str, bytes | None]:
+        """Return ids that differ from before the call, with the JSON text now, or None for an entry that is gone.
+
+        Args:
+            walks: compare all entries if the call got all of them, not only those that it asked for by id.
+        """
+        self._moved |= self.rows.removed
+        everything = walks and self.rows.handed
+        ids = dict.keys(self.rows) if everything else self._asked()
+        texts = {name: self._dump(dict.__getitem__(self.rows, name)) for name in ids}
+        gone = [name for name in (self._known if everything else self.rows.asked) if name not in self.rows]
+        found: dict[str, bytes | None] = dict.fromkeys(sorted(name for name in gone if name in self._known))
+        found |= {name: text for name, text in texts.items() if text != self._known.get(name)}
+        self._foreign |= found.keys()
+        return found
+
+    def read(self, named: set[str]) -> list[str]:
+        """Return ids that the call asked for; of a call that saw all ids, those that are `named`."""
+        return sorted(name for name in self._asked() if not self.rows.scanned or name in named)
+
+    def now(self, name: str) -> Any:
+        """Return the object of an id as it is now, or None if there is none; this is no asking."""
+        return dict.get(self.rows, name)
+
+    def put_back(self) -> None:
+        """Make all entries those of the start again, in their order."""
+        for name in self._foreign:
+            text = self.base.get(name)
+            if text is None:
+                dict.pop(self.rows, name, None)
+                self._known.pop(name, None)
+                continue
+            self._moved |= name not in self.rows
+            dict.__setitem__(self.rows, name, self._type.validate_json(text))
+            self._known[name] = text
+        self._foreign = set()
+        if self._moved:
+            entries = {name: dict.__getitem__(self.rows, name) for name in self.base}
+            dict.clear(self.rows)
+            dict.update(self.rows, entries)
+            self._moved = False
+
+    def _asked(self) -> list[str]:
+        """Return asked ids of entries that exist, in the order of the table."""
+        there = [name for name in self.rows.asked if name in self.rows]
+        if len(there) < 2:
+            return there
+        return [name for name in dict.keys(self.rows) if name in self.rows.asked]
+
+    def _dump(self, entry: Any) -> bytes:
+        return self._type.dump_json(entry, warnings=False)
+
+
+@contextmanager
+def holding(tables: Mapping[str, ObjectTable], own: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """Let the tables hold the objects of one episode for one call.
+
+    Args:
+        tables: by name.
+        own: {table: {id: object, or None if the episode deleted it}} that differ from the start.
+    """
+    try:
+        for name, entries in own.items():
+            tables[name].put_in(entries)
+        for table in tables.values():
+            table.rows.begin()
+        yield
+    finally:
+        for table in tables.values():
+            table.put_back()
+
+
+def unchecked_object(kind: Any, value: Any) -> Any:
+    """Return a JSON value in objects of the type's classes, without a check of what they allow."""
+    if inspect.isclass(kind) and issubclass(kind, BaseModel) and isinstance(value, dict):
+        fields = {name: field.annotation for name, field in kind.model_fields.items()}
+        return kind.model_construct(**{name: unchecked_object(fields.get(name), each) for name, each in value.items()})
+    inner = get_args(kind)
+    if get_origin(kind) is dict and isinstance(value, dict):
+        return {name: unchecked_object(inner[1], each) for name, each in value.items()}
+    if get_origin(kind) in (list, set, tuple) and isinstance(value, list):
+        return [unchecked_object(inner[0], each) for each in value]
+    if get_origin(kind) in (Union, UnionType) and isinstance(value, dict | list):
+        for one in inner:
+            try:
+                return TypeAdapter(one).validate_python(value)
+            except ValidationError:
+                continue
+        return unchecked_object(next((one for one in inner if one is not type(None)), None), value)
+    return value

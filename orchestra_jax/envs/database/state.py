@@ -1,7 +1,7 @@
-"""A database that all episodes share, and what one episode changed of it.
+"""A database that all episodes share, and the entries that one episode changed.
 
 A database is {table: {id: entry}} of JSON values. A state keeps changed entries only, so a reset copies nothing and a
-hash reads nothing else. Entries are changed in a transaction: it is taken over whole, or it never was.
+hash reads nothing else. A tool of a call works with a transaction: the state takes over all of it, or nothing.
 """
 
 import json
@@ -9,14 +9,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.envs.database.frozen import FrozenDict, canonical, digest, freeze, thaw
+from orchestra_jax.envs.database.frozen import canonical, digest, freeze, thaw
 
 Key = tuple[str, str]  # (table, id)
-_ABSENT = object()
 
 
 class NoEntry(ValueError):  # noqa: N818  an observation for the policy, no bug
     """There is no entry of this id."""
+
+
+class WrongKind(Exception):  # noqa: N818
+    """A tool does what its kind may not: a bug of the world, nothing that the policy did."""
 
 
 class Database:
@@ -41,110 +44,99 @@ class Database:
 
     @classmethod
     def load(cls, path: str | Path) -> "Database":
-        """Reads a JSON file of tables."""
+        """Load a JSON file of tables."""
         return cls(json.loads(Path(path).read_text(encoding="utf-8")))
 
     def entry_digest(self, key: Key) -> bytes | None:
-        """What stands for an entry in a state's hash; None: there is none. Computed once."""
+        """Return the digest of an entry, which is computed once, or None if there is no such entry."""
         if key not in self._digests:
-            entry = self.tables[key[0]].get(key[1], _ABSENT)
-            self._digests[key] = None if entry is _ABSENT else digest(canonical(entry))
+            self._digests[key] = _entry_digest(self.tables[key[0]].get(key[1]))
         return self._digests[key]
 
 
 class State:
-    """The content that one episode sees: the database, and the entries that it changed."""
+    """The content that one episode sees: the database, and the entries that the episode changed."""
 
     __slots__ = ("_changed", "_digests", "database")
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._changed: dict[Key, Any] = {}  # a deleted entry is _ABSENT
+        self._changed: dict[Key, Any] = {}  # None: the entry was deleted
         self._digests: dict[Key, bytes | None] = {}
 
     def get(self, table: str, name: str) -> Any:
-        """The entry, frozen.
+        """Return an entry, frozen.
 
         Raises:
-            NoEntry: there is none of this id.
+            NoEntry: there is no entry of this id.
             KeyError: there is no such table, which is a bug of the tool.
         """
-        found = self._changed.get((table, name), None) if self._changed else None
+        key = (table, name)
+        found = self._changed[key] if key in self._changed else self.database.tables[table].get(name)
         if found is None:
-            found = self.database.tables[table].get(name, _ABSENT)
-        if found is _ABSENT:
             raise NoEntry(f"There is no {name!r} in {table}.")
         return found
 
     def rows(self, table: str) -> Iterator[tuple[str, Any]]:
-        """Every (id, frozen entry) of the table in the database's order, new ones last in the order of their making."""
+        """Yield every (id, frozen entry) in the database's order, then new entries in the order of their making."""
         start = self.database.tables[table]
         if not self._changed:
             yield from start.items()
             return
         for name, entry in start.items():
             now = self._changed.get((table, name), entry)
-            if now is not _ABSENT:
+            if now is not None:
                 yield name, now
         for (where, name), entry in list(self._changed.items()):
-            if where == table and name not in start and entry is not _ABSENT:
+            if where == table and name not in start and entry is not None:
                 yield name, entry
 
-    def write(self, changes: Mapping[Key, Any], deleted: frozenset[Key] = frozenset()) -> None:
-        """Takes over entries and removes the `deleted` ones: all, or on an error none."""
-        ready = {key: freeze(entry) for key, entry in changes.items()}
-        if unknown := [table for table, _ in (*ready, *deleted) if table not in self.database.tables]:
+    def write(self, changes: Mapping[Key, Any]) -> None:
+        """Take over entries, where None deletes an entry: all of them, or on an error none."""
+        if unknown := [table for table, _ in changes if table not in self.database.tables]:
             raise KeyError(f"The database has no table {unknown[0]!r}.")
-        if any(entry is None for entry in ready.values()):
-            raise TypeError("An entry of a database cannot be null; delete it.")
-        ready |= dict.fromkeys(deleted, _ABSENT)
+        ready = {key: freeze(entry) for key, entry in changes.items()}
         for key in ready:
             self._digests.pop(key, None)
         self._changed |= ready
 
     @property
     def changed(self) -> frozenset[Key]:
-        """The entries that are not what they were at the start; one that was changed back is not among them."""
+        """The entries that differ from the start; one that was changed back is not among them."""
         return frozenset(key for key in self._changed if self.entry_digest(key) != self.database.entry_digest(key))
 
     def delta(self) -> dict[str, dict[str, Any]]:
-        """{table: {id: entry, or None where it was deleted}} of what `changed`: plain JSON, for another process.
+        """Return {table: {id: entry, or None if it was deleted}} of `changed` as plain JSON, for another process.
 
-        In the order in which entries were first changed, so that new ones come in the order of their making.
+        Entries come in the order in which they were first changed, so new ones come in the order of their making.
         """
         found: dict[str, dict[str, Any]] = {}
         changed = self.changed
         for (table, name), entry in self._changed.items():
-            if (table, name) not in changed:
-                continue
-            found.setdefault(table, {})[name] = None if entry is _ABSENT else thaw(entry)
+            if (table, name) in changed:
+                found.setdefault(table, {})[name] = thaw(entry)
         return found
 
     def apply(self, delta: Mapping[str, Mapping[str, Any]]) -> None:
-        """Takes over what `delta` gave, here or in another process."""
-        rows = {(table, name): entry for table, each in delta.items() for name, entry in each.items()}
-        self.write(
-            {key: entry for key, entry in rows.items() if entry is not None},
-            frozenset(key for key, entry in rows.items() if entry is None),
-        )
+        """Take over the result of `delta`, from here or from another process."""
+        self.write({(table, name): entry for table, rows in delta.items() for name, entry in rows.items()})
 
     def entry_digest(self, key: Key) -> bytes | None:
-        """As `Database.entry_digest`, of the entry as it is now."""
+        """Return the digest of an entry as it is now, or None if there is no such entry."""
         if key not in self._changed:
             return self.database.entry_digest(key)
         if key not in self._digests:
-            entry = self._changed[key]
-            self._digests[key] = None if entry is _ABSENT else digest(canonical(entry))
+            self._digests[key] = _entry_digest(self._changed[key])
         return self._digests[key]
 
     def hash(self) -> str:
-        """Equal for states of equal content over one database, in whatever order and detours they came about."""
+        """Return a text that is equal for states of equal content over one database, however they came about."""
         rows = ((*key, (self.entry_digest(key) or b"").hex()) for key in sorted(self.changed))
         return digest(self.database.digest.hex() + json.dumps(list(rows))).hex()
 
 
 def differing(one: State, other: State) -> list[Key]:
-    """The entries in which two states of the same database differ, sorted.
+    """Return the entries in which two states of the same database differ, sorted.
 
     Raises:
         ValueError: the databases are not the same.
@@ -155,31 +147,31 @@ def differing(one: State, other: State) -> list[Key]:
 
 
 class Transaction:
-    """What one call of a tool sees and changes; the state learns of it with `commit`.
+    """The content that one call of a tool sees and changes; the state learns of it with `commit`.
 
     Args:
-        state: as it was left by the calls before.
+        state: the content as the calls before left it.
         reads: whether entries may be looked at.
-        writes: whether they may be changed.
+        writes: whether entries may be changed.
 
     Attributes:
-        read, written: the entries that were asked for by id, and those that were changed, made or deleted.
+        read: the entries that were asked for by id.
+        changes: the entries that were changed or made, and None for each that was deleted.
     """
 
     def __init__(self, state: State, *, reads: bool = True, writes: bool = True) -> None:
         self._state, self._may_read, self._may_write = state, reads, writes
-        self._edits: dict[Key, Any] = {}
         self.read: set[Key] = set()
-        self.written: set[Key] = set()
+        self.changes: dict[Key, Any] = {}
 
     def get(self, table: str, name: str) -> Any:
-        """The entry; look, do not touch: it is shared. See `State.get` for what it raises."""
+        """Return an entry to look at, which is shared and cannot be changed. Errors are those of `State.get`."""
         found = self._peek(table, name)
         self.read.add((table, name))
         return found
 
     def exists(self, table: str, name: str) -> bool:
-        """Whether there is an entry of this id; asking counts as no reading."""
+        """Return whether there is an entry of this id; asking does not count as reading."""
         try:
             self._peek(table, name)
         except NoEntry:
@@ -187,66 +179,59 @@ class Transaction:
         return True
 
     def rows(self, table: str) -> Iterator[tuple[str, Any]]:
-        """Every (id, entry), to search in. Only `get` counts as reading: call it for what was found."""
+        """Yield every (id, entry), to search in. Only `get` counts as reading: call it for the entry that was found."""
         self._check(self._may_read, "reads")
-        seen = {name: entry for (where, name), entry in self._edits.items() if where == table}
+        mine = {name: entry for (where, name), entry in self.changes.items() if where == table}
         for name, entry in self._state.rows(table):
-            now = seen.pop(name, entry)
-            if now is not _ABSENT:
+            now = mine.pop(name, entry)
+            if now is not None:
                 yield name, now
-        yield from ((name, entry) for name, entry in seen.items() if entry is not _ABSENT)
+        yield from ((name, entry) for name, entry in mine.items() if entry is not None)
 
     def edit(self, table: str, name: str) -> Any:
-        """A plain copy of the entry, to change in place."""
+        """Return a plain copy of an entry, to change in place."""
         self._check(self._may_write, "changes")
         found = self._peek(table, name)
-        if (table, name) not in self._edits:
-            self._edits[table, name] = found = thaw(found)
-        self.written.add((table, name))
+        if (table, name) not in self.changes:
+            self.changes[table, name] = found = thaw(found)
         return found
 
     def insert(self, table: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Adds an entry and gives it back, to change further.
+        """Add an entry and return it, to change further.
 
         Raises:
-            ValueError: there is one of this id.
+            ValueError: there is an entry of this id.
         """
         self._check(self._may_write, "changes")
         if self.exists(table, name):
             raise ValueError(f"There already is {name!r} in {table}.")
-        made = thaw(dict(entry))
-        self._edits[table, name] = made
-        self.written.add((table, name))
+        made: dict[str, Any] = thaw(dict(entry))
+        self.changes[table, name] = made
         return made
 
     def delete(self, table: str, name: str) -> None:
-        """Removes an entry; raises NoEntry where there is none."""
+        """Remove an entry; raises NoEntry if there is none."""
         self._check(self._may_write, "changes")
         self._peek(table, name)
-        self._edits[table, name] = _ABSENT
-        self.written.add((table, name))
+        self.changes[table, name] = None
 
     def commit(self) -> None:
-        """Writes everything into the state."""
-        gone = frozenset(key for key, entry in self._edits.items() if entry is _ABSENT)
-        self._state.write({key: entry for key, entry in self._edits.items() if key not in gone}, gone)
+        """Write all changes into the state."""
+        self._state.write(self.changes)
 
     def _peek(self, table: str, name: str) -> Any:
         self._check(self._may_read, "reads")
-        found = self._edits.get((table, name))
-        if found is None:
+        key = (table, name)
+        if key not in self.changes:
             return self._state.get(table, name)
-        if found is _ABSENT:
+        if self.changes[key] is None:
             raise NoEntry(f"There is no {name!r} in {table}.")
-        return found
+        return self.changes[key]
 
     def _check(self, allowed: bool, what: str) -> None:
         if not allowed:
             raise WrongKind(f"it {what} the database")
 
 
-class WrongKind(Exception):  # noqa: N818
-    """A tool does what its kind may not: a bug of the world, nothing that the policy did."""
-
-
-__all__ = ["Database", "FrozenDict", "Key", "NoEntry", "State", "Transaction", "WrongKind", "differing"]
+def _entry_digest(entry: Any) -> bytes | None:
+    return None if entry is None else digest(canonical(entry))

@@ -13,19 +13,17 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
+from orchestra_jax.envs.database.objects import ObjectTable, holding
 from orchestra_jax.envs.database.state import WrongKind
 from orchestra_jax.envs.toolscale import stand_ins
-from orchestra_jax.envs.toolscale.tables import Table
 
 _CHECK_EVERY = 100  # calls of tools that may write nothing, of which one is looked at whole
 _SECTION = re.compile(r"(Args|Arguments|Returns|Raises|Notes?|Examples?):\s*")
 _ARGUMENT = re.compile(r"\s+(\w+)(?: \([^)]*\))?:\s*(.*)")
 
-Changes = dict[str, dict[str, bytes | None]]  # by table and id; None: gone
-
 
 class CloneTools:
-    """See `database.workers.worker.Adapter`.
+    """The tools of one domain, as `database.workers.worker.Adapter` asks for them.
 
     Args:
         payload: the "domain", the "sources" of modules by name, the "tables" of the file, and the time, "now".
@@ -39,11 +37,11 @@ class CloneTools:
             importlib.import_module(f"tau2.domains.{payload['domain']}.data_model"), stand_ins.DB
         )
         self._db = model.model_validate(payload["tables"])
-        self._tables = dict[str, Table]()
+        self._tables = dict[str, ObjectTable]()
         for name, hint in get_type_hints(model).items():
             rows = self._db.__dict__.get(name)
             if get_origin(hint) is dict and isinstance(rows, dict):
-                self._tables[name] = Table(rows, get_args(hint)[1])
+                self._tables[name] = ObjectTable(rows, get_args(hint)[1])
         self._share()
         members = inspect.getmembers(self._kit, inspect.isfunction)
         tools = {name: function for name, function in members if hasattr(function, stand_ins.KIND)}
@@ -62,59 +60,51 @@ class CloneTools:
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
         name, arguments = request["name"], request["arguments"]
-        put_back = {table: set(rows) for table, rows in request["delta"].items()}
-        try:
-            for table, rows in request["delta"].items():
-                self._tables[table].put_in(rows)
-            for each in self._tables.values():
-                each.rows.begin()
-            random.seed(json.dumps([request["seed"], name, arguments], sort_keys=True))
+        own = {
+            table: {row: None if value is None else self._tables[table].made(value) for row, value in rows.items()}
+            for table, rows in request["delta"].items()
+        }
+        random.seed(json.dumps([request["seed"], name, arguments], sort_keys=True))
+        with holding(self._tables, own):
             failed, text = None, ""
             try:
                 text = _text(getattr(self._kit(self._db), name)(**arguments))
             except Exception as error:  # as for the authors, whatever a tool raises is what the policy reads
                 failed = str(error) or type(error).__name__
             found = self._changes(self._kinds[name] == "write")
-            for table, changed in found.items():
-                put_back.setdefault(table, set()).update(changed)
             if failed is not None:
                 return {"text": f"Error: {failed}", "ok": False, "refused": False}
             if found and self._kinds[name] != "write":
                 raise WrongKind(
                     f"The tool {name!r} is of kind {self._kinds[name]}, but it changes {next(iter(found))}."
                 )
-            return {"text": text, "ok": True, "refused": False, **self._operated_on(found, arguments)}
-        finally:
-            for table, names in put_back.items():
-                self._tables[table].put_back(names)
+            named = set(_texts(arguments))
+            read = [(name, row) for name, table in self._tables.items() for row in table.read(named)]
+            return {"text": text, "ok": True, "refused": False, "delta": found, "read": read}
 
-    def _changes(self, writes: bool) -> Changes:
-        """What the call changed."""
+    def _changes(self, writes: bool) -> dict[str, dict[str, Any]]:
+        """Return {table: {id: JSON value, or None if it is gone}} that the call changed."""
         for name, table in self._tables.items():
             if (now := self._db.__dict__.get(name)) is not table.rows:
                 table.replace(now or {})
         self._share()
         self._harmless += not writes
         walks = writes or self._harmless % _CHECK_EVERY == 0
-        found = {name: table.changed(walks=walks) for name, table in self._tables.items()}
-        return {name: changed for name, changed in found.items() if changed}
-
-    def _operated_on(self, found: Changes, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        named = set(_texts(arguments))
+        found = {name: table.changes(walks=walks) for name, table in self._tables.items()}
         return {
-            "delta": {name: _parsed(each) for name, each in found.items()},
-            "read": [(name, row) for name, table in self._tables.items() for row in table.read(named)],
-            "written": [(name, row) for name, each in found.items() for row in each],
-        }  # fmt: skip
+            name: {row: None if text is None else json.loads(text) for row, text in changed.items()}
+            for name, changed in found.items()
+            if changed
+        }
 
     def _share(self) -> None:
-        """The tools find our tables in the database."""
+        """Let the tools find our tables in the database."""
         for name, table in self._tables.items():
             self._db.__dict__[name] = table.rows
 
 
 def _last(module: Any, base: type) -> Any:
-    """The last class of the module that is a kind of `base`."""
+    """Return the last class of the module that derives from `base`."""
     found = [
         each
         for each in vars(module).values()
@@ -126,7 +116,7 @@ def _last(module: Any, base: type) -> Any:
 
 
 def _described(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The specification of a tool, read off its signature and docstring."""
+    """Return the specification of a tool, read off its signature and docstring."""
     description, about = _documented(inspect.cleandoc(function.__doc__ or ""))
     hints, properties, definitions, required = get_type_hints(function), dict[str, Any](), dict[str, Any](), list[str]()
     for each in list(inspect.signature(function).parameters.values())[1:]:
@@ -147,7 +137,7 @@ def _described(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _documented(text: str) -> tuple[str, dict[str, str]]:
-    """What a docstring says of the function, and of its arguments."""
+    """Return the description of the function in a docstring, and of its arguments by name."""
     said, about, section, last = list[str](), dict[str, str](), "", ""
     for line in text.splitlines():
         if start := _SECTION.fullmatch(line):
@@ -162,18 +152,13 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
     return " ".join(" ".join(said).split()), about
 
 
-def _parsed(rows: Mapping[str, bytes | None]) -> dict[str, Any]:
-    """The values of JSON texts by id."""
-    return {row: None if text is None else json.loads(text) for row, text in rows.items()}
-
-
 def _text(value: Any) -> str:
-    """What the policy reads of a tool's value."""
+    """Return the text that the policy reads of a tool's value."""
     return value if isinstance(value, str) else json.dumps(to_jsonable_python(value, fallback=str), ensure_ascii=False)
 
 
 def _texts(value: Any) -> list[str]:
-    """Every text in a JSON value."""
+    """Return every text in a JSON value."""
     if isinstance(value, str):
         return [value]
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()

@@ -10,24 +10,25 @@ from typing import Any
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.database.remote import RemoteWorld
-from orchestra_jax.envs.database.workers.pool import Limits, Workers
+from orchestra_jax.envs.database.workers.pool import WorkerLimits, Workers
 
 CLONE = "git clone https://github.com/NVlabs/ToolOrchestra"
-DOMAINS = (
-    "bank", "basketball", "ecommerce", "medicine", "movie", "railway", "restaurant", "school", "travel", "weather",
-)  # fmt: skip
+DOMAINS = tuple("bank basketball ecommerce medicine movie railway restaurant school travel weather".split())
 _CODE = ("evaluation/tau2-bench/tau2/domains", "training/rollout/tau2/domains", "tau2/domains", "")
 _DATA = ("evaluation/data_dir/tau2/domains", "evaluation/data_dir/tau2", "data/tau2/domains", "data/tau2")
-_FILES = tuple(f"orchestra_jax/envs/toolscale/{name}.py" for name in ("__init__", "clone", "stand_ins", "tables"))
+_FILES = (
+    *(f"orchestra_jax/envs/toolscale/{name}.py" for name in ("__init__", "clone", "stand_ins")),
+    "orchestra_jax/envs/database/objects.py",
+)
 _ADAPTER = "orchestra_jax.envs.toolscale.clone:CloneTools"
-# What most of the policies say, "The current time is 2024-05-15 15:00:00 EST.", is taken for those that name none.
+# Most policies say "The current time is 2024-05-15 15:00:00 EST."; it also holds for those that name no time.
 _TIME = re.compile(r"current time is (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) EST")
 _NOW = "2024-05-15T15:00:00-05:00"
 _POINTER = b"version https://git-lfs"
 
 
 def code_folder(repo: str | Path) -> Path:
-    """The folder of the domains' code in a clone.
+    """Return the folder of the domains' code in a clone.
 
     Raises:
         ConfigError: there is none.
@@ -43,10 +44,10 @@ def code_folder(repo: str | Path) -> Path:
 
 
 def data_folders(data: str | Path | None, repo: str | Path) -> list[Path]:
-    """Where domains' databases and policies are: in `data`, else in the clone, else in ORCHESTRA_DATA.
+    """Return the folders of databases and policies: `data`, else those in the clone, else in ORCHESTRA_DATA.
 
     Raises:
-        ConfigError: nowhere.
+        ConfigError: there is none.
     """
     places = [Path(repo).expanduser() / part for part in _DATA]
     if os.environ.get("ORCHESTRA_DATA"):
@@ -61,7 +62,7 @@ def data_folders(data: str | Path | None, repo: str | Path) -> list[Path]:
 
 
 def data_of(domain: str, folders: Sequence[Path]) -> Path | None:
-    """The folder with a domain's database and policy; a file that Git LFS left out counts as none."""
+    """Return the folder with a domain's database and policy, or None; a file that Git LFS left out counts as none."""
     for folder in folders:
         database = folder / domain / "db.json"
         if database.is_file() and (folder / domain / "policy.md").is_file():
@@ -78,12 +79,13 @@ def world(
     *,
     count: int = 1,
     isolation: str = "auto",
-    limits: Limits | None = None,
+    limits: WorkerLimits | None = None,
 ) -> RemoteWorld:
-    """A domain whose tools run in the sandbox; the file's entries with what its types fill in are the database.
+    """Start a domain in the sandbox; its database is the file's entries with what its types fill in.
 
     Args:
-        code, data: see `code_folder` and `data_folders`.
+        code: see `code_folder`.
+        data: see `data_folders`.
         count: worker processes at most.
 
     Raises:
@@ -106,13 +108,13 @@ def world(
 
 
 def time_of(policy: str) -> datetime:
-    """The time at which a domain plays: the one that its policy names."""
+    """Return the time at which a domain plays: the one that its policy names."""
     found = _TIME.search(policy)
     return datetime.fromisoformat(f"{found[1]}T{found[2]}-05:00" if found else _NOW)
 
 
 def _sources(code: Path, domain: str) -> dict[str, str]:
-    """The modules of the domain and the paths that other domains define, by name."""
+    """Return the source of the domain's modules, and of the paths that other domains define, by name."""
     files = [*(code / domain).glob("*.py"), *code.glob("*/utils.py")]
     return {
         f"tau2.domains.{path.parent.name}.{path.stem}": path.read_text(encoding="utf-8")

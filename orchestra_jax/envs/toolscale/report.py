@@ -1,4 +1,4 @@
-"""How many of ToolScale's tasks replay in each domain, and why each of the others does not. A command.
+"""The command that counts ToolScale's tasks that replay in each domain, and tells why each of the others does not.
 
 python -m orchestra_jax.envs.toolscale.report --repo CLONE --rows nvidia/ToolScale
 """
@@ -13,7 +13,7 @@ from orchestra_jax.envs.toolscale.environment import OPTIONS, open_worlds
 
 
 def main() -> int:
-    """0 if every row is a task that can be used."""
+    """Print the report; return 0 if every row is a task that can be used."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     here = os.environ
     parser.add_argument("--repo", default=here.get("TOOLSCALE_REPO"), help="a clone of the authors' repository")
@@ -27,7 +27,7 @@ def main() -> int:
     try:
         found, broken = tasks.read_all(asked.rows, asked.domains)
         options = {**OPTIONS, "repo": asked.repo, "data": asked.data, "isolation": asked.isolation}
-        worlds = open_worlds(options, sorted({scenario.domain for scenario, _ in found.values()}))
+        worlds = open_worlds(options, sorted({user.domain for user, _ in found.values()}))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

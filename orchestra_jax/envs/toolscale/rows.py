@@ -1,10 +1,10 @@
-"""A row of ToolScale (`nvidia/ToolScale`) as a task: who the user is, what is wanted, and when it is done.
+"""Rows of ToolScale (`nvidia/ToolScale`) as tasks: the user, and the goal that decides.
 
 The data set keeps the arguments of all tools in one column type: every call carries every argument of every tool, null
 where it has none, and dates that look like dates became timestamps. Both are undone here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -14,15 +14,16 @@ from orchestra_jax.types import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
-    """What the user of a task knows and wants; the policy is told none of it but what the user says.
+class ToolScaleUser:
+    """The user of a task, who knows and wants something; the policy is told only what the user says.
 
     Attributes:
-        domain: whose database and tools it plays with.
-        reason: why the user asks.
-        instructions: how the user is to behave.
-        known, unknown: what the user can say when asked, and what not.
-        persona: how the user is otherwise.
+        domain: name of the database and tools.
+        reason: the user's reason to ask.
+        instructions: the user's behaviour.
+        known: facts that the user can tell when asked.
+        unknown: facts that the user does not know.
+        persona: character of the user.
     """
 
     domain: str
@@ -32,9 +33,26 @@ class Scenario:
     unknown: str = ""
     persona: str = ""
 
+    @property
+    def words(self) -> str:
+        """All that a user without a model says, at once."""
+        return "\n".join(filter(None, (self.reason, self.instructions, self.known)))
 
-def read(row: Mapping[str, Any]) -> tuple[Scenario, Goal]:
-    """The task of a row.
+    @property
+    def situation(self) -> str:
+        """The text that a model that plays the user is told."""
+        parts = {
+            "Who you are": self.persona,
+            "Why you ask": self.reason,
+            "How you behave": self.instructions,
+            "What you know": self.known,
+            "What you do not know": self.unknown,
+        }
+        return "\n".join(f"{head}: {text}" for head, text in parts.items() if text)
+
+
+def read(row: Mapping[str, Any]) -> tuple[ToolScaleUser, Goal]:
+    """Return the user and the goal of a row.
 
     Raises:
         ValueError: a part that every row has is missing or of another kind; the sentence says which.
@@ -43,36 +61,28 @@ def read(row: Mapping[str, Any]) -> tuple[Scenario, Goal]:
     try:
         wanted = _part(_part(row, "user_scenario"), "instructions")
         persona = _text(_part(row, "user_scenario"), "persona")
-        scenario = Scenario(
-            domain=_text(wanted, "domain"), reason=_text(wanted, "reason_for_call"), persona=persona,
-            instructions=_text(wanted, "task_instructions"), known=_text(wanted, "known_info"),
+        user = ToolScaleUser(
+            domain=_text(wanted, "domain"),
+            reason=_text(wanted, "reason_for_call"),
+            instructions=_text(wanted, "task_instructions"),
+            known=_text(wanted, "known_info"),
             unknown=_text(wanted, "unknown_info"),
-        )  # fmt: skip
+            persona=persona,
+        )
         criteria = _part(row, "evaluation_criteria")
         calls = [ToolCall(_text(each, "name"), _arguments(each)) for each in criteria.get("actions") or ()]
         facts = [str(fact) for fact in criteria.get("communicate_info") or ()]
-        if not (scenario.domain and (scenario.instructions or scenario.reason)):
+        if not (user.domain and (user.instructions or user.reason)):
             raise ValueError("it names no domain, or nothing that the user wants")
         if nameless := [number for number, call in enumerate(calls, start=1) if not call.name]:
             raise ValueError(f"its golden call {nameless[0]} has no name")
     except ValueError as error:
         raise ValueError(f"The ToolScale row {name} cannot be read: {error}.") from None
-    return scenario, Goal(f"{scenario.domain}/{name}", calls, facts)
-
-
-def read_all(rows: Iterable[Mapping[str, Any]]) -> tuple[list[tuple[Scenario, Goal]], list[str]]:
-    """The tasks of the rows, and a sentence for each row that is none: none is dropped in silence."""
-    tasks, problems = list[tuple[Scenario, Goal]](), list[str]()
-    for row in rows:
-        try:
-            tasks.append(read(row))
-        except ValueError as error:
-            problems.append(str(error))
-    return tasks, problems
+    return user, Goal(f"{user.domain}/{name}", calls, facts)
 
 
 def plain(value: Any) -> Any:
-    """The value without nulls at any depth, with dates as text: a midnight is the day, as no tool asks for one."""
+    """Return the value without nulls at any depth, and with dates as text; midnight is a day, as no tool asks for one."""
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items() if each is not None}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What the authors' domains import of their framework, made here; and their clock, stopped. Runs in a worker."""
+"""Stand-ins for what the authors' domains import of their framework, and a stopped clock. Runs in a worker."""
 
 import datetime as real
 import enum
@@ -17,7 +17,7 @@ KIND = "_orchestra_kind"  # attribute of a function that is a tool
 
 
 class ToolType(enum.StrEnum):
-    """What a tool may do."""
+    """The kinds of tools."""
 
     READ = "read"
     WRITE = "write"
@@ -26,7 +26,7 @@ class ToolType(enum.StrEnum):
 
 
 def is_tool(tool_type: ToolType = ToolType.READ) -> Callable[[Any], Any]:
-    """Decorator that marks a tool."""
+    """Mark the decorated function as a tool."""
 
     def mark(function: Any) -> Any:
         setattr(function, KIND, "generic" if tool_type is ToolType.THINK else tool_type.value)
@@ -60,7 +60,7 @@ class _Silent:
 
 
 class _Sources(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports modules from their texts, by name; what lies above them is an empty package."""
+    """Importer of modules from their texts by name; the packages above them are empty."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sources = sources
@@ -80,7 +80,7 @@ class _Sources(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install(sources: Mapping[str, str]) -> None:
-    """Makes `sources` and the names that they import of the authors' framework importable."""
+    """Make `sources` and the names that they import of the authors' framework importable."""
     sys.meta_path.append(_Sources(sources))
     made: dict[str, dict[str, Any]] = {
         "tau2": {},
@@ -99,7 +99,7 @@ def install(sources: Mapping[str, str]) -> None:
 
 
 def stop_clock(module: types.ModuleType, now: real.datetime) -> None:
-    """Whatever the module asks for the time, directly, is told `now`."""
+    """Let everything that the module asks directly for the time tell `now`."""
     naive = now.replace(tzinfo=None)
 
     class Meta(type):

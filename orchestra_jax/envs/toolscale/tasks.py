@@ -1,4 +1,4 @@
-"""ToolScale's tasks as they can be used: read, fitted to the tools, replayed, and told where they cannot be."""
+"""ToolScale's tasks: read, fitted to the tools, replayed, and each that cannot be used is told."""
 
 import hashlib
 from collections import Counter
@@ -10,11 +10,10 @@ from typing import Any
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.rows import SUFFIXES, BadRow, rows_of
-from orchestra_jax.envs.database import golden
-from orchestra_jax.envs.database.golden import Goal
+from orchestra_jax.envs.database.conversations import DONE, GoldenTask
+from orchestra_jax.envs.database.golden import Goal, solution
 from orchestra_jax.envs.database.remote import RemoteWorld
-from orchestra_jax.envs.database.session import AnySession
-from orchestra_jax.envs.toolscale.rows import Scenario, read
+from orchestra_jax.envs.toolscale.rows import ToolScaleUser, read
 from orchestra_jax.io import hub
 from orchestra_jax.types import ToolCall, ToolSpec
 
@@ -23,33 +22,23 @@ _EVERY = 10  # one task of so many is held out
 _AT_ONCE = 4  # domains that are replayed beside one another
 
 
-@dataclass(frozen=True)
-class Posed:
-    """A task that can be used, with its world and the session after its golden calls."""
-
-    scenario: Scenario
-    goal: Goal
-    world: RemoteWorld
-    golden: AnySession
-
-
 @dataclass
-class Sifted:
-    """What became of the rows.
+class SiftedTasks:
+    """The rows by use.
 
     Attributes:
-        usable: by id, in the order of the rows.
+        usable: tasks by id, in the order of the rows.
         unusable: id of each other task -> why.
         broken: a sentence for each row that is no task.
     """
 
-    usable: dict[str, Posed] = field(default_factory=dict)
+    usable: dict[str, GoldenTask] = field(default_factory=dict)
     unusable: dict[str, str] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
 
 
 def rows(path: str | Path) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file, of every file of a folder, or of a data set's id on the hub.
+    """Yield the rows of a file, of every file of a folder, or of a data set's id on the hub.
 
     Raises:
         ConfigError: nothing can be read there; one sentence.
@@ -67,43 +56,43 @@ def rows(path: str | Path) -> Iterator[Mapping[str, Any]]:
         raise ConfigError(f"The rows{kept} cannot be read from {str(path)!r} (env.options.rows): {error}") from error
 
 
-def read_all(path: str | Path, domains: Sequence[str] = ()) -> tuple[dict[str, tuple[Scenario, Goal]], list[str]]:
-    """The tasks by id, of these domains or of all, and a sentence for each row that is none.
+def read_all(path: str | Path, domains: Sequence[str] = ()) -> tuple[dict[str, tuple[ToolScaleUser, Goal]], list[str]]:
+    """Return the tasks by id, of these domains or of all, and a sentence for each row that is none.
 
     Raises:
         ConfigError: nothing can be read there.
     """
-    found, broken = dict[str, tuple[Scenario, Goal]](), list[str]()
+    found, broken = dict[str, tuple[ToolScaleUser, Goal]](), list[str]()
     for row in rows(path):
         try:
-            scenario, goal = read(row)
+            user, goal = read(row)
         except ValueError as error:
             broken.append(str(error))
             continue
-        if domains and scenario.domain not in domains:
+        if domains and user.domain not in domains:
             continue
         if goal.id in found:
             broken.append(f"The ToolScale row {goal.id} occurs twice.")
             continue
-        found[goal.id] = scenario, goal
+        found[goal.id] = user, goal
     return found, broken
 
 
 def sift(
-    tasks: Mapping[str, tuple[Scenario, Goal]], worlds: Mapping[str, RemoteWorld], broken: Sequence[str] = ()
-) -> Sifted:
-    """Replays the golden calls of every task; domains run beside one another, each in its own worker."""
+    tasks: Mapping[str, tuple[ToolScaleUser, Goal]], worlds: Mapping[str, RemoteWorld], broken: Sequence[str] = ()
+) -> SiftedTasks:
+    """Replay the golden calls of every task; domains run beside one another, each in its own worker."""
 
-    def one(domain: str) -> dict[str, Posed | str]:
+    def one(domain: str) -> dict[str, GoldenTask | str]:
         mine = {name: each for name, each in tasks.items() if each[0].domain == domain}
         if domain not in worlds:
             return dict.fromkeys(mine, f"There is no domain {domain!r}.")
-        return {name: _posed(scenario, goal, worlds[domain]) for name, (scenario, goal) in mine.items()}
+        return {name: _golden_task(user, goal, worlds[domain]) for name, (user, goal) in mine.items()}
 
-    domains = list(dict.fromkeys(scenario.domain for scenario, _ in tasks.values()))
+    domains = list(dict.fromkeys(user.domain for user, _ in tasks.values()))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = {name: each for some in pool.map(one, domains) for name, each in some.items()}
-    result = Sifted(broken=list(broken))
+    result = SiftedTasks(broken=list(broken))
     for name in tasks:
         each = found[name]
         if isinstance(each, str):
@@ -113,11 +102,11 @@ def sift(
     return result
 
 
-def report(sifted: Sifted, tasks: Mapping[str, tuple[Scenario, Goal]]) -> list[str]:
-    """Lines that say by domain how many tasks replay, and why each of the others cannot be used."""
+def report(sifted: SiftedTasks, tasks: Mapping[str, tuple[ToolScaleUser, Goal]]) -> list[str]:
+    """Return lines that tell by domain how many tasks replay, and why each of the others cannot be used."""
     lines = list[str]()
-    total = Counter(scenario.domain for scenario, _ in tasks.values())
-    kept = Counter(posed.scenario.domain for posed in sifted.usable.values())
+    total = Counter(user.domain for user, _ in tasks.values())
+    kept = Counter(each.family for each in sifted.usable.values())
     for domain in sorted(total):
         lines.append(f"ToolScale, {domain}: {kept[domain]} of {total[domain]} tasks can be used.")
     lines.append(f"ToolScale: {len(sifted.usable)} of {len(tasks)} tasks can be used.")
@@ -126,12 +115,12 @@ def report(sifted: Sifted, tasks: Mapping[str, tuple[Scenario, Goal]]) -> list[s
 
 
 def held_out(name: str) -> bool:
-    """Whether a task is one of evaluation, which no training sees; known by its id alone."""
+    """Return whether a task is held out for evaluation; its id alone decides."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) % _EVERY == 0
 
 
 def fitted(goal: Goal, specs: Mapping[str, ToolSpec]) -> Goal:
-    """The goal with whole numbers where a tool asks for them: the column of all arguments may have made 2.0 of 2."""
+    """Return the goal with whole numbers where a tool asks for them: the data set's column may have made 2.0 of 2."""
 
     def fit(call: ToolCall) -> ToolCall:
         spec = specs.get(call.name)
@@ -147,9 +136,11 @@ def _fit(value: Any, wanted: Mapping[str, Any]) -> Any:
     return int(value) if whole and "integer" in kinds and "number" not in kinds else value
 
 
-def _posed(scenario: Scenario, goal: Goal, world: RemoteWorld) -> Posed | str:
-    """The task, or why it cannot be used."""
+def _golden_task(user: ToolScaleUser, goal: Goal, world: RemoteWorld) -> GoldenTask | str:
+    """Return the task with a user without a model, or why it cannot be used."""
     goal = fitted(goal, world.specs)
-    if wrong := golden.unusable(world, goal):
-        return wrong
-    return Posed(scenario, goal, world, golden.replay(world, goal)[0])
+    after = solution(world, goal)
+    if isinstance(after, str):
+        return after
+    plan = [*goal.calls, "; ".join(goal.facts) or DONE]
+    return GoldenTask(goal, world, after, user.words, user.domain, user.situation, plan)

@@ -10,7 +10,7 @@ from typing import Any
 from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.session import Kind
-from orchestra_jax.envs.database.workers.pool import Limits, TooLong, WorldError
+from orchestra_jax.envs.database.workers.pool import WorkerLimits, CallTooLong, WorldError
 from orchestra_jax.synthesis.cast import Cast
 from orchestra_jax.synthesis.stages import Out, Row, Stages
 from orchestra_jax.synthesis.worlds import static
@@ -151,7 +151,7 @@ def remote(
     """The world in the sandbox; raises WorldError: its code does not load."""
     return RemoteWorld.of_source(
         "synthesised", source(functions), tables(schema, entries), datetime.fromisoformat(schema["now"]), policy,
-        count=count, isolation=isolation, limits=Limits(cpu_s=_CODE_S, load_s=10.0),
+        count=count, isolation=isolation, limits=WorkerLimits(cpu_s=_CODE_S, load_s=10.0),
     )  # fmt: skip
 
 
@@ -173,14 +173,14 @@ def _try_all(functions: Sequence[Row], out: Out, schema: Row, entries: Sequence[
         for row in _told(functions, schema, entries, isolation):
             out.keep(row)
         return
-    except (WorldError, TooLong):
+    except (WorldError, CallTooLong):
         pass
     except InfrastructureError:
         _told([{"name": "known_good", "kind": "generic", "code": _KNOWN_GOOD}], schema, entries, isolation)
     for function in functions:
         try:
             out.keep(_told([function], schema, entries, isolation)[0])
-        except (WorldError, TooLong, InfrastructureError) as error:
+        except (WorldError, CallTooLong, InfrastructureError) as error:
             out.reject("does not load", f"{function['name']}: {error or 'it takes too long'}", function["code"])
 
 

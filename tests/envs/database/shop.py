@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestra_jax.envs.database.session import DatabaseTool, Desk, Kind, World, database_tool
+from orchestra_jax.envs.database.session import DatabaseTool, Desk, Kind, LocalWorld, database_tool
 from orchestra_jax.envs.database.state import Database
 from orchestra_jax.types import ToolCall
 
@@ -56,8 +56,8 @@ def hand_over(desk: Desk, summary: str = "") -> str:
 TOOLS = [get_customer, find_customer, set_status, pay, hand_over]
 
 
-def shop(*more: DatabaseTool) -> World:
-    return World.of("shop", Database(TABLES), [*TOOLS, *more], datetime(2025, 2, 25, 12, tzinfo=UTC))
+def shop(*more: DatabaseTool) -> LocalWorld:
+    return LocalWorld("shop", Database(TABLES), [*TOOLS, *more], datetime(2025, 2, 25, 12, tzinfo=UTC))
 
 
 def call(tool: str, /, **arguments: Any) -> ToolCall:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from orchestra_jax.envs.database.calls import missing_calls, same_call
-from orchestra_jax.envs.database.criteria import Verdict, judge
+from orchestra_jax.envs.database.criteria import CriteriaVerdict, judge
 from orchestra_jax.envs.database.facts import unsaid
-from orchestra_jax.envs.database.golden import Goal, opened, replay, sift, unusable
+from orchestra_jax.envs.database.golden import Goal, opened, replay, solutions
 from orchestra_jax.envs.database.session import Desk, Kind, database_tool
 from orchestra_jax.types import ToolCall
 from tests.envs.database.shop import call, get_customer, hand_over, shop
@@ -20,7 +20,7 @@ RIGHT = {"executed": "", "faithful": "", "complete": ""}
 SAID = ["The total is $1200.00."]
 
 
-def verdict(made: Sequence[ToolCall], said: Sequence[str], goal: Goal = GOAL) -> Verdict:
+def verdict(made: Sequence[ToolCall], said: Sequence[str], goal: Goal = GOAL) -> CriteriaVerdict:
     world = shop()
     golden, failed = replay(world, goal)
     assert failed == []
@@ -30,8 +30,8 @@ def verdict(made: Sequence[ToolCall], said: Sequence[str], goal: Goal = GOAL) ->
     return judge(golden, session, goal.facts, said)
 
 
-def holds(found: Verdict) -> tuple[bool, bool, bool]:
-    return found.executed, found.faithful, found.complete
+def holds(found: CriteriaVerdict) -> tuple[bool, bool, bool]:
+    return not found.differs, not found.unsaid, not found.untouched
 
 
 def test_the_golden_calls_and_facts_solve_it() -> None:
@@ -59,9 +59,9 @@ def test_only_completeness_fails() -> None:
 
 
 def test_none_is_enough_alone() -> None:
-    assert Verdict().solved
+    assert CriteriaVerdict().solved
     parts = ((), (("orders", "O1"),)), ((), ("fact",)), ((), (("orders", "O1"),))
-    assert [Verdict(*each).solved for each in itertools.product(*parts)] == [True] + [False] * 7
+    assert [CriteriaVerdict(*each).solved for each in itertools.product(*parts)] == [True] + [False] * 7
 
 
 def test_a_write_that_changes_nothing_still_has_to_be_made() -> None:
@@ -72,12 +72,12 @@ def test_a_write_that_changes_nothing_still_has_to_be_made() -> None:
 
 def test_a_call_that_failed_operated_on_nothing() -> None:
     goal = Goal("look", [call("get_customer", customer="C2")])
-    assert not verdict([call("pay", customer="C2", amount=9.0)], [], goal).complete
+    assert verdict([call("pay", customer="C2", amount=9.0)], [], goal).untouched
 
 
 def test_more_than_the_golden_calls_is_wrong_only_where_it_changes_something() -> None:
     assert verdict([call("get_customer", customer="C2"), LOOK, SEND, call("hand_over")], SAID).solved
-    assert not verdict([LOOK, SEND, call("pay", customer="C1", amount=1.0)], SAID).executed
+    assert verdict([LOOK, SEND, call("pay", customer="C1", amount=1.0)], SAID).differs
 
 
 @pytest.mark.parametrize(
@@ -164,16 +164,10 @@ def broken(desk: Desk) -> str:
     ids=lambda value: value.id if isinstance(value, Goal) else "",
 )
 def test_a_task_that_cannot_be_used_is_listed_with_the_reason(goal: Goal, reason: str) -> None:
-    usable, reasons = sift(shop(stamp, broken), [goal, GOAL])
-    assert usable == [GOAL]
+    usable, reasons = solutions(shop(stamp, broken), [goal, GOAL])
+    assert list(usable) == [GOAL.id]
     assert list(reasons) == [goal.id]
     assert reason in reasons[goal.id]
-
-
-def test_where_golden_calls_may_fail_they_do_and_count_for_nothing() -> None:
-    goal = Goal("misremembers", [call("find_customer", name="Eve"), LOOK])
-    assert "Nobody has this name" in (unusable(shop(), goal) or "")
-    assert unusable(shop(), goal, may_fail=True) is None
 
 
 def test_a_task_may_start_elsewhere() -> None:

@@ -14,9 +14,9 @@ from orchestra_jax.config.cli import compose
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.base import Conversation
 from orchestra_jax.envs.baselines import baseline
-from orchestra_jax.envs.database import demonstrations
-from orchestra_jax.envs.database.environment import SHIPPED, DatabaseEnvironment, DatabaseEpisode
-from orchestra_jax.envs.database.session import World
+from orchestra_jax.envs.database.conversations import DONE, DatabaseEpisode
+from orchestra_jax.envs.database.environment import SHIPPED, DatabaseEnvironment
+from orchestra_jax.envs.database.session import LocalWorld
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.rollout.chat import ChatFormat
@@ -74,13 +74,13 @@ async def test_the_first_words_and_every_request_are_heard_in_their_order(enviro
 
 
 def requests(environment: DatabaseEnvironment, task: Task) -> list[str]:
-    return [turn.user for turn in environment._posed[task.id].row.turns]
+    return [turn.user for turn in environment._rows[task.id].turns]
 
 
 def a_task(environment: DatabaseEnvironment, tool: str) -> tuple[Task, DatabaseEpisode, ToolCall]:
     """A held-out task that one call of this tool solves."""
     for task in environment.held_out(180):
-        (first, *more) = environment._posed[task.id].row.goal.calls
+        (first, *more) = environment._golden[task.extra["task"]].goal.calls
         if first.name == tool and not more:
             return task, environment.reset(task, budget()), first
     raise AssertionError(tool)
@@ -128,10 +128,10 @@ async def test_a_thousand_interleaved_episodes_know_nothing_of_each_other(enviro
     order, tasks = random.Random(0), [*environment.held_out(180), *next(environment.train_tasks(820))]
     alone = dict[str, str]()
     for task in tasks:
-        session = environment._posed[task.extra["task"]].golden
+        session = environment._golden[task.extra["task"]].after
         alone[task.id] = session.state.hash()
     opened = [(task, environment.reset(task, budget())) for task in tasks]
-    left = [(episode, call) for task, episode in opened for call in environment._posed[task.id].row.goal.calls]
+    left = [(episode, call) for task, episode in opened for call in environment._golden[task.extra["task"]].goal.calls]
     queues: dict[int, list[ToolCall]] = {}
     for episode, call in left:
         queues.setdefault(id(episode), []).append(call)
@@ -148,7 +148,7 @@ async def test_experts_stand_beside_the_domains_tools_with_prices_and_preference
     more = ("warm_start.demonstrations=300", "rollout.limits.max_length=512", "env.options.worlds=[shop]")
     cfg = config("tools=simulated", "tools.names=[]", "data.preferences=true", *more)
     environment = DatabaseEnvironment(cfg)
-    task = next(task for task in environment.held_out(50) if task.answer[0] != demonstrations.DONE)
+    task = next(task for task in environment.held_out(50) if task.answer[0] != DONE)
     names = [spec.name for spec in task.tools]
     models = ["expert_small", "expert_medium", "expert_large"]
     assert names[-3:] == models
@@ -161,7 +161,7 @@ async def test_experts_stand_beside_the_domains_tools_with_prices_and_preference
     def script(task: Task, observed):
         if not observed:
             return ToolCall("expert_large", {"question": task.question})
-        return demonstrations.golden_play(environment._posed[task.extra["task"]].row, observed[1:])
+        return environment._golden[task.extra["task"]].play(observed[1:])
 
     (found,) = await collector(environment, cfg).play(script, [task], budget=budget(), silent=True)
     assert (found.solved, found.cost_usd, found.latency_s) == (True, 0.06, 20.0)
@@ -224,7 +224,7 @@ async def test_another_folder_runs_in_the_sandbox_unless_it_is_trusted(tmp_path:
     few.append({**few[0], "id": "stale", "turns": [{"user": "?", "calls": [{"name": "fly", "arguments": {}}]}]})
     (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in few))
     environment = DatabaseEnvironment(config(f"env.options.worlds=[{folder}]", f"+env.options.trusted={trusted}"))
-    assert isinstance(environment._folders[0].world, World) is (trusted == "true")
+    assert isinstance(environment._worlds[0], LocalWorld) is (trusted == "true")
     assert environment.unusable == {"stale": "Golden call 1 (fly) failed: Unknown tool 'fly'."}
     played = await collector(environment, config()).play(
         environment.baselines()["golden"], environment.held_out(10), budget=budget(), silent=True

@@ -28,7 +28,7 @@ def test_a_shipped_world_is_what_its_maker_writes(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_task_of_a_shipped_world_can_be_used_and_nothing_has_to_be_guessed(name: str) -> None:
     found = load(SHIPPED / name, trusted=True)
-    usable, reasons = golden.sift(found.world, [task.goal for task in found.tasks])
+    usable, reasons = golden.solutions(found.world, [task.goal for task in found.tasks])
     assert not reasons
     assert {task.split for task in found.tasks} == {"train", "eval"}
     assert all(make.told(found.world, task) for task in found.tasks)

@@ -1,12 +1,12 @@
-"""Tables of other people's objects: shared by all episodes, changed in place by tools, and still kept apart."""
+"""Tables of foreign objects: shared by all episodes, changed in place by tools, and still kept apart."""
 
 import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from orchestra_jax.envs.database.objects import Rows, take_over
-from orchestra_jax.envs.database.state import Database, State
+from orchestra_jax.envs.database.objects import ObjectTable, holding
 
 
 @dataclass
@@ -15,78 +15,81 @@ class Order:
     items: list[str] = field(default_factory=list)
 
 
-BASE = {"O1": Order("open", ["pen"]), "O2": Order("open"), "O3": Order("sent")}
-START = copy.deepcopy(BASE)
-DATABASE = Database({"orders": {name: asdict(order) for name, order in BASE.items()}})
+START = {"O1": Order("open", ["pen"]), "O2": Order("open"), "O3": Order("sent")}
 
 
 @pytest.fixture
-def rows() -> Rows:
-    return Rows(BASE)
+def table() -> ObjectTable:
+    return ObjectTable(copy.deepcopy(START), Order)
 
 
-def test_what_a_tool_changes_in_place_is_the_episodes_own(rows: Rows) -> None:
-    rows["O1"].items.append("ink")
-    for name, order in rows.items():
-        order.status = name
-    for order in rows.values():
-        order.items.append("x")
-    rows.get("O2").status = "lost"
-    rows.setdefault("O3", Order("new")).status = "z"
-    del rows["O2"]
-    rows["O4"] = Order("new")
-    rows.update(O5=Order("new"))
-    assert start_is_untouched()
-    assert Rows(BASE)["O1"] == START["O1"]
-    assert rows["O1"] == Order("O1", ["pen", "ink", "x"])
-    assert list(rows) == ["O1", "O3", "O4", "O5"]
-    rows.clear()
-    assert start_is_untouched()
+def changes(table: ObjectTable, *, walks: bool = True) -> dict[str, Any]:
+    return {name: text and text.decode() for name, text in table.changes(walks=walks).items()}
 
 
-def start_is_untouched() -> bool:
-    return BASE == START
+def is_as_at_the_start(table: ObjectTable) -> bool:
+    return list(dict.items(table.rows)) == list(START.items())
 
 
-def test_a_call_is_undone_whole_and_the_calls_before_stay(rows: Rows) -> None:
-    rows.begin(writes=True)
-    rows["O1"].status = "paid"
-    rows.begin(writes=True)
-    rows["O1"].items.append("ink")
-    rows.pop("O2")
-    rows["O4"] = Order("new")
-    rows["O4"].status = "newer"
-    rows.undo()
-    assert dict(rows) == {"O1": Order("paid", ["pen"]), "O2": START["O2"], "O3": START["O3"]}
-    assert rows.handed_out == frozenset()
+def test_whatever_a_tool_changes_in_place_is_told_and_put_back(table: ObjectTable) -> None:
+    rows = table.rows
+    with holding({"orders": table}, {}):
+        rows["O1"].items.append("ink")
+        for name, order in rows.items():
+            order.status = name
+        rows.get("O2").status = "lost"
+        rows.setdefault("O3", Order("new")).status = "z"
+        del rows["O2"]
+        rows["O4"] = Order("new")
+        rows.update(O5=Order("new"))
+        found = changes(table)
+    assert found == {
+        "O2": None,
+        "O1": '{"status":"O1","items":["pen","ink"]}',
+        "O3": '{"status":"z","items":[]}',
+        "O4": '{"status":"new","items":[]}',
+        "O5": '{"status":"new","items":[]}',
+    }
+    assert is_as_at_the_start(table)
+    with holding({"orders": table}, {}):
+        rows.clear()
+        assert changes(table) == dict.fromkeys(START)
+    assert is_as_at_the_start(table)
+    with holding({"orders": table}, {}):
+        table.replace({"O9": Order("new")})
+        assert list(changes(table)) == [*START, "O9"]
+    assert is_as_at_the_start(table)
 
 
-def test_a_walk_that_only_reads_copies_nothing_and_asks_for_nothing(rows: Rows) -> None:
-    rows.begin(writes=False)
-    assert all(order is BASE[name] for name, order in rows.items())
-    assert rows.handed_out == rows.asked == set()
-    assert rows.get("O9") is None
-    with pytest.raises(KeyError):
-        rows["O9"]
-    assert rows.asked == set()
-    assert rows["O2"] is not BASE["O2"]
-    assert rows.asked == {"O2"}
+def test_an_episode_keeps_its_objects_and_another_sees_none_of_them(table: ObjectTable) -> None:
+    with holding({"orders": table}, {}):
+        table.rows["O1"].status = "paid"
+        table.rows["O4"] = Order("new")
+        del table.rows["O2"]
+        own = {name: table.now(name) for name in table.changes(walks=True)}
+    with holding({"orders": table}, {}):
+        assert table.rows["O1"] == START["O1"]
+        assert changes(table) == {}
+    with holding({"orders": table}, {"orders": own}):
+        assert table.rows["O1"] is own["O1"]
+        assert list(dict.keys(table.rows)) == ["O1", "O3", "O4"]
+        assert changes(table) == {}  # they are as the calls before left them
+        table.rows["O2"] = table.made({"status": "back", "items": []})
+        assert changes(table) == {"O2": '{"status":"back","items":[]}'}
+    assert is_as_at_the_start(table)
 
 
-def test_a_state_learns_what_changed_and_no_more(rows: Rows) -> None:
-    state = State(DATABASE)
-    rows.begin(writes=True)
-    for order in rows.values():
-        if order.status == "sent":
-            order.status = "back"
-    assert take_over(state, {"orders": rows}, asdict) == {("orders", "O3")}
-    rows.begin(writes=True)
-    rows["O4"] = Order("new")
-    del rows["O1"]
-    assert take_over(state, {"orders": rows}, asdict) == {("orders", "O1"), ("orders", "O4")}
-    assert state.delta() == {"orders": {"O1": None, "O3": asdict(Order("back")), "O4": asdict(Order("new"))}}
-    rows.begin(writes=True)
-    rows["O1"], rows["O3"].status = Order("open", ["pen"]), "sent"
-    del rows["O4"]
-    take_over(state, {"orders": rows}, asdict)
-    assert state.hash() == State(DATABASE).hash()
+def test_a_walk_asks_for_nothing_by_id_and_is_compared_only_if_the_call_may_write(table: ObjectTable) -> None:
+    with holding({"orders": table}, {}):
+        for order in table.rows.values():
+            order.status = "back" if order.status == "sent" else order.status
+        assert table.read({"O1"}) == []
+        assert changes(table, walks=False) == {}
+        assert list(changes(table)) == ["O3"]
+        assert table.rows.get("O9") is None
+        with pytest.raises(KeyError):
+            table.rows["O9"]
+        assert table.rows["O2"].status == "open"
+        assert table.read({"O2"}) == ["O2"]
+        assert table.read({"O1"}) == []  # after a walk only what the call names was read
+    assert is_as_at_the_start(table)

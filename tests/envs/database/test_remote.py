@@ -13,10 +13,10 @@ import pytest
 
 from orchestra_jax.envs.database import golden
 from orchestra_jax.envs.database.criteria import judge
-from orchestra_jax.envs.database.remote import RemoteSession, RemoteWorld, cleaned
+from orchestra_jax.envs.database.remote import RemoteWorld, harmless_schema
 from orchestra_jax.envs.database.session import Session
 from orchestra_jax.envs.database.state import WrongKind
-from orchestra_jax.envs.database.workers.pool import Limits, WorldError
+from orchestra_jax.envs.database.workers.pool import WorkerLimits, WorldError
 from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.types import InfrastructureError
 from tests.envs.database import shop as shop_module
@@ -86,7 +86,7 @@ SOURCE = Path(shop_module.__file__).read_text(encoding="utf-8") + MORE
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[RemoteWorld]:
-    made = RemoteWorld.of_source("shop", SOURCE, TABLES, NOW, isolation=ISOLATION, limits=Limits(cpu_s=0.3))
+    made = RemoteWorld.of_source("shop", SOURCE, TABLES, NOW, isolation=ISOLATION, limits=WorkerLimits(cpu_s=0.3))
     yield made
     made.close()
 
@@ -134,12 +134,11 @@ def test_golden_calls_are_replayed_sifted_and_judged(world: RemoteWorld) -> None
         golden.Goal("fails", [call("get_customer", customer="C9")]),
         golden.Goal("bug", [call("broken")]),
     ]
-    usable, reasons = golden.sift(world, goals)
-    assert [goal.id for goal in usable] == ["pays"]
+    usable, reasons = golden.solutions(world, goals)
+    assert list(usable) == ["pays"]
     assert set(reasons) == {"fails", "bug"}
     assert "WorldError" in reasons["bug"]
-    session, failed = golden.replay(world, goals[0])
-    assert not failed
+    session = usable["pays"]
     assert not judge(session, world.session(), ["8"], ["It is 8 now."]).solved
     made = world.session()
     made.call(goals[0].calls[0])
@@ -170,7 +169,7 @@ def test_an_entry_that_is_all_that_was_deleted_is_gone(world: RemoteWorld) -> No
     assert session.written == {("orders", "O1")}
 
 
-def call_until_it_fails(session: RemoteSession) -> None:
+def call_until_it_fails(session: Session) -> None:
     """What runs inside dies a moment after its outermost process."""
     for _ in range(3000):
         session.call(call("get_customer", customer="C1"))
@@ -200,7 +199,7 @@ def test_a_worker_that_hangs_is_an_infrastructure_failure_and_is_replaced() -> N
     )
     world = RemoteWorld.of_source("shop", source, TABLES, NOW, isolation=ISOLATION)
     try:
-        limits, world._workers._limits = world._workers._limits, Limits(timeout_s=0.2)
+        limits, world._workers._limits = world._workers._limits, WorkerLimits(timeout_s=0.2)
         with pytest.raises(InfrastructureError, match="no answer in"):
             world.session().call(call("sleep"))
         world._workers._limits = limits
@@ -213,9 +212,9 @@ def test_a_worker_that_hangs_is_an_infrastructure_failure_and_is_replaced() -> N
 
 
 def test_a_cancelled_call_changes_nothing(world: RemoteWorld) -> None:
-    async def cancelled() -> RemoteSession:
+    async def cancelled() -> Session:
         session = world.session()
-        task = asyncio.create_task(session.make(call("pay", customer="C1", amount=1.0)))
+        task = asyncio.create_task(session.call_async(call("pay", customer="C1", amount=1.0)))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -224,7 +223,7 @@ def test_a_cancelled_call_changes_nothing(world: RemoteWorld) -> None:
     session = asyncio.run(cancelled())  # ends when the thread has its answer
     assert session.done == []
     assert session.state.delta() == {}
-    assert asyncio.run(session.make(call("pay", customer="C1", amount=1.0))).ok
+    assert asyncio.run(session.call_async(call("pay", customer="C1", amount=1.0))).ok
 
 
 def test_a_world_that_hangs_keeps_no_thread_of_others(world: RemoteWorld) -> None:
@@ -232,7 +231,7 @@ def test_a_world_that_hangs_keeps_no_thread_of_others(world: RemoteWorld) -> Non
 
     async def meanwhile() -> bool:
         sessions = [world.session() for _ in range(100)]
-        slow = [asyncio.create_task(each.make(call("power", base=9, top=9))) for each in sessions]
+        slow = [asyncio.create_task(each.call_async(call("power", base=9, top=9))) for each in sessions]
         await asyncio.sleep(0)
         await asyncio.to_thread(int)
         done = any(each.done() for each in slow)
@@ -278,7 +277,7 @@ def test_a_schema_from_outside_loses_what_could_do_harm() -> None:
         "required": ["pattern"],
         "$defs": {"C": {"enum": ["title"], "format": "uri"}},
     }
-    assert cleaned(schema) == {
+    assert harmless_schema(schema) == {
         "type": "object",
         "properties": {"pattern": {"type": "string"}, "b": {}},
         "required": ["pattern"],

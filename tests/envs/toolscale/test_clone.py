@@ -15,7 +15,7 @@ from orchestra_jax.envs.database import golden
 from orchestra_jax.envs.database.criteria import judge
 from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.state import WrongKind
-from orchestra_jax.envs.database.workers.pool import Limits, WorldError
+from orchestra_jax.envs.database.workers.pool import WorkerLimits, WorldError
 from orchestra_jax.envs.toolscale import domains
 from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.types import ToolCall
@@ -31,7 +31,7 @@ def call(tool: str, /, **arguments: Any) -> ToolCall:
 def load(repo: Path) -> RemoteWorld:
     code = domains.code_folder(repo)
     data = domains.data_folders(None, repo)
-    return domains.world("library", code, data, isolation=ISOLATION, limits=Limits(cpu_s=0.5))
+    return domains.world("library", code, data, isolation=ISOLATION, limits=WorkerLimits(cpu_s=0.5))
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_a_call_without_arguments_stands_for_no_golden_call(world: RemoteWorld) 
     goal = golden.Goal("fee", [call("add_fee", name="Ada", amount=1.0)])
     made = world.session()
     assert made.call(call("add_fee")).refused
-    assert not judge(golden.replay(world, goal)[0], made, (), ()).executed
+    assert judge(golden.replay(world, goal)[0], made, (), ()).differs
 
 
 def test_golden_calls_that_fail_are_told_and_completeness_holds(world: RemoteWorld) -> None:
@@ -169,10 +169,11 @@ def test_golden_calls_that_fail_are_told_and_completeness_holds(world: RemoteWor
         golden.Goal("bad", [call("lend", member_id="M9", book_id="B1")]),
         golden.Goal("look", [call("get_member", member_id="M1")], ["2"]),
     ]
-    usable, reasons = golden.sift(world, goals)
+    usable, reasons = golden.solutions(world, goals)
     assert reasons == {"bad": "Golden call 1 (lend) failed: Error: Member not found"}
-    verdict = judge(golden.replay(world, usable[0])[0], world.session(), ["2"], ["You owe 2."])
-    assert (verdict.executed, verdict.faithful, verdict.complete) == (True, True, False)
+    verdict = judge(usable["look"], world.session(), ["2"], ["You owe 2."])
+    assert (verdict.differs, verdict.unsaid) == ((), ())
+    assert verdict.untouched
 
 
 def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """ToolScale as a world to train in: golden calls solve it, each criterion can fail alone, what is missing is told."""
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.base import Conversation
 from orchestra_jax.envs.baselines import baseline
 from orchestra_jax.envs.toolscale import tasks
-from orchestra_jax.envs.toolscale.environment import ToolScaleEnvironment, situation
+from orchestra_jax.envs.toolscale.environment import ToolScaleEnvironment
 from orchestra_jax.envs.users import GREETING
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
@@ -53,7 +54,7 @@ def config(*more: str) -> RunConfig:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolScaleEnvironment]:
     made = ToolScaleEnvironment(config(*files(tmp_path_factory.mktemp("toolscale"), ROWS)))
     yield made
-    made._stop()
+    asyncio.run(made.close())
 
 
 async def play(environment: ToolScaleEnvironment, name: str) -> list[Trajectory]:
@@ -136,8 +137,7 @@ def test_training_and_evaluation_share_no_task_and_know_it_by_the_id(environment
 
 
 def test_a_user_that_is_played_is_told_the_scenario(environment: ToolScaleEnvironment) -> None:
-    scenario = next(iter(environment.sifted.usable.values())).scenario
-    assert situation(scenario) == (
+    assert next(iter(environment.sifted.usable.values())).situation == (
         "Why you ask: You want something of the library.\nHow you behave: Ask for it politely.\n"
         "What you know: You are Ada, member M1."
     )

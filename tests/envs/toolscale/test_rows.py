@@ -1,13 +1,14 @@
 """Rows of ToolScale as they come out of parquet: nulls of other tools, dates as timestamps, rows that are none."""
 
 import copy
+import re
 from datetime import datetime
 from typing import Any
 
 import pytest
 
 from orchestra_jax.envs.database.golden import replay
-from orchestra_jax.envs.toolscale.rows import plain, read, read_all
+from orchestra_jax.envs.toolscale.rows import plain, read
 from orchestra_jax.types import ToolCall
 from tests.envs.database.shop import shop
 
@@ -43,8 +44,8 @@ def changed(*path: Any, to: Any) -> dict[str, Any]:
 
 
 def test_a_row_is_a_scenario_and_a_goal_that_replays() -> None:
-    scenario, goal = read(ROW)
-    assert (scenario.domain, scenario.reason, scenario.known, scenario.unknown) == (
+    user, goal = read(ROW)
+    assert (user.domain, user.reason, user.known, user.unknown) == (
         "shop", "My order is late.", "I am Ada.", "",
     )  # fmt: skip
     assert goal.id == "shop/17"
@@ -76,7 +77,7 @@ def test_a_row_without_calls_or_facts_is_one() -> None:
 @pytest.mark.parametrize(
     ("path", "to", "said"),
     [
-        (("user_scenario",), None, "row 17 cannot be read: it has no 'user_scenario'"),
+        (("user_scenario",), None, "it has no 'user_scenario'"),
         (("evaluation_criteria",), "x", "it has no 'evaluation_criteria'"),
         (("user_scenario", "instructions", "domain"), "", "it names no domain"),
         (("evaluation_criteria", "actions", 1, "name"), None, "its golden call 2 has no name"),
@@ -86,7 +87,5 @@ def test_a_row_without_calls_or_facts_is_one() -> None:
     ],
 )
 def test_a_row_that_is_none_is_told(path: tuple[Any, ...], to: Any, said: str) -> None:
-    tasks, problems = read_all([ROW, changed(*path, to=to)])
-    assert [goal.id for _, goal in tasks] == ["shop/17"]
-    assert len(problems) == 1
-    assert said in problems[0]
+    with pytest.raises(ValueError, match=f"row 17 cannot be read: {re.escape(said)}"):
+        read(changed(*path, to=to))

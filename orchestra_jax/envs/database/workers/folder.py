@@ -1,4 +1,4 @@
-"""The tools of a world folder in the sandbox: its tools.py in the form of `envs.database.session`."""
+"""The tools of a world's folder in the sandbox: its tools.py in the form of `envs.database.session`."""
 
 import random
 import sys
@@ -9,15 +9,15 @@ from datetime import datetime
 from typing import Any
 
 from orchestra_jax.envs.database.frozen import canonical
-from orchestra_jax.envs.database.session import DatabaseTool, Session, World
-from orchestra_jax.envs.database.state import Database, NoEntry
+from orchestra_jax.envs.database.session import DatabaseTool, LocalWorld
+from orchestra_jax.envs.database.state import Database
 from orchestra_jax.types import ToolCall
 
 _MODULE = "world_tools"
 
 
 class FolderTools:
-    """See `worker.Adapter`.
+    """The tools of one folder, as `worker.Adapter` asks for them.
 
     Args:
         payload: the "name" of the world, the "source" of its tools, the "tables" and the time it plays at, "now".
@@ -29,28 +29,20 @@ class FolderTools:
         exec(compile(payload["source"], "tools.py", "exec"), module.__dict__)
         tools = [each for each in vars(module).values() if isinstance(each, DatabaseTool)]
         now = datetime.fromisoformat(payload["now"])
-        self._world = World.of(payload["name"], Database(payload["tables"]), tools, now)
+        self._world = LocalWorld(payload["name"], Database(payload["tables"]), tools, now)
 
     def describe(self) -> dict[str, Any]:
         return {"tools": [{**asdict(tool.spec), "kind": tool.kind} for tool in self._world.tools.values()]}
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
-        session = Session(self._world, seed=request["seed"])
+        session = self._world.session(request["seed"])
         session.ids = Counter(request["ids"])
         session.state.apply(request["delta"])
         call = ToolCall(request["name"], request["arguments"])
         random.seed(canonical([request["seed"], call.name, call.arguments]))  # who draws draws the same again
-        outcome = session.call(call)
+        effect = self._world.perform(session, call)
+        session.state.write(effect.changes)  # raises here, as a bug of the tool, if the changes are no JSON
         delta = dict[str, dict[str, Any]]()
-        made = [(table, name) for table, rows in session.state.delta().items() for name in rows]  # in their order
-        unchanged = sorted(session.written.difference(made))
-        for table, name in [key for key in (*made, *unchanged) if key in session.written]:
-            rows = delta.setdefault(table, {})
-            try:
-                rows[name] = session.state.get(table, name)
-            except NoEntry:
-                rows[name] = None
-        return {
-            "text": outcome.text, "ok": outcome.ok, "refused": outcome.refused, "delta": delta,
-            "read": sorted(session.read), "written": sorted(session.written), "ids": session.ids,
-        }  # fmt: skip
+        for (table, name), entry in effect.changes.items():
+            delta.setdefault(table, {})[name] = entry
+        return {**asdict(effect.outcome), "delta": delta, "read": sorted(effect.read), "ids": effect.ids}

@@ -1,4 +1,4 @@
-"""Warm workers of one world: started when needed, one call at a time each, replaced when they die or hang."""
+"""Warm workers of one world: each is started when needed, makes one call at a time, and is replaced when it dies."""
 
 import json
 import signal
@@ -32,8 +32,8 @@ _MOST_BYTES = 32 << 20  # of one answer
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a call may take.
+class WorkerLimits:
+    """Limits of a call.
 
     Attributes:
         cpu_s: CPU seconds; more is the call's own fault, and an observation.
@@ -48,8 +48,8 @@ class Limits:
     memory_mb: int = 1024
 
 
-class TooLong(Exception):  # noqa: N818  an observation
-    """The call took more CPU time than one may."""
+class CallTooLong(Exception):  # noqa: N818  an observation
+    """The call took more CPU time than its limit."""
 
 
 class WorldError(Exception):
@@ -60,14 +60,11 @@ class Workers:
     """Processes that serve one world, shared by threads.
 
     Args:
-        adapter: "module:class" of `worker.Adapter`.
-        payload: what it is made of.
-        files: of this package that the adapter needs beside those of every worker.
-        count: processes at most; more calls wait.
+        adapter: "module:class" of a `worker.Adapter`.
+        payload: its argument.
+        files: files of this package that the adapter needs beside those of every worker.
+        count: processes at most; further calls wait.
         isolation: see `tools.python.isolation.choose`.
-
-    Attributes:
-        count: see above.
 
     Raises:
         IsolationError: this machine does not offer the isolation.
@@ -81,22 +78,22 @@ class Workers:
         *,
         count: int = 1,
         isolation: str = "auto",
-        limits: Limits | None = None,
+        limits: WorkerLimits | None = None,
     ) -> None:
         if count < 1:
             raise ValueError("A world needs one worker at least.")
         self.count = count
-        self._adapter, self._limits, self._isolation = adapter, limits or Limits(), choose(isolation)
+        self._adapter, self._limits, self._isolation = adapter, limits or WorkerLimits(), choose(isolation)
         self._payload = json.dumps(payload).encode() + b"\n"
         self._program = Program(f"{_PACKAGE}/workers/worker.py", (*_OURS, *files), (*_SCHEMA, *_PYDANTIC))
         self._idle, self._busy = list[_Process](), set[_Process]()
         self._slots, self._lock, self._closed = threading.Semaphore(count), threading.Lock(), False
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer of a worker; blocks until one is free and has answered.
+        """Return the answer of a worker; blocks until one is free and has answered.
 
         Raises:
-            TooLong: the call took too much CPU time.
+            CallTooLong: the call took too much CPU time.
             WorldError: the world's code is broken.
             InfrastructureError: the worker died, hung, or answered nonsense; the next request gets a fresh one.
         """
@@ -132,7 +129,7 @@ class Workers:
         return tuple(launch.process.pid for launch in started if launch is not None)
 
     def close(self) -> None:
-        """Stops the workers; calls in flight raise InfrastructureError."""
+        """Stop the workers; calls in flight raise InfrastructureError."""
         with self._lock:
             self._closed = True
             processes = [*self._idle, *self._busy]
@@ -148,15 +145,18 @@ class _Process:
         self._clean: weakref.finalize[..., _Process] | None = None
         self._rest = b""
 
-    def start(self, isolation: str, adapter: str, program: Program, payload: bytes, limits: Limits) -> None:
-        """Starts it and hands over the world.
+    def start(self, isolation: str, adapter: str, program: Program, payload: bytes, limits: WorkerLimits) -> None:
+        """Start the process and hand over the world.
 
         Raises:
             InfrastructureError: it did not come up.
         """
         options = {
-            "adapter": adapter, "cpu_s": limits.cpu_s, "load_s": limits.load_s, "memory_mb": limits.memory_mb,
-        }  # fmt: skip
+            "adapter": adapter,
+            "cpu_s": limits.cpu_s,
+            "load_s": limits.load_s,
+            "memory_mb": limits.memory_mb,
+        }
         try:
             self.launch = Launch(isolation, options, program=program, kind=socket.SOCK_STREAM)
         except OSError as error:
@@ -168,18 +168,18 @@ class _Process:
         self._exchange(payload, START_S)
 
     def request(self, line: bytes, limit_s: float) -> dict[str, Any]:
-        """One request and its answer; see `Workers.ask` for what it raises."""
+        """Return the answer to a request; errors are those of `Workers.ask`."""
         answer = self._exchange(line, limit_s)
         if "ended" in answer:
             if answer["ended"] == signal.SIGPROF:
-                raise TooLong
+                raise CallTooLong
             raise InfrastructureError(
                 f"The worker of a world ended in the middle of a call (signal {answer['ended']})."
             )
         return answer
 
     def stop(self) -> None:
-        """Kills the process; may be called twice."""
+        """Kill the process; may be called twice."""
         if self._clean is not None:
             self._clean()
         self.launch = self._clean = None
@@ -194,7 +194,7 @@ class _Process:
         return self._receive(limit_s)
 
     def _receive(self, limit_s: float) -> dict[str, Any]:
-        """The next line that is not empty; what ends with the socket is one too, as a refusal has no end of line."""
+        """Return the next line that is not empty; the socket's end is the end of a refusal, which has no line end."""
         deadline = time.monotonic() + limit_s
         parts, size = [self._rest.lstrip(b"\n")], 0
         while b"\n" not in parts[-1]:

@@ -1,12 +1,12 @@
-"""The process that runs a world's tools in the sandbox: warm once, then one call after another. A script.
+"""The process that runs a world's tools in the sandbox: loaded once, then one call after another. A script.
 
-The first process keeps what the sandbox needs of it and forks the one that runs foreign code, with no right but to
-compute. Both write to the socket at fd 0, a JSON value a line. Out: {"isolation": [...]}, or {"refused": str}. In:
-what the adapter is made of. Out: {"ready": true}. Then requests and their answers; {"describe": true} is the first.
-An answer {"broken": str} says what the world failed with, {"ended": signal or 0} that the inner process ended.
+The first process keeps its place in the sandbox and forks the one that runs foreign code, which has no right but to
+compute. Both write to the socket at fd 0, one JSON value a line. Out: {"isolation": [...]}, or {"refused": str}. In:
+the adapter's argument. Out: {"ready": true}. Then requests and their answers; {"describe": true} is the first request.
+An answer {"broken": str} tells the exception of the world, {"ended": signal or 0} that the inner process ended.
 """
 
-import _socket  # all of `socket` that is wanted here
+import _socket  # this much of `socket` is enough here
 import contextlib
 import gc
 import importlib
@@ -25,14 +25,14 @@ _REASON = 2000  # characters of what went wrong
 
 
 class Adapter(Protocol):
-    """The tools of one world; made of what the host sent, in the inner process."""
+    """The tools of one world, made of the host's payload in the inner process."""
 
     def describe(self) -> dict[str, Any]:
-        """{"tools": [...]}: of each its specification and kind, and the "tables" where the host has not got them."""
+        """Return {"tools": [...]} with specifications and kinds, and the "tables" if the host has not got them."""
         ...
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Makes one call; `remote.RemoteSession` says what is asked and answered."""
+        """Make one call; `remote.RemoteWorld` writes the request and reads the answer."""
         ...
 
 
@@ -43,12 +43,12 @@ class Channel:
         self._connection = connection
 
     def send(self, value: Any) -> None:
-        """Raises TypeError or ValueError: it is no JSON; then nothing was sent."""
+        """Send a value as one line; raises TypeError or ValueError, and sends nothing, if it is no JSON."""
         line = json.dumps(value, allow_nan=False).encode()
         self._connection.sendall(b"\n" + line + b"\n")  # after a line that broke off
 
     def lines(self) -> Iterator[bytes]:
-        """Until the host closes its end."""
+        """Yield lines until the host closes its end."""
         parts = list[bytes]()
         while chunk := self._connection.recv(1 << 20):
             *done, rest = chunk.split(b"\n")
@@ -60,7 +60,7 @@ class Channel:
 
 
 def _confine(config: dict[str, Any], mapped: int, sealed: bool) -> None:
-    """The inner process: no right but to compute, and limits; its memory is what it adds to the `mapped` bytes."""
+    """Take all rights but to compute from the inner process; its memory counts from the `mapped` bytes on."""
     os.setsid()
     if sealed:
         kernel.confine_snippet(seccomp.snippet_filter())
@@ -80,7 +80,7 @@ def _confine(config: dict[str, Any], mapped: int, sealed: bool) -> None:
 
 
 def _serve(made_by: Any, payload: Any, lines: Iterator[bytes], channel: Channel, config: dict[str, Any]) -> None:
-    """Answers until the host closes; a call that takes too much CPU time is the end of this process."""
+    """Answer until the host closes; a call that takes too much CPU time is the end of this process."""
     adapter: Adapter | None = None
     for line in lines:
         request = json.loads(line)
@@ -98,14 +98,14 @@ def _serve(made_by: Any, payload: Any, lines: Iterator[bytes], channel: Channel,
 
 
 def _mapped(processes: int | None) -> int:
-    """Bytes of address space of this process."""
+    """Return the bytes of address space of this process."""
     path = "/proc/self/statm" if processes is None else "1/statm"
     with open(os.open(path, os.O_RDONLY, dir_fd=processes)) as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def main() -> None:
-    """Isolates itself, then leaves the work to a fork of itself and says how that one ended."""
+    """Isolate this process, leave the work to a fork of it, and tell how the fork ended."""
     config = json.loads(sys.argv[1])
     channel = Channel(_socket.socket(fileno=os.dup(0)))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)

@@ -1,0 +1,223 @@
+"""Conversations about a database: a user asks, tools change the database, and three criteria decide (`criteria`).
+
+The environments `database` and `toolscale` are made of this: they read their tasks, open their worlds, and replay the
+golden calls. `WorldEnvironment` alone is also the base of τ²-Bench.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestra_jax.config.schema import WorldConfig
+from orchestra_jax.data.pipeline import TaskIterator, task_iterator
+from orchestra_jax.envs.base import Environment, Score, Script, ToolEpisode, initial_messages
+from orchestra_jax.envs.baselines import Asked
+from orchestra_jax.envs.database.criteria import judge
+from orchestra_jax.envs.database.golden import Goal, opened
+from orchestra_jax.envs.database.session import Session, World
+from orchestra_jax.envs.database.workers.pool import WorldError
+from orchestra_jax.envs.menus import WorldMenus
+from orchestra_jax.envs.users import SCRIPTED, SimulatedUser
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.tools.base import ToolHandler
+from orchestra_jax.tools.build import user_client
+from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, UserTurn
+
+DONE = "Done."
+SYSTEM = "{rules}\n\nIt is {now}. Speak to the user only when their request is done, or when you have to ask something."
+
+
+class WorldEnvironment(Environment):
+    """Tasks of worlds, posed with the run's menus.
+
+    Args:
+        cfg: of the run.
+        user: `env.options.user`: "scripted", or the model that plays the user.
+        tasks: all tasks, each with the tools of its world.
+        held_out: tells by the id of a task whether no training sees it.
+        evaluate_all: evaluate all tasks, not only those that are held out.
+
+    Raises:
+        ConfigError: a tool of the menus or the user's model cannot be used.
+    """
+
+    def __init__(
+        self,
+        cfg: WorldConfig,
+        user: str,
+        tasks: Sequence[Task],
+        held_out: Callable[[str], bool],
+        *,
+        evaluate_all: bool = False,
+    ) -> None:
+        self._cfg = cfg
+        self._training = [task for task in tasks if not held_out(task.id)]
+        self._evaluation = [task for task in tasks if evaluate_all or held_out(task.id)]
+        self._largest = max(len(task.tools) for task in tasks)
+        domain = {spec.name for task in tasks for spec in task.tools}
+        self._menus = WorldMenus(cfg, sorted(domain), [task.answer[0] for task in tasks[:64]])
+        self._closes: list[Callable[[], Awaitable[None]]] = [self._menus.close]
+        self._user_model: ExpertClient | None = None
+        if user != SCRIPTED:
+            self._user_model, close = user_client(cfg, user)
+            self._closes.append(close)
+
+    def train_tasks(self, batch_size: int) -> TaskIterator:
+        def posed(task: Task, rng: np.random.Generator) -> Task:
+            return self._menus.pose(task, int(rng.integers(2**32)), "train")
+
+        return task_iterator(self._training, seed=self._cfg.seed, batch_size=batch_size, build=posed)
+
+    def held_out(self, count: int) -> Sequence[Task]:
+        return [self._menus.pose(task, 0, "eval") for task in self._evaluation[:count]]
+
+    def largest_menu(self) -> int:
+        return self._largest + self._menus.largest
+
+    def experts(self, task: Task) -> Sequence[Asked]:
+        return self._menus.experts(task)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(close() for close in self._closes))
+
+
+@dataclass(frozen=True)
+class GoldenTask:
+    """A task that can be used, with its world and what its golden calls lead to.
+
+    Attributes:
+        goal: calls and facts of the task.
+        world: the domain that it plays in.
+        after: the session after the golden calls.
+        question: the user's first words.
+        family: for reports.
+        situation: the text that a model that plays the user is told.
+        plan: what a policy does that knows the golden calls and facts.
+        requests: what a scripted user says after the first words, in turn.
+    """
+
+    goal: Goal
+    world: World
+    after: Session
+    question: str
+    family: str
+    situation: str
+    plan: Sequence[ToolCall | str]
+    requests: Sequence[str] = ()
+
+    @property
+    def task(self) -> Task:
+        """The task with the tools of its world; an expert could answer with the facts."""
+        return Task(
+            id=self.goal.id,
+            question=self.question,
+            answer=(", ".join(self.goal.facts) or DONE,),
+            tools=tuple(self.world.specs.values()),
+            preference=Preference("accuracy", ""),
+            family=self.family,
+            extra={"task": self.goal.id},
+        )
+
+    def play(self, observed: Sequence[ToolResult]) -> ToolCall | str:
+        """Return the next step of the plan; after the last one, words until a user who is played leaves."""
+        return self.plan[len(observed)] if len(observed) < len(self.plan) else DONE
+
+
+class SessionEnvironment(WorldEnvironment):
+    """Conversations about databases, with a session for each episode.
+
+    Args:
+        cfg: of the run.
+        user: see `WorldEnvironment`.
+        golden: the tasks by id.
+        held_out, evaluate_all: see `WorldEnvironment`.
+        worlds: are closed with the environment.
+        rules: tell the agent the world's rules and the time.
+    """
+
+    def __init__(
+        self,
+        cfg: WorldConfig,
+        user: str,
+        golden: Mapping[str, GoldenTask],
+        held_out: Callable[[str], bool],
+        worlds: Sequence[World],
+        *,
+        evaluate_all: bool = False,
+        rules: bool = True,
+    ) -> None:
+        tasks = [each.task for each in golden.values()]
+        super().__init__(cfg, user, tasks, held_out, evaluate_all=evaluate_all)
+        self._golden, self._worlds, self._rules = golden, worlds, rules
+
+    def reset(self, task: Task, budget: Budget) -> "DatabaseEpisode":
+        golden, user = self._golden[task.extra["task"]], None
+        if self._user_model is not None:
+            user = SimulatedUser(self._user_model, golden.situation, budget, opening=task.question)
+        return DatabaseEpisode(task, golden, self._menus, budget, rules=self._rules, user=user)
+
+    def baselines(self) -> Mapping[str, Script]:
+        return {
+            "golden": lambda task, observed: self._golden[task.extra["task"]].play(observed),
+            "do_nothing": lambda task, observed: DONE,  # an empty turn is no answer, and never scored
+        }
+
+    async def close(self) -> None:
+        for world in self._worlds:
+            world.close()
+        await super().close()
+
+
+class DatabaseEpisode(ToolEpisode):
+    """One conversation with a session of its own.
+
+    Args:
+        task: with the menu of `WorldMenus.pose`.
+        golden: the same task with what decides it.
+        menus: execute the calls.
+        budget: of the trajectory.
+        rules: tell the agent the world's rules and the time.
+        user: a model that plays the user; None: they say `golden.requests` in turn, and nothing more.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        golden: GoldenTask,
+        menus: WorldMenus,
+        budget: Budget,
+        *,
+        rules: bool = True,
+        user: SimulatedUser | None = None,
+    ) -> None:
+        self._golden, self._user, world = golden, user, golden.world
+        self.session = opened(world, golden.goal)
+        self._said, self._order = list[str](), asyncio.Lock()
+        handlers = {name: self._handler(name) for name in world.specs}
+        system = SYSTEM.format(rules=world.policy.strip(), now=f"{world.now:%A, %d %B %Y, %H:%M}") if rules else None
+        super().__init__(task, menus.executor(task, handlers, budget), initial_messages(task, system))
+
+    async def respond(self, text: str) -> UserTurn | None:
+        turn = None if self._user is None else await self._user.reply(text)
+        self._said.append(text)
+        if self._user is None and len(self._said) <= len(self._golden.requests):
+            return UserTurn(self._golden.requests[len(self._said) - 1])
+        return turn
+
+    async def score(self, answer: str) -> Score:
+        verdict = judge(self._golden.after, self.session, self._golden.goal.facts, self._said)
+        return Score(verdict.solved, criteria=verdict.criteria())
+
+    def _handler(self, name: str) -> ToolHandler:
+        async def handle(arguments: Mapping[str, object], budget: Budget) -> ToolResult:
+            async with self._order:  # calls of one turn change the state in their order
+                try:
+                    outcome = await self.session.call_async(ToolCall(name, arguments))
+                except WorldError as error:  # code that is not ours fails through no fault of the policy
+                    raise InfrastructureError(str(error)) from error
+            return ToolResult(outcome.text, is_error=not outcome.ok, refused=outcome.refused)
+
+        return handle
