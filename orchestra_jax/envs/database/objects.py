@@ -198,6 +198,10 @@ def holding(tables: Mapping[str, ObjectTable], own: Mapping[str, Mapping[str, An
         for table in tables.values():
             table.rows.begin()
         yield
+    except BaseException:
+        for table in tables.values():
+            table.changes(walks=True)  # finds what must be put back after a call that broke off
+        raise
     finally:
         for table in tables.values():
             table.put_back()

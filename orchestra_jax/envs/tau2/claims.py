@@ -1,4 +1,4 @@
-"""NL_ASSERTION: a judge says of every sentence that a task names whether it is true of the conversation."""
+"""NL_ASSERTION: a judge decides for every sentence of a task whether it is true of the conversation."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,11 @@ _ASKED = "Check the sentence."
 _TRIES = 2  # samples asked for until one of them holds a verdict
 
 
-class Claims:
-    """Asks a model about the sentences, one by one.
+class ClaimChecker:
+    """A judge of sentences, asked one by one.
 
     Args:
-        client: the model, that of `tools.judge`.
+        client: the model of `tools.judge`.
     """
 
     def __init__(self, client: ExpertClient) -> None:
@@ -34,10 +34,10 @@ class Claims:
     async def untrue(
         self, claims: Sequence[str], conversation: str, budget: Budget
     ) -> tuple[list[str], tuple[Usage, ...]]:
-        """The sentences that are not true of the conversation, and the judge's rows.
+        """Return the sentences that are not true of the conversation, and the judge's ledger rows.
 
         Raises:
-            InfrastructureError: no verdict: the judge failed, which makes no sentence untrue.
+            InfrastructureError: the judge gave no verdict, which makes no sentence untrue.
             BudgetExceeded: see `ExpertClient.chat`.
         """
         found, rows = list[str](), tuple[Usage, ...]()

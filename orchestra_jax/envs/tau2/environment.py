@@ -1,4 +1,4 @@
-"""The tasks of τ²-Bench as conversations.
+"""The environment `tau2`: the tasks of τ²-Bench as conversations.
 
 Settings (`env.options`): `domains`, some of airline, retail, telecom and banking; `source`, "wheel" (the package's
 tasks) or "original" (those of `original`, a folder with an airline and a shop); `user`, "scripted" or the model that
@@ -6,31 +6,27 @@ plays the user, with `user_is_policy` if it may be the policy itself; `evaluate`
 training sees) or "all" (a benchmark); `max_errors`, failed calls that end a task unsolved, null for any number.
 """
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from orchestra_jax.config.schema import ConfigError, WorldConfig
-from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Environment, Score, Script, ToolEpisode, initial_messages
-from orchestra_jax.envs.baselines import Asked
+from orchestra_jax.envs.database.conversations import WorldEnvironment
 from orchestra_jax.envs.menus import WorldMenus, without_judge
 from orchestra_jax.envs.tau2 import package, scripted
-from orchestra_jax.envs.tau2.claims import Claims
-from orchestra_jax.envs.tau2.criteria import CLAIMS, Record, Replay, judge, replay
-from orchestra_jax.envs.tau2.tasks import AGENT, ORIGINAL, SOURCES, TEST, USER, WHEEL, Scenario, scenarios
-from orchestra_jax.envs.tau2.world import HAND_OVER, World
+from orchestra_jax.envs.tau2.claims import ClaimChecker
+from orchestra_jax.envs.tau2.criteria import CLAIMS, ConversationRecord, GoldenReplay, judge, replay
+from orchestra_jax.envs.tau2.domain import HAND_OVER, Tau2Domain
+from orchestra_jax.envs.tau2.tasks import AGENT, ORIGINAL, SOURCES, TEST, USER, WHEEL, Tau2Scenario, scenarios
 from orchestra_jax.envs.users import GREETING, SCRIPTED, SimulatedUser, user_forecast, user_problems
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.forecast import dry_run
 from orchestra_jax.money.price_book import price_book
-from orchestra_jax.tools.build import judge_client, user_client
-from orchestra_jax.tools.executor import ToolHandler
+from orchestra_jax.tools.base import ToolHandler
+from orchestra_jax.tools.build import judge_client
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage, UserTurn
 
@@ -47,42 +43,48 @@ _ORIGINALS = ("airline", "retail")
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What the episodes of a run share.
+class Tau2Shared:
+    """The parts that the episodes of a run share.
 
     Attributes:
-        menus: of all tasks.
-        max_errors: see the module.
-        user: plays the users; None: they are scripted.
+        menus: execute the calls.
+        max_errors: failed calls that end a task unsolved; None: any number is fine.
+        user: the model that plays the users; None: they are scripted.
         claims: the judge of NL_ASSERTION; None: the facts count instead.
     """
 
     menus: WorldMenus
     max_errors: int | None
-    user: ExpertClient | None = None
-    claims: Claims | None = None
+    user: ExpertClient | None
+    claims: ClaimChecker | None
 
 
 class Tau2Episode(ToolEpisode):
     """One conversation."""
 
     def __init__(
-        self, task: Task, scenario: Scenario, world: World, golden: Replay, shared: Shared, budget: Budget
+        self,
+        task: Task,
+        scenario: Tau2Scenario,
+        domain: Tau2Domain,
+        golden: GoldenReplay,
+        shared: Tau2Shared,
+        budget: Budget,
     ) -> None:
-        self._scenario, self._world, self._golden, self._shared = scenario, world, golden, shared
-        self._desk, self._record, self._payer = world.open(scenario.start), Record(), budget.parent or budget
-        self._scripted = scripted.ScriptedUser(world, scenario, self._desk)
-        self._simulated = None if shared.user is None else self._simulation(shared.user, budget)
-        handlers = {spec.name: self._handler(spec.name) for spec in world.specs[AGENT]}
-        super().__init__(task, shared.menus.executor(task, handlers, budget), initial_messages(task, world.system))
+        self._scenario, self._domain, self._golden, self._shared = scenario, domain, golden, shared
+        self._session, self._record = domain.open(scenario.start), ConversationRecord()
+        self._judge_budget = budget.parent or budget  # the judge is not the policy's to pay
+        self._scripted = scripted.ScriptedUser(domain, scenario, self._session)
+        self._simulated = None if shared.user is None else self._simulated_user(shared.user, budget)
+        handlers = {spec.name: self._handler(spec.name) for spec in domain.specs[AGENT]}
+        super().__init__(task, shared.menus.executor(task, handlers, budget), initial_messages(task, domain.system))
 
-    def _simulation(self, client: ExpertClient, budget: Budget) -> SimulatedUser:
-        tools = self._world.specs[USER]
+    def _simulated_user(self, client: ExpertClient, budget: Budget) -> SimulatedUser:
+        tools = self._domain.specs[USER]
         system = package.guidelines(bool(tools), self._scenario.situation)
         return SimulatedUser(client, self._scenario.situation, budget, system=system, tools=tools, act=self._users_call)
 
     async def respond(self, text: str) -> UserTurn:
-        """What the user says; words with a stop word are the last."""
         if self._simulated is not None:
             turn = await self._simulated.reply(text)
         else:
@@ -94,19 +96,24 @@ class Tau2Episode(ToolEpisode):
         return turn
 
     async def score(self, answer: str) -> Score:
-        """See `criteria`; every word of the policy was said to the user."""
         claims, untrue = self._shared.claims, None
         rows: tuple[Usage, ...] = ()
         if claims is not None and CLAIMS in self._scenario.basis:
             told = "\n".join([f"customer: {self.task.question}", *self._record.told])
-            untrue, rows = await claims.untrue(self._scenario.claims, told, self._payer)
-        found = judge(
-            self._world, self._scenario, self._golden.state, self._desk, self._record, self._shared.max_errors, untrue
+            untrue, rows = await claims.untrue(self._scenario.claims, told, self._judge_budget)
+        faults = judge(
+            self._domain,
+            self._scenario,
+            self._golden.state,
+            self._session,
+            self._record,
+            self._shared.max_errors,
+            untrue,
         )
-        return Score(not any(found.values()), rows, found)
+        return Score(not any(faults.values()), rows, faults)
 
     def _users_call(self, call: ToolCall) -> str:
-        result = self._desk.call(USER, call)
+        result = self._session.call(USER, call)
         if not result.is_error:
             self._record.made[USER].append(call)
         return result.text
@@ -115,7 +122,7 @@ class Tau2Episode(ToolEpisode):
         async def handle(arguments: Mapping[str, object], budget: Budget) -> ToolResult:
             # Nothing is awaited: calls of one turn change the domain in their order.
             call = ToolCall(name, arguments)
-            result = self._desk.call(AGENT, call)
+            result = self._session.call(AGENT, call)
             self._record.errors += result.is_error
             self._record.told.append(f"agent calls {name} with {json.dumps(dict(arguments))}: {result.text}")
             if not result.is_error:
@@ -125,8 +132,8 @@ class Tau2Episode(ToolEpisode):
         return handle
 
 
-class Tau2Environment(Environment):
-    """See the module.
+class Tau2Environment(WorldEnvironment):
+    """Conversations of τ²-Bench's tasks.
 
     Attributes:
         unusable: id of each task that is left out -> why.
@@ -135,40 +142,36 @@ class Tau2Environment(Environment):
     """
 
     def __init__(self, cfg: WorldConfig) -> None:
-        options = {**_OPTIONS, **cfg.env.options}
         if wrong := self.problems(cfg):
             raise ConfigError("\n".join(wrong))
-        source, original = options["source"], options["original"]
-        self._worlds = {name: World(name, source, original) for name in options["domains"]}
-        found = [scenario for name in options["domains"] for scenario in scenarios(name, source, original)]
-        self._golden = {each.id: replay(self._worlds[each.domain], each) for each in found}
+        options = {**_OPTIONS, **cfg.env.options}
+        self._read(options["domains"], options["source"], options["original"])
+        # An evaluation finds what it kept by the task: a task with another user is another task.
+        told = {key: options[key] for key in ("source", "user", "max_errors")} | {"judge": cfg.tools.judge}
+        tasks = [_task(each, self._domains[each.domain], told) for each in self._scenarios.values()]
+        super().__init__(cfg, options["user"], tasks, self._is_held_out, evaluate_all=options["evaluate"] == "all")
+        claims = None
+        if self._with_claims and cfg.tools.judge != "match":
+            client, close = judge_client(cfg)
+            self._closes.append(close)
+            claims = ClaimChecker(client)
+        self._shared = Tau2Shared(self._menus, options["max_errors"], self._user_model, claims)
+        self._tell(options["source"])
+
+    def _read(self, domains: Sequence[str], source: str, original: str | None) -> None:
+        """Read the domains and their tasks, and replay the golden calls."""
+        self._domains = {name: Tau2Domain(name, source, original) for name in domains}
+        found = [scenario for name in domains for scenario in scenarios(name, source, original)]
+        self._golden = {each.id: replay(self._domains[each.domain], each) for each in found}
         self.unusable = {name: each.unusable for name, each in self._golden.items() if each.unusable}
         self.may_fail = {name: each.failed for name, each in self._golden.items() if each.failed}
         self._scenarios = {each.id: each for each in found if each.id not in self.unusable}
-        # What is kept of an evaluation is found again by its task: another user's is another one.
-        told = {key: options[key] for key in ("source", "user", "max_errors")} | {"judge": cfg.tools.judge}
-        tasks = [_task(each, self._worlds[each.domain], told) for each in self._scenarios.values()]
-        held_out = [self._scenarios[task.id].split == TEST for task in tasks]
-        self._training = [task for task, out in zip(tasks, held_out, strict=True) if not out]
-        everything = options["evaluate"] == "all"
-        self._evaluation = [task for task, out in zip(tasks, held_out, strict=True) if out or everything]
-        self._seed = cfg.seed
-        domain = {spec.name for world in self._worlds.values() for spec in world.specs[AGENT]}
-        self._menus = WorldMenus(cfg, sorted(domain), [task.answer[0] for task in tasks[:64]])
-        self._shared = Shared(self._menus, options["max_errors"])
-        self._closes: list[Callable[[], Awaitable[None]]] = [self._menus.close]
-        if options["user"] != SCRIPTED:
-            client, close = user_client(cfg, options["user"])
-            self._shared = replace(self._shared, user=client)
-            self._closes.append(close)
-        if self._judged and cfg.tools.judge != "match":
-            client, close = judge_client(cfg)
-            self._shared = replace(self._shared, claims=Claims(client))
-            self._closes.append(close)
-        self._tell(source)
+
+    def _is_held_out(self, name: str) -> bool:
+        return self._scenarios[name].split == TEST
 
     @property
-    def _judged(self) -> int:
+    def _with_claims(self) -> int:
         """Number of tasks with claims that only a judge can check."""
         return sum(CLAIMS in each.basis for each in self._scenarios.values())
 
@@ -199,37 +202,19 @@ class Tau2Environment(Environment):
         user = user_forecast(cfg, {**_OPTIONS, **cfg.env.options}["user"], prices)
         return "\n".join(filter(None, (dry_run(without_judge(cfg), prices), user))) or None
 
-    def train_tasks(self, batch_size: int) -> TaskIterator:
-        def posed(task: Task, rng: np.random.Generator) -> Task:
-            return self._menus.pose(task, int(rng.integers(2**32)), "train")
-
-        return task_iterator(self._training, seed=self._seed, batch_size=batch_size, build=posed)
-
-    def held_out(self, count: int) -> Sequence[Task]:
-        return [self._menus.pose(task, 0, "eval") for task in self._evaluation[:count]]
-
     def reset(self, task: Task, budget: Budget) -> Tau2Episode:
         scenario = self._scenarios[task.extra["task"]]
-        world, golden = self._worlds[scenario.domain], self._golden[scenario.id]
-        return Tau2Episode(task, scenario, world, golden, self._shared, budget)
-
-    def largest_menu(self) -> int:
-        return max(len(world.specs[AGENT]) for world in self._worlds.values()) + self._menus.largest
+        domain, golden = self._domains[scenario.domain], self._golden[scenario.id]
+        return Tau2Episode(task, scenario, domain, golden, self._shared, budget)
 
     def baselines(self) -> Mapping[str, Script]:
-        """Scripts that talk until the user leaves; an empty turn would be no answer, and never scored.
+        """Return scripts that talk until the user leaves; an empty turn is no answer, and never scored.
 
-        With a model as the user, whom every row of a report would pay for, doing nothing is the only one.
+        With a model as the user, doing nothing is the only script: every row of a report would pay for the user.
         """
         if self._shared.user is not None:
             return {"do_nothing": _says_done}
         return {"golden": self._play, "do_nothing": _says_done, "random": partial(_calls_once, self)}
-
-    def experts(self, task: Task) -> Sequence[Asked]:
-        return self._menus.experts(task)
-
-    async def close(self) -> None:
-        await asyncio.gather(*(close() for close in self._closes))
 
     def _play(self, task: Task, observed: Sequence[ToolResult]) -> ToolCall | str:
         return scripted.play(self._scenarios[task.extra["task"]], observed)
@@ -239,9 +224,10 @@ class Tau2Environment(Environment):
             print(f"τ²-Bench ({source}): {name} is left out: {reason}", flush=True)
         if self.may_fail:
             print(f"τ²-Bench ({source}): golden calls fail, as they should, in {', '.join(self.may_fail)}.", flush=True)
-        if self._judged and self._shared.claims is None:
+        if self._with_claims and self._shared.claims is None:
             print(
-                f"τ²-Bench ({source}): tasks with facts for {CLAIMS}, which needs a judge: {self._judged}.", flush=True
+                f"τ²-Bench ({source}): tasks with facts for {CLAIMS}, which needs a judge: {self._with_claims}.",
+                flush=True,
             )
 
 
@@ -250,19 +236,21 @@ def _says_done(task: Task, observed: Sequence[ToolResult]) -> ToolCall | str:
 
 
 def _calls_once(environment: Environment, task: Task, observed: Sequence[ToolResult]) -> ToolCall | str:
-    """One tool of the menu at random, with arguments copied from the note."""
+    """Call one tool of the menu at random, with arguments copied from the note."""
     if observed:
         return scripted.DONE
     names = [spec.name for spec in task.tools]
     return environment.copied_call(task, names[sum(map(ord, task.id)) % len(names)])
 
 
-def _task(scenario: Scenario, world: World, told: Mapping[str, Any]) -> Task:
+def _task(scenario: Tau2Scenario, domain: Tau2Domain, told: Mapping[str, Any]) -> Task:
     return Task(
         id=scenario.id,
         question=scenario.opening if told["user"] == SCRIPTED else GREETING,
-        answer=(", ".join(scenario.facts) or scripted.DONE,),  # what an expert could answer; what counts is a state
-        tools=world.specs[AGENT],
+        answer=(
+            ", ".join(scenario.facts) or scripted.DONE,
+        ),  # an expert could answer this; the criteria look at states
+        tools=domain.specs[AGENT],
         preference=Preference("accuracy", ""),
         family=scenario.domain if scenario.source == WHEEL else f"{scenario.domain}, original data",
         extra={"task": scenario.id, **told},

@@ -1,7 +1,7 @@
-"""What the package `inspect-evals` holds of τ²-Bench: files, and classes that run outside Inspect.
+"""Files and classes of τ²-Bench in the package `inspect-evals`, which run here outside Inspect.
 
-Its own `__init__` imports all of Inspect and every evaluation there is. So the modules are loaded beside it, with
-stand-ins for the few names of Inspect that they use, which are gone again once they are loaded.
+The package's `__init__` imports all of Inspect and every evaluation. So the modules are loaded without it, with
+stand-ins for the few names of Inspect that they use; the stand-ins are gone again once the modules are loaded.
 """
 
 import gzip
@@ -25,7 +25,7 @@ from orchestra_jax.envs.tau2.patterns import Patterns
 
 PACKAGE = "inspect_evals"
 MISSING = "τ²-Bench needs the package inspect-evals: run pip install --no-deps inspect-evals==0.26.0"
-# The objects of the episode whose call is under way, by the name of their class: what Inspect's store gives the tools.
+# The objects of the episode whose call is under way, by the name of their class; Inspect's store gives them to tools.
 HELD: ContextVar[Mapping[str, Any]] = ContextVar("HELD")
 _STUBS = ("inspect_ai", "inspect_ai.tool", "inspect_ai.util", "inspect_ai.model", "toml")
 _SHELLS = ("", ".tau2", ".tau2.airline", ".tau2.retail", ".tau2.telecom", ".tau2.banking", ".tau2.common")
@@ -36,10 +36,10 @@ _LOADING = threading.Lock()
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two who act in a domain.
+    """One of the two sides that act in a domain.
 
     Attributes:
-        holder: module and class of what holds its data.
+        holder: module and class of the object with its data.
         tools: module of its tools, and the name of the list of all of them there.
     """
 
@@ -48,13 +48,13 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where a domain lies in the package.
+class DomainLayout:
+    """The place of a domain in the package.
 
     Attributes:
         data: folder of its files.
         agent, user: the sides; None: the user has no tools.
-        database: module and class of the agent's database, and of the user's own where it has one.
+        database: module and class of the agent's database, and of the user's own if there is one.
     """
 
     data: str
@@ -63,24 +63,24 @@ class Layout:
     user: Side | None = None
 
 
-LAYOUTS: Mapping[str, Layout] = {
-    "airline": Layout(
+LAYOUTS: Mapping[str, DomainLayout] = {
+    "airline": DomainLayout(
         "airline",
         Side(("airline.AirlineAgentTools", "AirlineAgentTools"), ("airline.tools", "all_airline_tools")),
         (("airline.data_model", "FlightDB"),),
     ),
-    "retail": Layout(
+    "retail": DomainLayout(
         "retail",
         Side(("retail.RetailAgentTools", "RetailAgentTools"), ("retail.tools", "all_retail_tools")),
         (("retail.data_model", "RetailDB"),),
     ),
-    "telecom": Layout(
+    "telecom": DomainLayout(
         "telecom",
         Side(("telecom.TelecomAgentTools", "TelecomAgentTools"), ("telecom.tools", "all_telecom_agent_tools")),
         (("telecom.data_model", "TelecomDB"), ("telecom.user_data_model", "TelecomUserDB")),
         Side(("telecom.TelecomUserTools", "TelecomUserTools"), ("telecom.user_tools", "all_telecom_user_tools")),
     ),
-    "banking": Layout(
+    "banking": DomainLayout(
         "banking_knowledge",
         Side(("banking.BankingAgentTools", "BankingAgentTools"), ("banking.tools", "all_banking_agent_tools")),
         (("banking.data_model", "TransactionalDB"),),
@@ -90,14 +90,14 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 def folder() -> Path | None:
-    """Where τ²-Bench lies in the package; None: it is not installed. Imports nothing of it."""
+    """Return the folder of τ²-Bench in the package without importing it, or None if it is not installed."""
     found = importlib.util.find_spec(PACKAGE)
     places = list(found.submodule_search_locations or ()) if found else []
     return next((Path(place) / "tau2" for place in places if (Path(place) / "tau2").is_dir()), None)
 
 
 def needed() -> Path:
-    """As `folder`.
+    """Return the folder of τ²-Bench in the package.
 
     Raises:
         ConfigError: it is not installed.
@@ -108,7 +108,7 @@ def needed() -> Path:
 
 
 def read(place: Path, name: str) -> Any:
-    """A file of data: JSON or TOML, plain or compressed, as what it holds, and everything else as text.
+    """Return the content of a data file, plain or compressed: JSON or TOML as a value, everything else as text.
 
     Raises:
         OSError, ValueError: it is not there, or broken.
@@ -120,16 +120,16 @@ def read(place: Path, name: str) -> Any:
 
 
 def guidelines(with_tools: bool, situation: str) -> str:
-    """What the package tells a model that plays the user."""
+    """Return the package's prompt for a model that plays the user."""
     name = "simulation_guidelines_tools.txt" if with_tools else "simulation_guidelines.txt"
     return f"{read(needed() / 'data' / 'user_simulator', name)}\n<scenario>\n{situation}\n</scenario>\n"
 
 
 def load(root: Path, module: str, name: str) -> Any:
-    """What a module of τ²-Bench in `root` calls so.
+    """Return what is called `name` in a module of τ²-Bench in `root`.
 
     Raises:
-        ConfigError: it has another form than we know.
+        ConfigError: the package has an unknown form.
     """
     try:
         return getattr(_modules(root, module.partition(".")[0])[module], name)
@@ -141,7 +141,7 @@ def load(root: Path, module: str, name: str) -> Any:
 
 @cache
 def _modules(root: Path, part: str) -> Mapping[str, ModuleType]:
-    """Modules of a domain, or of "data_model", by their names below `tau2`."""
+    """Return the modules of a domain, or of "data_model", by their names below `tau2`."""
     wanted = {"data_model.tasks"}
     for layout in (LAYOUTS[part],) if part in LAYOUTS else ():
         sides = [side for side in (layout.agent, layout.user) if side is not None]
@@ -157,7 +157,7 @@ def _modules(root: Path, part: str) -> Mapping[str, ModuleType]:
 
 @contextmanager
 def _stand_ins(root: Path) -> Any:
-    """Modules of the package can be imported; afterwards every name stands for what it stood for before."""
+    """Make modules of the package importable; afterwards every name stands for what it stood for before."""
     from pydantic import BaseModel, ConfigDict
 
     class StoreModel(BaseModel):

@@ -2,10 +2,10 @@
 
 The user hands over a note with the whole situation, and afterwards:
 
-- does what they are asked to where the task lets the user do it: its golden calls of the user, in order, each once the
-  policy names it, and of those with one name one a turn. A name is said by its own words ("toggle_airplane_mode") or by
-  those that tell it from others ("airplane mode"); a tool that the policy gave, by its whole name;
-- looks up what they are asked about, where that takes no arguments ("status bar"), and tells what they did and saw;
+- makes the user's golden calls, in order, each once the policy names it, and calls of one name one a turn. The policy
+  names a call by all its words ("toggle_airplane_mode") or by those that tell it from others ("airplane mode"); a tool
+  that the policy gave, by its whole name;
+- looks up what they are asked about, if that takes no arguments ("status bar"), and tells what they did and saw;
 - says yes, and that the note is all they know, `PATIENCE` times in a row; then, or after a hand-over, they leave.
 
 So this is another, easier conversation than the benchmark's, in which a model plays the user; reports say so.
@@ -14,8 +14,8 @@ So this is another, easier conversation than the benchmark's, in which a model p
 import re
 from collections.abc import Sequence
 
-from orchestra_jax.envs.tau2.tasks import AGENT, USER, Scenario
-from orchestra_jax.envs.tau2.world import Desk, World
+from orchestra_jax.envs.tau2.domain import Tau2Domain, Tau2Session
+from orchestra_jax.envs.tau2.tasks import AGENT, USER, Tau2Scenario
 from orchestra_jax.envs.users import STOPS
 from orchestra_jax.types import ToolCall, ToolResult, UserTurn
 
@@ -32,17 +32,17 @@ _GIVEN = "discoverable_tool_name"  # argument of a call of what another gave
 class ScriptedUser:
     """One user in one conversation."""
 
-    def __init__(self, world: World, scenario: Scenario, desk: Desk) -> None:
-        self._desk, self._left = desk, list(scenario.calls(USER))
+    def __init__(self, domain: Tau2Domain, scenario: Tau2Scenario, session: Tau2Session) -> None:
+        self._session, self._left = session, list(scenario.calls(USER))
         self._looks = [
             ToolCall(spec.name, {})
-            for spec in world.specs[USER]
+            for spec in domain.specs[USER]
             if spec.name.startswith(_LOOKS) and not spec.parameters["required"]
         ]
         self._idle = 0
 
     def reply(self, text: str, handed_over: bool) -> tuple[UserTurn, list[ToolCall]]:
-        """What the user says, and the calls that they made for it and that did not fail."""
+        """Return the user's words, and the calls that they made for them and that did not fail."""
         asked = set(_words(text))
         made, told = list[ToolCall](), list[str]()
         names = set[str]()
@@ -61,20 +61,20 @@ class ScriptedUser:
         return (UserTurn(YES) if self._idle <= PATIENCE else UserTurn(_STOP, done=True)), made
 
     def _do(self, call: ToolCall, made: list[ToolCall], told: list[str]) -> None:
-        result = self._desk.call(USER, call)
+        result = self._session.call(USER, call)
         told.append(f"{call.name}: {result.text}")
         if not result.is_error:
             made.append(call)
 
 
 def named(call: ToolCall, asked: set[str]) -> bool:
-    """Whether a text of these words asks for a call of the user's."""
+    """Return whether a text of these words asks for a call of the user's."""
     given = _GIVEN in call.arguments
     return {word for word in _words(_name(call)) if given or word not in _COMMON} <= asked
 
 
 def _name(call: ToolCall) -> str:
-    """What the user calls: of a tool that the policy gave, its own name."""
+    """Return the name of what the user calls; a tool that the policy gave has its own name."""
     return str(call.arguments.get(_GIVEN, call.name))
 
 
@@ -83,8 +83,8 @@ def _words(text: str) -> Sequence[str]:
     return [_SAME.get(word, word) for word in found]
 
 
-def play(scenario: Scenario, observed: Sequence[ToolResult]) -> ToolCall | str:
-    """A script of the golden calls: makes the policy's, asks the user for theirs, and says the facts until the end."""
+def play(scenario: Tau2Scenario, observed: Sequence[ToolResult]) -> ToolCall | str:
+    """Make the policy's golden calls, ask the user for theirs, and say the facts until the end; see `envs.base.Script`."""
     plan: list[ToolCall | str] = [
         action.call if action.who == AGENT else _asking(action.call) for action in scenario.actions
     ]

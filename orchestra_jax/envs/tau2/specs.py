@@ -15,7 +15,7 @@ _ARGUMENT = re.compile(r" {4}(\w+)(?: \([^)]*\))?: +(.*)")  # one that goes on i
 
 
 def spec_of(name: str, function: Callable[..., Any]) -> ToolSpec:
-    """A tool of the package.
+    """Return the specification of a tool of the package.
 
     Raises:
         ValueError, TypeError, LookupError: it cannot be offered to a policy.
@@ -47,7 +47,7 @@ def _schema(hint: Any) -> dict[str, Any]:
 
 
 def _narrow(hint: Any) -> Any:
-    """Without the alternatives that say nothing: any dict beside a model, any text beside an enumeration."""
+    """Return the type without alternatives that say nothing: any dict beside a model, any text beside an enumeration."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is list:
         return list[_narrow(inner[0])]  # type: ignore[misc]
@@ -63,7 +63,7 @@ def _enumerates(kind: type) -> bool:
 
 
 def _plain(node: Any, known: Mapping[str, Any]) -> Any:
-    """The schema without references and titles."""
+    """Return the schema without references and titles."""
     if isinstance(node, list):
         return [_plain(each, known) for each in node]
     if not isinstance(node, dict):

@@ -1,7 +1,7 @@
-"""The tasks of a domain: what the user wants, what has to be done, and what counts.
+"""The tasks of a domain: the user's wishes, the golden calls, and the criteria that count.
 
-The rows are those of the package, or the original ones of `$ORCHESTRA_DATA/tau2`, which are older: other golden calls
-in 12 tasks of the airline and 10 of the shop, and other facts in three.
+The rows are those of the package, or the original ones of `$ORCHESTRA_DATA/tau2`. These are older: 12 tasks of the
+airline and 10 of the shop have other golden calls, and three have other facts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ WHEEL, ORIGINAL = "wheel", "original"
 SOURCES = (WHEEL, ORIGINAL)
 AGENT, USER = "assistant", "user"  # as the rows call them
 TRAIN, TEST, BASE = "train", "test", "base"
-_EVERY = 4  # of a domain without splits one task of so many is held out
-_BASIS = ("DB", "COMMUNICATE")  # of a row that names none
+_EVERY = 4  # one task of so many is held out of a domain without splits
+_BASIS = ("DB", "COMMUNICATE")  # for a row that names none
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Action:
 
     Attributes:
         who: AGENT or USER.
-        only: the arguments that are compared where calls count; None: all of them.
+        only: the arguments that are compared if calls count; None: all of them.
     """
 
     who: str
@@ -45,17 +45,20 @@ class Assertion:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Tau2Scenario:
     """One task.
 
     Attributes:
         id: unique over all domains, such as "airline-3".
-        domain, source: whose it is; see `SOURCES`.
+        domain: name of its domain.
+        source: one of `SOURCES`.
         split: TRAIN or TEST.
-        situation: what a simulated user is told, as the package writes it.
-        opening: what a scripted user says first: the situation in words, and what they know.
-        basis: what counts: DB, COMMUNICATE, ACTION, ENV_ASSERTION, NL_ASSERTION.
-        actions, facts, assertions: golden calls in order, what the user must be told, what must hold.
+        situation: the text that a simulated user is told, as the package writes it.
+        opening: the first words of a scripted user: the situation, and what they know.
+        basis: the criteria that count: DB, COMMUNICATE, ACTION, ENV_ASSERTION, NL_ASSERTION.
+        actions: golden calls in order.
+        facts: facts that the user must be told.
+        assertions: questions to the domain, with their answers.
         claims: sentences about the conversation, for a judge.
         start: `initial_state` of the row.
     """
@@ -74,17 +77,18 @@ class Scenario:
     start: Mapping[str, Any] | None = None
 
     def calls(self, who: str) -> Sequence[ToolCall]:
+        """Return the golden calls of one side."""
         return [action.call for action in self.actions if action.who == who]
 
 
 def data_folder(domain: str, source: str, original: str | None) -> Path:
-    """Where a domain's files lie.
+    """Return the folder of a domain's files.
 
     Args:
         original: folder of the original data.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there is none.
     """
     if source == WHEEL:
         return package.needed() / "data" / "domains" / package.LAYOUTS[domain].data
@@ -96,8 +100,8 @@ def data_folder(domain: str, source: str, original: str | None) -> Path:
     return found
 
 
-def scenarios(domain: str, source: str, original: str | None = None) -> list[Scenario]:
-    """The tasks of a domain's benchmark in their order.
+def scenarios(domain: str, source: str, original: str | None = None) -> list[Tau2Scenario]:
+    """Return the tasks of a domain's benchmark in their order.
 
     Raises:
         ConfigError: the files are not there, or hold something else.
@@ -121,9 +125,9 @@ def scenarios(domain: str, source: str, original: str | None = None) -> list[Sce
         raise ConfigError(f"The tasks in {place} are none that we read: {type(error).__name__}: {error}.") from error
 
 
-def _scenario(domain: str, source: str, split: str, row: Mapping[str, Any], kind: Any) -> Scenario:
+def _scenario(domain: str, source: str, split: str, row: Mapping[str, Any], kind: Any) -> Tau2Scenario:
     asked, told = row["evaluation_criteria"], row["user_scenario"]
-    return Scenario(
+    return Tau2Scenario(
         id=f"{domain}-{row['id']}",
         domain=domain,
         source=source,
@@ -150,7 +154,7 @@ def _scenario(domain: str, source: str, split: str, row: Mapping[str, Any], kind
 
 
 def _opening(instructions: Mapping[str, Any] | str) -> str:
-    """All of the situation at once, as a note to somebody: who only listens can work with it."""
+    """Return all of the situation as a note, so that a policy can work without asking."""
     if isinstance(instructions, str):
         return f"Please read my note.\n\n{instructions.strip()}"
     parts = {

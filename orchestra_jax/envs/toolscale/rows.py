@@ -82,7 +82,7 @@ def read(row: Mapping[str, Any]) -> tuple[ToolScaleUser, Goal]:
 
 
 def plain(value: Any) -> Any:
-    """Return the value without nulls at any depth, and with dates as text; midnight is a day, as no tool asks for one."""
+    """Return the value without nulls at any depth, and with dates as text; a midnight stands for its day."""
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items() if each is not None}
     if isinstance(value, list | tuple):

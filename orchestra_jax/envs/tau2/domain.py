@@ -1,0 +1,213 @@
+"""A domain that all episodes share, and one episode in it: the package's own tools on the package's own objects.
+
+An airline's, a shop's and a bank's tables are those of the start between two calls (`database.objects`); a telephone
+company's content is small, and copied whole for each episode. A call that fails keeps what it wrote before: the
+official scorer keeps such writes too, of the golden calls as of the policy's.
+"""
+
+import copy
+import json
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, get_args
+
+from orchestra_jax.envs.database.objects import ObjectTable, holding
+from orchestra_jax.envs.database.state import Database, Key, State
+from orchestra_jax.envs.tau2 import package
+from orchestra_jax.envs.tau2.package import HELD, LAYOUTS, Side
+from orchestra_jax.envs.tau2.specs import spec_of
+from orchestra_jax.envs.tau2.tasks import AGENT, USER, Assertion, data_folder
+from orchestra_jax.types import ToolCall, ToolResult, ToolSpec
+
+HAND_OVER = "transfer_to_human_agents"
+_READS = ("get_", "find_", "search_", "list_", "check_", "can_", "calculate", "grep", HAND_OVER)
+_FILES = {"telecom": ("db.toml", "user_db.toml")}  # of the others: db.json
+_PREFIX = "banking_"  # of the package's own: the bank's policy names its tools without
+_SYSTEM = (
+    "You help customers under the policy below. In each turn either write to the customer or call tools, not both.\n\n"
+    "<policy>\n{policy}\n</policy>"
+)
+
+
+class Tau2Domain:
+    """One domain with the data of one source.
+
+    Attributes:
+        name: of the domain.
+        functions, specs: the tools of each side.
+        system: the text that the policy is told.
+        tables: by name; none if the content is copied whole.
+        database: the tables at the start.
+        lock: held while the tables hold the objects of one episode.
+
+    Raises:
+        ConfigError: the package or the data is not there, or has another form.
+    """
+
+    def __init__(self, name: str, source: str, original: str | None = None) -> None:
+        self.name, layout, root = name, LAYOUTS[name], package.needed()
+        self.functions: dict[str, dict[str, Callable[..., Any]]] = {AGENT: {}, USER: {}}
+        self.specs: dict[str, tuple[ToolSpec, ...]] = {AGENT: (), USER: ()}
+        self.kinds: dict[str, Any] = {}  # class of what holds the data of each side
+        for who, side in ((AGENT, layout.agent), (USER, layout.user)):
+            if side is not None:
+                self._read_side(who, side)
+        place = data_folder(name, source, original)
+        self.system = _SYSTEM.format(policy=_policy(name, place))
+        files = _FILES.get(name, ("db.json",))
+        self._bases = [
+            package.load(root, *kind).model_validate(package.read(place, file))
+            for kind, file in zip(layout.database, files, strict=True)
+        ]
+        # A telephone company's content is never compared as a whole: its tasks ask questions about it.
+        self._whole = name == "telecom"
+        names = () if self._whole else type(self._bases[0]).model_fields
+        self.tables = {name: _table(self._bases[0], name) for name in names}
+        self.database = Database(
+            {name: {row: json.loads(text) for row, text in table.base.items()} for name, table in self.tables.items()}
+        )
+        self.synchronise = package.load(root, "telecom.environment", "Environment") if self._whole else None
+        self.lock = threading.Lock()
+
+    def _read_side(self, who: str, side: Side) -> None:
+        root = package.needed()
+        self.kinds[who] = package.load(root, *side.holder)
+        made = list(package.load(root, *side.tools))
+        if self.name == "banking" and who == AGENT:
+            made.append(package.load(root, "banking.tools", "banking_grep"))
+        named = {make.__name__.removeprefix(_PREFIX): make() for make in made}
+        self.functions[who] = named
+        self.specs[who] = tuple(spec_of(name, function) for name, function in named.items())
+
+    def open(self, start: Mapping[str, Any] | None = None) -> "Tau2Session":
+        """Return a fresh episode.
+
+        Args:
+            start: `initial_state` of a task; it is not changed.
+        """
+        databases = [copy.deepcopy(base) for base in self._bases] if self._whole else [self._with_tables()]
+        objects = {kind.__name__: kind(instance=who, initialized=True) for who, kind in self.kinds.items()}
+        for made, database in zip(objects.values(), [*databases, databases[0]], strict=False):
+            made.db = database
+        session = Tau2Session(self, objects)
+        session.begin(copy.deepcopy(start) if start else {})
+        return session
+
+    def _with_tables(self) -> Any:
+        """Return the database with the shared tables in the place of its own."""
+        base = self._bases[0]
+        found = base.model_copy()
+        for name, table in self.tables.items():
+            own = getattr(base, name)
+            if isinstance(own, dict):
+                found.__dict__[name] = table.rows
+            else:
+                found.__dict__[name] = holder = own.model_copy()
+                holder.__dict__["data"] = table.rows
+        return found
+
+
+class Tau2Session:
+    """One episode: everything that both sides can do, and what they changed.
+
+    Attributes:
+        state: the entries that differ from the shared database.
+    """
+
+    def __init__(self, domain: Tau2Domain, objects: Mapping[str, Any]) -> None:
+        self._domain, self._objects = domain, objects
+        self._own: dict[str, dict[str, Any]] = {}  # by table and id: objects of this episode; None: deleted
+        self.state = State(domain.database)
+
+    def begin(self, start: Mapping[str, Any]) -> None:
+        """Bring about the beginning of a task."""
+        data = (start.get("initialization_data") or {}).get("agent_data") or {}
+        with self._acting(writes=True):
+            for name, change in data.items():
+                _merge(self._domain.tables[name].rows, change.get("data", change))
+            for each in start.get("initialization_actions") or ():
+                self._method(each["env_type"], each["func_name"])(**each["arguments"])
+                self._synchronise()
+
+    def call(self, who: str, call: ToolCall) -> ToolResult:
+        """Return the result of a call; whatever the domain raises is an error that the caller reads."""
+        function = self._domain.functions[who].get(call.name)
+        if function is None:
+            return ToolResult(f"Unknown tool {call.name!r}.", is_error=True, refused=True)
+        with self._acting(writes=not call.name.startswith(_READS)):
+            held = HELD.set(self._objects)
+            try:
+                result = ToolResult(str(_finished(function(**copy.deepcopy(dict(call.arguments))))))
+            except Exception as error:
+                result = ToolResult(f"Error: {error or type(error).__name__}", is_error=True)
+            finally:
+                HELD.reset(held)
+            self._synchronise()
+        return result
+
+    def holds(self, assertion: Assertion) -> bool:
+        """Return whether the domain answers as it should."""
+        with self._acting(writes=False):
+            answer = self._method(assertion.who, assertion.call.name)(**assertion.call.arguments)
+        return bool(answer == assertion.value)
+
+    @contextmanager
+    def _acting(self, *, writes: bool) -> Iterator[None]:
+        """Let the domain's tables hold this episode's entries, and keep what is changed in them."""
+        with self._domain.lock, holding(self._domain.tables, self._own):
+            yield
+            changes = dict[Key, Any]()
+            for name, table in self._domain.tables.items():
+                for row, text in table.changes(walks=writes).items():
+                    self._own.setdefault(name, {})[row] = table.now(row)
+                    changes[name, row] = None if text is None else json.loads(text)
+            self.state.write(changes)
+
+    def _method(self, who: str, name: str) -> Callable[..., Any]:
+        method: Callable[..., Any] = getattr(self._objects[self._domain.kinds[who].__name__], name)
+        return method
+
+    def _synchronise(self) -> None:
+        """Let what one side did reach the other: the phone learns of its line, the bill of its payment."""
+        if self._domain.synchronise is not None:
+            agent, user = self._objects.values()
+            self._domain.synchronise(user, agent)
+
+
+def _table(database: Any, name: str) -> ObjectTable:
+    """Return a table of the package's, which is a dict by id or has one in `data`."""
+    table, hint = getattr(database, name), type(database).model_fields[name].annotation
+    if not isinstance(table, dict):
+        table, hint = table.data, type(table).model_fields["data"].annotation
+    return ObjectTable(table, get_args(hint)[1])
+
+
+def _finished(coroutine: Coroutine[Any, None, Any]) -> Any:
+    """Return the result of a tool; the package's tools wait for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    coroutine.close()
+    raise RuntimeError("a tool of the package waits for something")
+
+
+def _merge(table: Any, changes: Mapping[str, Any]) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(table.get(key), dict):
+            _merge(table[key], value)
+        else:
+            table[key] = value
+
+
+def _policy(name: str, place: Any) -> str:
+    if name == "telecom":
+        parts = {"main_policy": "main_policy.txt", "tech_support_policy": "tech_support_manual.txt"}
+        return "\n".join(f"<{tag}>\n{package.read(place, file)}\n</{tag}>" for tag, file in parts.items())
+    if name == "banking":
+        text = str(package.read(place / "prompts", "grep_only.md"))
+        for part in sorted((place / "prompts" / "components").glob("*.md")):
+            text = text.replace(f"{{{{component:{part.stem}}}}}", part.read_text("utf-8"))
+        return text
+    return str(package.read(place, "policy.txt" if (place / "policy.txt").is_file() else "policy.md"))
