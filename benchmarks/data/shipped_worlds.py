@@ -16,7 +16,7 @@ import numpy as np
 from orchestra_jax.envs.database import folder, golden
 from orchestra_jax.envs.database.facts import unsaid
 from orchestra_jax.envs.database.folder import Exchange, TaskRow
-from orchestra_jax.envs.database.session import AnyWorld
+from orchestra_jax.envs.database.session import World
 from orchestra_jax.types import ToolCall
 
 HERE = Path(folder.__file__).with_name("shipped")
@@ -324,7 +324,7 @@ WORLDS: Mapping[str, Made] = {
 }
 
 
-def told(world: AnyWorld, task: TaskRow) -> bool:
+def told(world: World, task: TaskRow) -> bool:
     """Whether the golden calls say everything that later ones and the user need: nobody has to guess."""
     session, known = golden.opened(world, task.goal), ""
     for turn in task.turns:
@@ -338,7 +338,7 @@ def told(world: AnyWorld, task: TaskRow) -> bool:
     return True
 
 
-def tasks(name: str, tables: Tables, world: AnyWorld) -> Iterator[TaskRow]:
+def tasks(name: str, tables: Tables, world: World) -> Iterator[TaskRow]:
     """The tasks of a world, all different: two thirds of them of one request, one third of two."""
     rng, seen, intents = np.random.default_rng([7, len(name)]), set[str](), WORLDS[name].intents
     for split, count in TASKS.items():
@@ -389,7 +389,7 @@ def main() -> None:
     for name in WORLDS:
         write(name, HERE / name)
         read = folder.load(HERE / name, trusted=True)
-        usable, reasons = golden.sift(read.world, [task.goal for task in read.tasks])
+        usable, reasons = golden.solutions(read.world, [task.goal for task in read.tasks])
         print(f"{name}: {len(usable)} tasks of {len(read.tasks)} can be used")
         for task, reason in reasons.items():
             print(f"  {task}: {reason}")

@@ -70,16 +70,16 @@ async def test_the_folder_is_a_world_to_train_in(made):
     folder = made[0] / "rental"
     cfg = compose("+experiment=database", f"env.options.worlds=[{folder}]")
     environment = DatabaseEnvironment(cfg)  # in the sandbox
-    (found,) = environment._folders
-    assert {name: sorted(rows) for name, rows in found.world.database.tables.items()} == {
+    (world,) = environment._worlds
+    assert {name: sorted(rows) for name, rows in world.database.tables.items()} == {
         "riders": ["R01", "R02", "R11"], "bikes": ["B01", "B11"], "repairs": [],
     }  # fmt: skip
     # Neither the one that opened a file nor the one that never ends.
-    assert set(found.world.specs) == {"get_rider", "get_bike", "rent_bike", "return_bike", "greet"}
-    assert {task.id: (len(task.turns), task.split) for task in found.tasks} == {
+    assert set(world.specs) == {"get_rider", "get_bike", "rent_bike", "return_bike", "greet"}
+    assert {task.id: (len(task.turns), task.split) for task in environment._rows.values()} == {
         "rental-0-0-0": (1, "train"), "rental-0-0-0-h0": (2, "train"), "rental-0-1-0": (1, "eval"),
     }  # fmt: skip
-    assert "Nothing twice." in found.world.policy
+    assert "Nothing twice." in world.policy
     assert environment.unusable == {}
     collector = Collector(environment, None, cfg.rollout.limits, OrchestratorPrice(price_book(cfg).base))
     tasks = [*environment.held_out(10), *next(environment.train_tasks(4))]

@@ -247,9 +247,7 @@ def _task(scenario: Tau2Scenario, domain: Tau2Domain, told: Mapping[str, Any]) -
     return Task(
         id=scenario.id,
         question=scenario.opening if told["user"] == SCRIPTED else GREETING,
-        answer=(
-            ", ".join(scenario.facts) or scripted.DONE,
-        ),  # an expert could answer this; the criteria look at states
+        answer=(", ".join(scenario.facts) or scripted.DONE,),  # an expert could answer with it
         tools=domain.specs[AGENT],
         preference=Preference("accuracy", ""),
         family=scenario.domain if scenario.source == WHEEL else f"{scenario.domain}, original data",

@@ -84,7 +84,7 @@ def _words(text: str) -> Sequence[str]:
 
 
 def play(scenario: Tau2Scenario, observed: Sequence[ToolResult]) -> ToolCall | str:
-    """Make the policy's golden calls, ask the user for theirs, and say the facts until the end; see `envs.base.Script`."""
+    """Make the policy's golden calls, ask the user for theirs, and say the facts until the end."""
     plan: list[ToolCall | str] = [
         action.call if action.who == AGENT else _asking(action.call) for action in scenario.actions
     ]

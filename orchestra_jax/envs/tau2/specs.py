@@ -47,7 +47,7 @@ def _schema(hint: Any) -> dict[str, Any]:
 
 
 def _narrow(hint: Any) -> Any:
-    """Return the type without alternatives that say nothing: any dict beside a model, any text beside an enumeration."""
+    """Return the type without alternatives that say nothing: any dict beside a model, any text beside an enum."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is list:
         return list[_narrow(inner[0])]  # type: ignore[misc]

@@ -142,5 +142,5 @@ def _golden_task(user: ToolScaleUser, goal: Goal, world: RemoteWorld) -> GoldenT
     after = solution(world, goal)
     if isinstance(after, str):
         return after
-    plan = [*goal.calls, "; ".join(goal.facts) or DONE]
+    plan: list[ToolCall | str] = [*goal.calls, "; ".join(goal.facts) or DONE]
     return GoldenTask(goal, world, after, user.words, user.domain, user.situation, plan)

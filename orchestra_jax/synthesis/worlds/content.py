@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from orchestra_jax.config.synthesis import SynthesisConfig
-from orchestra_jax.envs.database.remote import cleaned
+from orchestra_jax.envs.database.remote import harmless_schema
 from orchestra_jax.synthesis.cast import Cast, schema_fault
 from orchestra_jax.synthesis.stages import Out, Row, Stages
 
@@ -258,7 +258,7 @@ def schema_flaw(value: Mapping[str, Any]) -> str | None:
 
 def _cleaned(value: Any) -> Row:
     """Without keywords of JSON schema that could take for ever or read a file."""
-    return {**value, "tables": {table: cleaned(entry) for table, entry in value["tables"].items()}}
+    return {**value, "tables": {table: harmless_schema(entry) for table, entry in value["tables"].items()}}
 
 
 def _dangling(rows: Sequence[Row], schema: Row) -> dict[tuple[str, str], str]:

@@ -14,7 +14,7 @@ from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database import golden
 from orchestra_jax.envs.database.criteria import judge
 from orchestra_jax.envs.database.folder import Exchange, TaskRow
-from orchestra_jax.envs.database.session import AnySession, AnyWorld, WrongKind
+from orchestra_jax.envs.database.session import Session, World, WrongKind
 from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.rollout.parsing import ParseError, parse_tool_calls
 from orchestra_jax.synthesis.cast import Cast, Rejected
@@ -48,7 +48,7 @@ class Attempt:
     calls: int
 
 
-async def replay_all(stages: Stages, tasks: Sequence[Row], world: AnyWorld) -> tuple[list[Row], set[str]]:
+async def replay_all(stages: Stages, tasks: Sequence[Row], world: World) -> tuple[list[Row], set[str]]:
     """The tasks that can be scored, each with the "outcomes" of its golden calls; and tools that took too long."""
 
     async def replay(row: Row, out: Out) -> None:
@@ -66,7 +66,7 @@ async def replay_all(stages: Stages, tasks: Sequence[Row], world: AnyWorld) -> t
 
 
 async def solve_all(
-    stages: Stages, settings: SynthesisConfig, cast: Cast, tasks: Sequence[Row], world: AnyWorld
+    stages: Stages, settings: SynthesisConfig, cast: Cast, tasks: Sequence[Row], world: World
 ) -> list[Row]:
     """The tasks that the solver solves sometimes, and never without a call; each with its "attempts"."""
 
@@ -120,7 +120,7 @@ def task_row(row: Row) -> TaskRow:
     return TaskRow(row["id"], row["family"], row["split"], turns, row["seed"])
 
 
-def replayed(world: AnyWorld, task: TaskRow) -> list[str]:
+def replayed(world: World, task: TaskRow) -> list[str]:
     """What the golden calls answer.
 
     Raises:
@@ -128,22 +128,17 @@ def replayed(world: AnyWorld, task: TaskRow) -> list[str]:
         InfrastructureError: a worker died.
     """
     try:
-        wrong = golden.unusable(world, task.goal)
-        session = golden.opened(world, task.goal)
-        outcomes = [] if wrong else [session.call(call).text for call in task.goal.calls]
+        wrong = golden.solution(world, task.goal)
+        if not isinstance(wrong, str):
+            session = golden.opened(world, task.goal)
+            return [session.call(call).text for call in task.goal.calls]
     except (WorldError, WrongKind) as error:
         raise Rejected(BROKEN, f"{task.id}: {error}") from None
-    if wrong is None:
-        return outcomes
-    reason = RAISES
-    if wrong.startswith("It is solved by doing nothing"):
-        reason = IDLE
-    elif wrong.startswith("The golden calls leave another"):
-        reason = UNSURE
+    reason = {golden.IDLE: IDLE, golden.BY_CHANCE: UNSURE}.get(wrong, RAISES)
     raise Rejected(reason, f"{task.id}: {wrong}")
 
 
-async def attempt(cast: Cast, world: AnyWorld, task: TaskRow, after: AnySession, number: int, turns: int) -> Attempt:
+async def attempt(cast: Cast, world: World, task: TaskRow, after: Session, number: int, turns: int) -> Attempt:
     """Lets the solver play the agent once; the user speaks by the script.
 
     Args:
@@ -177,7 +172,7 @@ async def attempt(cast: Cast, world: AnyWorld, task: TaskRow, after: AnySession,
     return Attempt(judge(after, session, task.goal.facts, said).solved, made)
 
 
-async def _results(session: AnySession, calls: Sequence[ToolCall]) -> str:
+async def _results(session: Session, calls: Sequence[ToolCall]) -> str:
     """What the calls answer, in the order in which they are made."""
     found = []
     for call in calls:
@@ -189,7 +184,7 @@ async def _results(session: AnySession, calls: Sequence[ToolCall]) -> str:
     return "\n".join(found)
 
 
-def system(world: AnyWorld) -> str:
+def system(world: World) -> str:
     """What the solver is told first."""
     tools = "\n".join(json.dumps(to_openai(spec)["function"], ensure_ascii=False) for spec in world.specs.values())
     return SYSTEM.format(policy=world.policy.strip(), now=f"{world.now:%A, %d %B %Y, %H:%M}", tools=tools)

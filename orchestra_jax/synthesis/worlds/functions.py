@@ -10,7 +10,7 @@ from typing import Any
 from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.session import Kind
-from orchestra_jax.envs.database.workers.pool import WorkerLimits, CallTooLong, WorldError
+from orchestra_jax.envs.database.workers.pool import CallTooLong, WorkerLimits, WorldError
 from orchestra_jax.synthesis.cast import Cast
 from orchestra_jax.synthesis.stages import Out, Row, Stages
 from orchestra_jax.synthesis.worlds import static
