@@ -200,7 +200,7 @@ def database_tool(kind: Kind, **figures: Any) -> Callable[[DeskFunction], Databa
     """
 
     def make(function: DeskFunction) -> DatabaseTool:
-        description, parameters, desk = schema.signature(function, filled=Desk)
+        description, parameters, desk = signatures.signature(function, filled=Desk)
         if desk is None:
             raise TypeError(f"The tool {function.__name__!r} needs an argument of type Desk.")
         spec = ToolSpec(**{"name": function.__name__, "description": description, "parameters": parameters, **figures})

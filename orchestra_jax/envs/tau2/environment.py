@@ -25,8 +25,8 @@ from orchestra_jax.envs.users import GREETING, SCRIPTED, SimulatedUser, user_for
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.forecast import dry_run
 from orchestra_jax.money.price_book import price_book
-from orchestra_jax.tools.base import ToolHandler
 from orchestra_jax.tools.build import judge_client
+from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage, UserTurn
 
