@@ -79,7 +79,7 @@ site: ## the documentation as pages, in build/site; fails on a broken link
 	@[ -x .venv-docs/bin/mkdocs ] || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install --quiet \
 	  --disable-pip-version-check --no-compile $$(sed -n 's/^docs = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",'); }
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet -f docs/site/mkdocs.yml
-	@echo "Open build/site/index.html in a browser."
+	@echo "Open build/site/index.html in a browser; its search needs a server: $(PYTHON) -m http.server -d build/site"
 
 lint: install-dev ## ruff (rules and format) and mypy
 	$(PY) -m ruff check .

@@ -1,4 +1,4 @@
-"""Show runs side by side: the settings in which they differ, and their figures; docs/evaluation.md.
+"""Show runs side by side: the settings in which they differ, and their figures; docs/compare.md.
 
 python experiments/compare.py outputs/seed0 outputs/seed1
 python experiments/compare.py outputs/seed0 outputs/seed1 --all

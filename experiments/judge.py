@@ -1,4 +1,4 @@
-"""Measure the judge `tools.judge` on answers that are known to be right or wrong; docs/evaluation.md.
+"""Measure the judge `tools.judge` on answers that are known to be right or wrong; docs/judge.md.
 
 python experiments/judge.py +benchmark=hle --sample labelled.jsonl --dry-run
 python experiments/judge.py +benchmark=hle --sample labelled.jsonl budget.run_usd=1
