@@ -20,6 +20,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from short import parse
 
 from orchestra_jax.config.cli import compose
 from orchestra_jax.envs.database.environment import SHIPPED, DatabaseEnvironment
@@ -84,7 +85,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="processes of the sandbox for each world")
     parser.add_argument("--json", type=Path, help="keeps everything that was measured")
-    options = parser.parse_args()
+    options = parse(parser, "--episodes", "20", "--rounds", "1", "--workers", "1")
     rows = [measure(where, options) for where in ("here", "sandbox")]
     table = Table(title=f"golden conversations at once, median of {options.rounds} rounds")
     for heading in rows[0]:

@@ -30,6 +30,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from short import parse
 
 from orchestra_jax.envs.database.session import Desk, Kind, LocalWorld, Session, database_tool
 from orchestra_jax.envs.database.state import Database
@@ -124,7 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--json", type=Path, help="keeps everything that was measured")
-    options = parser.parse_args()
+    options = parse(parser, "--rounds", "2")
     rows = [measure(name, tables, options.rounds) for name, tables in databases()]
     table = Table(title=f"milliseconds, median of {options.rounds} rounds")
     for heading in rows[0]:
@@ -138,7 +139,7 @@ def main() -> int:
         f"{row['database']}: {what} {row[what]:.3g} ms" for row in rows for what in GOALS if row[what] >= GOALS[what]
     ]
     print("Goals missed: " + "; ".join(missed) if missed else f"Goals held: {GOALS} ms.")
-    return bool(missed)
+    return bool(missed) and not options.smoke
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import numpy as np
 from peer import OURS, TORCH, TUNIX, Peer, Worker, take_turns
 from rich.console import Console
 from rich.table import Table
+from short import parse
 
 SHAPES = ("tiny:64x16-64+64:1024", "tiny:16x16-64+64:32768", "small:16x32-128+64:1024")
 TARGET = 1.5  # tokens per second against `generate`
@@ -161,7 +162,7 @@ def main() -> int:
         "--core", type=int, default=max(os.sched_getaffinity(0)), help="the CPU core everything runs on"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
-    args = parser.parse_args()
+    args = parse(parser, "--shapes", "tiny:2x4-4+4:64", "--rounds", "1")
     if args.rounds < 1 or args.group < 1:
         parser.error("--rounds and --group must be at least 1.")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -28,6 +28,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from short import parse
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -143,7 +144,20 @@ def main() -> int:
     parser.add_argument("--peak-tflops", type=float, help="dense bf16 peak of a GPU that hardware.py does not know")
     parser.add_argument("--allow-cpu", action="store_true", help="run without a GPU too; its figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
-    args = parser.parse_args()
+    args = parse(
+        parser,
+        "--allow-cpu",
+        "--preset",
+        "tiny",
+        "--row-tokens",
+        "64",
+        "--sequences",
+        "2",
+        "--steps",
+        "1",
+        "--chunk",
+        "64",
+    )
     if min(args.row_tokens) < 2 * args.sequences or any(tokens % args.sequences for tokens in args.row_tokens):
         parser.error("--row-tokens must be multiples of --sequences, with at least 2 tokens for each.")
     console = Console(width=None if sys.stdout.isatty() else 132)

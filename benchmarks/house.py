@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from short import parse
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "orchestra_jax"
 SHORT_RUN = (
@@ -222,7 +224,7 @@ def main() -> None:
     parser.add_argument("--no-run", action="store_true", help="start nothing")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--list", choices=("missing", "riddles", "loaded", "frames"), help="print these one by one")
-    options = parser.parse_args()
+    options = parse(parser, "--no-run")
     files, told = sources(), docstrings(sources())
     if options.list in ("missing", "riddles"):
         for each in told:

@@ -14,9 +14,12 @@ import gzip
 import json
 import os
 import random
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from short import parse
 
 from orchestra_jax.tools.answers import extract_answer, matches
 
@@ -52,7 +55,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=["gsm", "math-l5", "crux"], default=["gsm", "math-l5", "crux"])
     parser.add_argument("--models", type=int, default=8, help="so many of the 24, drawn too (default 8)")
     parser.add_argument("--hard", action="store_true", help="only answers on which exact match is wrong")
-    asked = parser.parse_args()
+    asked = parse(parser, "--rows", "4", os.path.join(tempfile.gettempdir(), "labelled_sample.jsonl"))
     folder = Path(os.environ.get("ORCHESTRA_DATA", "data")) / "recorded" / "zeroeval"
     if not folder.is_dir():
         parser.exit(2, f"There is no {folder}: set ORCHESTRA_DATA to the folder that holds recorded/zeroeval.\n")

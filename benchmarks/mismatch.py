@@ -35,7 +35,9 @@ import yaml
 from peer import ROOT
 from rich.console import Console
 from rich.table import Table
+from short import parse
 
+from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.engines.base import SamplingParams
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.models import checkpoint
@@ -71,7 +73,9 @@ def _rounded(tokens: int, sequences: int, policy: Path | None) -> tuple[np.ndarr
     """Log-probs of what the policy with bf16-rounded weights sampled: its own, and those of the unrounded policy."""
     config, params = (SMALL, init_params(SMALL, jax.random.key(0))) if policy is None else checkpoint.load(policy)
     served = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(jnp.float32), params)
-    engine = EmbeddedEngine(config, served, slots=sequences, max_length=tokens + 1, chunk=64, lockstep=False)
+    limits = RolloutLimits(max_length=tokens + 1)
+    settings = RolloutConfig(slots=sequences, limits=limits, lockstep=False)
+    engine = EmbeddedEngine(config, served, settings)
 
     async def sample() -> list[Any]:
         wanted = [
@@ -135,7 +139,7 @@ def main() -> int:
     parser.add_argument("--sampled", type=int, default=32, help="trajectories sampled with bf16 weights; 0: none")
     parser.add_argument("--policy", type=Path, help="folder of a policy to round (default: random weights)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
-    args = parser.parse_args()
+    args = parse(parser, "--tokens", "64", "--sequences", "16", "--sampled", "4")
     console = Console(width=None if sys.stdout.isatty() else 132)
     record: dict[str, Any] = {}
     for name, (engine, learner) in _engines(args).items():

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import transformers
 
+from benchmarks.short import parse
 from tests.models.test_families_transformers import CASES, parity
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE", help=f"of {', '.join(CASES)}")
-    given = parser.parse_args()
+    given = parse(parser, "qwen3")
     if unknown := sorted(set(given.cases) - set(CASES)):
         parser.error(f"there is no case {unknown[0]}: choose of {', '.join(CASES)}")
     print(f"Largest differences from transformers {transformers.__version__} in fp32, 2 rows of 24 tokens\n")

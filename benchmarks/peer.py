@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-OURS = ".venv/bin/python", "make install"
+OURS = sys.executable, "make install"
 TORCH = (
     ".venv-torch/bin/python",
     'python3.11 -m venv .venv-torch && .venv-torch/bin/pip install torch==2.13.0 "transformers>=5.20" peft',

@@ -19,6 +19,8 @@ import sys
 import time
 from pathlib import Path
 
+from short import parse
+
 CASES = {
     "scan, full remat": {"scan_layers": True, "remat": "full"},
     "unrolled, full remat": {"scan_layers": False, "remat": "full"},
@@ -84,7 +86,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--micro-batches", type=int, default=2)
     parser.add_argument("--case", choices=list(CASES), help="this case alone, in this process, as JSON")
-    args = parser.parse_args()
+    args = parse(parser, "--tokens", "64", "--layers", "2", "--micro-batches", "1")
     if args.case:
         print(json.dumps(measure(args.case, args.tokens, args.layers, args.micro_batches)))
         return

@@ -6,6 +6,8 @@ ORCHESTRA_DATA=... python benchmarks/recorded.py [--path FOLDER] [--test] [--see
 import argparse
 import os
 
+from short import parse
+
 from orchestra_jax.envs.recorded.figures import by_family, figures
 from orchestra_jax.envs.recorded.readers import read_recording
 from orchestra_jax.money.price_book import PRICES
@@ -21,7 +23,7 @@ def main() -> None:
     parser.add_argument("--test", action="store_true", help="the test split alone, the best chosen on the training one")
     parser.add_argument("--seed", type=int, default=0, help="of the split")
     parser.add_argument("--executed", type=float, default=0.97, help="share of CRUX that running the code answers")
-    given = parser.parse_args()
+    given = parse(parser)
     whole, prices = read_recording(given.path), PriceList.load(PRICES / f"{given.prices}.yaml")
     ids = whole.split(given.seed)
     some, basis = (whole.of(ids["test"]), whole.of(ids["train"])) if given.test else (whole, None)

@@ -43,6 +43,7 @@ import numpy as np
 from peer import ROOT
 from rich.console import Console
 from rich.table import Table
+from short import parse
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Generation, SamplingParams
@@ -313,7 +314,7 @@ def main() -> int:
     parser.add_argument("--python", type=Path, default=ROOT / ".venv-sglang/bin/python", help="SGLang's interpreter")
     parser.add_argument("--port", type=int, default=0, help="of the server (default: a free one)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
-    args = parser.parse_args()
+    args = parse(parser, "--trajectories", "4", "--turns", "2", "--new", "16", "--rounds", "1")
     if min(args.trajectories, args.turns, args.new, args.prompt, args.rounds) < 1:
         parser.error("--trajectories, --turns, --new, --prompt and --rounds must be at least 1.")
     console = Console(width=None if sys.stdout.isatty() else 132)

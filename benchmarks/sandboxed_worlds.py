@@ -25,6 +25,7 @@ from typing import Any
 from database import look, mark, synthetic
 from rich.console import Console
 from rich.table import Table
+from short import parse
 
 from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.session import LocalWorld, Session
@@ -134,7 +135,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repo", type=Path, help="a clone of the authors' repository")
-    options = parser.parse_args()
+    options = parse(parser, "--rounds", "5")
     isolation = "auto" if available() else "none"
     rows = [measure_synthetic(options.rounds, isolation)]
     if options.repo:
@@ -150,7 +151,7 @@ def main() -> int:
     print(f"A call in a warm worker takes {worker / here:.0f} x one here, and 1/{start / worker:.0f} of a start.")
     missed = [f"{row['world']}: {row['worker']:.3g} ms" for row in rows if row["worker"] >= GOAL]
     print("Goals missed: " + "; ".join(missed) if missed else f"Goal held: below {GOAL} ms.")
-    return bool(missed)
+    return bool(missed) and not options.smoke
 
 
 if __name__ == "__main__":

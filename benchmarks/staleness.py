@@ -38,6 +38,7 @@ from typing import Any
 from peer import ROOT
 from rich.console import Console
 from rich.table import Table
+from short import parse
 
 from orchestra_jax.envs.quickstart.environment import QuickstartEpisode
 from orchestra_jax.training.loggers.jsonl import read_metrics
@@ -220,7 +221,11 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs/staleness", help="of warm start and runs")
     parser.add_argument("--python", type=Path, default=ROOT / ".venv-sglang/bin/python", help="SGLang's interpreter")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
-    args = parser.parse_args()
+    args = parse(
+        parser,
+        *("--steps", "2", "--skip", "1", "--questions", "4", "--folder", f"{tempfile.gettempdir()}/staleness_smoke"),
+        *("--overrides", "warm_start.steps=1", "warm_start.demonstrations=64", "warm_start.min_copy_accuracy=0"),
+    )
     if not 1 <= args.skip < args.steps:
         parser.error("--skip must be at least 1 and below --steps.")
     if args.tool_seconds < 0 or args.questions < 1:

@@ -28,6 +28,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from short import parse
 
 Row = Mapping[str, Any]  # {what, median, best, unit, note}, from each part's measure()
 PARTS = ("sandbox", "replay", "search")
@@ -72,7 +73,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="of every part, at least 5 to report (default 5)")
     parser.add_argument("--vectors", type=int, default=1_000_000, help="synthetic vectors of search (default 1000000)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
-    args = parser.parse_args()
+    args = parse(parser, "--rounds", "1", "--vectors", "2000")
     if args.rounds < 1 or args.vectors < 1:
         parser.error("--rounds and --vectors must be at least 1.")
     console = Console(width=None if sys.stdout.isatty() else 132)

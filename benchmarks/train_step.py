@@ -26,6 +26,7 @@ from typing import Any, Self
 from peer import HERE, OURS, TORCH, TUNIX, Peer, Worker, take_turns
 from rich.console import Console
 from rich.table import Table
+from short import parse
 
 SHAPES = ("small:16x64+128:1024", "tiny:16x64+128:32768", "small:8x64+448:1024", "tiny:8x64+448:32768")
 GROUP = 8
@@ -159,7 +160,7 @@ def main() -> int:
     parser.add_argument("--vocab-block", type=int, default=512, help="ids whose logits our step holds at once")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="the CPU core all steps run on")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
-    args = parser.parse_args()
+    args = parse(parser, "--shapes", "tiny:4x16+16:64", "--rounds", "1")
     if args.rounds < 1:
         parser.error("--rounds must be at least 1.")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -27,6 +27,7 @@ from typing import Any
 from peer import ROOT
 from rich.console import Console
 from rich.table import Table
+from short import parse
 
 PATHS = {
     "memory": "folder in shared memory",
@@ -184,7 +185,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=31190)
     parser.add_argument("--gpu", action="store_true", help="the server runs on a GPU, with SGLang's own settings")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
-    args = parser.parse_args()
+    args = parse(parser, "--model", "tiny", "--vocab", "1024", "--rounds", "1")
     if args.rounds < 1:
         parser.error("--rounds must be at least 1.")
     console = Console(width=None if sys.stdout.isatty() else 132)

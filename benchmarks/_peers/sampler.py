@@ -31,6 +31,7 @@ def _ours(folder: Path, prompts: list[list[int]], new: int) -> Sample:
     longest = max(map(len, prompts))
     limits = RolloutLimits(max_length=longest + new)
     engine = EmbeddedEngine(config, params, RolloutConfig(slots=len(prompts), limits=limits))
+    loop = asyncio.new_event_loop()  # an engine lives in one loop
 
     def sample(count: int, greedy: bool, seed: int) -> list[list[int]]:
         def params_of(row: int) -> SamplingParams:
@@ -41,7 +42,7 @@ def _ours(folder: Path, prompts: list[list[int]], new: int) -> Sample:
             rows = (engine.generate(prompt, params_of(row)) for row, prompt in enumerate(prompts))
             return [list(generation.token_ids) for generation in await asyncio.gather(*rows)]
 
-        return asyncio.run(all_rows())
+        return loop.run_until_complete(all_rows())
 
     return sample
 

@@ -39,6 +39,7 @@ from benchmarks.chaos.files import Bills, DamagedCheckpoints, Records, Rows, Set
 from benchmarks.chaos.snippets import Requests, Snippets
 from benchmarks.chaos.soak import EVENTS, Outcome, soak, totals
 from benchmarks.chaos.texts import Injections, Turns
+from benchmarks.short import parse
 
 KINDS: tuple[type[Kind], ...] = (
     Snippets, Requests, Experts, Searches, Wire, Injections, Turns, DamagedCheckpoints, Bills, Records, Settings, Rows,
@@ -133,7 +134,7 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, default=Path("outputs/chaos"), help="of the soak (default outputs/chaos)"
     )
-    args = parser.parse_args()
+    args = parse(parser, "--faults", "24", "--runs", "0")
     console = Console(width=None if sys.stdout.isatty() else 160)
     began = time.monotonic()
     tried = asyncio.run(try_all(args, console))

@@ -1,0 +1,54 @@
+"""Every benchmark runs in its short form, so that none rots."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "benchmarks"
+HELPERS = {"peer", "short"}
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in HELPERS)
+SERVED = {"rollout", "weight_update"}  # by a real SGLang server
+NEEDS_DATA = {"labelled_sample", "recorded"}
+NEEDS_TORCH = {"parity"}
+
+pytestmark = pytest.mark.slow
+
+
+def _command(name: str) -> list[str]:
+    """Return the command of a benchmark: parity and chaos are modules, the others scripts."""
+    text = (FOLDER / f"{name}.py").read_text() if (FOLDER / f"{name}.py").exists() else "-m benchmarks."
+    as_module = f"-m benchmarks.{name}" in text or not (FOLDER / f"{name}.py").exists()
+    return [sys.executable, *(["-m", f"benchmarks.{name}"] if as_module else [str(FOLDER / f"{name}.py")])]
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "chaos"])
+def test_the_short_form_runs(name: str, tmp_path: Path) -> None:
+    options = ["--smoke"]
+    if name in SERVED:
+        python = os.environ.get("SGLANG_PYTHON", str(ROOT / ".venv-sglang/bin/python"))
+        if not Path(python).exists():
+            pytest.skip("there is no SGLang server")
+        options += ["--python", python]
+    if name in NEEDS_DATA and not os.environ.get("ORCHESTRA_DATA"):
+        pytest.skip("ORCHESTRA_DATA is unset")
+    if name in NEEDS_TORCH:
+        pytest.importorskip("torch")
+    variables = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    variables["XLA_FLAGS"] = f"{variables.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+    if name not in NEEDS_DATA:
+        variables.pop("ORCHESTRA_DATA", None)
+    done = subprocess.run(
+        [*_command(name), *options],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
