@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from short import parse
-
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "orchestra_jax"
 SHORT_RUN = (
@@ -221,10 +219,10 @@ def _rooms(lines: dict[str, int]) -> dict[str, int]:
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--no-run", action="store_true", help="start nothing")
+    parser.add_argument("--no-run", "--smoke", action="store_true", help="start nothing")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--list", choices=("missing", "riddles", "loaded", "frames"), help="print these one by one")
-    options = parse(parser, "--no-run")
+    options = parser.parse_args()
     files, told = sources(), docstrings(sources())
     if options.list in ("missing", "riddles"):
         for each in told:
