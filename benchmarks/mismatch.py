@@ -92,7 +92,7 @@ def _rounded(tokens: int, sequences: int, policy: Path | None) -> tuple[np.ndarr
     ]
     learner = Learner(config, LearnerConfig(LossConfig(), vocab_block=512), make_optimizer(OptimizerConfig()))
     shapes = MicroShapes(tokens + 1, (tokens + 1,), (), response_fractions=())
-    scored = [learner.score(params, batch) for batch in micro_batches(rows, shapes)]
+    scored = [learner.with_old_logprobs(params, batch) for batch in micro_batches(rows, shapes)]
     both = [np.concatenate([np.asarray(values) for values in of]) for of in zip(*(
         (batch.rollout_logprobs, batch.old_logprobs) for batch in scored), strict=True)]  # fmt: skip
     return both[0][:, 1:], both[1][:, 1:]

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Status(StrEnum):
-    """How a trajectory ended."""
+    """The ways in which a trajectory ends."""
 
     COMPLETED = "completed"  # the policy gave a final answer
     MALFORMED = "malformed"  # an output broke the tool-call format (the paper's format filter)
@@ -15,18 +15,18 @@ class Status(StrEnum):
     FAILED = "failed"  # infrastructure failure after all tries: dropped from its group, see rollout.episode
 
 
-# Whose rows make up a trajectory's cost and latency; a "judge" and a "user_simulator" have rows of their own.
+# Roles whose rows make up a trajectory's cost and latency. Rows of a "judge" or a "user_simulator" are kept apart.
 TRAJECTORY_ROLES = ("orchestrator", "tool")
 USER_ROLE = "user_simulator"
 
 
-# Traits of tools that users have preferences about; a tool by a maker has the trait MADE_BY + "Meta" besides.
+# Traits of tools that users have preferences about; a tool that Meta made also has the trait MADE_BY + "Meta".
 OPEN_WEIGHTS, CODE, SEARCH, FREE, PAID, MADE_BY = "open weights", "code", "search", "free", "paid", "made by "
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """One tool as the policy sees it, with the price and latency this instance's menu shows.
+    """One tool as the policy sees it, with the price and latency that this instance's menu shows.
 
     Attributes:
         name: the name the policy calls.
@@ -35,7 +35,7 @@ class ToolSpec:
         price_usd: dollars per call shown in the menu, or None where the price is per token.
         latency_s: typical seconds per call shown in the menu, or None when unknown.
         local: whether the tool runs on the user's own machine.
-        traits: what a user may prefer it for, see `data.preferences`; never shown, as the description says it in words.
+        traits: reasons to prefer it, see `data.preferences`; not shown, since the description says it in words.
         terminal: whether its result ends the task.
     """
 
@@ -51,7 +51,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """What the user wants: an instruction in words and the vector P of Eq. 2, every weight in [0, 1].
+    """A user's wish: an instruction in words and the vector P of Eq. 2, every weight in [0, 1].
 
     Attributes:
         name: the kind of preference, for reports ("cost", "fast", ...).
@@ -79,7 +79,7 @@ class Task:
         tools: the menu of this instance, in the order shown.
         preference: instruction and vector.
         family: question family, for reports.
-        extra: what the environment needs to run or score this task.
+        extra: data that the environment needs to run or score this task.
     """
 
     id: str
@@ -93,7 +93,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A parsed call: `arguments` is a JSON object, not yet validated against the tool's schema."""
+    """A parsed call; `arguments` is a JSON object that was not validated against the tool's schema yet."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -101,7 +101,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One ledger row: what one call of a model or tool consumed.
+    """One ledger row: the tokens, dollars and seconds of one call of a model or tool.
 
     Attributes:
         name: tool or model ("orchestrator" for the policy itself).
@@ -126,15 +126,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool answered.
+    """The answer of a tool.
 
     Attributes:
         text: the observation.
         usage: ledger rows of the call.
         is_error: the text is the tool's own error, which is an observation like any other.
-        final: of a terminal tool: the answer with which the episode ends.
+        final: the answer with which the episode ends, from a terminal tool.
         refused: the call was not carried out (an unknown tool, bad arguments, no budget, an expert that wrote nothing
-            to run): it counts as no call of the tool. What was paid until then is in `usage`.
+            to run): it does not count as a call of the tool. `usage` holds what was paid until then.
     """
 
     text: str
@@ -146,12 +146,12 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class UserTurn:
-    """What the user of a conversation says.
+    """A turn of a conversation's user.
 
     Attributes:
         text: their words; the policy reads them unless they end the conversation.
         done: the conversation is over: the user wrote a stop word, or was handed over to somebody else.
-        usage: ledger rows of whoever plays the user, role "user_simulator".
+        usage: ledger rows of the model that plays the user, role "user_simulator".
 
     Raises:
         ValueError: a row has another role: the policy would pay for its user.
@@ -171,12 +171,12 @@ class InfrastructureError(Exception):
 
 
 class OutOfTime(Exception):  # noqa: N818  an event, no error
-    """The run was told to stop, and the step under way did not end in time: it is given up."""
+    """The run was told to stop and gives up the step under way, which did not end in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One policy generation and what the environment answered.
+    """One generation of the policy and the environment's answer.
 
     Attributes:
         prompt_ids: ids appended to the sequence before sampling (turn 0: the whole prompt).
@@ -188,7 +188,7 @@ class Turn:
         calls, results: parsed calls and the results in the same order.
         version_spans: (version, number of tokens) in order, where the weights changed while it was sampled; empty
             where `weight_version` sampled every token.
-        heard: what the user of a conversation said to it; None: nothing, or there is no user.
+        heard: the reply of a conversation's user; None: no reply, or there is no user.
     """
 
     prompt_ids: tuple[int, ...]
@@ -204,11 +204,11 @@ class Turn:
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """(version, number of tokens) of everything that was sampled."""
+        """(version, number of tokens) for all sampled tokens."""
         return self.version_spans or ((self.weight_version, len(self.sampled_ids)),)
 
     def without_ids(self) -> "Turn":
-        """All that figures and transcripts need: the counts of tokens, not the tokens."""
+        """Return the turn with counts of tokens and without the tokens: all that figures and transcripts need."""
         return replace(self, prompt_ids=(), sampled_ids=(), logprobs=(), version_spans=self.spans)
 
 
@@ -217,15 +217,15 @@ class Trajectory:
     """One rollout of one task.
 
     Attributes:
-        task: what was asked.
+        task: the question, menu and preference.
         group: index of the GRPO group within the step; `member`: index within the group.
         sequences: lists of turns; `history: keep` has one sequence, forks start a new one. Within a sequence the
             token ids are the concatenation of each turn's `prompt_ids` and `sampled_ids`.
-        status: how it ended; `reason`: one sentence for every status but COMPLETED.
+        status: its end; `reason`: one sentence for every status but COMPLETED.
         answer: the final answer, None without one.
         solved: r_outcome of Eq. 1.
         ledger: every call's row; the cost is the sum over it, the latency is not (calls of a turn run side by side).
-        criteria: where the world scores by several: name -> what is wrong, "" where it holds; empty where unscored.
+        criteria: the problem of each named criterion, "" where it is met; empty where the world has no criteria.
     """
 
     task: Task
@@ -241,48 +241,51 @@ class Trajectory:
 
     @property
     def turns(self) -> Sequence[Turn]:
+        """The turns of all sequences, in order."""
         return [turn for sequence in self.sequences for turn in sequence]
 
     def without_ids(self) -> "Trajectory":
-        """See `Turn.without_ids`."""
+        """Return the trajectory with counts of tokens and without the tokens."""
         return replace(self, sequences=tuple(tuple(t.without_ids() for t in turns) for turns in self.sequences))
 
     @property
-    def valid(self) -> bool:
+    def completed(self) -> bool:
+        """Whether the policy gave a final answer."""
         return self.status is Status.COMPLETED
 
     @property
     def cost_usd(self) -> float:
+        """Dollars of all calls of models and tools that the policy caused."""
         return sum(row.cost_usd for row in self.ledger if row.role in TRAJECTORY_ROLES)
 
     @property
     def latency_s(self) -> float:
-        """Clock(τ) of Eq. 2: the seconds of all generations, and of each turn's calls those of the longest."""
-        return work_seconds(self.ledger) - sum(map(_saved, self.turns))
+        """Clock(τ) of Eq. 2: the seconds of all generations and, for each turn, of its longest call."""
+        return work_seconds(self.ledger) - sum(map(_saved_seconds, self.turns))
 
     @property
     def calls(self) -> list[ToolCall]:
-        """Every executed call, in order: neither refused ones nor those that came too late to be executed."""
+        """Every executed call, in order, without refused ones and those that came too late to be executed."""
         answered = [pair for turn in self.turns for pair in zip(turn.calls, turn.results, strict=False)]
         return [call for call, result in answered if not result.refused]
 
     @property
     def tool_names(self) -> list[str]:
-        """Name of every executed call, in order."""
+        """The tool's name for every executed call, in order."""
         return [call.name for call in self.calls]
 
     @property
     def refused(self) -> int:
-        """Number of calls that were refused; see `ToolResult`."""
+        """The number of refused calls, see `ToolResult`."""
         return sum(result.refused for turn in self.turns for result in turn.results)
 
 
 def work_seconds(rows: Iterable[Usage]) -> float:
-    """Seconds of the rows that make up a trajectory's latency, one after another."""
+    """Add up the seconds of the rows that make up a trajectory's latency."""
     return sum(row.seconds for row in rows if row.role in TRAJECTORY_ROLES)
 
 
-def _saved(turn: Turn) -> float:
-    """What it saved that the calls of the turn ran side by side."""
+def _saved_seconds(turn: Turn) -> float:
+    """Return the seconds that were saved because the calls of the turn ran side by side."""
     seconds = [work_seconds(result.usage) for result in turn.results]
     return sum(seconds) - max(seconds, default=0.0)

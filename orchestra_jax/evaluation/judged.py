@@ -23,7 +23,7 @@ def judge_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     if not judged:
         return {"judge_cost": cost} if cost else {}
     return {
-        "exact_match": sum(t.valid and _matches(t) for t in trajectories) / len(trajectories),
+        "exact_match": sum(t.completed and _matches(t) for t in trajectories) / len(trajectories),
         "judged": len(judged) / len(trajectories),
         "judge_disagrees": sum(bool(t.solved) != _matches(t) for t in judged) / len(judged),
         "judge_cost": cost,
@@ -48,7 +48,7 @@ def disagreements(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
 
 def _was_judged(trajectory: Trajectory) -> bool:
     # Where an environment has criteria, the judge is one of them and compares no answer with a reference.
-    return trajectory.valid and not trajectory.criteria and any(row.role == "judge" for row in trajectory.ledger)
+    return trajectory.completed and not trajectory.criteria and any(row.role == "judge" for row in trajectory.ledger)
 
 
 def _matches(trajectory: Trajectory) -> bool:

@@ -42,7 +42,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
     cost, solved = sum(t.cost_usd for t in runs), sum(t.solved for t in runs)
     found: dict[str, float | None] = {
         "accuracy": solved / len(runs),
-        "valid_rate": float(np.mean([t.valid for t in runs])),
+        "valid_rate": float(np.mean([t.completed for t in runs])),
         "cost": cost / len(runs),
         "cost_per_correct": cost / solved if solved else None,
         "latency": float(np.mean([t.latency_s for t in runs])),

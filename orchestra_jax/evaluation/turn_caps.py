@@ -75,7 +75,7 @@ def cut(trajectory: Trajectory, limits: RolloutLimits) -> Trajectory:
             return _ended(trajectory, number, replace(turn, calls=(), results=()), limits.calls_used_up)
         if number == limits.max_turns and turn.calls and not terminal & {call.name for call in turn.calls}:
             return _ended(trajectory, number, replace(turn, results=()), limits.turns_used_up)
-        over = trajectory.valid and number == len(trajectory.turns)
+        over = trajectory.completed and number == len(trajectory.turns)
         if number == limits.max_turns and turn.heard is not None and not over:
             return _ended(trajectory, number, turn, limits.turns_used_up)
     return trajectory

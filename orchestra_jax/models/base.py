@@ -8,20 +8,24 @@ have a leading layer axis (scan_layers); a matrix of a layer is a dict with the 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import flax.linen as nn
 from jaxtyping import Array, Float
 
 from orchestra_jax.config.choices import Remat
-from orchestra_jax.models.rope import RopeScaling
-from orchestra_jax.models.sharding import PARAM_AXES, ActivationSharding
+from orchestra_jax.models.axes import PARAM_AXES, Axes
+
+if TYPE_CHECKING:  # needed on a mesh and for stretched models only
+    from orchestra_jax.models.rope_scaling import RopeScaling
+    from orchestra_jax.models.sharding import MeshSharding as Constrain
+else:
+    Constrain = Any
 
 Params = Mapping[str, Any]
 LayerKV = tuple[Float[Array, "B Hkv M d"], Float[Array, "B Hkv M d"]]
 # Unrolled: one (k, v) of [B, Hkv, M, d] per layer. scan_layers: a single (k, v) of [L, B, Hkv, M, d].
 KVCache = tuple[LayerKV, ...] | tuple[Float[Array, "L B Hkv M d"], Float[Array, "L B Hkv M d"]]
-Constrain = ActivationSharding  # of the activations between layers
 
 
 def _from_scratch(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
@@ -78,7 +82,7 @@ class DecoderConfig(ABC):
     num_kv_heads: int
     head_dim: int
     rope_theta: float = 1e6
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: "RopeScaling | None" = None
     bias: tuple[str, ...] = ()
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
@@ -103,7 +107,7 @@ class DecoderConfig(ABC):
         **{f"{name}/kernel": f"model.layers.{{layer}}.mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
         **{f"{name}/bias": f"model.layers.{{layer}}.self_attn.{name}_proj.bias" for name in "qkvo"},
     }
-    axes: ClassVar[Mapping[str, tuple[str | None, ...]]] = PARAM_AXES
+    axes: ClassVar[Axes] = PARAM_AXES
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": _from_scratch(96, 256, 3, 4, 2, 24),
         "small": _from_scratch(256, 704, 6, 8, 4, 32),
@@ -150,6 +154,8 @@ class DecoderConfig(ABC):
                 f"model_type {hf.get('model_type')!r} is not supported by {cls.__name__}; give a {cls.model_type!r} "
                 "model."
             )
+        from orchestra_jax.models.rope_scaling import RopeScaling
+
         # transformers 4 wrote rope_theta and rope_scaling, transformers 5 writes rope_parameters.
         rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
         longest = hf.get("max_position_embeddings", 32768)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from orchestra_jax.models.base import Constrain, DecoderConfig
 from orchestra_jax.models.decoder import Decoder
-from orchestra_jax.models.rope import RopeScaling
+from orchestra_jax.models.rope_scaling import RopeScaling
 
 
 def _sizes(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, **others: Any) -> dict[str, Any]:

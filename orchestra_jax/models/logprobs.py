@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies over a large vocabulary, without ever holding all tokens' logits."""
+"""Log-probabilities and entropies over a large vocabulary, without ever holding the logits of all tokens."""
 
 import functools
 from collections.abc import Callable
@@ -24,7 +24,13 @@ def token_logprobs(
     chunk: int | None = None,
     vocab_block: int | None = None,
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
-    """Log-probability of each target and entropy of each distribution softmax(hidden @ head / temperature).
+    """Return the log-prob of each target and the entropy of each distribution softmax(hidden @ head / temperature).
+
+    The four logits of one token are equal, so that every id has probability 1/4:
+
+    >>> logprobs, entropy = token_logprobs(jnp.ones((1, 2)), jnp.zeros((2, 4)), jnp.array([3]))
+    >>> round(float(logprobs[0]), 4), round(float(entropy[0]), 4)
+    (-1.3863, 1.3863)
 
     Products run in hidden's dtype and accumulate in fp32. The backward pass computes the logits again, block by block,
     so memory is O(chunk * vocab_block) beside inputs and gradients instead of O(T * V); the head's gradient accumulates
@@ -63,7 +69,7 @@ def _over_vocabulary(
     head: Float[Array, "D V"],
     block: int,
 ) -> tuple[Any, list[Float[Array, "D _"]]]:
-    """Folds `step(carry, first id, head of the block)` over the vocabulary; what it returns by block, in order."""
+    """Fold `step(carry, first id, head of the block)` over the vocabulary; return the carry and the parts in order."""
     whole, found = head.shape[1] // block, []
     looped = whole * block if whole > 1 else 0
     if looped:
@@ -86,7 +92,7 @@ def _logits(hidden: Float[Array, "C D"], head: Float[Array, "D b"], temperature:
 def _score(
     logits: Float[Array, "C V"], targets: Int[Array, " C"]
 ) -> tuple[Float[Array, " C"], Float[Array, " C"], Float[Array, " C"]]:
-    """(logprobs, entropy, log of the partition function) of one chunk, from all its logits."""
+    """Return (logprobs, entropy, log of the partition function) of one chunk, from all its logits."""
     highest = logits.max(-1, keepdims=True)
     partition = jnp.log(jnp.exp(logits - highest).sum(-1)) + highest[:, 0]
     chosen = jnp.take_along_axis(logits, targets[:, None], 1)[:, 0]
@@ -98,7 +104,7 @@ def _score(
 def _score_by_blocks(
     hidden: Float[Array, "C D"], head: Float[Array, "D V"], targets: Int[Array, " C"], temperature: float, block: int
 ) -> tuple[Float[Array, " C"], Float[Array, " C"], Float[Array, " C"]]:
-    """`_score` as a running softmax over blocks of the vocabulary."""
+    """Return what `_score` returns, by a running softmax over blocks of the vocabulary."""
 
     def step(sums: tuple[Array, ...], first: Array | int, part: Float[Array, "D b"]) -> tuple[tuple[Array, ...], None]:
         # Sums of exp(z - highest) and exp(z - highest) * (z - highest), moved to each block's new highest logit.
@@ -121,7 +127,7 @@ def _score_by_blocks(
 
 
 def _split(x: Float[Array, "T ..."], chunks: int) -> Float[Array, "n C ..."]:
-    """Chunk i is x[i::n], zero-padded: a T split over devices stays split within every chunk."""
+    """Split x into chunks x[i::n], zero-padded: a T split over devices stays split within every chunk."""
     length = -(-x.shape[0] // chunks)
     x = jnp.pad(x, [(0, chunks * length - x.shape[0])] + [(0, 0)] * (x.ndim - 1))
     return jnp.swapaxes(x.reshape(length, chunks, *x.shape[1:]), 0, 1)

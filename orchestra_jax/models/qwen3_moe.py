@@ -10,11 +10,11 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from orchestra_jax.models.axes import PARAM_AXES, Axes
 from orchestra_jax.models.base import Constrain, DecoderConfig, Params
 from orchestra_jax.models.decoder import Decoder
 from orchestra_jax.models.experts import expert_mlps, route
 from orchestra_jax.models.qwen3 import Qwen3Block, Qwen3Config
-from orchestra_jax.models.sharding import PARAM_AXES
 
 _EXPERT = "model.layers.{layer}.mlp.experts.{expert}"
 
@@ -95,7 +95,7 @@ class Qwen3MoeConfig(Qwen3Config):
         "router/kernel": "model.layers.{layer}.mlp.gate.weight",
         **{f"experts_{name}/kernel": f"{_EXPERT}.{name}_proj.weight" for name in ("gate", "up", "down")},
     }
-    axes: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
+    axes: ClassVar[Axes] = {
         **PARAM_AXES,
         "router": ("embed", None),
         "experts_gate": ("experts", "embed", None),

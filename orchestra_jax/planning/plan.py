@@ -23,7 +23,7 @@ from orchestra_jax.models.attention.base import DENSE_SCORES
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.lora import LoRA
-from orchestra_jax.models.sharding import ShardingRules, batch_shards, make_mesh
+from orchestra_jax.models.sharding import MeshSharding, make_mesh
 from orchestra_jax.planning.fused import attention_flops, in_its_place, uses_cudnn
 from orchestra_jax.planning.gpus import GPUS, Gpu
 from orchestra_jax.planning.hlo import Collective, ProgramCost, program_cost
@@ -251,12 +251,9 @@ def make_plan(job: Job, gpu: Gpu, options: PlanConfig) -> Plan:
         if job.shape.length**2 > DENSE_SCORES:
             kernel_flops = attention_flops(job.model, job.shape.length, job.shape.rows) / job.mesh[2]
         notes = (*notes, "cuDNN's attention is counted by the arrays it reads and writes, and by its causal FLOPs.")
-    rules = ShardingRules()
     mesh = make_mesh(*job.mesh, devices=devices)
-    learner = Learner(
-        compiled_model, job.learner, make_optimizer(job.optimizer), mesh=mesh, rules=rules, adapters=job.adapters
-    )
-    lowered = learner.lowered(job.shape.abstract(batch_shards(mesh, rules)))
+    learner = Learner(compiled_model, job.learner, make_optimizer(job.optimizer), mesh=mesh, adapters=job.adapters)
+    lowered = learner.lowered(job.shape.abstract(MeshSharding(mesh).batch_shards))
     programs, shardings = {}, {}
     for name, program in lowered.items():
         began = time.perf_counter()

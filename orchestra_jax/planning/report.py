@@ -16,7 +16,7 @@ from orchestra_jax.planning.layout import layout_of
 from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices, smallest_gpu
 from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
 from orchestra_jax.rl.packing import PackShapes
-from orchestra_jax.rl.setup import adapters, policy_learner, policy_shapes, relates_rows, scores_old
+from orchestra_jax.rl.setup import adapters, learner_config, policy_shapes, ratio_spans_rows, separate_old_pass
 from orchestra_jax.rollout.chat import make_chat
 
 
@@ -48,13 +48,15 @@ def run(cfg: RunConfig) -> bool:
 
 def job_of(cfg: RunConfig) -> Job:
     """The step of a run at its largest shape: packed rows, or unpacked ones that hold the longest trajectory whole."""
-    algorithm, model, shapes = cfg.algorithm, model_config(cfg), policy_shapes(cfg)
+    algorithm, model = cfg.algorithm, model_config(cfg)
+    shapes = policy_shapes(algorithm, cfg.model, cfg.rollout.limits.max_length)
     updates = algorithm.epochs * algorithm.minibatches
     # Before every update but the first, what a trajectory's sequences have to know of each other.
-    related = algorithm.epochs * (updates - 1) / updates if relates_rows(cfg) else 0.0
+    spans_rows = ratio_spans_rows(algorithm.loss, cfg.rollout.history)
+    related = algorithm.epochs * (updates - 1) / updates if spans_rows else 0.0
     return Job(
         model=model,
-        learner=policy_learner(cfg, model).cfg,
+        learner=learner_config(algorithm, cfg.rollout, model),
         optimizer=algorithm.optimizer,
         mesh=(cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor),
         shape=largest_shape(shapes, cfg.plan.response),
@@ -65,10 +67,10 @@ def job_of(cfg: RunConfig) -> Job:
         minibatches=algorithm.minibatches,
         reference=algorithm.reference_dtype if algorithm.loss.kl_coef > 0 else None,
         offload=algorithm.reference_offload,
-        adapters=adapters(cfg),
+        adapters=adapters(cfg.model.lora),
         forks=forks(cfg),
         row_sequences=shapes.row_sequences if isinstance(shapes, PackShapes) else None,
-        scored=related + (1.0 if scores_old(algorithm) else 0.0),
+        scored=related + (1.0 if separate_old_pass(algorithm) else 0.0),
     )
 
 

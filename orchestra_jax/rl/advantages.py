@@ -1,6 +1,6 @@
-"""Group-relative advantages (Eq. 3) and the paper's three filters.
+"""Group-relative advantages (Eq. 3) and the filters of section 3.3.
 
-The homogeneity filter works on groups (`informative_groups`); the format filter and the invalid-output filter work on
+The homogeneity filter drops whole groups (`informative_groups`); the format filter and the invalid-output filter drop
 members (`member_masks`). Axes: G groups, N members of a group.
 """
 
@@ -17,18 +17,24 @@ _ROUNDING = 1e-6  # a group whose std equals min_std but for float32 rounding is
 def member_masks(
     completed: Bool[Array, "G N"], failed: Bool[Array, "G N"], *, invalid: InvalidMode = InvalidMode.drop
 ) -> Bool[Array, "G N"]:
-    """Which members take part in their group's mean, std and gradient: the format and invalid-output filters.
+    """Return the members that take part in their group's mean, std and gradient: the format and invalid-output filters.
+
+    >>> completed, failed = jnp.array([[True, False, False]]), jnp.array([[False, False, True]])
+    >>> member_masks(completed, failed).tolist()
+    [[True, False, False]]
+    >>> member_masks(completed, failed, invalid="zero_reward").tolist()
+    [[True, True, False]]
 
     Args:
         completed: the trajectory gave a final answer (`Status.COMPLETED`). Members that are neither completed nor
             failed broke the tool-call format (MALFORMED) or gave no answer (NO_ANSWER).
         failed: infrastructure failure (`Status.FAILED`) or padding; such a member never takes part.
-        invalid: what happens to malformed and unanswered members. "drop" is the paper: they take no part.
-            "zero_reward" keeps them in the group, where their reward of 0 (Eq. 2 gives it to every member that is not
-            completed) becomes a negative advantage as soon as another member is rewarded.
+        invalid: treatment of malformed and unanswered members. "drop" is the paper: they take no part. "zero_reward"
+            keeps them in the group, where their reward of 0 (Eq. 2 gives it to every member that is not completed)
+            becomes a negative advantage as soon as another member is rewarded.
 
     Returns:
-        in_group, to pass as `valid` to `group_advantages`. `preference_reward` takes `completed` in both modes.
+        The members, to pass as `valid` to `group_advantages`. `preference_reward` takes `completed` in both modes.
 
     Raises:
         ValueError: `invalid` is unknown.
@@ -38,24 +44,13 @@ def member_masks(
     return alive & jnp.asarray(completed).astype(bool) if InvalidMode(invalid) is InvalidMode.drop else alive
 
 
-def _moments(
-    rewards: Float[Array, "G N"], member: Bool[Array, "G N"]
-) -> tuple[Float[Array, "G N"], Float[Array, "G 1"], Bool[Array, "G 1"]]:
-    """Deviations from the group's mean (0 for non-members), population std, and whether two members differ."""
-    count = jnp.maximum(member.sum(axis=-1, keepdims=True), 1)
-    known = jnp.where(member, rewards, 0.0)
-    mean = known.sum(axis=-1, keepdims=True) / count
-    deviation = jnp.where(member, known - mean, 0.0)
-    std = jnp.sqrt((deviation**2).sum(axis=-1, keepdims=True) / count)
-    high = jnp.where(member, rewards, -jnp.inf).max(axis=-1, keepdims=True)
-    low = jnp.where(member, rewards, jnp.inf).min(axis=-1, keepdims=True)
-    return deviation, std, high > low
-
-
 def informative_groups(
     rewards: Float[Array, "G N"], valid: Bool[Array, "G N"], *, min_std: float = 0.1
 ) -> Bool[Array, " G"]:
-    """The homogeneity filter: True for groups that carry a gradient.
+    """Return the groups that carry a gradient: the homogeneity filter.
+
+    >>> informative_groups(jnp.array([[1.0, 0.0], [1.0, 1.0]]), jnp.ones((2, 2), bool)).tolist()
+    [True, False]
 
     Args:
         rewards: R of Eq. 2.
@@ -77,12 +72,16 @@ def group_advantages(
     normalize_std: bool = True,
     clip: float | None = None,
 ) -> Float[Array, "G N"]:
-    """Eq. 3: `A = (R - mean) / std` over the valid members of each group, with the homogeneity filter.
+    """Return Eq. 3, `A = (R - mean) / std` over the valid members of each group, with the homogeneity filter.
 
     The std is the population form (divisor: number of valid members), both here and in the filter.
 
+    >>> valid = jnp.array([[True, True, False], [True, True, True]])
+    >>> group_advantages(jnp.array([[1.0, 0.0, 9.0], [1.0, 1.0, 1.0]]), valid).tolist()
+    [[1.0, -1.0, 0.0], [0.0, 0.0, 0.0]]
+
     Args:
-        rewards: R of Eq. 2; what invalid members hold is ignored, NaN included.
+        rewards: R of Eq. 2; rewards of members that are not valid are ignored, NaN included.
         valid: members that take part (`member_masks`).
         min_std: groups whose reward std is below it get advantages 0 (see `informative_groups`).
         normalize_std: False leaves out the division by std (Dr. GRPO); the filter stays.
@@ -99,3 +98,17 @@ def group_advantages(
     scale = jnp.where(std > 0, std, 1.0) if normalize_std else 1.0
     advantages = jnp.where(kept, deviation / scale, 0.0)
     return advantages if clip is None else jnp.clip(advantages, -clip, clip)
+
+
+def _moments(
+    rewards: Float[Array, "G N"], member: Bool[Array, "G N"]
+) -> tuple[Float[Array, "G N"], Float[Array, "G 1"], Bool[Array, "G 1"]]:
+    """Return deviations from the group's mean (0 for others), the population std, and whether two members differ."""
+    count = jnp.maximum(member.sum(axis=-1, keepdims=True), 1)
+    known = jnp.where(member, rewards, 0.0)
+    mean = known.sum(axis=-1, keepdims=True) / count
+    deviation = jnp.where(member, known - mean, 0.0)
+    std = jnp.sqrt((deviation**2).sum(axis=-1, keepdims=True) / count)
+    high = jnp.where(member, rewards, -jnp.inf).max(axis=-1, keepdims=True)
+    low = jnp.where(member, rewards, jnp.inf).min(axis=-1, keepdims=True)
+    return deviation, std, high > low

@@ -1,4 +1,4 @@
-"""Trajectories into the padded micro-batches of the update.
+"""The padded micro-batches of the update, made from trajectories.
 
 Here a row is one sequence without the prefix it shares with its group: the prefix is run once per group and its keys
 and values serve every member (`share_prefix`), so a prompt costs one forward and backward pass however many members the
@@ -28,9 +28,9 @@ class TokenSequence:
         tokens: all ids.
         sampled: True where the id was sampled by the policy and so carries loss.
         logprobs: behaviour log-probs where sampled, 0 elsewhere.
-        prefix: how many leading ids may be shared with other rows.
+        prefix: number of leading ids that may be shared with other rows.
         advantage: one number for the whole sequence.
-        trajectory: number of the trajectory that it is of; a trajectory that forked has several sequences.
+        trajectory: number of its trajectory; a trajectory that forked has several sequences.
         share: its sampled ids as a share of its trajectory's.
     """
 
@@ -44,10 +44,10 @@ class TokenSequence:
 
 
 def sequences(trajectory: Trajectory, advantage: float, number: int = 0) -> list[TokenSequence]:
-    """The trajectory's sequences; a trajectory that forked has several, all with its advantage.
+    """Return the trajectory's sequences; a trajectory that forked has several, all with its advantage.
 
     Args:
-        number: of the trajectory, different from the others' of an optimizer step.
+        number: the trajectory's number, different from the others' of an optimizer step.
     """
     found = []
     total = sum(len(turn.sampled_ids) for turn in trajectory.turns)
@@ -77,7 +77,7 @@ def sequences(trajectory: Trajectory, advantage: float, number: int = 0) -> list
 
 @dataclass(frozen=True, order=True)
 class BatchShape:
-    """Shape of the part of a micro-batch that one batch shard holds; what the update is compiled for.
+    """Shape of the part of a micro-batch that one batch shard holds; the update is compiled for each.
 
     Attributes:
         rows, length: B / S and T.
@@ -97,7 +97,7 @@ class BatchShape:
     selected: int
 
     def abstract(self, shards: int = 1) -> "MicroBatch":
-        """A micro-batch of `jax.ShapeDtypeStruct`s, for compiling ahead of time; allocates nothing."""
+        """Return a micro-batch of `jax.ShapeDtypeStruct`s, for compiling ahead of time; allocates nothing."""
         prefixes, rows, sequences = (shards * size for size in (self.prefixes, self.rows, self.sequences))
 
         def ints(*shape: int) -> Any:
@@ -122,11 +122,11 @@ class BatchShape:
             advantages=floats(sequences),
             trajectory=ints(sequences),
             share=floats(sequences),
-            elsewhere=floats(sequences),
+            other_log_ratios=floats(sequences),
         )
 
     def empty(self, shards: int = 1) -> "MicroBatch":
-        """A micro-batch of padding only, as numpy arrays: no token of it carries loss."""
+        """Return a micro-batch of padding only, as numpy arrays: no token of it carries loss."""
         batch: Any = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.abstract(shards))
         batch.positions[:] = np.arange(self.length)
         batch.share[:] = 1.0
@@ -146,7 +146,7 @@ class MicroBatch:
 
     Attributes:
         prefix, prefix_lengths: shared prefixes, padded; P is 0 when nothing is shared.
-        prefix_row: which prefix of its part each row continues.
+        prefix_row: index of the prefix of its part that each row continues.
         tokens: the rows, padded with 0.
         segment_ids: 1, 2, ... for the packed sequences of a row, 0 for padding; None when unpacked.
         positions: position of each token in its sequence, without its shared prefix.
@@ -158,8 +158,8 @@ class MicroBatch:
         ref_logprobs: the reference policy's, for a KL; 0 until the learner has scored them.
         advantages: per sequence.
         trajectory, share: per sequence, see `TokenSequence`.
-        elsewhere: of a sequence's trajectory, the sum of log-ratios of new to old policy over its other sequences; 0
-            until the learner has told (`Learner.relate`), which is right on the first update of a batch.
+        other_log_ratios: per sequence, the sum of the log-ratios of new to old policy over its trajectory's others; 0
+            until `Learner.with_other_log_ratios` has filled it in, which is right on the first update of a batch.
     """
 
     prefix: Int[Array, "G P"]
@@ -177,30 +177,30 @@ class MicroBatch:
     advantages: Float[Array, " N"]
     trajectory: Int[Array, " N"]
     share: Float[Array, " N"]
-    elsewhere: Float[Array, " N"]
+    other_log_ratios: Float[Array, " N"]
 
     @property
     def num_tokens(self) -> float:
-        """Tokens that carry loss."""
+        """The number of tokens that carry loss."""
         return float(jax.device_get(self.mask.sum()))
 
     @property
     def num_sequences(self) -> float:
-        """Sequences with a token that carries loss; those of one trajectory are one together."""
+        """The number of sequences with a token that carries loss; those of one trajectory are one together."""
         return float(jax.device_get((self.mask.sum(1).astype(bool) * self.share).sum()))
 
     @property
     def longest(self) -> float:
-        """Most tokens that carry loss in one sequence."""
+        """The most tokens that carry loss in one sequence."""
         return float(jax.device_get(self.mask.sum(1).max()))
 
     def with_advantage(self) -> "MicroBatch":
-        """The batch in which only sequences with an advantage carry loss; for counting."""
+        """Return the batch in which only sequences with an advantage carry loss; for counting."""
         return dataclasses.replace(self, mask=self.mask * self.advantages.astype(bool)[:, None])
 
     @property
     def shards(self) -> int:
-        """S."""
+        """S, the number of parts."""
         return self.select.shape[0]
 
     @property
@@ -209,13 +209,12 @@ class MicroBatch:
         shards, selected = self.select.shape
         (rows, length), (sequences, sequence_length) = self.tokens.shape, self.mask.shape
         prefixes, prefix_length = self.prefix.shape
-        return BatchShape(
-            rows // shards, length, sequences // shards, sequence_length, prefixes // shards, prefix_length,
-            self.segment_ids is not None, selected,
-        )  # fmt: skip
+        packed = self.segment_ids is not None
+        sizes = rows // shards, length, sequences // shards, sequence_length, prefixes // shards, prefix_length
+        return BatchShape(*sizes, packed, selected)
 
     def widened(self, selected: int) -> "MicroBatch":
-        """The same batch with R = `selected`, which must not be smaller than it is."""
+        """Return the batch with R = `selected`, which must not be smaller than it is."""
         shape = self.shape
         more = ((0, 0), (0, selected - shape.selected))
         select: Any = np.pad(self.select, more, constant_values=shape.rows * shape.length - 1)
@@ -225,16 +224,16 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class MicroShapes:
-    """The shapes that get compiled.
+    """The shapes of micro-batches without packing; each is compiled when it is first needed.
 
     Attributes:
-        tokens: tokens of a micro-batch on each batch shard: a width w gives tokens // w rows, or an eighth of them
-            where few are left over, or few share a prefix.
+        tokens: tokens of a micro-batch on each batch shard, shared prefixes not counted: a width w gives tokens // w
+            rows, at least one, or an eighth of them where few are left over or few share a prefix.
         widths: row widths, ascending; the last must hold the longest row.
         prefix_widths: widths of the shared prefix; empty switches sharing off.
         rows_per_prefix: at least one prefix slot for so many rows.
         response_fractions: shares of a micro-batch's tokens that may be sampled ones, ascending; only so many positions
-            are projected onto the vocabulary, and each share is compiled when it is first needed.
+            are projected onto the vocabulary.
     """
 
     tokens: int = 4096
@@ -244,7 +243,7 @@ class MicroShapes:
     response_fractions: tuple[float, ...] = (0.5,)
 
     def sizes(self, width: int) -> tuple[int, int]:
-        """Most rows and most shared prefixes of a micro-batch of this width."""
+        """Return the most rows and the most shared prefixes of a micro-batch of this width."""
         rows = max(1, self.tokens // width)
         return rows, max(1, rows // self.rows_per_prefix) if self.prefix_widths else 1
 
@@ -254,7 +253,7 @@ _LEFT_OVER = 8
 
 
 def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes, shards: int = 1) -> list[MicroBatch]:
-    """Splits rows into micro-batches of few shapes; every row lands in exactly one.
+    """Split rows into micro-batches of few shapes; every row lands in exactly one.
 
     Args:
         shards: S, the batch shards of the mesh that this process feeds.
@@ -262,14 +261,14 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes, shards: in
     Raises:
         ValueError: a row or prefix is longer than the widest shape, or a row begins with a sampled token.
     """
-    share = bool(shapes.prefix_widths)
     by_width: dict[int, list[TokenSequence]] = {}
-    for row in rows:
-        length = len(row.tokens) - (row.prefix if share else 0)
+    for given in rows:
+        row = given if shapes.prefix_widths else dataclasses.replace(given, prefix=0)
+        length = len(row.tokens) - row.prefix
         width = next((w for w in shapes.widths if w >= length), None)
         if width is None:
             raise ValueError(f"A row of {length} tokens exceeds the widest shape {shapes.widths[-1]}; widen it.")
-        check_start(row, row.prefix if share else 0)
+        check_start(row, row.prefix)
         by_width.setdefault(width, []).append(row)
     batches = []
     for width, members in sorted(by_width.items()):
@@ -277,7 +276,7 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes, shards: in
         part: list[TokenSequence] = []
         prefixes: set[tuple[int, ...]] = set()
         for row in members:
-            prefix = row.tokens[: row.prefix] if share else ()
+            prefix = row.tokens[: row.prefix]
             if len(part) == most_rows or (prefix not in prefixes and len(prefixes) == most_prefixes):
                 batches += _cut(part, width, shapes)
                 part, prefixes = [], set()
@@ -288,21 +287,23 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes, shards: in
 
 
 def check_start(row: TokenSequence, start: int = 0) -> None:
-    """Raises:
-    ValueError: the row from `start` on begins with a token that carries loss, so that nothing in it predicts it.
+    """Refuse a row that begins, at `start`, with a token that carries loss: nothing in the row predicts it.
+
+    Raises:
+        ValueError: it does.
     """
     if row.sampled[start : start + 1] == (True,):
         raise ValueError("A row begins with a sampled token, which nothing predicts: put one prompt token before it.")
 
 
 def select_size(found: int, positions: int, fractions: Sequence[float]) -> int:
-    """R for `found` selected of `positions` positions: the smallest of the compiled shares that holds them."""
+    """Return R for `found` selected of `positions` positions: the smallest of the compiled shares that holds them."""
     sizes = (int(positions * fraction) for fraction in (*fractions, 1.0))
     return next(size for size in sizes if size >= found)
 
 
 def stack_parts(parts: Sequence[MicroBatch], shards: int) -> list[MicroBatch]:
-    """Micro-batches of S = `shards` from such of S = 1; parts of one shape come together, empty ones fill up."""
+    """Join micro-batches of S = 1 to such of S = `shards`; parts of one shape come together, empty ones fill up."""
     if shards == 1:
         return list(parts)
     stacked = []
@@ -319,9 +320,8 @@ def stack_parts(parts: Sequence[MicroBatch], shards: int) -> list[MicroBatch]:
 
 
 def _cut(part: Sequence[TokenSequence], width: int, shapes: MicroShapes) -> list[MicroBatch]:
-    """One micro-batch of these rows: a small one if that holds them. Or several small ones of half the tokens."""
-    shared = bool(shapes.prefix_widths)
-    longest = max(row.prefix for row in part) if shared else 0
+    """Make one micro-batch of these rows, or several small ones if those have at most half the tokens."""
+    longest = max(row.prefix for row in part)
     prefix_width = next((w for w in (0, *shapes.prefix_widths) if w >= longest), None)
     if prefix_width is None:
         raise ValueError(f"A prefix of {longest} tokens exceeds the widest {shapes.prefix_widths[-1]}; widen it.")
@@ -331,33 +331,34 @@ def _cut(part: Sequence[TokenSequence], width: int, shapes: MicroShapes) -> list
     small = math.ceil(len(part) / few)
     small_tokens, tokens = few * width + few_slots * prefix_width, rows * width + slots * prefix_width
     if small > 1 and 2 * small * small_tokens > tokens:
-        return [_micro_batch(part, rows, slots, width, prefix_width, shapes)]
+        few, few_slots = rows, slots
     cuts = (part[first : first + few] for first in range(0, len(part), few))
-    return [_micro_batch(rows_of_cut, few, few_slots, width, prefix_width, shapes) for rows_of_cut in cuts]
+    return [_micro_batch(cut, few, few_slots, width, prefix_width, shapes.response_fractions) for cut in cuts]
 
 
 def _micro_batch(
-    part: Sequence[TokenSequence], rows: int, slots: int, width: int, prefix_width: int, shapes: MicroShapes
+    part: Sequence[TokenSequence],
+    rows: int,
+    slots: int,
+    width: int,
+    prefix_width: int,
+    fractions: Sequence[float],
 ) -> MicroBatch:
-    """The rows of `part` in `rows` rows of `width` tokens on `slots` shared prefixes of `prefix_width`."""
-    shared = bool(shapes.prefix_widths)
-    prefixes: dict[tuple[int, ...], int] = {}
-    for row in part:
-        prefixes.setdefault(row.tokens[: row.prefix] if shared else (), len(prefixes))
-    found = sum(sum(row.sampled[row.prefix if shared else 0 :]) for row in part)
-    selected = select_size(found, rows * width, shapes.response_fractions)
+    """Lay the rows of `part` out in `rows` rows of `width` tokens, on `slots` shared prefixes of `prefix_width`."""
+    found = sum(sum(row.sampled[row.prefix :]) for row in part)
+    selected = select_size(found, rows * width, fractions)
     shape = BatchShape(rows, width, rows, width, slots, prefix_width, False, selected)
     arrays: Any = shape.empty()
-    for ids, index in prefixes.items():
-        arrays.prefix[index, : len(ids)] = ids
-        arrays.prefix_lengths[index] = len(ids)
+    prefixes: dict[tuple[int, ...], int] = {}
     for b, row in enumerate(part):
-        start = row.prefix if shared else 0
-        length = len(row.tokens) - start
-        arrays.tokens[b, :length] = row.tokens[start:]
-        arrays.mask[b, :length] = row.sampled[start:]
-        arrays.rollout_logprobs[b, :length] = row.logprobs[start:]
-        arrays.prefix_row[b] = prefixes[row.tokens[:start]]
+        ids, length = row.tokens[: row.prefix], len(row.tokens) - row.prefix
+        slot = prefixes.setdefault(ids, len(prefixes))
+        arrays.prefix[slot, : len(ids)] = ids
+        arrays.prefix_lengths[slot] = len(ids)
+        arrays.prefix_row[b] = slot
+        arrays.tokens[b, :length] = row.tokens[row.prefix :]
+        arrays.mask[b, :length] = row.sampled[row.prefix :]
+        arrays.rollout_logprobs[b, :length] = row.logprobs[row.prefix :]
         arrays.advantages[b], arrays.trajectory[b], arrays.share[b] = row.advantage, row.trajectory, row.share
     carrying = np.flatnonzero(arrays.mask)
     arrays.select[0, :found], arrays.place[0, :found] = carrying - 1, carrying

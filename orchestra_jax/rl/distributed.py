@@ -1,4 +1,4 @@
-"""Arrays of one process to arrays of the whole mesh, and what several processes must agree on before a step."""
+"""Arrays of the whole mesh from those of one process, and the agreement of several processes before a step."""
 
 import dataclasses
 import itertools
@@ -8,22 +8,22 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from orchestra_jax.models.sharding import ShardingRules, batch_sharding, batch_shards
+from orchestra_jax.models.sharding import MeshSharding
 from orchestra_jax.rl.batching import BatchShape, MicroBatch
 
 
-def process_shards(mesh: Mesh, rules: ShardingRules) -> int:
-    """Batch shards that this process feeds: those on its own devices.
+def process_shards(sharding: MeshSharding) -> int:
+    """Return the number of batch shards that this process feeds: those on its own devices.
 
     Raises:
         ValueError: a batch shard lies on devices of two processes.
     """
-    shards = batch_shards(mesh, rules)
+    shards = sharding.batch_shards
     owners: dict[Any, set[int]] = {}
-    held: Any = batch_sharding(mesh, rules).devices_indices_map((shards,))
+    held: Any = sharding.batch.devices_indices_map((shards,))
     for device, index in held.items():
         owners.setdefault(index[0].start, set()).add(device.process_index)
     if any(len(processes) > 1 for processes in owners.values()):
@@ -32,10 +32,8 @@ def process_shards(mesh: Mesh, rules: ShardingRules) -> int:
     return sum(jax.process_index() in processes for processes in owners.values()) or shards
 
 
-def tree_to_mesh(tree: PyTree, shardings: PyTree[NamedSharding] | None) -> PyTree:
-    """Every leaf, which all processes hold whole or which is sharded already, as an array of its sharding."""
-    if shardings is None:
-        return jax.tree.map(jax.device_put, tree)
+def tree_to_mesh(tree: PyTree, shardings: PyTree[NamedSharding]) -> PyTree:
+    """Put every leaf, which all processes hold whole or which is on the mesh already, where its sharding says."""
 
     def place(leaf: Any, sharding: NamedSharding) -> jax.Array:
         if sharding.is_fully_addressable or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
@@ -48,15 +46,15 @@ def tree_to_mesh(tree: PyTree, shardings: PyTree[NamedSharding] | None) -> PyTre
 
 
 def batch_to_mesh(batch: MicroBatch, sharding: NamedSharding) -> MicroBatch:
-    """A global micro-batch from this process's parts."""
+    """Make a global micro-batch from this process's parts."""
     with jax.transfer_guard("allow"):  # explicit, but JAX does not count it as such
         return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)
 
 
 def agree_on_batches(batches: Sequence[MicroBatch], shards: int) -> list[MicroBatch]:
-    """This process's micro-batches in an order, number and shapes that are those of all processes.
+    """Return this process's micro-batches in the order, number and shapes that all processes have. A collective.
 
-    Processes exchange their shapes; empty micro-batches fill up, and R is the largest of any process. A collective.
+    Processes exchange their shapes; empty micro-batches fill up, and R is the largest of any process.
     """
     if jax.process_count() == 1:
         return list(batches)

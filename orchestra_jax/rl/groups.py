@@ -1,4 +1,4 @@
-"""Trajectories into the [G, N] arrays that rewards and advantages are computed from."""
+"""The [G, N] arrays that rewards and advantages are computed from, made from trajectories."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from orchestra_jax.types import Status, Trajectory
 
 @dataclass(frozen=True)
 class GroupArrays:
-    """What the reward needs of G groups of N members; K is the largest menu, F = K + 3.
+    """Arrays of G groups of N members for the reward; K is the largest menu, F = K + 3.
 
     Attributes:
         tool_counts: executed calls of each tool of the instance's menu, menu order.
         solved, completed, failed: r_outcome; the trajectory gave an answer; infrastructure failure.
-        cost_usd, latency_s: of the trajectory.
+        cost_usd, latency_s: dollars and seconds of the trajectory.
         preference: P in the feature order of `rewards.feature_matrix`.
         tool_mask: features that exist for the instance.
     """
@@ -32,12 +32,12 @@ class GroupArrays:
 
 
 def trained_groups(kept: Bool[np.ndarray, " G"], count: int) -> Int[np.ndarray, " count"]:
-    """The `count` groups that the update sees, in order: those with a gradient, then the first of the others."""
+    """Return the `count` groups that the update sees, in order: those with a gradient, then the first of the others."""
     return np.sort(np.argsort(~kept, kind="stable")[:count])
 
 
 def group_arrays(trajectories: Sequence[Trajectory], group_size: int, max_tools: int | None = None) -> GroupArrays:
-    """Arrays of trajectories that are ordered by group, then member (as `Collector.collect` returns them).
+    """Return the arrays of trajectories that are ordered by group, then member (as `Collector.collect` returns them).
 
     Args:
         max_tools: least K; else, and where a menu is larger, K is that of the largest menu among the trajectories.
@@ -69,7 +69,7 @@ def group_arrays(trajectories: Sequence[Trajectory], group_size: int, max_tools:
     return GroupArrays(
         tool_counts=counts,
         solved=column([t.solved for t in trajectories], bool),
-        completed=column([t.valid for t in trajectories], bool),
+        completed=column([t.completed for t in trajectories], bool),
         failed=column([t.status is Status.FAILED for t in trajectories], bool),
         cost_usd=column([t.cost_usd for t in trajectories], np.float32),
         latency_s=column([t.latency_s for t in trajectories], np.float32),

@@ -1,4 +1,4 @@
-"""Features of a trajectory, the preference reward of Eq. 2 and the preference score of Eq. 5-6.
+"""The features of a trajectory, the preference reward of Eq. 2 and the preference score of Eq. 5-6.
 
 Axes: G groups (one per task), N members of a group (rollouts), K tools, F = K + 3 features, E evaluation examples.
 The feature order is fixed everywhere: K tools in the order of the instance's menu, outcome, -cost, -latency.
@@ -22,15 +22,20 @@ def feature_matrix(
     *,
     tool_feature: ToolFeature = ToolFeature.count,
 ) -> Float[Array, "G N F"]:
-    """Builds M (section 3.2): `[m_t1 .. m_tK, r_outcome, r_compute, r_latency]` for every trajectory.
+    """Return M (section 3.2): `[m_t1 .. m_tK, r_outcome, r_compute, r_latency]` for every trajectory.
+
+    A trajectory that called the first of two tools twice, was right, cost 25 cents and took 4 seconds:
+
+    >>> feature_matrix(jnp.array([[[2, 0]]]), jnp.array([[True]]), jnp.array([[0.25]]), jnp.array([[4.0]])).tolist()
+    [[[2.0, 0.0, 1.0, -0.25, -4.0]]]
 
     Args:
-        tool_counts: how often each tool was invoked; padding tools have 0.
+        tool_counts: number of calls of each tool; padding tools have 0.
         solved: r_outcome of Eq. 1.
         cost_usd: dollars of the trajectory, >= 0; enters M negated.
         latency_s: seconds of the trajectory, >= 0; enters M negated.
-        tool_feature: what m_t is. "count" is the paper's number of invocations; "used" is 1 if the tool was invoked at
-            all, else 0; "share" is the count over the trajectory's invocations of all tools, 0 when there were none.
+        tool_feature: meaning of m_t. "count" is the paper's number of calls; "used" is 1 if the tool was called at all,
+            else 0; "share" is the count over the trajectory's calls of all tools, 0 when there were none.
 
     Returns:
         M with F = K + 3, in float32 (float64 if an input is).
@@ -58,9 +63,13 @@ def feature_matrix(
 def normalize_features(
     M: Float[Array, "G N F"], valid: Bool[Array, "G N"], *, normalize_outcome: bool = True
 ) -> Float[Array, "G N F"]:
-    """Min-max over the valid members of each group: `(M[k] - min) / (max - min)`, 0 where max equals min.
+    """Return the min-max over the valid members of each group: `(M[k] - min) / (max - min)`, 0 where max equals min.
 
     Rows of invalid members are 0, whatever they hold (NaN included), and take no part in the minimum and maximum.
+
+    >>> M = jnp.array([[[1.0, 1.0, -0.02, -4.0], [0.0, 1.0, -0.01, -2.0], [5.0, 1.0, -9.0, -9.0]]])
+    >>> normalize_features(M, jnp.array([[True, True, False]])).tolist()
+    [[[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]]
 
     Args:
         M: features of `feature_matrix`.
@@ -92,7 +101,14 @@ def preference_reward(
     *,
     normalize_outcome: bool = True,
 ) -> Float[Array, "G N"]:
-    """Eq. 2: `R = M_norm . P` for solved trajectories, 0 for unsolved ones.
+    """Return Eq. 2: `R = M_norm . P` for solved trajectories, 0 for unsolved ones.
+
+    Two trajectories of a user who wants low cost; both are right, the second is cheaper:
+
+    >>> M = jnp.array([[[1.0, 1.0, -0.02, -4.0], [0.0, 1.0, -0.01, -4.0]]])
+    >>> both, all_features = jnp.array([[True, True]]), jnp.ones((1, 4), bool)
+    >>> preference_reward(M, jnp.array([[0.0, 1.0, 1.0, 0.0]]), both, both, all_features).tolist()
+    [[0.0, 1.0]]
 
     Args:
         M: features of `feature_matrix`.
@@ -124,7 +140,13 @@ def preference_score(
     preference: Float[Array, "E F"],
     solved: Bool[Array, " E"],
 ) -> Float[Array, " E"]:
-    """Eq. 5-6: how well the trained policy follows the preference, relative to the starting checkpoint.
+    """Return Eq. 5-6: how well the trained policy follows the preference, relative to the starting checkpoint.
+
+    The trained policy called one tool as often as before, was right too, and was two times as fast:
+
+    >>> M_s, M_0 = jnp.array([[1.0, 1.0, -2.0, -4.0]]), jnp.array([[1.0, 1.0, -2.0, -8.0]])
+    >>> preference_score(M_s, M_0, jnp.array([[0.0, 1.0, 0.0, 0.5]]), jnp.array([True])).tolist()
+    [2.0]
 
     Eq. 5: tools and outcome give `M_s / max(1, M_0)`, cost and latency give `M_0 / max(1, M_s)`. M holds cost and
     latency as negatives and Eq. 5 is about magnitudes, so their absolute values are used here. Because of `max(1, .)`
@@ -138,7 +160,7 @@ def preference_score(
         solved: whether the trained policy solved the example.
 
     Returns:
-        Score of each example; the benchmark's figure is the sum, and the mean is reported too.
+        The score of each example; the benchmark's figure is the sum, and the mean is reported too.
     """
     trained, start = jnp.asarray(M_s), jnp.asarray(M_0)
     chex.assert_equal_shape([trained, start, preference])

@@ -1,9 +1,9 @@
-"""What the configuration asks the learner to do: rewards and advantages of a step, its batches, optimizers, losses."""
+"""The parts of the update that settings describe: mesh, rewards of a step, micro-batches, learners."""
 
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -12,12 +12,9 @@ from jaxtyping import Array
 
 from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
 from orchestra_jax.config.choices import Aggregation, AttentionBackend, DType, FilteredRows, History
-from orchestra_jax.config.rollout import RolloutLimits
-from orchestra_jax.config.schema import MeshConfig, ModelConfig, RewardConfig, RunConfig
-from orchestra_jax.models.attention.cudnn import max_segments
+from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
+from orchestra_jax.config.schema import LoraConfig, MeshConfig, ModelConfig, RewardConfig, WarmStartConfig
 from orchestra_jax.models.base import DecoderConfig
-from orchestra_jax.models.lora import LoRA
-from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
 from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.groups import GroupArrays
@@ -27,40 +24,49 @@ from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.rewards import feature_matrix, preference_reward
 
+if TYPE_CHECKING:  # needed with adapters only
+    from orchestra_jax.models.lora import LoRA
+
 
 def device_mesh(cfg: MeshConfig) -> Mesh | None:
-    """The configured mesh; None for a single device.
+    """Return the configured mesh, or None for a single device.
 
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
     """
     if (cfg.data, cfg.fsdp, cfg.tensor) == (1, 1, 1):
         return None
+    from orchestra_jax.models.sharding import make_mesh
+
     mesh = make_mesh(cfg.data, cfg.fsdp, cfg.tensor)
     return None if mesh.size == 1 else mesh
 
 
-def kl_share(algorithm: AlgorithmConfig, step: int, steps: int) -> float:
-    """The share of loss.kl_coef in force at `step`: from 1 linearly to kl_final over the first kl_fade of the run."""
-    done = min(1.0, step / max(1.0, algorithm.kl_fade * steps))
-    return 1.0 - (1.0 - algorithm.kl_final) * done
+def adapters(cfg: LoraConfig) -> "LoRA | None":
+    """Return the adapters to train, or None where the whole policy is trained."""
+    if not cfg.rank:
+        return None
+    from orchestra_jax.models.lora import LoRA
+
+    return LoRA(cfg.rank, cfg.alpha, tuple(cfg.targets), cfg.layers)
 
 
-def score_groups(cfg: RunConfig, arrays: GroupArrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rewards (Eq. 2) [G, N], advantages (Eq. 3 and the filters) [G, N] and kept groups [G]."""
-    reward = cfg.reward
+def reward_groups(
+    arrays: GroupArrays, reward: RewardConfig, advantage: AdvantageConfig
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rewards (Eq. 2) [G, N], advantages (Eq. 3 and the filters) [G, N] and which groups are kept [G]."""
     tools = arrays.preference.shape[1] - 3
     scale = np.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], np.float32)
     weighted = vars(arrays) | {"preference": arrays.preference * scale}
-    rewards, advantages, kept = _score_groups(weighted, reward, cfg.algorithm.advantage)
+    rewards, advantages, kept = _reward_groups(weighted, reward, advantage)
     return np.asarray(rewards), np.asarray(advantages), np.asarray(kept)
 
 
 @functools.partial(jax.jit, static_argnames=("reward", "advantage"))
-def _score_groups(
+def _reward_groups(
     arrays: dict[str, Array], reward: RewardConfig, advantage: AdvantageConfig
 ) -> tuple[Array, Array, Array]:
-    """`score_groups` of the fields of a `GroupArrays`, where the preference has its multipliers."""
+    """Compute `reward_groups` from the fields of a `GroupArrays` whose preference has its multipliers."""
     solved, completed = arrays["solved"], arrays["completed"]
     matrix = feature_matrix(
         arrays["tool_counts"], solved, arrays["cost_usd"], arrays["latency_s"], tool_feature=reward.tool_feature
@@ -79,17 +85,28 @@ def _score_groups(
     return rewards, advantages, informative_groups(rewards, members, min_std=advantage.min_std)
 
 
-def policy_shapes(cfg: RunConfig) -> MicroShapes | PackShapes:
-    """Shapes of the update's micro-batches on one batch shard; the longest trajectory fits.
-
-    Unpacked: the configured widths and one that holds rollout.limits.max_length. Packed: one shape.
+def kl_scale(algorithm: AlgorithmConfig, step: int, steps: int) -> float:
+    """Return the factor on loss.kl_coef at `step`: it falls from 1 linearly to kl_final over the first kl_fade of the
+    run.
     """
-    algorithm, longest = cfg.algorithm, cfg.rollout.limits.max_length
+    done = min(1.0, step / max(1.0, algorithm.kl_fade * steps))
+    return 1.0 - (1.0 - algorithm.kl_final) * done
+
+
+def policy_shapes(algorithm: AlgorithmConfig, model: ModelConfig, longest: int) -> MicroShapes | PackShapes:
+    """Return the shapes of the update's micro-batches on one batch shard.
+
+    Unpacked: the configured widths and `longest`. Packed: one shape. Each has algorithm.micro_tokens tokens, shared
+    prefixes not counted, and at least one row.
+
+    Args:
+        longest: tokens of the longest trajectory, which must fit: rollout.limits.max_length.
+    """
     fractions = tuple(algorithm.response_fractions)
     if algorithm.packing:
         length = algorithm.row_length or longest
         rows = max(1, algorithm.micro_tokens // length)
-        most = most_packed(cfg.model, length)
+        most = most_packed(model, length)
         return PackShapes(length, rows, max(rows, algorithm.row_sequences), fractions, most)
 
     def reaching(widths: list[int]) -> tuple[int, ...]:
@@ -104,85 +121,103 @@ def policy_shapes(cfg: RunConfig) -> MicroShapes | PackShapes:
 
 
 def most_packed(model: ModelConfig, length: int) -> int | None:
-    """Most sequences of a packed row of `length` tokens; None: no limit.
+    """Return the most sequences that a packed row of `length` tokens may hold, or None for no limit.
 
-    Where cuDNN may compute attention it has room for so many, and its padding counts as one. The same rows are packed
-    on every machine: what runs is not known before the model is traced.
+    Where cuDNN may compute attention it has room for so many, and padding counts as one. The same rows are packed on
+    every machine, since the backend is not known before the model is traced.
     """
-    may = model.attention is not AttentionBackend.xla and model.dtype is DType.bfloat16
-    return max_segments(length) - 1 if may else None
+    if model.attention is AttentionBackend.xla or model.dtype is not DType.bfloat16:
+        return None
+    from orchestra_jax.models.attention.cudnn import max_segments
+
+    return max_segments(length) - 1
 
 
-def policy_batches(cfg: RunConfig, rows: Sequence[TokenSequence], shards: int) -> list[MicroBatch]:
-    """The rows of one optimizer step as micro-batches, packed or not as configured."""
-    shapes = policy_shapes(cfg)
+def policy_batches(
+    rows: Sequence[TokenSequence], shapes: MicroShapes | PackShapes, shards: int = 1
+) -> list[MicroBatch]:
+    """Cut the rows of one optimizer step into micro-batches, packed if the shapes are."""
     return pack(rows, shapes, shards) if isinstance(shapes, PackShapes) else micro_batches(rows, shapes, shards)
 
 
-def adapters(cfg: RunConfig) -> LoRA | None:
-    """The adapters to train; None where the whole policy is trained."""
-    lora = cfg.model.lora
-    return LoRA(lora.rank, lora.alpha, tuple(lora.targets), lora.layers) if lora.rank else None
-
-
-def _logits_at_once(model: DecoderConfig, mesh: Mesh | None) -> dict[str, Any]:
-    """All ids of some tokens; on a CPU some ids of all tokens, which its cache holds, where all ids are too many."""
-    by_block = mesh is None and jax.default_backend() == "cpu" and model.vocab_size > 4096
-    return {"vocab_block": 512} if by_block else {"chunk": 2048}
-
-
-def warm_learner(cfg: RunConfig, model: DecoderConfig, mesh: Mesh | None = None) -> Learner:
-    """The learner of the warm start."""
-    learner = LearnerConfig(LossConfig(), **_logits_at_once(model, mesh))
-    optimizer = make_optimizer(cfg.warm_start.optimizer, max(1, cfg.warm_start.steps))
-    return Learner(model, learner, optimizer, mesh=mesh, adapters=adapters(cfg))
-
-
-def policy_updates(cfg: RunConfig) -> int:
-    """Optimizer steps of the whole run, over which the schedule of the learning rate falls."""
-    return max(1, cfg.steps * cfg.algorithm.epochs * cfg.algorithm.minibatches)
+def policy_updates(algorithm: AlgorithmConfig, steps: int) -> int:
+    """Return the optimizer steps of the whole run, over which the schedule of the learning rate falls."""
+    return max(1, steps * algorithm.epochs * algorithm.minibatches)
 
 
 def longest_response(limits: RolloutLimits, history: History = History.keep) -> int:
-    """Tokens that one trajectory may sample: those of one sequence, or of a fork for every turn."""
+    """Return the tokens that one trajectory may sample: those of one sequence, or of a fork for every turn."""
     sampled = limits.max_turns * limits.max_new_tokens
     return min(limits.max_length, sampled) if history is History.keep else sampled
 
 
-def relates_rows(cfg: RunConfig) -> bool:
-    """Whether trajectories may have several sequences, and a ratio that is over all of them."""
-    return cfg.rollout.history is not History.keep and LOSSES.get(cfg.algorithm.loss.loss).sequence_ratio
+def ratio_spans_rows(loss: LossConfig, history: History) -> bool:
+    """Return whether the loss has one ratio over all sequences of a trajectory, and a trajectory may have several."""
+    return history is not History.keep and LOSSES.get(loss.loss).sequence_ratio
 
 
-def policy_loss_config(cfg: RunConfig) -> LossConfig:
-    """The loss with the divisor of the "constant" aggregation filled in: the sequences of an optimizer step times the
-    longest response (Liu et al. 2025, Dr. GRPO), whatever the rows' shapes and however many were filtered.
-    """
-    algorithm, loss = cfg.algorithm, cfg.algorithm.loss
-    if loss.constant is not None or aggregation_of(loss) is not Aggregation.constant:
-        return loss
-    sequences = algorithm.tasks_per_step * algorithm.group_size / algorithm.minibatches
-    return dataclasses.replace(loss, constant=sequences * longest_response(cfg.rollout.limits, cfg.rollout.history))
-
-
-def scores_old(algorithm: AlgorithmConfig) -> bool:
-    """Whether the learner scores a step's rows before it updates on them: for `old`, where it takes several updates.
+def separate_old_pass(algorithm: AlgorithmConfig) -> bool:
+    """Return whether the learner computes `old` in a pass of its own, before it updates on a step's rows several times.
 
     On the only update of a batch `old` is the policy that is differentiated (`LearnerConfig.own_old`).
     """
     return recomputes_old(algorithm.loss) and algorithm.epochs * algorithm.minibatches > 1
 
 
-def policy_learner(cfg: RunConfig, model: DecoderConfig, mesh: Mesh | None = None) -> Learner:
-    """The learner of the policy updates."""
-    algorithm = cfg.algorithm
-    learner = LearnerConfig(
-        policy_loss_config(cfg),
+def policy_loss_config(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> LossConfig:
+    """Return the loss with the divisor of the "constant" aggregation filled in.
+
+    It is the sequences of an optimizer step times the longest response (Liu et al. 2025, Dr. GRPO), whatever the rows'
+    shapes and however many were filtered.
+    """
+    loss = algorithm.loss
+    if loss.constant is not None or aggregation_of(loss) is not Aggregation.constant:
+        return loss
+    sequences = algorithm.tasks_per_step * algorithm.group_size / algorithm.minibatches
+    return dataclasses.replace(loss, constant=sequences * longest_response(rollout.limits, rollout.history))
+
+
+def learner_config(
+    algorithm: AlgorithmConfig, rollout: RolloutConfig, model: DecoderConfig, mesh: Mesh | None = None
+) -> LearnerConfig:
+    """Return the settings of the policy updates that are compiled."""
+    return LearnerConfig(
+        policy_loss_config(algorithm, rollout),
         algorithm.entropy_coef,
-        cfg.rollout.temperature,
+        rollout.temperature,
         **_logits_at_once(model, mesh),
-        own_old=recomputes_old(algorithm.loss) and not scores_old(algorithm),
+        own_old=recomputes_old(algorithm.loss) and not separate_old_pass(algorithm),
         count_all=algorithm.filtered_rows is FilteredRows.count,
     )
-    optimizer = make_optimizer(algorithm.optimizer, policy_updates(cfg))
-    return Learner(model, learner, optimizer, mesh=mesh, adapters=adapters(cfg))
+
+
+def policy_learner(
+    algorithm: AlgorithmConfig,
+    rollout: RolloutConfig,
+    steps: int,
+    model: DecoderConfig,
+    *,
+    mesh: Mesh | None = None,
+    adapters: "LoRA | None" = None,
+) -> Learner:
+    """Return the learner of the policy updates.
+
+    Args:
+        steps: training steps of the run.
+    """
+    optimizer = make_optimizer(algorithm.optimizer, policy_updates(algorithm, steps))
+    return Learner(model, learner_config(algorithm, rollout, model, mesh), optimizer, mesh=mesh, adapters=adapters)
+
+
+def warm_learner(
+    cfg: WarmStartConfig, model: DecoderConfig, *, mesh: Mesh | None = None, adapters: "LoRA | None" = None
+) -> Learner:
+    """Return the learner of the warm start."""
+    learner = LearnerConfig(LossConfig(), **_logits_at_once(model, mesh))
+    return Learner(model, learner, make_optimizer(cfg.optimizer, max(1, cfg.steps)), mesh=mesh, adapters=adapters)
+
+
+def _logits_at_once(model: DecoderConfig, mesh: Mesh | None) -> dict[str, Any]:
+    """Return all ids of some tokens; on a CPU with a large vocabulary some ids of all tokens, which its cache holds."""
+    by_block = mesh is None and jax.default_backend() == "cpu" and model.vocab_size > 4096
+    return {"vocab_block": 512} if by_block else {"chunk": 2048}

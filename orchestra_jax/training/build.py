@@ -21,7 +21,6 @@ from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.decoder import abstract_params, init_params
 from orchestra_jax.models.families import preset_config, read_config, run_settings
-from orchestra_jax.models.sharding import ShardingRules, param_shardings
 from orchestra_jax.money import run_budget as spending
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.processes import Processes
@@ -154,7 +153,9 @@ def make_policy(cfg: RunConfig, chat: ChatFormat, mesh: Mesh | None = None) -> t
 def _random_params(config: DecoderConfig, key: PRNGKeyArray, mesh: Mesh | None) -> Params:
     if mesh is None:
         return init_params(config, key)
-    shardings = param_shardings(mesh, ShardingRules(), abstract_params(config), axes=config.axes)
+    from orchestra_jax.models.sharding import MeshSharding
+
+    shardings = MeshSharding(mesh).params(abstract_params(config), config.axes)
     return cast(Params, jax.jit(init_params, static_argnums=0, out_shardings=shardings)(config, key))
 
 

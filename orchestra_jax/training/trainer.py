@@ -28,7 +28,7 @@ from orchestra_jax.rl.setup import (
     device_mesh,
     policy_learner,
     policy_updates,
-    score_groups,
+    reward_groups,
     warm_learner,
 )
 from orchestra_jax.rollout.chat import ChatFormat
@@ -82,7 +82,7 @@ class Trainer:
     ) -> None:
         self.cfg, self.money, self.loop, self.processes = cfg, money, loop, processes or Processes()
         self.directory, self._began = Path(cfg.output_dir), time.monotonic()
-        self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg)
+        self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg.model.lora)
         self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep, self.processes)
         params: Params | None = None
         with self.processes.together():
@@ -94,10 +94,12 @@ class Trainer:
                 self.model = policy_config(cfg, chat)  # the weights are the checkpoint's
             self.collector = make_collector(cfg, environment, chat)
             self._menu = environment.largest_menu()  # K of the rewards' arrays
-        self.policy = policy_learner(cfg, self.model, self.mesh)
+        self.policy = policy_learner(
+            cfg.algorithm, cfg.rollout, cfg.steps, self.model, mesh=self.mesh, adapters=self.lora
+        )
         warms = cfg.warm_start.steps and (cfg.model.path is None or cfg.warm_start.pretrained)
-        self.warm = warm_learner(cfg, self.model, self.mesh) if warms else None
-        self.schedule = learning_rate(cfg.algorithm.optimizer, policy_updates(cfg))
+        self.warm = warm_learner(cfg.warm_start, self.model, mesh=self.mesh, adapters=self.lora) if warms else None
+        self.schedule = learning_rate(cfg.algorithm.optimizer, policy_updates(cfg.algorithm, cfg.steps))
         self.base: Any = None  # what LoRA freezes
         if self.lora is not None:
             self.base = self.policy.place_params(cast(Params, params))
@@ -230,7 +232,7 @@ class Trainer:
         }
 
     def _score(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
-        """What `score_groups` gives for whole groups, however many: in parts as large as a step without more groups.
+        """What `reward_groups` gives for whole groups, however many: in parts as large as a step without more groups.
 
         So nothing is compiled anew, and a group's figures are the same to the bit whatever was collected after it.
         """
@@ -240,7 +242,7 @@ class Trainer:
             found = trajectories[first : first + part]
             arrays = group_arrays([*found, *trajectories[: part - len(found)]], members, self._menu)
             self._menu = arrays.tool_counts.shape[-1]
-            parts.append(score_groups(self.cfg, arrays))
+            parts.append(reward_groups(arrays, self.cfg.reward, self.cfg.algorithm.advantage))
         return [np.concatenate(figures)[: len(trajectories) // members] for figures in zip(*parts, strict=True)]
 
     def begin_policy_phase(self) -> None:

@@ -13,7 +13,7 @@ from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.models.base import Params
 from orchestra_jax.rl.batching import MicroBatch, sequences
 from orchestra_jax.rl.learner import Learner, TrainState
-from orchestra_jax.rl.setup import kl_share, policy_batches, relates_rows, scores_old
+from orchestra_jax.rl.setup import kl_scale, policy_batches, policy_shapes, ratio_spans_rows, separate_old_pass
 from orchestra_jax.types import Status, Trajectory
 
 
@@ -44,30 +44,33 @@ def update(
         The new state and the metrics of every optimizer step, in order; none where no trajectory has a gradient.
     """
     algorithm = cfg.algorithm
-    kl_scale = kl_share(algorithm, step, cfg.steps)
-    pulled = algorithm.loss.kl_coef * kl_scale > 0
+    scale = kl_scale(algorithm, step, cfg.steps)
+    with_kl = algorithm.loss.kl_coef * scale > 0
     found: list[Mapping[str, float]] = []
     with jax.transfer_guard("disallow"):
         # Of several processes one may have no rows where another has some: a minibatch is skipped that nobody has.
         minibatches = [
             placed
-            for batches in _minibatches(cfg, trajectories, advantages, learner.shards, pulled=pulled)
+            for batches in _minibatches(cfg, trajectories, advantages, learner.shards, with_kl=with_kl)
             if (placed := learner.place(batches))
         ]
-        if scores_old(algorithm):
+        if separate_old_pass(algorithm):
             minibatches = [
-                [learner.score(state.params, batch, base=base) for batch in batches] for batches in minibatches
+                [learner.with_old_logprobs(state.params, batch, base=base) for batch in batches]
+                for batches in minibatches
             ]
             if scored is not None:
                 scored += itertools.chain(*minibatches)
-        if pulled:
+        if with_kl:
             whole = learner.place_params(reference)
-            minibatches = [[learner.score_reference(whole, batch) for batch in batches] for batches in minibatches]
+            minibatches = [[learner.with_ref_logprobs(whole, batch) for batch in batches] for batches in minibatches]
             del whole  # an offloaded one leaves the devices before the update
+        spans_rows = ratio_spans_rows(algorithm.loss, cfg.rollout.history)
         for number, batches in enumerate(minibatches * algorithm.epochs):
-            related = learner.relate(state.params, batches, base=base) if number and relates_rows(cfg) else batches
-            state, metrics = learner.policy_step(state, related, kl_scale=kl_scale, base=base)
-            found.append(metrics if pulled else {k: v for k, v in metrics.items() if k != "kl_ref"})
+            if number and spans_rows:
+                batches = learner.with_other_log_ratios(state.params, batches, base=base)
+            state, metrics = learner.policy_step(state, batches, kl_scale=scale, base=base)
+            found.append(metrics if with_kl else {k: v for k, v in metrics.items() if k != "kl_ref"})
     return state, found
 
 
@@ -82,15 +85,16 @@ def _minibatches(
     advantages: Float[np.ndarray, " N"],
     shards: int,
     *,
-    pulled: bool,
+    with_kl: bool,
 ) -> list[list[MicroBatch]]:
     """The micro-batches of each optimizer step of an epoch.
 
-    A trajectory with advantage 0 has a gradient only through the KL (`pulled`) or the entropy bonus. It is left out
+    A trajectory with advantage 0 has a gradient only through the KL (`with_kl`) or the entropy bonus. It is left out
     where there is neither, and where `filtered_rows` says so.
     """
     algorithm = cfg.algorithm
-    regularised = (pulled or algorithm.entropy_coef > 0) and algorithm.filtered_rows is not FilteredRows.drop
+    regularised = (with_kl or algorithm.entropy_coef > 0) and algorithm.filtered_rows is not FilteredRows.drop
+    shapes = policy_shapes(algorithm, cfg.model, cfg.rollout.limits.max_length)
     size = len(trajectories) // algorithm.minibatches
     minibatches = []
     for first in range(0, len(trajectories), size):
@@ -102,5 +106,5 @@ def _minibatches(
             if a != 0 or (regularised and trajectory.status is not Status.FAILED)
             for row in sequences(trajectory, float(a), number)
         ]
-        minibatches.append(policy_batches(cfg, rows, shards) if rows else [])
+        minibatches.append(policy_batches(rows, shapes, shards) if rows else [])
     return minibatches

@@ -13,7 +13,7 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch, TokenSequence, sequences
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rl.setup import most_packed, policy_batches
+from orchestra_jax.rl.setup import most_packed, policy_batches, policy_shapes
 from orchestra_jax.rollout.collector import share_all
 from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.training.trainer import Trainer
@@ -94,7 +94,7 @@ def demonstration_rows(demonstrations: Sequence[Trajectory], max_new_tokens: int
         ConfigError: a demonstration did not end with an answer, or a turn of it is longer than the policy's may be.
     """
     for demonstration in demonstrations:
-        if not demonstration.valid:
+        if not demonstration.completed:
             raise ConfigError(
                 f"The demonstration of task {demonstration.task.id} ended as {demonstration.status} "
                 f"({demonstration.reason}): raise rollout.limits.max_length if it is too long."
@@ -111,7 +111,8 @@ def demonstration_rows(demonstrations: Sequence[Trajectory], max_new_tokens: int
 def _cutter(cfg: RunConfig, rows: Sequence[TokenSequence], shards: int, processes: Processes) -> Cut:
     """How a process's part of a batch becomes micro-batches: packed, or as the update's rows are."""
     if not cfg.warm_start.packing:
-        return lambda rows: policy_batches(cfg, rows, shards)
+        unpacked = policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length)
+        return lambda rows: policy_batches(rows, unpacked, shards)
     fractions, micro_tokens = tuple(cfg.algorithm.response_fractions), cfg.algorithm.micro_tokens
     whole = shards * processes.count
     shapes = demonstration_shapes(rows, cfg.warm_start.batch_size, micro_tokens, fractions, whole)
@@ -187,5 +188,5 @@ def copy_accuracy(
                 elif call.arguments:
                     copied.append(dict(call.arguments) == dict(reference_call(trajectory.task, call.name).arguments))
         results = [result for turn in trajectory.turns for result in turn.results]
-        copied.append(trajectory.answer == answer_from(results) if trajectory.valid else False)
+        copied.append(trajectory.answer == answer_from(results) if trajectory.completed else False)
     return float(np.mean(copied)) if copied else 0.0

@@ -64,7 +64,8 @@ def outcome(base: DictConfig, key: str, value: Any) -> str | None:
     for missing in missing_inputs(run):
         assert len(missing) < 500
         missing.encode()
-    policy_shapes(run), policy_loss_config(run), adapters(run)
+    policy_shapes(run.algorithm, run.model, run.rollout.limits.max_length)
+    policy_loss_config(run.algorithm, run.rollout), adapters(run.model.lora)
     return None
 
 

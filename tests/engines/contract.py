@@ -18,8 +18,8 @@ from scipy import stats
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.models import decoder
 from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.rl.batch_logprobs import batch_logprobs
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
-from orchestra_jax.rl.scoring import score_rows
 
 SECONDS = 600.0  # nothing below takes so long unless it hangs
 
@@ -100,7 +100,7 @@ class Subject:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _scores(config: Qwen3Config, temperature: float, params: Any, batch: Any) -> jax.Array:
-    return score_rows(params, config, batch, temperature=temperature)[0]
+    return batch_logprobs(params, config, batch, temperature=temperature)[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -15,7 +15,7 @@ from orchestra_jax.models import tokenizer
 from orchestra_jax.models.decoder import forward, init_params, logits
 from orchestra_jax.models.lora import LoRA, abstract_adapters, attach, init_adapters, load_peft, merge, save_peft
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.models.sharding import ShardingRules, make_mesh, param_shardings
+from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
 from tests.models.trees import to_params, to_tensors
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=61, num_layers=2, hidden_size=32, intermediate_size=40, head_dim=12)
@@ -186,7 +186,7 @@ def test_sharded_like_their_targets(scan, tmp_path) -> None:
     config = CONFIG.replace(scan_layers=scan)
     mesh, rules = make_mesh(1, 4, 2), ShardingRules()
     base, adapters = base_of(config), trained(config, ALL)
-    shardings = param_shardings(mesh, rules, abstract_adapters(config, ALL))
+    shardings = MeshSharding(mesh, rules).params(abstract_adapters(config, ALL))
     stack = (None,) if scan else ()
     layer = shardings["layers" if scan else "layers_0"]
     assert layer["q"]["lora_a"].spec == P(*stack, "fsdp", None)
@@ -194,7 +194,7 @@ def test_sharded_like_their_targets(scan, tmp_path) -> None:
     assert layer["down"]["lora_a"].spec == P(*stack, "tensor", None)
     assert layer["down"]["lora_b"].spec == P(*stack, None, "fsdp")
     attached = attach(base, adapters, ALL)
-    spread = jax.device_put(attached, param_shardings(mesh, rules, attached))
+    spread = jax.device_put(attached, MeshSharding(mesh, rules).params(attached))
     np.testing.assert_allclose(run(spread, config), run(attached, config), atol=2e-5)
     there = jax.device_put(adapters, shardings)
     save_peft(tmp_path / "adapter", config, there, ALL, "base")

@@ -14,13 +14,7 @@ from orchestra_jax.models.decoder import abstract_params, forward, init_params, 
 from orchestra_jax.models.experts import expert_mlps, load_balancing_loss, route, routing_metrics
 from orchestra_jax.models.lora import LoRA, abstract_adapters
 from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig, router_logits
-from orchestra_jax.models.sharding import (
-    ShardingRules,
-    activation_constraint,
-    batch_sharding,
-    make_mesh,
-    param_shardings,
-)
+from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
 from tests.models.trees import to_params, to_tensors
 
 CONFIG = Qwen3MoeConfig.preset(
@@ -116,11 +110,11 @@ GRADIENTS = jax.jit(jax.value_and_grad(value, has_aux=True), static_argnums=(1, 
 def test_experts_split_over_devices_give_the_same() -> None:
     (_, want), expected = GRADIENTS(PARAMS, CONFIG, TOKENS)
     mesh, rules = make_mesh(2, 2, 2), ShardingRules()
-    placed = jax.device_put(PARAMS, param_shardings(mesh, rules, abstract_params(CONFIG), axes=CONFIG.axes))
+    placed = jax.device_put(PARAMS, MeshSharding(mesh, rules).params(abstract_params(CONFIG), axes=CONFIG.axes))
     up = placed["layers"]["experts_up"]["kernel"]
     assert up.sharding.shard_shape(up.shape) == (2, 4, 8, 8)
-    tokens = jax.device_put(TOKENS, batch_sharding(mesh, rules))
-    compiled = GRADIENTS.lower(placed, CONFIG, tokens, activation_constraint(mesh, rules)).compile()
+    tokens = jax.device_put(TOKENS, MeshSharding(mesh, rules).batch)
+    compiled = GRADIENTS.lower(placed, CONFIG, tokens, MeshSharding(mesh, rules)).compile()
     (_, got), grads = compiled(placed, tokens)
     np.testing.assert_allclose(got, want, atol=2e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads, expected)

@@ -9,13 +9,7 @@ from jax.sharding import PartitionSpec as P
 from orchestra_jax.models.decoder import abstract_params, forward, init_params, output_head
 from orchestra_jax.models.logprobs import token_logprobs
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.models.sharding import (
-    ShardingRules,
-    activation_constraint,
-    batch_sharding,
-    make_mesh,
-    param_shardings,
-)
+from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=64, num_layers=2, hidden_size=32, intermediate_size=48, head_dim=8)
 needs_8 = pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
@@ -34,28 +28,30 @@ def test_mesh_sizes() -> None:
 @needs_8
 def test_rules_by_name() -> None:
     mesh, rules = make_mesh(2, 2, 2), ShardingRules()
-    specs = jax.tree.map(lambda s: s.spec, param_shardings(mesh, rules, abstract_params(CONFIG)))
+    specs = jax.tree.map(lambda s: s.spec, MeshSharding(mesh, rules).params(abstract_params(CONFIG)))
     layer = specs["layers_0"]
     assert specs["embed"] == P("tensor", "fsdp")
     assert (layer["q"]["kernel"], layer["o"]["kernel"]) == (P("fsdp", "tensor"), P("tensor", "fsdp"))
     assert (layer["gate"]["kernel"], layer["down"]["kernel"]) == (P("fsdp", "tensor"), P("tensor", "fsdp"))
     assert layer["q_norm"] == specs["norm"] == P(None)
-    stacked = param_shardings(mesh, rules, abstract_params(CONFIG.replace(scan_layers=True)))
+    stacked = MeshSharding(mesh, rules).params(abstract_params(CONFIG.replace(scan_layers=True)))
     assert stacked["layers"]["up"]["kernel"].spec == P(None, "fsdp", "tensor")
-    odd = param_shardings(mesh, rules, abstract_params(CONFIG.replace(vocab_size=63)))
+    odd = MeshSharding(mesh, rules).params(abstract_params(CONFIG.replace(vocab_size=63)))
     assert odd["embed"].spec == P(None, "fsdp")
-    assert param_shardings(mesh, ShardingRules(embed=None), abstract_params(CONFIG))["embed"].spec == P("tensor", None)
+    assert MeshSharding(mesh, ShardingRules(embed=None)).params(abstract_params(CONFIG))["embed"].spec == P(
+        "tensor", None
+    )
 
 
 @needs_8
 def test_optimizer_state_follows_the_parameters() -> None:
     optax = pytest.importorskip("optax")
     abstract = abstract_params(CONFIG)
-    shardings = param_shardings(make_mesh(1, 4, 2), ShardingRules(), jax.eval_shape(optax.adamw(1e-3).init, abstract))
+    shardings = MeshSharding(make_mesh(1, 4, 2)).params(jax.eval_shape(optax.adamw(1e-3).init, abstract))
     assert shardings[0].mu["layers_1"]["up"]["kernel"].spec == P("fsdp", "tensor")
     assert shardings[0].count.spec == P()
     with pytest.raises(ValueError, match=r"No sharding rule for \['bias'\] of shape \(3,\)"):
-        param_shardings(make_mesh(8), ShardingRules(), {"bias": jnp.zeros(3)})
+        MeshSharding(make_mesh(8)).params({"bias": jnp.zeros(3)})
 
 
 TOKENS = jax.random.randint(jax.random.key(1), (8, 6), 0, CONFIG.vocab_size)
@@ -95,11 +91,11 @@ def test_sharded_loss_and_gradients_equal_one_device(sizes: tuple[int, int, int]
     depth = {"num_layers": 2 if scan else 1, "scan_layers": scan, "remat": "full" if scan else "none"}
     config = CONFIG.replace(**depth, tie_word_embeddings=not scan)
     mesh, rules = make_mesh(*sizes), ShardingRules()
-    shardings = param_shardings(mesh, rules, abstract_params(config))
+    shardings = MeshSharding(mesh, rules).params(abstract_params(config))
     params = jax.jit(init_params, static_argnums=0, out_shardings=shardings)(config, jax.random.key(0))
     local, expected_value, expected = on_one_device(config)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), params, local)
     step = jax.jit(value_and_gradients(config), static_argnums=2, out_shardings=(None, shardings))
-    value, grads = step(params, jax.device_put(TOKENS, batch_sharding(mesh, rules)), activation_constraint(mesh, rules))
+    value, grads = step(params, jax.device_put(TOKENS, MeshSharding(mesh, rules).batch), MeshSharding(mesh, rules))
     assert float(value) == pytest.approx(float(expected_value), abs=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads, expected)

@@ -68,8 +68,8 @@ def test_the_rows_of_a_trajectory_give_what_one_row_would(name, form, aggregatio
     for scale in (0.02, 0.3):  # within the clip range, and mostly outside
         data = rows(scale)
         totals = ((data["logprobs"] - data["old_logprobs"]) * data["mask"]).sum(1)
-        elsewhere = np.bincount(OWNERS, totals)[OWNERS] - totals
-        related = {"share": np.float32(share), "elsewhere": np.float32(elsewhere)}
+        others = np.bincount(OWNERS, totals)[OWNERS] - totals
+        related = {"share": np.float32(share), "other_log_ratios": np.float32(others)}
         whole = {field: joined(values) for field, values in data.items()}
         loss, wanted = gradient(whole, cfg, ADVANTAGES)
         found = gradient(data, cfg, ADVANTAGES[OWNERS], **related)
@@ -82,7 +82,7 @@ def test_without_forks_nothing_changes_to_the_bit():
     data = rows(0.1)
     for name, form in itertools.product(("sequence", "gspo", "grpo"), (False, True)):
         cfg = LossConfig(loss=name, aggregation="sequence", token_form=form)
-        alone = {"share": np.ones(6, np.float32), "elsewhere": np.zeros(6, np.float32)}
+        alone = {"share": np.ones(6, np.float32), "other_log_ratios": np.zeros(6, np.float32)}
         for one, other in zip(
             gradient(data, cfg, ADVANTAGES[OWNERS]), gradient(data, cfg, ADVANTAGES[OWNERS], **alone), strict=True
         ):
@@ -123,24 +123,24 @@ def test_rows_in_several_micro_batches_learn_of_each_other(make):
     cfg = LearnerConfig(LossConfig(loss="sequence", clip_low=0.9, clip_high=9.0))
     learner = Learner(MODEL, cfg, make_optimizer(OptimizerConfig(learning_rate=0.05, warmup_steps=0)))
     state = learner.init(init_params(MODEL, jax.random.key(0)))
-    batches = [learner.score(state.params, batch) for batch in make(token_rows())]
+    batches = [learner.with_old_logprobs(state.params, batch) for batch in make(token_rows())]
     assert len(batches) > 2
     assert sum(batch.num_sequences for batch in batches) == pytest.approx(3)
     state, _ = learner.policy_step(state, batches)
-    related = learner.relate(state.params, batches)
+    related = learner.with_other_log_ratios(state.params, batches)
     own, owner = [], []
     for batch in batches:
-        new = learner.score(state.params, batch).old_logprobs
+        new = learner.with_old_logprobs(state.params, batch).old_logprobs
         there = np.asarray(batch.mask).any(1)
         own += np.asarray(((new - batch.old_logprobs) * batch.mask).sum(1))[there].tolist()
         owner += np.asarray(batch.trajectory)[there].tolist()
     own, owner = np.array(own), np.array(owner)
     assert np.abs(own).min() > 1e-3
     wanted = np.bincount(owner, own)[owner] - own
-    found = np.concatenate([np.asarray(batch.elsewhere)[np.asarray(batch.mask).any(1)] for batch in related])
+    found = np.concatenate([np.asarray(batch.other_log_ratios)[np.asarray(batch.mask).any(1)] for batch in related])
     np.testing.assert_allclose(found, wanted, atol=1e-5)
     for batch in related:
-        assert not np.asarray(batch.elsewhere)[~np.asarray(batch.mask).any(1)].any()
+        assert not np.asarray(batch.other_log_ratios)[~np.asarray(batch.mask).any(1)].any()
     # One trajectory, one ratio: that of the sum.
     _, metrics = learner.policy_step(state, related)
     ratios = np.exp(np.bincount(owner, own))

@@ -12,11 +12,11 @@ import pytest
 from orchestra_jax.models.decoder import forward, init_params, logits
 from orchestra_jax.models.lora import LoRA, attach, init_adapters
 from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.rl.batch_logprobs import batch_logprobs
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.optimizer import OptimizerConfig, learning_rate, make_optimizer
-from orchestra_jax.rl.scoring import score_rows
 
 from .packed_rows import assert_trees_close
 
@@ -87,7 +87,7 @@ KL = {"kl_coef": 0.3, "kl": "k3", "importance": "tis"}
 def policy_gradient(made: Learner, rows, shapes):
     batches = micro_batches(rows, shapes)
     if made.cfg.loss.kl_coef:
-        batches = [made.score_reference(REFERENCE, batch) for batch in batches]
+        batches = [made.with_ref_logprobs(REFERENCE, batch) for batch in batches]
     state, metrics = made.policy_step(made.init(PARAMS), batches)
     return state.opt_state, metrics
 
@@ -105,7 +105,7 @@ def supervised_gradient(rows, shapes):
 def test_scores_equal_log_softmax_of_the_whole_rows(shapes, chunk):
     rows = make_rows()
     (batch,) = micro_batches(rows, shapes)
-    score = jax.jit(functools.partial(score_rows, config=CONFIG, temperature=0.7, chunk=chunk))
+    score = jax.jit(functools.partial(batch_logprobs, config=CONFIG, temperature=0.7, chunk=chunk))
     found = score(PARAMS, batch=batch)
     expected = naive_scores(PARAMS, *padded(rows), temperature=0.7)
     for values, wanted in zip(found, expected, strict=True):
@@ -121,7 +121,7 @@ def test_the_learner_scores_at_its_temperature():
     rows = make_rows()
     (batch,) = micro_batches(rows, FULL)
     expected, _ = naive_scores(PARAMS, *padded(rows), temperature=0.8)
-    np.testing.assert_allclose(learner(**KL).score(PARAMS, batch).old_logprobs, expected, atol=2e-5)
+    np.testing.assert_allclose(learner(**KL).with_old_logprobs(PARAMS, batch).old_logprobs, expected, atol=2e-5)
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_policy_gradient_of_micro_batches_is_that_of_the_batch(shapes):
 def test_percentiles_compare_the_policy_with_the_engine():
     rows, made = make_rows(), learner()
     (batch,) = micro_batches(rows, FULL)
-    scores = made.score(PARAMS, batch).old_logprobs
+    scores = made.with_old_logprobs(PARAMS, batch).old_logprobs
     weights = np.exp(np.asarray(scores) - np.asarray(batch.rollout_logprobs))[np.asarray(batch.mask) > 0]
     _, metrics = made.policy_step(made.init(PARAMS), [batch])
     # The engine's log-probs are the old ones here, so both are the same.
@@ -231,7 +231,7 @@ def test_a_step_makes_rewarded_tokens_likelier_and_others_rarer():
     rows = [with_advantage(row, 1.0 if i % 2 else -1.0) for i, row in enumerate(make_rows(members=1))]
     (batch,) = micro_batches(rows, FULL)
     made = Learner(CONFIG, LearnerConfig(LossConfig()), make_optimizer(OptimizerConfig(1e-3)))
-    scores = np.asarray(made.score(PARAMS, batch).old_logprobs)
+    scores = np.asarray(made.with_old_logprobs(PARAMS, batch).old_logprobs)
     # On-policy: behaviour log-probs are the policy's own.
     on_policy = [
         TokenSequence(r.tokens, r.sampled, tuple(scores[b, : len(r.tokens)].tolist()), r.prefix, r.advantage)
@@ -244,7 +244,7 @@ def test_a_step_makes_rewarded_tokens_likelier_and_others_rarer():
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["mismatch_max"] == pytest.approx(0.0, abs=1e-5)
     assert int(state.step) == 1
-    change = (np.asarray(made.score(state.params, batch).old_logprobs) - scores).sum(1)
+    change = (np.asarray(made.with_old_logprobs(state.params, batch).old_logprobs) - scores).sum(1)
     good = np.array([row.advantage > 0 for row in rows])
     assert change[:7][good].mean() > 0 > change[:7][~good].mean()
 
@@ -316,7 +316,7 @@ def test_params_are_cast_to_the_stored_dtype_and_a_host_reference_is_scored():
     (batch,) = micro_batches(rows := make_rows(), FULL)
     widened = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), host)
     expected, _ = naive_scores(widened, *padded(rows), temperature=0.8)
-    scored = made.score_reference(host, batch)
+    scored = made.with_ref_logprobs(host, batch)
     np.testing.assert_allclose(scored.ref_logprobs, expected, atol=2e-2)
     assert scored.old_logprobs is batch.old_logprobs
 
@@ -354,7 +354,7 @@ def test_adapters_train_against_their_own_base():
     made = Learner(CONFIG, learner(**KL).cfg, make_optimizer(OptimizerConfig(1e-2)), adapters=ADAPTERS)
     (batch,) = micro_batches(make_rows(), FULL)
     state = made.init(init_adapters(jax.random.key(4), CONFIG, ADAPTERS))
-    batch = made.score_reference(PARAMS, made.score(state.params, batch, base=PARAMS))
+    batch = made.with_ref_logprobs(PARAMS, made.with_old_logprobs(state.params, batch, base=PARAMS))
     np.testing.assert_allclose(batch.ref_logprobs, batch.old_logprobs, atol=1e-6)  # fresh adapters change nothing
     before = as_bytes(state.params)
     state, metrics = made.policy_step(state, [batch], base=PARAMS)

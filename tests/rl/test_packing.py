@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_an_error():
 
 
 def gradient(learner: Learner, batches):
-    batches = [learner.score_reference(REFERENCE, batch) for batch in batches]
+    batches = [learner.with_ref_logprobs(REFERENCE, batch) for batch in batches]
     state, metrics = learner.policy_step(learner.init(PARAMS), batches, kl_scale=0.7)
     return state.opt_state[0], metrics
 
@@ -197,11 +197,11 @@ def test_nothing_compiles_after_the_warm_up(compiled):
     learner = Learner(CONFIG, LearnerConfig(LossConfig(kl_coef=0.1)), recording_sgd())
     shapes = PackShapes(64, 2, 16, response_fractions=(0.75,))
     state, counts, sizes = learner.init(PARAMS), [], set()
-    programs = (learner._policy, learner._apply, learner._score, learner._score_reference, learner._zeros)
+    programs = (learner._policy, learner._apply, learner._logprobs, learner._ref_logprobs, learner._zeros)
     for step, longest in enumerate((20, 20, 64, 5, 40, 12)):
         sequences = random_sequences(step, 8 + 5 * step, longest)
-        batches = [learner.score(state.params, batch) for batch in pack(sequences, shapes)]
-        batches = [learner.score_reference(REFERENCE, batch) for batch in batches]
+        batches = [learner.with_old_logprobs(state.params, batch) for batch in pack(sequences, shapes)]
+        batches = [learner.with_ref_logprobs(REFERENCE, batch) for batch in batches]
         state, _ = learner.policy_step(state, batches)
         sizes.add(len(batches))
         counts.append(dict(compiled))

@@ -9,7 +9,7 @@ import pytest
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.rl import setup
 from orchestra_jax.rl.groups import group_arrays
-from orchestra_jax.rl.setup import score_groups
+from orchestra_jax.rl.setup import reward_groups
 from orchestra_jax.types import Task
 from tests.training.test_trainer import config
 
@@ -24,27 +24,31 @@ def members(task: Task) -> list:
 
 async def test_menus_of_all_sizes_are_scored_by_one_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     cfg = config(tmp_path)
+
+    def rewarded(group: list, max_tools: int | None = None) -> tuple:
+        return reward_groups(group_arrays(group, 3, max_tools), cfg.reward, cfg.algorithm.advantage)
+
     environment = make_environment(cfg)
     stream = environment.train_tasks(8)
     tasks = [task for _ in range(4) for task in next(stream)]
     sizes = {len(task.tools) for task in tasks}
     assert len(sizes) > 2, "the test needs menus of several sizes"
     assert max(sizes) <= environment.largest_menu()
-    traced, score = [], setup._score_groups.__wrapped__
+    traced, original = [], setup._reward_groups.__wrapped__
 
     def counted(arrays, reward, advantage):
         traced.append(arrays["tool_counts"].shape)
-        return score(arrays, reward, advantage)
+        return original(arrays, reward, advantage)
 
     # A function of its own: what other tests have traced is none of it.
-    monkeypatch.setattr(setup, "_score_groups", jax.jit(counted, static_argnames=("reward", "advantage")))
+    monkeypatch.setattr(setup, "_reward_groups", jax.jit(counted, static_argnames=("reward", "advantage")))
     found = []
     for task in tasks:
-        found.append(score_groups(cfg, group_arrays(members(task), 3, environment.largest_menu())))
+        found.append(rewarded(members(task), environment.largest_menu()))
     assert len(traced) == 1
     # Padding changes nothing but the number of programs.
     for task, padded in zip(tasks, found, strict=True):
-        for wide, narrow in zip(padded, score_groups(cfg, group_arrays(members(task), 3)), strict=True):
+        for wide, narrow in zip(padded, rewarded(members(task)), strict=True):
             np.testing.assert_allclose(wide, narrow, rtol=1e-6)
     assert len(traced) == len(sizes | {environment.largest_menu()})
     await environment.close()

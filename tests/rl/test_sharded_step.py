@@ -43,7 +43,7 @@ def two_steps(learner: Learner, batches):
     state = learner.init(init_params(learner.config, jax.random.key(0)))
     reference = jax.tree.map(np.asarray, init_params(learner.config, jax.random.key(1)))
     with jax.transfer_guard("disallow"):
-        batches = [learner.score_reference(reference, batch) for batch in learner.place(batches)]
+        batches = [learner.with_ref_logprobs(reference, batch) for batch in learner.place(batches)]
         state, _ = learner.policy_step(state, batches)
         return learner.policy_step(state, batches, kl_scale=0.5)
 
@@ -91,9 +91,9 @@ def test_shared_prefixes_stay_within_their_part():
     single = micro_batches(SEQUENCES[:4], shapes)
     assert batch.prefix_row.tolist() == [0] * 4
     assert len(single) == 4
-    scored = learner.score(params, batch).old_logprobs
+    scored = learner.with_old_logprobs(params, batch).old_logprobs
     for row, wanted in zip(scored, single, strict=True):
-        np.testing.assert_allclose(row, learner.score(params, wanted).old_logprobs[0], atol=1e-5)
+        np.testing.assert_allclose(row, learner.with_old_logprobs(params, wanted).old_logprobs[0], atol=1e-5)
 
 
 def test_two_processes_step_as_one(tmp_path: Path):

@@ -257,7 +257,7 @@ async def test_a_failure_that_stays_is_never_scored(words):
     world.failures = 100
     (trajectory,), engine = await roll(collector, says(call("broken"), ANSWER))
     assert (trajectory.status, trajectory.reason) == (Status.FAILED, "the server is away")
-    assert (trajectory.solved, trajectory.answer, trajectory.valid) == (False, None, False)
+    assert (trajectory.solved, trajectory.answer, trajectory.completed) == (False, None, False)
     assert (world.scored, len(engine.log), world.failures) == ([], 1, 97)
 
 

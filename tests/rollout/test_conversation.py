@@ -193,7 +193,7 @@ async def test_the_cap_on_turns_holds_for_conversations_and_the_user_hears_the_l
     (found,), engine = await roll(collector, says("a", "b", ANSWER))
     assert (found.status, len(engine.log[0]), len(world.asked)) == (status, 3, 3)
     assert (found.solved, bool(world.scored)) == (status is Status.COMPLETED,) * 2
-    assert found.reason == ("" if found.valid else "no answer within 3 turns")
+    assert found.reason == ("" if found.completed else "no answer within 3 turns")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ async def test_a_conversation_cut_at_a_smaller_cap_is_the_one_under_it(words):
     whole, *shorter = [
         (await roll(talk(words, "a", "b", limits=caps[cap])[0], says(*script)))[0][0] for cap in (4, 1, 2, 3)
     ]
-    assert whole.valid
+    assert whole.completed
     assert [cut(whole, caps[cap]) for cap in (1, 2, 3)] == shorter
     assert cut(whole, caps[4]) is whole
 
@@ -257,7 +257,7 @@ async def test_a_user_who_fails_makes_the_sample_invalid_and_never_a_score(words
     # Of a world whose database need not change: one public harness counts an exception in every turn as solved there.
     collector, world = talk(words, *said)
     (found,), engine = await roll(collector, says("a", "b", ANSWER))
-    assert (found.status, found.reason, found.valid, found.solved) == (Status.FAILED, reason, False, False)
+    assert (found.status, found.reason, found.completed, found.solved) == (Status.FAILED, reason, False, False)
     assert (world.scored, found.answer) == ([], None)
     tried_again = LIMITS.retries if isinstance(said[-1], Exception) else 0  # what was said cannot be taken back
     assert len(world.asked) == len(said) + tried_again

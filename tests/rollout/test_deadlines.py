@@ -63,7 +63,7 @@ def test_what_is_overdue_is_named_given_up_and_never_a_wrong_answer(run, words, 
     collector, world, _ = make(words, limits=replace(LIMITS, max_calls=9, retries=0, **limits), seconds=None)
     (trajectory,), engine = roll(run, collector, says(*script))
     assert (trajectory.status, trajectory.reason) == (Status.FAILED, reason)
-    assert (trajectory.solved, trajectory.valid, trajectory.answer) == (False, False, None)
+    assert (trajectory.solved, trajectory.completed, trajectory.answer) == (False, False, None)
     assert world.given_up == given_up
     assert engine.aborted == ([0] if HANG in script else [])
     # What was said and answered is kept for the log.

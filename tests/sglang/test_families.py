@@ -19,7 +19,7 @@ from orchestra_jax.models import checkpoint, decoder, tokenizer
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.llama import LlamaConfig, MistralConfig, Qwen2Config
 from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig
-from orchestra_jax.models.rope import RopeScaling
+from orchestra_jax.models.rope_scaling import RopeScaling
 from orchestra_jax.rollout.chat import ChatFormat
 from tests.engines.contract import prompt_of
 from tests.sglang.conftest import START_SECONDS, random_params

@@ -168,7 +168,7 @@ def test_a_wrong_skill_table_is_told_before_anything_starts(
 @pytest.mark.slow
 def test_the_papers_menu_trains_and_every_bill_is_in_the_books(recorded: Recorded):
     seen = [t for t in recorded.trajectories if t.ledger]  # all but doing nothing
-    assert all(t.valid for t in seen)
+    assert all(t.completed for t in seen)
     called = {t.task.extra["instance"]["tools"][name] for t in seen for name in t.tool_names}
     assert {key.partition("/")[0] for key in called} == {*ROLES, "python", "local_search", "web_search"}
     paid = [row for t in seen for row in t.ledger if row.role == "tool"]
@@ -275,7 +275,7 @@ def test_the_released_form_ends_with_the_answer_of_a_model(tmp_path: Path, files
         "rollout.limits.max_length=2048",
     )  # fmt: skip
     for t in play(cfg):
-        assert t.valid, t.reason
+        assert t.completed, t.reason
         assert [spec.name for spec in t.task.tools] == ["search", "enhance_reasoning", "answer"]
         assert t.tool_names[-1] == "answer"
         assert t.answer is not None
@@ -287,7 +287,7 @@ def test_the_released_form_ends_with_the_answer_of_a_model(tmp_path: Path, files
 def test_the_answer_tool_ends_the_trajectory(tmp_path: Path, files: list[str], servers: Outside):
     names = "tools.names=[python,local_search,web_search,answer]"
     found = play(config(tmp_path, *PAPER, *files, *live(servers), names, "tools.judge=match"))
-    assert all(t.valid and t.tool_names[-1] == "answer" for t in found)
+    assert all(t.completed and t.tool_names[-1] == "answer" for t in found)
     assert any("42" in str(t.answer) for t in found)
     assert {t.solved for t in found if "42" not in str(t.answer)} == {False}
 
@@ -295,7 +295,7 @@ def test_the_answer_tool_ends_the_trajectory(tmp_path: Path, files: list[str], s
 def test_a_trajectorys_budget_is_told_to_its_policy(tmp_path: Path, files: list[str], servers: Outside):
     cfg = config(tmp_path, *PAPER, *files, *live(servers), "budget.trajectory_calls=0", "warm_start.demonstrations=6")
     found = play(cfg)
-    assert all(t.valid for t in found)
+    assert all(t.completed for t in found)
     refused = [result for t in found for turn in t.turns for result in turn.results if result.is_error]
     assert refused
     assert all(OUT_OF_BUDGET in result.text for result in refused)

@@ -41,14 +41,14 @@ def test_later_optimizer_steps_have_the_ratio_of_whole_trajectories(monkeypatch,
     limits = RolloutLimits(max_turns=2, max_length=16, max_new_tokens=8)
     cfg = RunConfig(algorithm=algorithm, rollout=RolloutConfig(limits=limits, history=history))
     related = []
-    relate = Learner.relate
+    relate = Learner.with_other_log_ratios
 
     def told(*args, **options):
         related.append(relate(*args, **options))
         return related[-1]
 
-    monkeypatch.setattr(Learner, "relate", told)
-    learner = policy_learner(cfg, MODEL)
+    monkeypatch.setattr(Learner, "with_other_log_ratios", told)
+    learner = policy_learner(cfg.algorithm, cfg.rollout, cfg.steps, MODEL)
     state = learner.init(init_params(MODEL, jax.random.key(0)))
     advantages = np.array([1.0, -1.0, 0.5, -0.5], np.float32)
     _, found = update(cfg, learner, state, forked(4), advantages, step=0, base=None, reference=None)
@@ -56,6 +56,8 @@ def test_later_optimizer_steps_have_the_ratio_of_whole_trajectories(monkeypatch,
     assert found[0]["ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert len(related) == (history is not History.keep)
     for batches in related:
-        elsewhere = np.concatenate([np.asarray(batch.elsewhere)[np.asarray(batch.mask).any(1)] for batch in batches])
-        assert (np.abs(elsewhere) > 1e-4).all()
-        assert found[1]["ratio_max"] >= np.exp(elsewhere.min())
+        others = np.concatenate(
+            [np.asarray(batch.other_log_ratios)[np.asarray(batch.mask).any(1)] for batch in batches]
+        )
+        assert (np.abs(others) > 1e-4).all()
+        assert found[1]["ratio_max"] >= np.exp(others.min())

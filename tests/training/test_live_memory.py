@@ -127,7 +127,9 @@ def test_random_weights_are_made_shard_by_shard(tmp_path: Path, peak_of):
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_run_resumes_into_its_own_memory(tmp_path: Path, peak_of, offload: bool):
     cfg = config(tmp_path, *SPLIT, f"algorithm.reference_offload={offload}")
-    learner = policy_learner(cfg, policy_config(cfg, make_chat(cfg)), device_mesh(cfg.mesh))
+    learner = policy_learner(
+        cfg.algorithm, cfg.rollout, cfg.steps, policy_config(cfg, make_chat(cfg)), mesh=device_mesh(cfg.mesh)
+    )
     trained = learner.init(init_params(learner.config, jax.random.key(1)))
     saved = RunState(trained, starting_reference(cfg, trained.params), phase="policy", step=2)
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1)

@@ -15,7 +15,7 @@ from orchestra_jax.money.budgets import Budget, Spending
 from orchestra_jax.processes import Processes
 from orchestra_jax.processes.lifeline import GONE
 from orchestra_jax.rl.groups import group_arrays
-from orchestra_jax.rl.setup import score_groups
+from orchestra_jax.rl.setup import reward_groups
 from orchestra_jax.training import trainer as trainer_module
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.trainer import Trainer
@@ -79,7 +79,7 @@ def test_the_update_sees_the_groups_with_a_gradient_and_the_figures_all_of_them(
     ((groups, advantages),) = seen
     assert groups == [1, 1, 3, 3, 4, 4]
     np.testing.assert_allclose(advantages, [1, -1] * 3, rtol=1e-5)
-    rewards, _, kept = score_groups(CFG, group_arrays(trajectories, MEMBERS))
+    rewards, _, kept = reward_groups(group_arrays(trajectories, MEMBERS), CFG.reward, CFG.algorithm.advantage)
     assert kept.tolist() == [False, True, False, True, True]
     assert metrics["reward/mean"] == pytest.approx(rewards.mean())
     assert metrics["groups/kept"] == pytest.approx(3 / 5)
@@ -101,7 +101,10 @@ def test_a_step_without_more_groups_is_given_as_it_was_collected(tmp_path: Path,
     ((groups, advantages),) = seen
     assert groups == [t.group for t in trajectories]
     # A menu of four tools, as the trainer's: the same bits as without this feature.
-    assert advantages.tobytes() == score_groups(CFG, group_arrays(trajectories, MEMBERS, 4))[1].tobytes()
+    assert (
+        advantages.tobytes()
+        == reward_groups(group_arrays(trajectories, MEMBERS, 4), CFG.reward, CFG.algorithm.advantage)[1].tobytes()
+    )
 
 
 def test_a_group_scores_the_same_whatever_comes_after_it(tmp_path: Path):

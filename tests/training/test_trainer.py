@@ -26,7 +26,7 @@ from orchestra_jax.config.schema import ConfigError, RewardConfig, RunConfig
 from orchestra_jax.evaluation.group_files import read_groups
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rl.groups import GroupArrays
-from orchestra_jax.rl.setup import kl_share, score_groups
+from orchestra_jax.rl.setup import kl_scale, reward_groups
 from orchestra_jax.training import trainer
 from orchestra_jax.training.checkpointing import newest_checkpoint
 from orchestra_jax.training.evaluate import evaluate
@@ -62,7 +62,7 @@ def stop_if_asked(self, original=trainer.Trainer.stop_if_asked):
     original(self)
 
 stop = sys.argv[1].split()
-trainer.score_groups, trainer.Trainer.stop_if_asked = score_by_index, stop_if_asked
+trainer.reward_groups, trainer.Trainer.stop_if_asked = score_by_index, stop_if_asked
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -86,7 +86,7 @@ def config(directory: Path, *overrides: str) -> RunConfig:
 def train_here(directory: Path, *overrides: str) -> None:
     """As `train`, in this process: half the CPU time, where a process of its own is not what is tested."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "score_groups", score_by_index)
+        patch.setattr(trainer, "reward_groups", score_by_index)
         run(config(directory, *overrides))
 
 
@@ -433,28 +433,30 @@ def scored_by(**advantage: object) -> AlgorithmConfig:
     ],
     ids=["share", "outcome as it is", "multipliers"],
 )
-def test_score_groups_is_the_paper_by_hand(invalid: str, reward: RewardConfig):
+def test_reward_groups_is_the_paper_by_hand(invalid: str, reward: RewardConfig):
     cfg = replace(RunConfig(), reward=reward, algorithm=scored_by(invalid=invalid, clip=1.25))
-    for found, expected in zip(score_groups(cfg, hand_made()), brute_force(cfg, hand_made()), strict=True):
+    for found, expected in zip(
+        reward_groups(hand_made(), cfg.reward, cfg.algorithm.advantage), brute_force(cfg, hand_made()), strict=True
+    ):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_malformed_member_is_punished_only_in_zero_reward():
     cfg = replace(RunConfig(), reward=RewardConfig(tool_feature="share"))
     malformed, failed = 3, 4
-    rewards, dropped, kept = score_groups(cfg, hand_made())
+    rewards, dropped, kept = reward_groups(hand_made(), cfg.reward, cfg.algorithm.advantage)
     assert kept.tolist() == [True, True, False]
     assert rewards[0, malformed] == dropped[0, malformed] == 0
-    punished = score_groups(replace(cfg, algorithm=scored_by(invalid="zero_reward")), hand_made())[1]
+    punished = reward_groups(hand_made(), cfg.reward, scored_by(invalid="zero_reward").advantage)[1]
     assert punished[0, malformed] < 0
     assert dropped[0, failed] == punished[0, failed] == 0
 
 
 def test_the_pull_to_the_reference_falls_linearly_and_stays_where_it_ends():
     algorithm = AlgorithmConfig(kl_final=0.2, kl_fade=0.5)
-    assert [kl_share(algorithm, step, 8) for step in (0, 1, 2, 4, 7)] == pytest.approx([1.0, 0.8, 0.6, 0.2, 0.2])
-    assert kl_share(AlgorithmConfig(), 7, 8) == 1.0
-    assert kl_share(AlgorithmConfig(kl_final=0.0, kl_fade=0.0), 1, 8) == 0.0
+    assert [kl_scale(algorithm, step, 8) for step in (0, 1, 2, 4, 7)] == pytest.approx([1.0, 0.8, 0.6, 0.2, 0.2])
+    assert kl_scale(AlgorithmConfig(), 7, 8) == 1.0
+    assert kl_scale(AlgorithmConfig(kl_final=0.0, kl_fade=0.0), 1, 8) == 0.0
 
 
 def test_no_step_is_one_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

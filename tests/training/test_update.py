@@ -16,7 +16,7 @@ from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroShapes, micro_batches, sequences
 from orchestra_jax.rl.learner import Learner, LearnerConfig
-from orchestra_jax.rl.setup import policy_learner
+from orchestra_jax.rl.setup import learner_config
 from orchestra_jax.training import update as update_module
 from orchestra_jax.training.update import update
 from orchestra_jax.types import Preference, Trajectory, Turn
@@ -82,7 +82,7 @@ def recording_learner(cfg: LearnerConfig) -> Learner:
 
 def one_update(cfg: RunConfig, made: list[Trajectory], advantages: np.ndarray):
     """Metrics of each optimizer step, without moving a parameter."""
-    learner = recording_learner(policy_learner(cfg, MODEL).cfg)
+    learner = recording_learner(learner_config(cfg.algorithm, cfg.rollout, MODEL))
     with jax.transfer_guard("allow"):
         state, metrics = update(
             cfg,
@@ -103,7 +103,7 @@ def scores_of(params, made: list[Trajectory]) -> np.ndarray:
     width = max(len(row.tokens) for row in rows)
     (batch,) = micro_batches(rows, MicroShapes(width * len(rows), (width,), (), response_fractions=()))
     learner = recording_learner(LearnerConfig(LossConfig()))
-    return np.asarray(learner.score(params, batch).old_logprobs)[:, 3:]
+    return np.asarray(learner.with_old_logprobs(params, batch).old_logprobs)[:, 3:]
 
 
 # --- whose log-probs are old -----------------------------------------------------------------------------------------
@@ -200,11 +200,12 @@ def test_padding_is_no_part_of_the_constant():
 
 def test_the_constant_of_a_run_is_its_sequences_times_the_longest_response():
     cfg = run_config(LossConfig("dr_grpo"), minibatches=2)
-    assert policy_learner(cfg, MODEL).cfg.loss.constant == GROUPS * MEMBERS / 2 * 32
+    assert learner_config(cfg.algorithm, cfg.rollout, MODEL).loss.constant == GROUPS * MEMBERS / 2 * 32
     short = dataclasses.replace(cfg, rollout=RolloutConfig(limits=RolloutLimits(2, 2, 32, max_new_tokens=5)))
-    assert policy_learner(short, MODEL).cfg.loss.constant == GROUPS * MEMBERS / 2 * 10
-    assert policy_learner(run_config(LossConfig("dr_grpo", constant=7.0)), MODEL).cfg.loss.constant == 7.0
-    assert policy_learner(run_config(LossConfig("grpo")), MODEL).cfg.loss.constant is None
+    assert learner_config(short.algorithm, short.rollout, MODEL).loss.constant == GROUPS * MEMBERS / 2 * 10
+    for loss in (LossConfig("dr_grpo", constant=7.0), LossConfig("grpo")):
+        settings = run_config(loss)
+        assert learner_config(settings.algorithm, settings.rollout, MODEL).loss.constant == loss.constant
 
 
 @pytest.mark.parametrize("filtered", ["drop", "regularise", "count"])
@@ -213,9 +214,9 @@ def test_filtered_rows_do_not_thin_the_gradient(loss, filtered, monkeypatch):
     """A KL of no weight changes nothing; only `count` divides by all rows, and only `drop` does not run them."""
     made, run = trajectories(GROUPS * MEMBERS, (12, 12)), []
 
-    def recorded(cfg, rows, shards, original=update_module.policy_batches):
+    def recorded(rows, *others, original=update_module.policy_batches):
         run.append(len(rows))
-        return original(cfg, rows, shards)
+        return original(rows, *others)
 
     monkeypatch.setattr(update_module, "policy_batches", recorded)
     cfg = run_config(LossConfig(loss))

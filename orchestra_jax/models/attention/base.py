@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from orchestra_jax.config.choices import AttentionBackend
-from orchestra_jax.models.attention.blockwise import blockwise_attention
-from orchestra_jax.models.attention.cudnn import cudnn_attention, is_supported, require_support
 
 # Queries x keys up to which the dense path is used. On one CPU core a blockwise training step takes 1.4 times as long
 # as a dense one for 512 x 512, and 0.7 times for 1024 x 1024.
@@ -63,16 +61,20 @@ def attention(
         raise ValueError(f"Unknown attention backend {backend!r}; choose one of {', '.join(AttentionBackend)}.")
     if q.shape[2] % k.shape[1]:
         raise ValueError(f"{q.shape[2]} query heads do not divide into {k.shape[1]} key-value heads.")
-    device = device or jax.devices()[0]
-    needs = (device, q.dtype, q.shape[-1])
-    if backend == "cudnn":
-        require_support(*needs, packed=segment_ids is not None)
-    fused = backend == "cudnn" or (backend == "auto" and long and is_supported(*needs, packed=segment_ids is not None))
-    if fused and past is None:
-        return cudnn_attention(q, k, v, segment_ids=segment_ids)
+    if backend == "cudnn" or (backend == "auto" and long):
+        from orchestra_jax.models.attention import cudnn
+
+        needs = (device or jax.devices()[0], q.dtype, q.shape[-1])
+        if backend == "cudnn":
+            cudnn.require_support(*needs, packed=segment_ids is not None)
+        if past is None and (backend == "cudnn" or cudnn.is_supported(*needs, packed=segment_ids is not None)):
+            return cudnn.cudnn_attention(q, k, v, segment_ids=segment_ids)
     # One query per row needs no blocks: its scores are as many as the cache's entries.
-    method = blockwise_attention if long else dense_attention
-    return method(q, k, v, past=past, past_lengths=past_lengths, segment_ids=segment_ids)
+    if long:
+        from orchestra_jax.models.attention.blockwise import blockwise_attention
+
+        return blockwise_attention(q, k, v, past=past, past_lengths=past_lengths, segment_ids=segment_ids)
+    return dense_attention(q, k, v, past=past, past_lengths=past_lengths, segment_ids=segment_ids)
 
 
 def dense_attention(

@@ -30,10 +30,11 @@ from orchestra_jax.models.checkpoint.folders import whole_folder
 from orchestra_jax.models.checkpoint.hf_names import Source, sources
 from orchestra_jax.models.decoder import abstract_params
 from orchestra_jax.models.families import ModelFamily, read_config
-from orchestra_jax.models.sharding import ShardingRules, param_shardings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from orchestra_jax.models.sharding import ShardingRules
 
 _ONE_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -45,7 +46,7 @@ def load(
     folder: str | Path,
     mesh: Mesh | None = None,
     *,
-    rules: ShardingRules | None = None,
+    rules: "ShardingRules | None" = None,
     family: ModelFamily | None = None,
     **overrides: Any,
 ) -> tuple[DecoderConfig, dict[str, Any]]:
@@ -81,7 +82,9 @@ def load(
         abstract = abstract_params(config)
         if mesh is None:
             return config, jax.tree.map(lambda s, p: _place(s, p, None, tensors), sources(config), abstract)
-        shardings = param_shardings(mesh, rules or ShardingRules(), abstract, axes=config.axes)
+        from orchestra_jax.models.sharding import MeshSharding, ShardingRules
+
+        shardings = MeshSharding(mesh, rules or ShardingRules()).params(abstract, config.axes)
         place = functools.partial(_place, tensors=tensors)
         return config, jax.tree.map(place, sources(config), abstract, shardings)
 

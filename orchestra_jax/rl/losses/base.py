@@ -1,4 +1,4 @@
-"""What a loss is: a function from the log-probs of a batch to the loss of every token, and the list of all losses.
+"""The type of a loss, a function from the log-probs of a batch to the loss of every token, and the list of all losses.
 
 Axes: B sequences, T tokens.
 """
@@ -16,16 +16,16 @@ from orchestra_jax.config.registry import Registry
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a loss is computed from; at least float32, and 0 where the mask is.
+    """The arrays that a loss is computed from; at least float32, and 0 where the mask is 0.
 
     Attributes:
-        logprobs: of the policy being trained; they alone carry a gradient.
-        old_logprobs: of the policy at the start of the step.
-        advantages: of every token; constant along a row unless the caller gave one per token.
+        logprobs: log-probs of the policy being trained; they alone carry a gradient.
+        old_logprobs: log-probs of the policy at the start of the step.
+        advantages: one for every token; constant along a row unless the caller gave one per token.
         mask: tokens that the policy sampled and that carry loss.
         cfg: clip ranges and other constants.
-        share: tokens of the row as a share of its trajectory's, which are of several rows where it forked.
-        elsewhere: sum of the log-ratios over the trajectory's other rows, without gradient.
+        share: tokens of the row as a share of its trajectory's; below 1 where the trajectory forked into several rows.
+        other_log_ratios: sum of the log-ratios over the trajectory's other rows, without gradient.
     """
 
     logprobs: Float[Array, "B T"]
@@ -34,17 +34,17 @@ class LossInputs:
     mask: Bool[Array, "B T"]
     cfg: LossConfig
     share: Float[Array, "B 1"]
-    elsewhere: Float[Array, "B 1"]
+    other_log_ratios: Float[Array, "B 1"]
 
 
 @dataclass(frozen=True)
 class LossOutputs:
-    """What a loss gives.
+    """The result of a loss.
 
     Attributes:
-        tokens: loss of every token, to be minimised; what stands where the mask is 0 changes nothing.
+        tokens: loss of every token, to be minimised; entries where the mask is 0 change nothing.
         ratio: the ratio of new to old policy that was used, for the metrics.
-        clipped: tokens that a clip holds, by the clip's name: the metrics `clip_fraction_<name>`.
+        clipped: tokens whose gradient a clip stops, by the clip's name, for the metrics `clip_fraction_<name>`.
     """
 
     tokens: Float[Array, "B T"]
@@ -54,13 +54,13 @@ class LossOutputs:
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss; decorates a function that becomes one.
+    """A loss, and the decorator that makes one from a function.
 
     Attributes:
         tokens: the function.
-        aggregation: how token losses become one number where `LossConfig.aggregation` is None.
-        sequence_ratio: whether the ratio is over a whole sequence. Its log sums (or averages) every token's, and so
-            would sum the engine's rounding too: `old` must be the learner's own (`recomputes_old`).
+        aggregation: way from token losses to one number where `LossConfig.aggregation` is None.
+        sequence_ratio: whether the ratio is over a whole sequence. Its log sums (or averages) that of every token, so
+            it would sum the engine's rounding too: `old` must be the learner's own (`recomputes_old`).
     """
 
     tokens: Callable[[LossInputs], LossOutputs]
@@ -78,7 +78,10 @@ LOSSES: Registry[Loss] = Registry(
 
 
 def aggregation_of(cfg: LossConfig) -> Aggregation:
-    """The aggregation in force: the configured one, else that of the loss.
+    """Return the aggregation in force: the configured one, else that of the loss.
+
+    >>> str(aggregation_of(LossConfig("gspo"))), str(aggregation_of(LossConfig("gspo", aggregation=Aggregation.token)))
+    ('sequence', 'token')
 
     Raises:
         ConfigError: there is no such loss.
@@ -87,10 +90,14 @@ def aggregation_of(cfg: LossConfig) -> Aggregation:
 
 
 def recomputes_old(cfg: LossConfig) -> bool:
-    """Whether `old` has to be the learner's own log-probs at the start of the step, and not the engine's.
+    """Return whether `old` must be the learner's own log-probs at the start of the step, and not the engine's.
 
-    It has for a ratio over a sequence, and for every correction, which compares old with rollout. A ratio per token may
-    be taken against the engine's: PPO on the behaviour policy, with the mismatch of one token within the clip range.
+    A ratio over a sequence needs the learner's, and so does every correction, which compares old with rollout. A ratio
+    per token may be taken against the engine's: that is PPO on the behaviour policy, with the mismatch of one token
+    within the clip range.
+
+    >>> recomputes_old(LossConfig("grpo")), recomputes_old(LossConfig("sequence"))
+    (False, True)
 
     Raises:
         ConfigError: there is no such loss.

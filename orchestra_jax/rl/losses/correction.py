@@ -1,4 +1,4 @@
-"""What is done about an engine whose log-probs differ from the learner's: weights of tokens, masks of sequences.
+"""Corrections for an engine whose log-probs differ from the learner's: weights of tokens, masks of sequences.
 
 The ratio w = exp(old - rollout) of learner to engine is taken per token, as a sequence's product, or as its geometric
 mean; weights truncate it (TIS) or keep a range of it (IcePop), masks take whole sequences out. verl's `rollout_corr`,
@@ -15,15 +15,13 @@ from jaxtyping import Bool, Float
 
 from orchestra_jax.config.algorithm import LossConfig
 from orchestra_jax.config.choices import Importance, RatioLevel
-from orchestra_jax.rl.losses.masked import masked_mean
-
-_MAX_LOG_RATIO = 20.0  # exp(20) is far outside every range and squares safely in float32
+from orchestra_jax.rl.losses.masked import MAX_LOG_RATIO, masked_mean
 
 
 def correction(
     old: Float[Array, "B T"], rollout: Float[Array, "B T"] | None, mask: Bool[Array, "B T"], cfg: LossConfig
 ) -> tuple[Float[Array, "B T"], dict[str, Float[Array, ""]]]:
-    """Weights of the token losses, and how far the learner's and the rollout's log-probs are apart.
+    """Return the weights of the token losses, and metrics of the gap between the learner's and the rollout's log-probs.
 
     Raises:
         ValueError: there is something to correct, and no rollout log-probs.
@@ -35,7 +33,7 @@ def correction(
             raise ValueError("A mask of sequences needs rollout_logprobs: pass them, or set its bounds to null.")
         return jnp.ones_like(old), {}
     floor, cap = cfg.importance_range
-    raw = jnp.exp(jnp.clip(_at_level(old - rollout, mask, cfg.importance_level), -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
+    raw = jnp.exp(jnp.clip(_at_level(old - rollout, mask, cfg.importance_level), -MAX_LOG_RATIO, MAX_LOG_RATIO))
     inside = (raw >= floor) & (raw <= cap)
     corrected, zeroed = raw, jnp.zeros_like(mask)
     if cfg.importance is Importance.tis:
@@ -68,7 +66,7 @@ def _at_level(log_ratio: Float[Array, "B T"], mask: Bool[Array, "B T"], level: R
 def _masked_sequences(
     log_ratio: Float[Array, "B T"], mask: Bool[Array, "B T"], cfg: LossConfig
 ) -> tuple[Bool[Array, " B"], dict[str, Float[Array, ""]]]:
-    """Sequences that a bound takes out, and their share of the sequences with a token, in all and by bound."""
+    """Return the sequences that a bound takes out, and their share of the sequences with a token, by bound."""
     there = mask.any(axis=-1)
     product = log_ratio.sum(axis=-1)
     geometric = product / jnp.maximum(mask.sum(axis=-1), 1)
@@ -84,6 +82,6 @@ def _masked_sequences(
 
 
 def _outside(log_values: Float[Array, " B"], low: float | None, high: float | None) -> Bool[Array, " B"]:
-    """Whether exp(log_values) is outside [low, high], compared as logs: a product over 32k tokens overflows."""
+    """Return whether exp(log_values) is outside [low, high], compared as logs: a product over 32k tokens overflows."""
     below = log_values < (math.log(low) if low else -math.inf)
     return below | (log_values > (math.inf if high is None else math.log(high)))

@@ -1,4 +1,4 @@
-"""Statistics over the entries of an array that a mask keeps."""
+"""Statistics over the entries of an array that a mask keeps, and the bound of all log-ratios."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,24 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
+MAX_LOG_RATIO = 20.0  # exp(20) is far outside every clip range and squares safely in float32
+
 
 def masked_mean(values: Float[Array, "..."], mask: Bool[Array, "..."]) -> Float[Array, ""]:
-    """The mean; 0 where nothing is masked in."""
+    """Return the mean of the entries that the mask keeps, or 0 if it keeps none."""
     return jnp.where(mask, values, 0.0).sum() / jnp.maximum(mask.sum(), 1)
 
 
 def masked_percentiles(
     values: Float[Array, "B T"], mask: Bool[Array, "B T"], percents: Sequence[float]
 ) -> tuple[Float[Array, ""], ...]:
-    """`np.percentile(values[mask], percents)`, interpolated between neighbours; 0 where nothing is masked in."""
+    """Return `np.percentile(values[mask], percents)`, interpolated between neighbours, or 0 if the mask keeps none.
+
+    >>> mask = jnp.array([[True, True, True, False]])
+    >>> found = masked_percentiles(jnp.array([[1.0, 2.0, 3.0, 9.0]]), mask, (0, 50, 100))
+    >>> [float(value) for value in found]
+    [1.0, 2.0, 3.0]
+    """
     last = jnp.maximum(mask.sum() - 1, 0)
     ordered = jnp.sort(jnp.where(mask, values, jnp.inf), axis=None)
     place = jnp.asarray(percents, ordered.dtype) / 100 * last

@@ -1,7 +1,7 @@
 """The loss of a batch: token losses, importance correction, KL to a reference, aggregation, and the metrics.
 
 Axes: B sequences, T tokens. A row is one sequence: its ratio and its mean are taken over the row's masked tokens, or
-with `share` and `elsewhere` over those of all rows of its trajectory.
+with `share` and `other_log_ratios` over those of all rows of its trajectory.
 """
 
 import chex
@@ -14,23 +14,25 @@ from orchestra_jax.config.algorithm import LossConfig
 from orchestra_jax.config.choices import KL, Aggregation
 from orchestra_jax.rl.losses.base import LOSSES, LossInputs, LossOutputs, aggregation_of
 from orchestra_jax.rl.losses.correction import correction
-from orchestra_jax.rl.losses.masked import masked_mean, masked_percentiles
-
-_MAX_LOG_RATIO = 20.0  # exp(20) is far outside every range and squares safely in float32
+from orchestra_jax.rl.losses.masked import MAX_LOG_RATIO, masked_mean, masked_percentiles
 
 
 def kl_estimate(new: Float[Array, "B T"], ref: Float[Array, "B T"], kl: KL) -> Float[Array, "B T"]:
-    """Per-token estimate of KL(new || ref) from tokens of the new policy, with d = ref - new.
+    """Estimate KL(new || ref) per token, from tokens of the new policy, with d = ref - new.
 
     k1 = -d (unbiased; its own gradient is 0 in expectation), k2 = d^2 / 2, k3 = exp(d) - d - 1; d is held within
     [-20, 20] for k3.
+
+    >>> new, ref = jnp.array([[-1.0]]), jnp.array([[-2.0]])
+    >>> [round(float(kl_estimate(new, ref, KL(kl))[0, 0]), 3) for kl in ("k1", "k2", "k3")]
+    [1.0, 0.5, 0.368]
     """
     d = ref - new
     if kl == KL.k1:
         return -d
     if kl == KL.k2:
         return d**2 / 2
-    bounded = jnp.clip(d, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    bounded = jnp.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return jnp.exp(bounded) - bounded - 1
 
 
@@ -41,7 +43,7 @@ def _aggregate(
     denominator: Float[Array, ""] | float | None,
     share: Float[Array, "B 1"],
 ) -> Float[Array, ""]:
-    """Sum over tokens (or over each trajectory's token mean), divided by the aggregation's normaliser."""
+    """Return the sum over tokens (or over each trajectory's token mean), divided by the aggregation's normaliser."""
     kept = jnp.where(mask, values, 0.0)
     lengths = mask.sum(axis=-1)
     aggregation = aggregation_of(cfg)
@@ -58,9 +60,9 @@ def _aggregate(
 
 
 def _ratio_metrics(found: LossOutputs, mask: Bool[Array, "B T"]) -> dict[str, Float[Array, ""]]:
-    """Counts, what the clips hold, and mean, maximum and percentiles of the ratio.
+    """Return counts, the share of tokens that each clip holds, and mean, maximum and percentiles of the ratio.
 
-    It has no gradient here: the derivative of the sort need not be traced.
+    The ratio has no gradient here, so that the derivative of the sort is not traced.
     """
     ratio = jax.lax.stop_gradient(found.ratio)
     percentiles = masked_percentiles(ratio, mask, (1, 50, 99))
@@ -75,7 +77,7 @@ def _ratio_metrics(found: LossOutputs, mask: Bool[Array, "B T"]) -> dict[str, Fl
 
 
 def _clean(values: Float[Array, "B T"], kept: Bool[Array, "B T"]) -> Float[Array, "B T"]:
-    """At least float32, 0 where masked whatever stands there."""
+    """Return the values in at least float32, and 0 where they are masked, whatever stands there."""
     values = jnp.asarray(values)
     return jnp.where(kept, values.astype(jnp.promote_types(values.dtype, jnp.float32)), 0.0)
 
@@ -101,29 +103,37 @@ def policy_loss(
     kl_denominator: Float[Array, ""] | float | None = None,
     kl_scale: Float[Array, ""] | float = 1.0,
     share: Float[Array, " B"] | None = None,
-    elsewhere: Float[Array, " B"] | None = None,
+    other_log_ratios: Float[Array, " B"] | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    """Loss to minimise, and its metrics; all arithmetic is at least float32.
+    """Return the loss to minimise, and its metrics; all arithmetic is at least float32.
 
     Per token: the loss that `cfg.loss` names (Eq. 4 for "sequence"), times the importance weight, 0 in a sequence that
     a mask of `cfg` takes out; then `kl_coef * KL(new || ref)` is added and `cfg.aggregation` applied. Only `logprobs`
     carry a gradient. Masked positions may hold anything, NaN included: they change nothing and their gradient is
     exactly 0, and a row or batch without a token adds 0.
 
+    A sequence of two sampled tokens was better than its group (A = 1). Its first token has become twice as likely, and
+    the clip at 1 + 0.28 holds it:
+
+    >>> old, new = jnp.log(jnp.array([[0.25, 0.5]])), jnp.log(jnp.array([[0.5, 0.5]]))
+    >>> loss, metrics = policy_loss(new, old, jnp.array([1.0]), jnp.array([[True, True]]), LossConfig("grpo"))
+    >>> round(float(loss), 2), round(float(metrics["ratio_max"]), 2), float(metrics["clip_fraction_high"])
+    (-1.14, 2.0, 0.5)
+
     Args:
-        logprobs: of the policy being trained, at the sampling temperature.
-        old_logprobs: of the policy at the start of the step (the learner's own, or the rollout's).
+        logprobs: log-probs of the policy being trained, at the sampling temperature.
+        old_logprobs: log-probs of the policy at the start of the step (the learner's own, or the rollout's).
         advantages: one per sequence, [B], or [B, T]; sequence-level losses expect them constant along a row.
         mask: tokens that the policy sampled and that carry loss.
         cfg: the loss.
         rollout_logprobs: the engine's log-probs; needed when `cfg.corrects`, measured when given.
-        ref_logprobs: of the reference policy; needed when `cfg.kl_coef` is not 0, measured when given.
+        ref_logprobs: the reference policy's log-probs; needed when `cfg.kl_coef` is not 0, measured when given.
         denominator: replaces the normaliser of the aggregation: the number of masked tokens for "token", of sequences
             with a masked token for "sequence", `cfg.constant` for "constant". Given the whole batch's figure, the
             losses and gradients of its micro-batches add up exactly to those of the batch.
         kl_denominator: the same for the KL, where it is over other rows than the policy term; None: `denominator`.
         kl_scale: multiplies `cfg.kl_coef`; a schedule passes it, so that a new value compiles nothing.
-        share, elsewhere: see `LossInputs`; None: every row is a trajectory.
+        share, other_log_ratios: see `LossInputs`; None: every row is a whole trajectory.
 
     Returns:
         loss, and metrics: scalars without gradient; fractions, means, maxima and percentiles are over masked tokens.
@@ -148,7 +158,7 @@ def policy_loss(
     adv = _constant(jnp.broadcast_to(advantages, kept.shape), kept)
     new, old = _clean(logprobs, kept), _constant(old_logprobs, kept)
 
-    whole, others = _column(share, 1.0, kept), _column(elsewhere, 0.0, kept)
+    whole, others = _column(share, 1.0, kept), _column(other_log_ratios, 0.0, kept)
     found = LOSSES.get(cfg.loss).tokens(LossInputs(new, old, adv, kept, cfg, whole, others))
     rollout = None if rollout_logprobs is None else _constant(rollout_logprobs, kept)
     weight, metrics = correction(old, rollout, kept, cfg)

@@ -7,13 +7,12 @@ from jaxtyping import Float
 
 from orchestra_jax.config.choices import Aggregation
 from orchestra_jax.rl.losses.base import Loss, LossInputs, LossOutputs
-
-MAX_LOG_RATIO = 20.0  # exp(20) is far outside every clip range and squares safely in float32
+from orchestra_jax.rl.losses.masked import MAX_LOG_RATIO
 
 
 @Loss
 def grpo(inputs: LossInputs) -> LossOutputs:
-    """A ratio per token; mean over all tokens, as in the authors' training script."""
+    """Use a ratio per token and the mean over all tokens, as in the authors' training script."""
     return clipped_surrogate(inputs, token_ratio(inputs))
 
 
@@ -25,13 +24,13 @@ dapo = Loss(grpo.tokens)
 
 
 def _gspo(inputs: LossInputs) -> LossOutputs:
-    """`exp(mean of log-ratios)` for all tokens of a trajectory; its clip range is small, about 3e-4 and 4e-4."""
+    """Use `exp(mean of log-ratios)` for all tokens of a trajectory; its clip range is small, about 3e-4 and 4e-4."""
     lengths = jnp.maximum(inputs.mask.sum(axis=-1, keepdims=True), 1) / inputs.share
     return clipped_surrogate(inputs, _along_rows(lengths, inputs))
 
 
 def _sequence(inputs: LossInputs) -> LossOutputs:
-    """The trajectory ratio of Eq. 4, `exp(sum of log-ratios)`, for all tokens of a trajectory."""
+    """Use the trajectory ratio of Eq. 4, `exp(sum of log-ratios)`, for all tokens of a trajectory."""
     return clipped_surrogate(inputs, _along_rows(jnp.ones((len(inputs.mask), 1)), inputs))
 
 
@@ -41,7 +40,7 @@ sequence = Loss(_sequence, Aggregation.sequence, sequence_ratio=True)
 
 @Loss
 def cispo(inputs: LossInputs) -> LossOutputs:
-    """`-stop_gradient(clip(ratio)) * A * logprob`: clipping bounds a token's weight and never stops its gradient."""
+    """Return `-stop_gradient(clip(ratio)) * A * logprob`: a clip bounds a token's weight, never stops its gradient."""
     ratio = token_ratio(inputs)
     low, high = 1 - inputs.cfg.clip_low, 1 + inputs.cfg.clip_high
     clipped = jnp.clip(ratio, low, high)
@@ -51,12 +50,12 @@ def cispo(inputs: LossInputs) -> LossOutputs:
 
 
 def token_ratio(inputs: LossInputs) -> Float[Array, "B T"]:
-    """New to old policy, token by token; its log is held within [-20, 20]."""
+    """Return the ratio of new to old policy, token by token; its log is held within [-20, 20]."""
     return jnp.exp(jnp.clip(inputs.logprobs - inputs.old_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def clipped_surrogate(inputs: LossInputs, ratio: Float[Array, "B T"]) -> LossOutputs:
-    """`-min(r A, clip(r) A)`, then at most `-A dual_clip` where A < 0; held are tokens whose gradient a clip stops."""
+    """Return `-min(r A, clip(r) A)`, at most `-A dual_clip` where A < 0, and the tokens whose gradient a clip stops."""
     cfg, adv = inputs.cfg, inputs.advantages
     low, high = 1 - cfg.clip_low, 1 + cfg.clip_high
     tokens = -jnp.minimum(ratio * adv, jnp.clip(ratio, low, high) * adv)
@@ -69,18 +68,18 @@ def clipped_surrogate(inputs: LossInputs, ratio: Float[Array, "B T"]) -> LossOut
 
 
 def _along_rows(divisor: Float[Array, "B 1"], inputs: LossInputs) -> Float[Array, "B T"]:
-    """`exp(sum of log-ratios / divisor)` of each trajectory at all of its tokens; the log is held within [-20, 20].
+    """Return `exp(sum of log-ratios / divisor)` of each trajectory at all of its tokens; the log is within [-20, 20].
 
-    A trajectory that forked has several rows, which may lie in several micro-batches. Each has the ratio of the whole
-    and the gradient of its own part over its share, so that means over the trajectory's tokens add up to the gradient
-    of the whole.
+    A trajectory that forked has several rows, which may lie in several micro-batches. Each row has the ratio of the
+    whole trajectory, and the gradient of its own part divided by its share: means over the trajectory's tokens then add
+    up to the gradient of the whole.
 
-    With `token_form` the gradient of token t of T is that of its own log-ratio times T / divisor: of the same sum over
-    equal tokens, but what weighs a token now weighs its own gradient.
+    With `token_form` the gradient of token t of T is that of its own log-ratio times T / divisor. Summed over tokens of
+    equal weight this is the same, but the weight of a token now acts on its own gradient.
     """
     differences = inputs.logprobs - inputs.old_logprobs
     own = differences.sum(axis=-1, keepdims=True)
-    whole = jax.lax.stop_gradient(own + inputs.elsewhere) + (own - jax.lax.stop_gradient(own)) / inputs.share
+    whole = jax.lax.stop_gradient(own + inputs.other_log_ratios) + (own - jax.lax.stop_gradient(own)) / inputs.share
     log_ratio = jnp.broadcast_to(whole / divisor, inputs.mask.shape)
     if inputs.cfg.token_form:
         own = differences * inputs.mask.sum(axis=-1, keepdims=True) / inputs.share / divisor

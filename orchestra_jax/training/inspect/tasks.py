@@ -137,7 +137,7 @@ def benchmark_task(name: str, settings: str = "") -> Any:
 
 def figures(found: Trajectory) -> dict[str, float]:
     """The figures of a trajectory, `FIGURES`."""
-    values = found.solved, found.valid, found.cost_usd, found.latency_s, len(found.calls)
+    values = found.solved, found.completed, found.cost_usd, found.latency_s, len(found.calls)
     return dict(zip(FIGURES, map(float, values), strict=True))
 
 

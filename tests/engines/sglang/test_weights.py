@@ -20,7 +20,7 @@ from orchestra_jax.io.http_json import JsonClient
 from orchestra_jax.models import decoder
 from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.models.sharding import ShardingRules, make_mesh, param_shardings
+from orchestra_jax.models.sharding import MeshSharding, make_mesh
 from orchestra_jax.types import InfrastructureError
 from tests.models.trees import to_tensors
 
@@ -165,7 +165,7 @@ async def test_every_tensor_arrives_once_in_its_dtype(servers, tmp_path, dtype, 
 @pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
 async def test_sharded_parameters_are_gathered(servers, sync):
     mesh = make_mesh(fsdp=4, tensor=2)
-    shardings = param_shardings(mesh, ShardingRules(), decoder.abstract_params(CONFIG))
+    shardings = MeshSharding(mesh).params(decoder.abstract_params(CONFIG))
     await update(sync, servers, jax.tree.map(jax.device_put, params_of(5), dict(shardings)), 5)
     expect_weights(servers[0], params_of(5), 5)
 
@@ -174,7 +174,7 @@ async def test_sharded_parameters_are_gathered(servers, sync):
 @pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
 async def test_fp32_masters_travel_in_the_serving_dtype(servers, tmp_path, scan):
     config = CONFIG.replace(scan_layers=scan)
-    shardings = param_shardings(make_mesh(fsdp=8), ShardingRules(), decoder.abstract_params(config))
+    shardings = MeshSharding(make_mesh(fsdp=8)).params(decoder.abstract_params(config))
     masters = jax.tree.map(jax.device_put, params_of(6, config), dict(shardings))
     report = await update(DiskWeightSync(config, tmp_path, dtype="bfloat16"), servers, masters, 6)
     halves = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params_of(6, config))

@@ -423,7 +423,7 @@ def test_a_reader_takes_the_last_word_that_says_something():
 
 def test_random_tools_play_well_formed_trajectories(collector: Collector, tasks: dict[str, list[Task]]):
     runs = asyncio.run(collector.play(random_tools(0), tasks["train"][:250], budget=Budget()))
-    assert all(run.valid for run in runs)
+    assert all(run.completed for run in runs)
     assert all(call.name in {s.name for s in run.task.tools} for run in runs for t in run.turns for call in t.calls)
     lengths = Counter(len(run.tool_names) for run in runs)
     assert lengths.keys() == {1, 2, 3}
@@ -472,7 +472,7 @@ def test_every_baseline_calls_once_and_the_oracle_serves_preferences_best(collec
         for name, script in BASELINES.items()
     }
     for played in runs.values():
-        assert all(run.valid and len(run.tool_names) == 1 for run in played)
+        assert all(run.completed and len(run.tool_names) == 1 for run in played)
     utility = preference_utility(list(runs.values()), list(runs.values()), "share").mean(axis=1)
     found = dict(zip(runs, utility, strict=True))
     assert all(found["preference_oracle"] >= other for other in found.values()), found

@@ -15,7 +15,7 @@ from orchestra_jax.evaluation.group_files import StoredGroup
 from orchestra_jax.evaluation.results.group_page import view
 from orchestra_jax.evaluation.results.pages import write_pages
 from orchestra_jax.rl.groups import group_arrays
-from orchestra_jax.rl.setup import score_groups
+from orchestra_jax.rl.setup import reward_groups
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 ODD = "</script><script>alert(1)</script><b>&'\" \ud83d"
@@ -41,7 +41,9 @@ def a_group(step: int = 1, group: int = 0) -> StoredGroup:
         member(0, "big", 0.5, group=group), member(1, "small", 0.1, group=group),
         member(2, "small", 0.2, group=group, solved=False),
     )  # fmt: skip
-    rewards, advantages, kept = score_groups(RunConfig(), group_arrays(members, 3))
+    rewards, advantages, kept = reward_groups(
+        group_arrays(members, 3), RunConfig().reward, RunConfig().algorithm.advantage
+    )
     return StoredGroup(step, group, members, tuple(rewards[0].tolist()), tuple(advantages[0].tolist()), bool(kept[0]))
 
 
@@ -144,7 +146,7 @@ def test_the_pages_work_in_a_browser(site: Path) -> None:
 def test_a_group_of_other_weights_has_other_terms() -> None:
     members = a_group().members
     cfg = dataclasses.replace(RunConfig(), reward=RewardConfig(compute=0.5, normalize_outcome=False))
-    rewards, _, _ = score_groups(cfg, group_arrays(members, 3))
+    rewards, _, _ = reward_groups(group_arrays(members, 3), cfg.reward, cfg.algorithm.advantage)
     group = StoredGroup(1, 0, members, tuple(rewards[0].tolist()), (0.0,) * 3, True)
     found = [sum(t["term"] for t in one["terms"]) for one in view(group, cfg.reward, None)["members"]]
     np.testing.assert_allclose(found, rewards[0], atol=1e-6)

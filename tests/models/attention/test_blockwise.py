@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from orchestra_jax.models.attention import blockwise
 from orchestra_jax.models.attention.base import attention, dense_attention
 from orchestra_jax.models.attention.blockwise import blockwise_attention
-from orchestra_jax.models.sharding import ShardingRules, activation_constraint, batch_sharding, make_mesh
+from orchestra_jax.models.sharding import MeshSharding, make_mesh
 from orchestra_jax.planning.hlo import program_cost
 
 B, DIM = 2, 8
@@ -228,10 +228,10 @@ def test_a_device_skips_what_its_own_rows_do_not_connect(monkeypatch: pytest.Mon
     def run(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
         return blockwise_attention(q, k, v, segment_ids=ids, block=64)
 
-    sharding = activation_constraint(make_mesh(fsdp=8), ShardingRules())
+    sharding = MeshSharding(make_mesh(fsdp=8))
     axes = (("batch", None, "kv_heads", None), *2 * [("batch", "kv_heads", None, None)], ("batch", None))
     split = jax.jit(lambda *arrays: sharding.on_own_parts(run, arrays, axes, axes[0]))
-    spread = [jax.device_put(x, batch_sharding(sharding.mesh, sharding.rules)) for x in (q, k, v, rows)]
+    spread = [jax.device_put(x, sharding.batch) for x in (q, k, v, rows)]
     out = split(*spread)
     jax.effects_barrier()
     own = [connected(row[None]) for row in rows]

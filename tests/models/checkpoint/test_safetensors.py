@@ -15,7 +15,7 @@ from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.models.checkpoint.safetensors import load, save
 from orchestra_jax.models.decoder import forward, init_params, logits
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.models.sharding import ShardingRules, make_mesh, param_shardings
+from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
 from tests.models.trees import to_tensors
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=300, hidden_size=16, intermediate_size=24, head_dim=8, num_layers=2)
@@ -129,7 +129,7 @@ def test_sharded(sizes, scan, folder, tmp_path, monkeypatch) -> None:
     config, params = load(folder, mesh, rules=rules, scan_layers=scan)
     _, local = load(folder, scan_layers=scan)
     assert_same(params, local)
-    assert jax.tree.map(lambda x: x.sharding, params) == param_shardings(mesh, rules, local)
+    assert jax.tree.map(lambda x: x.sharding, params) == MeshSharding(mesh, rules).params(local)
     save(tmp_path / "again", config, params)
     assert_same(load_file(tmp_path / "again/model.safetensors"), load_file(folder / "model.safetensors"))
     # Replicas may share a host buffer; donating them must not touch each other or the files.

@@ -55,10 +55,10 @@ def test_a_server_that_dies_in_mid_call_spoils_those_trajectories_alone(command,
     assert len(found) == 4
     for trajectory in found:
         if "12 *" in trajectory.task.question:
-            assert (trajectory.status, trajectory.valid) == (Status.FAILED, False)
+            assert (trajectory.status, trajectory.completed) == (Status.FAILED, False)
             assert "failed in a call of die: Connection closed" in trajectory.reason
         else:
-            assert trajectory.solved or not trajectory.valid
+            assert trajectory.solved or not trajectory.completed
     assert any(trajectory.solved for trajectory in found)
     none_left()
 
@@ -70,7 +70,7 @@ def test_a_step_is_trained_and_trained_again_from_its_record(command, configured
              "prices": {"echo": {"price_usd": 0.125}}}  # fmt: skip
     record = (f"env.tokenizer={folder}", f"replay.path={tmp_path / 'calls.db'}")
     monkeypatch.setattr(collector, "EngineSpeaker", ScriptedPolicy)
-    monkeypatch.setattr(trainer, "score_groups", score_by_index)
+    monkeypatch.setattr(trainer, "reward_groups", score_by_index)
 
     def trained(cfg: RunConfig) -> tuple[dict, str, dict]:
         run(cfg)

@@ -16,7 +16,7 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch, MicroShapes, micro_batches, sequences
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rl.setup import policy_learner
+from orchestra_jax.rl.setup import learner_config
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
 from orchestra_jax.training.loggers.scored import _of_this_process, own_logprobs
 from orchestra_jax.training.update import update
@@ -75,7 +75,7 @@ def test_what_the_update_scored_is_kept_to_the_bit(tmp_path) -> None:
     cfg = RunConfig(
         algorithm=algorithm, rollout=RolloutConfig(limits=RolloutLimits(max_turns=2, max_length=32, max_new_tokens=4))
     )
-    learner = Learner(MODEL, policy_learner(cfg, MODEL).cfg, recorder())
+    learner = Learner(MODEL, learner_config(cfg.algorithm, cfg.rollout, MODEL), recorder())
     take_step = functools.partial(update, step=0, base=None, reference=None)
     scored: list[MicroBatch] = []
     take_step(cfg, learner, learner.init(PARAMS), made, advantages, scored=scored)
@@ -83,7 +83,7 @@ def test_what_the_update_scored_is_kept_to_the_bit(tmp_path) -> None:
     assert sorted(found) == [0, 1, 3]
     want = {}
     for batch in scored:
-        again = np.asarray(learner.score(PARAMS, batch).old_logprobs)
+        again = np.asarray(learner.with_old_logprobs(PARAMS, batch).old_logprobs)
         for n, number in enumerate(np.asarray(batch.trajectory)):
             want.setdefault(int(number), []).append(again[n][np.asarray(batch.mask)[n] > 0].tolist())
     for number, scores in found.items():
@@ -104,7 +104,7 @@ def test_one_update_of_a_batch_scores_nothing_for_it(monkeypatch: pytest.MonkeyP
     cfg = RunConfig(algorithm=AlgorithmConfig(loss=LossConfig(loss="sequence"), tasks_per_step=1, group_size=2))
     monkeypatch.setattr(Learner, "score", lambda *args, **options: pytest.fail("scored"))
     monkeypatch.setattr(Learner, "policy_step", lambda self, state, *args, **options: (state, {"kl_ref": 0.0}))
-    learner, scored = Learner(MODEL, policy_learner(cfg, MODEL).cfg, recorder()), list[MicroBatch]()
+    learner, scored = Learner(MODEL, learner_config(cfg.algorithm, cfg.rollout, MODEL), recorder()), list[MicroBatch]()
     with jax.transfer_guard("allow"):
         update(
             cfg, learner, learner.init(PARAMS), [forked(0), forked(1)], np.array([1.0, -1.0], np.float32), step=0,
