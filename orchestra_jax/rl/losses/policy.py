@@ -2,6 +2,19 @@
 
 Axes: B sequences, T tokens. A row is one sequence: its ratio and its mean are taken over the row's masked tokens, or
 with `share` and `other_log_ratios` over those of all rows of its trajectory.
+
+Metrics of `policy_loss`; fractions, means, maxima and percentiles are over masked tokens:
+    policy_loss: the loss without the KL.
+    tokens, sequences: counts.
+    ratio_mean, ratio_max, ratio_p01, ratio_p50, ratio_p99: the ratio of new to old policy.
+    clip_fraction_low, clip_fraction_high: tokens whose ratio is below / above the range where that stops the gradient
+        (A < 0 / A > 0; cispo: at any A); clip_fraction_dual: tokens that the dual clip holds. A loss may have others.
+    approx_kl: k3 estimate of KL(old || new).
+    With rollout_logprobs: mismatch_mean and mismatch_max of |old - rollout| in nats; importance_ess, (sum w)^2 /
+        (n sum w^2) in [0, 1] of the weights in use (of the plain w for "none"); icepop_fraction, tokens that icepop
+        sets to 0; sequence_masked, the share of masked sequences, and by bound: _geometric, _product, _veto, which may
+        overlap.
+    With ref_logprobs: kl_ref, the token mean of k3; kl_loss, the KL before kl_coef.
 """
 
 import chex
@@ -108,9 +121,8 @@ def policy_loss(
     """Return the loss to minimise, and its metrics; all arithmetic is at least float32.
 
     Per token: the loss that `cfg.loss` names (Eq. 4 for "sequence"), times the importance weight, 0 in a sequence that
-    a mask of `cfg` takes out; then `kl_coef * KL(new || ref)` is added and `cfg.aggregation` applied. Only `logprobs`
-    carry a gradient. Masked positions may hold anything, NaN included: they change nothing and their gradient is
-    exactly 0, and a row or batch without a token adds 0.
+    a mask of `cfg` takes out; then `kl_coef * KL(new || ref)` is added and `cfg.aggregation` applied. Masked positions
+    may hold anything, NaN included: they change nothing and their gradient is exactly 0.
 
     A sequence of two sampled tokens was better than its group (A = 1). Its first token has become twice as likely, and
     the clip at 1 + 0.28 holds it:
@@ -136,14 +148,7 @@ def policy_loss(
         share, other_log_ratios: see `LossInputs`; None: every row is a whole trajectory.
 
     Returns:
-        loss, and metrics: scalars without gradient; fractions, means, maxima and percentiles are over masked tokens.
-            policy_loss; tokens, sequences (counts); ratio_mean, ratio_max, ratio_p01, ratio_p50, ratio_p99;
-            clip_fraction_low / _high (ratio below / above the range where that stops the gradient: A < 0 / A > 0;
-            cispo: at any A), clip_fraction_dual (a loss may have others); approx_kl (k3 estimate of KL(old || new)).
-            With rollout_logprobs: mismatch_mean and mismatch_max of |old - rollout| in nats; importance_ess, (sum w)^2
-            / (n sum w^2) in [0, 1] of the weights in use (of the plain w for "none"); icepop_fraction (tokens zeroed);
-            sequence_masked (share of sequences) and by what: _geometric, _product, _veto, which may overlap.
-            With ref_logprobs: kl_ref (token mean of k3), kl_loss (before kl_coef).
+        loss, and metrics: scalars without gradient; the head of this module lists them.
 
     Raises:
         ConfigError, ValueError: no loss of that name; `rollout_logprobs` or `ref_logprobs` is missing where `cfg` asks.
@@ -172,9 +177,6 @@ def policy_loss(
     elif cfg.kl_coef != 0:
         raise ValueError(f"kl_coef={cfg.kl_coef} needs ref_logprobs: pass the reference's or set kl_coef to 0.")
 
-    metrics |= {
-        "policy_loss": objective,
-        **_ratio_metrics(found, kept),
-        "approx_kl": masked_mean(kl_estimate(old, new, KL.k3), kept),
-    }
+    approx_kl = masked_mean(kl_estimate(old, new, KL.k3), kept)
+    metrics |= {"policy_loss": objective, **_ratio_metrics(found, kept), "approx_kl": approx_kl}
     return loss, jax.lax.stop_gradient(metrics)
