@@ -15,8 +15,8 @@ from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.envs.baselines import Asked
 from orchestra_jax.envs.qa.experts import offered
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.build import instance_seed, make_tools, tool_problems
-from orchestra_jax.tools.catalogue import Catalogue
+from orchestra_jax.tools.build import make_tools, tool_problems
+from orchestra_jax.tools.catalogue import Catalogue, instance_seed
 from orchestra_jax.tools.executor import ToolExecutor, ToolHandler, as_result
 from orchestra_jax.types import Preference, Task, ToolResult, Usage
 

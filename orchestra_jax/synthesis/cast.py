@@ -19,10 +19,10 @@ from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.answers import without_thinking
-from orchestra_jax.tools.build import named_experts
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.context import ChatMessage
 from orchestra_jax.tools.experts.roles import messages
+from orchestra_jax.tools.experts.run_experts import named_experts
 from orchestra_jax.types import Usage
 
 SYSTEM = (

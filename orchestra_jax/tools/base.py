@@ -172,10 +172,10 @@ TOOLS: Registry[Tool | MakeTool] = Registry(
     "tools.names",
     group="orchestra_jax.tools",
     builtin={
-        "python": "orchestra_jax.tools.plain:Python",
-        "local_search": "orchestra_jax.tools.plain:LocalSearch",
-        "web_search": "orchestra_jax.tools.plain:WebSearch",
-        "web_extract": "orchestra_jax.tools.plain:WebExtract",
-        "answer": "orchestra_jax.tools.plain:Answer",
+        "python": "orchestra_jax.tools.python.tool:PythonTool",
+        "local_search": "orchestra_jax.tools.search.local_search:LocalSearch",
+        "web_search": "orchestra_jax.tools.search.web_search:WebSearchTool",
+        "web_extract": "orchestra_jax.tools.search.web_search:WebExtractTool",
+        "answer": "orchestra_jax.tools.entries:AnswerTool",
     },
 )

@@ -7,6 +7,7 @@ menu: the policy answers by itself.
 An instance is drawn from a seed alone, and its record, which goes into the task, says what every name stands for.
 """
 
+import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from orchestra_jax.config.ranges import ConfigError
-from orchestra_jax.config.tools import MenuRule
+from orchestra_jax.config.tools import MenuRule, ToolsConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw
 from orchestra_jax.money.prices import Price, PriceList
@@ -309,3 +310,14 @@ def role_seconds(model: str, role: str, prices: PriceList) -> float | None:
     """Mean seconds of an expert in a role; of its other uses where that one was not measured; None: nothing was."""
     uses = prices.latencies.get(model)
     return uses.get(ROLES[role].use, sum(uses.values()) / len(uses)) if uses else None
+
+
+def instance_seed(seed: int, task: str, draw: int) -> int:
+    """Return the seed of an instance, from the seed of the run, the task and the draw of its place in the stream."""
+    return int.from_bytes(hashlib.blake2b(repr((seed, task, draw)).encode(), digest_size=8).digest())
+
+
+def models_of(tools: ToolsConfig) -> list[str]:
+    """Return the names of all models that play a role or judge."""
+    judges = set() if tools.judge == "match" else {tools.judge}
+    return sorted({model for models in tools.experts.values() for model in models} | judges)

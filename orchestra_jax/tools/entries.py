@@ -1,72 +1,35 @@
-"""The entries of a catalogue: experts by role, plain tools, and what stands around every handler of a run."""
+"""Plain tools as entries of a catalogue, and the wrappers that every handler of a run gets: budget and record."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from orchestra_jax.config.choices import Role
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.money.replay import Recorded, Replay
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.store import Recorded
+from orchestra_jax.tools.answers import ANSWER_TOOL
 from orchestra_jax.tools.base import Tool
 from orchestra_jax.tools.catalogue import Entry
 from orchestra_jax.tools.executor import ToolHandler, as_result
-from orchestra_jax.tools.experts.cards import model_cards
-from orchestra_jax.tools.experts.client import ExpertClient
-from orchestra_jax.tools.experts.roles import ROLES, expert_tool
-from orchestra_jax.types import CODE, SEARCH, InfrastructureError, ToolResult
+from orchestra_jax.types import InfrastructureError, ToolResult, Usage
 
 OUT_OF_BUDGET = "This task's budget does not allow the call, so it was not made. Go on with what is known."
-_TRAITS: dict[str, tuple[str, ...]] = {Role.query_writer: (SEARCH,), Role.code_writer: (CODE,)}
 
 
-def expert_entries(
-    roles: Mapping[str, Sequence[str]],
-    clients: Mapping[str, ExpertClient],
-    *,
-    search: tuple[str, ToolHandler] | None = None,
-    run: tuple[str, ToolHandler] | None = None,
-    descriptions: Mapping[str, str] | None = None,
-    local: Sequence[str] = (),
-) -> list[Entry]:
-    """An entry for every model in every role that it plays.
+class AnswerTool(Tool):
+    """Ends the task with its argument."""
 
-    Args:
-        roles: models by role of ROLES.
-        clients: by model.
-        search: the search that query writers use, with its name in price lists.
-        run: what runs the code of code writers, likewise.
-        descriptions: what the policy reads about a model beside what its role is; its card's text by default.
-        local: models on the user's own machines.
+    spec = ANSWER_TOOL
+    listed = False
+    settings = None
 
-    Raises:
-        ValueError: an unknown role.
-    """
-    entries = []
-    follow = {Role.query_writer: search, Role.code_writer: run}
-    for role, models in roles.items():
-        if role not in ROLES:
-            raise ValueError(f"Experts have the roles {', '.join(ROLES)}, not {role!r}.")
-        behind = follow.get(Role(role))
-        for model in models:
-            card = model_cards().get(model)
-            about = (descriptions or {}).get(model) or (card.about if card else "")
-            spec, handler = expert_tool(
-                role,
-                clients[model],
-                within_budget(behind[1]) if behind else None,
-                name=f"{role}-{model}",
-                description=" ".join(filter(None, (ROLES[role].description, about, card.origin if card else ""))),
-                local=model in local,
-                traits=(*(card.traits if card else ()), *_TRAITS.get(role, ())),
-            )
-            billed = (model, behind[0]) if behind else (model,)
-            entries.append(Entry(spec, within_budget(handler), role=role, model=model, billed=billed))
-    return entries
+    async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        return ToolResult("The answer is given.", (Usage(self.spec.name),), final=arguments["answer"])
 
 
 def plain_entry(tool: Tool, prices: PriceList, replay: Replay) -> Entry:
-    """A plain tool: charged by the price list, where that has its name, else by its own price per call."""
+    """Return the entry of a plain tool, charged by the price list if that names it, else by its own price per call."""
     spec = tool.spec
     listed = tool.listed and (spec.price_usd is None or spec.name in prices.entries)
     if listed:
@@ -76,9 +39,9 @@ def plain_entry(tool: Tool, prices: PriceList, replay: Replay) -> Entry:
 
 
 def within_budget(handler: ToolHandler) -> ToolHandler:
-    """The same handler, for which a trajectory's own budget is an observation.
+    """Wrap a handler so that a trajectory whose own budget is used up reads that as an observation.
 
-    That the budget of a trajectory is used up is its policy's doing; that of a step or run ends the run.
+    Its policy spent that budget. The budget of a step or run ends the run.
     """
 
     async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult | str:
@@ -93,9 +56,13 @@ def within_budget(handler: ToolHandler) -> ToolHandler:
 
 
 def recorded(kind: str, handler: ToolHandler, replay: Replay, settings: Mapping[str, Any]) -> ToolHandler:
-    """A tool of this machine with a place in the record: replayed, its seconds and so its cost are the recorded ones.
+    """Wrap a handler of this machine so that its calls are recorded; a replayed call has the recorded seconds and cost.
 
-    `settings` are what the answer depends on beside the arguments.
+    Args:
+        kind: kind of the calls in the record.
+        handler: handler to wrap.
+        replay: the record.
+        settings: all that an answer depends on beside the arguments.
     """
 
     async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:

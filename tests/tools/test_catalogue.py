@@ -19,11 +19,11 @@ from orchestra_jax.money.replay import Replay, ReplayMiss
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.answers import ANSWER_TOOL
 from orchestra_jax.tools.catalogue import Catalogue, Entry, Instance, price_words
-from orchestra_jax.tools.entries import OUT_OF_BUDGET, expert_entries, recorded, within_budget
+from orchestra_jax.tools.entries import OUT_OF_BUDGET, AnswerTool, recorded, within_budget
 from orchestra_jax.tools.experts.client import expert_clients
+from orchestra_jax.tools.experts.entries import expert_entries
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.simulated import SimulatedExpert, SimulatedTool
-from orchestra_jax.tools.plain import Answer
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
 from tests.tools.openai_stub import StubOpenAI
 
@@ -63,7 +63,7 @@ def catalogue(rule: MenuRule, book: PriceBook | None = None, experts: list[Exper
     clients = expert_clients(experts or EXPERTS, BASE, backoff_s=0.01)
     entries = expert_entries(ROLES, clients, search=("web_search", found), run=("python", run_python), local=["small"])
     if rule.form == "separate":
-        entries += [Entry(PYTHON, run_python, billed=("python",)), Entry(ANSWER_TOOL, Answer(None).run)]
+        entries += [Entry(PYTHON, run_python, billed=("python",)), Entry(ANSWER_TOOL, AnswerTool(None).run)]
     return Catalogue(entries, book or PriceBook(BASE), rule)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from orchestra_jax.processes import Processes
 from orchestra_jax.tools import build
+from orchestra_jax.tools.experts import client
 from orchestra_jax.tools.experts.expert import Expert
 from tests.training.test_trainer import config
 
@@ -28,11 +29,11 @@ def experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file.write_text(FILE)
     cfg = config(tmp_path, *MENU, f"tools.experts_file={file}")
 
-    def noted(found, *args, original=build.expert_clients, **settings):
+    def noted(found, *args, original=client.expert_clients, **settings):
         seen.update({expert.name: expert for expert in found})
         return original(found, *args, **settings)
 
-    monkeypatch.setattr(build, "expert_clients", noted)
+    monkeypatch.setattr(client, "expert_clients", noted)
 
     def of(index: int, count: int) -> dict[str, Expert]:
         monkeypatch.setattr(Processes, "of_run", lambda: Processes(index, count))

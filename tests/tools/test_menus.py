@@ -17,12 +17,12 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceDraw, price_book
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.tools.build import _experts as run_experts
-from orchestra_jax.tools.build import instance_seed, make_tools, tool_problems
-from orchestra_jax.tools.catalogue import Catalogue
+from orchestra_jax.tools.build import make_tools, tool_problems
+from orchestra_jax.tools.catalogue import Catalogue, instance_seed
 from orchestra_jax.tools.experts.cards import model_cards
 from orchestra_jax.tools.experts.descriptions import flaw
 from orchestra_jax.tools.experts.expert import Expert
+from orchestra_jax.tools.experts.run_experts import run_experts
 from tests.tools.openai_stub import StubOpenAI
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

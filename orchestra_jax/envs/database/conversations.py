@@ -21,7 +21,7 @@ from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.envs.menus import WorldMenus
 from orchestra_jax.envs.users import SCRIPTED, SimulatedUser
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.build import user_client
+from orchestra_jax.tools.experts.run_experts import model_client
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, UserTurn
@@ -62,7 +62,7 @@ class WorldEnvironment(Environment):
         self._closes: list[Callable[[], Awaitable[None]]] = [self._menus.close]
         self._user_model: ExpertClient | None = None
         if user != SCRIPTED:
-            self._user_model, close = user_client(cfg, user)
+            self._user_model, close = model_client(cfg, user, "user")
             self._closes.append(close)
 
     def train_tasks(self, batch_size: int) -> TaskIterator:

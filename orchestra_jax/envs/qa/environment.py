@@ -20,8 +20,8 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.forecast import dry_run
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.tools.answers import ANSWER_TOOL, extract_answer, marked_answer, matches, without_thinking
-from orchestra_jax.tools.build import instance_seed, make_tools, tool_problems
-from orchestra_jax.tools.catalogue import Catalogue, Instance
+from orchestra_jax.tools.build import make_tools, tool_problems
+from orchestra_jax.tools.catalogue import Catalogue, Instance, instance_seed
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.tools.experts.judge import Judge
 from orchestra_jax.tools.experts.simulated import near_numbers

@@ -39,11 +39,10 @@ from orchestra_jax.money.price_book import PriceBook, PriceDraw, price_book
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.answers import extract_answer
 from orchestra_jax.tools.base import Tool, ToolContext
-from orchestra_jax.tools.build import instance_seed
-from orchestra_jax.tools.catalogue import Catalogue, Instance
+from orchestra_jax.tools.catalogue import Catalogue, Instance, instance_seed
 from orchestra_jax.tools.executor import ToolExecutor
-from orchestra_jax.tools.plain import Python
 from orchestra_jax.tools.python.isolation import IsolationError
+from orchestra_jax.tools.python.tool import PythonTool
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec
 
 SYSTEM = (
@@ -336,6 +335,6 @@ def _references(asked: Asked, recording: Recording) -> tuple[str, ...]:
 
 def _sandbox(cfg: WorldConfig) -> Tool:
     try:
-        return Python(ToolContext(cfg, price_book(cfg).base, Replay(None)))
+        return PythonTool(ToolContext(cfg, price_book(cfg).base, Replay(None)))
     except IsolationError as error:
         raise ConfigError(f"{error} (tools.sandbox.isolation)") from None

@@ -25,9 +25,9 @@ from orchestra_jax.envs.users import GREETING, SCRIPTED, SimulatedUser, user_for
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.forecast import dry_run
 from orchestra_jax.money.price_book import price_book
-from orchestra_jax.tools.build import judge_client
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.experts.run_experts import model_client
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage, UserTurn
 
 _OPTIONS: Mapping[str, Any] = {
@@ -152,7 +152,7 @@ class Tau2Environment(WorldEnvironment):
         super().__init__(cfg, options["user"], tasks, self._is_held_out, evaluate_all=options["evaluate"] == "all")
         claims = None
         if self._with_claims and cfg.tools.judge != "match":
-            client, close = judge_client(cfg)
+            client, close = model_client(cfg, cfg.tools.judge, "judge")
             self._closes.append(close)
             claims = ClaimChecker(client)
         self._shared = Tau2Shared(self._menus, options["max_errors"], self._user_model, claims)

@@ -54,7 +54,7 @@ Read = Callable[
 ]  # from the answer's JSON to what is recorded; raises Unreadable, LookupError or TypeError on nonsense
 
 
-class WebSearch(ABC):
+class WebClient(ABC):
     """One provider's two tools, HTTP and money.
 
     Args:
@@ -213,11 +213,11 @@ class WebSearch(ABC):
         )
 
 
-class TavilySearch(WebSearch):
+class TavilySearch(WebClient):
     """Tavily's search and extract.
 
     Args:
-        prices, url, options: see `WebSearch`.
+        prices, url, options: see `WebClient`.
         api_key_env: the environment variable with the key.
         depth: "basic" (1 credit a search) or "advanced" (2 credits: price it so).
     """
@@ -259,11 +259,11 @@ class TavilySearch(WebSearch):
         return self._page(arguments["url"], found)
 
 
-class WikipediaSearch(WebSearch):
+class WikipediaSearch(WebClient):
     """Wikipedia's search and page texts, through MediaWiki's API: no key, no charge.
 
     Args:
-        prices, options: see `WebSearch`.
+        prices, options: see `WebClient`.
         url: of another wiki's api.php.
         language: of the Wikipedia.
         contact: an address or URL; Wikimedia's rules ask who is calling, and may block those who do not say.
