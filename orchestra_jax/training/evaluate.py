@@ -32,7 +32,6 @@ from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes import Processes, joined
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
-from orchestra_jax.rollout.endpoint import make_endpoint
 from orchestra_jax.rollout.messages import MessageEngine
 from orchestra_jax.tools.base import unreachable
 from orchestra_jax.tools.experts.judge import JUDGE_PROMPT
@@ -189,6 +188,8 @@ def engine_of(
         return
     if subject.url is not None:
         with processes.together():
+            from orchestra_jax.rollout.endpoint import make_endpoint
+
             endpoint = make_endpoint(cfg, subject.url, price_book(cfg).base, processes)
         try:
             yield endpoint

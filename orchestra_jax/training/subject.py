@@ -11,8 +11,6 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.evaluation.calls import model_family
 from orchestra_jax.io import hub
 from orchestra_jax.models.lora import adapter_base
-from orchestra_jax.rollout.endpoint import asked_model, endpoint_pricing
-from orchestra_jax.tools.experts.cards import model_cards
 
 BASELINE = "baseline:"  # before the name of a script
 _ADAPTERS = "adapter_config.json"
@@ -73,6 +71,8 @@ def subject_of(cfg: RunConfig) -> Subject:
     if cfg.policy is None:
         return _own(cfg)
     if cfg.policy.startswith(("http://", "https://")):
+        from orchestra_jax.rollout.endpoint import asked_model, endpoint_pricing
+
         model = asked_model(cfg, cfg.policy)
         return Subject(f"{model} at {cfg.policy}", replace(_no_model(cfg), pricing=endpoint_pricing(cfg)), cfg.policy)
     if cfg.policy.startswith(BASELINE):
@@ -107,6 +107,8 @@ def policy_model(cfg: RunConfig) -> str | None:
             break
         path = run["config"].get("model", {}).get("path")
     name = Path(str(path)).name.lower()
+    from orchestra_jax.tools.experts.cards import model_cards
+
     return name if model_family(name) in {model_family(model) for model in model_cards()} else None
 
 
