@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-usd", type=float, default=1.0, help="stop before more is spent (default 1)")
     parser.add_argument("--dry-run", action="store_true", help="only tell what it will cost")
     asked = parser.parse_args(arguments)
-    from orchestra_jax.money.replay import ReplayMiss  # only now: as above
+    from orchestra_jax.types import ReplayMiss  # only now: as above
 
     try:
         parser.exit(0 if asyncio.run(run(asked)) else 1)

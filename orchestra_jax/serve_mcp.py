@@ -27,14 +27,13 @@ from orchestra_jax.config.cli import INTERRUPTED, USAGE_ERROR, compose
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.config.tools import EvaluationOffer, MenuRule
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
-from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run_budget import RunBudget, limits
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.tools.answers import ANSWER_TOOL
 from orchestra_jax.tools.build import RunTools, make_tools, tool_problems
 from orchestra_jax.tools.mcp.servers import MISSING, installed
 from orchestra_jax.tools.schema import to_openai
-from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult
+from orchestra_jax.types import InfrastructureError, Preference, ReplayMiss, Task, ToolCall, ToolResult
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server

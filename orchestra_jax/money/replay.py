@@ -17,18 +17,11 @@ from orchestra_jax.config.ranges import shown
 from orchestra_jax.io.stopwatch import queued
 from orchestra_jax.money.store import CANONICAL, Recorded, Writer, connect, decode, encode, key, open_to_read
 from orchestra_jax.money.unsaved import Row, Unsaved
+from orchestra_jax.types import ReplayBroken, ReplayMiss
 
 _log = logging.getLogger(__name__)
 
 CLOSE_S = 60.0  # how long the end waits for what is under way
-
-
-class ReplayMiss(Exception):  # noqa: N818  named like the fact it states
-    """A call that has to be replayed was never recorded: the run cannot go on without the network."""
-
-
-class ReplayBroken(ReplayMiss):
-    """The record can be read or written no more: the run cannot go on without paying for what it could not keep."""
 
 
 class Replay:

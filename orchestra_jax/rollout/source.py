@@ -16,10 +16,9 @@ from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
-from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.types import OutOfTime, Task, Trajectory
+from orchestra_jax.types import OutOfTime, ReplayMiss, Task, Trajectory
 
 if TYPE_CHECKING:  # loaded when groups run ahead
     from orchestra_jax.rollout.stream import GroupStream

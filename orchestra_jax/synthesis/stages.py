@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 
 from orchestra_jax.io.untrusted import Unreadable, read_json
 from orchestra_jax.money.budgets import BudgetExceeded
-from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.synthesis.cast import Cast, Rejected, Tally
-from orchestra_jax.types import InfrastructureError
+from orchestra_jax.types import InfrastructureError, ReplayMiss
 
 Row = dict[str, Any]
 Item = TypeVar("Item")

@@ -27,7 +27,6 @@ from orchestra_jax.models.lora import load_peft
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.forecast import evaluation_cost
 from orchestra_jax.money.price_book import price_book
-from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes import Processes, joined
 from orchestra_jax.rl.setup import device_mesh
@@ -40,6 +39,7 @@ from orchestra_jax.training.main import device_names, exit_status, recorded, wor
 from orchestra_jax.training.subject import Subject, policy_model, subject_of
 from orchestra_jax.training.summary import write_summary
 from orchestra_jax.training.weights import engine_params
+from orchestra_jax.types import ReplayMiss
 
 FOLDER = "evaluation"  # of the run's folder
 

@@ -17,7 +17,6 @@ from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models.base import Params
 from orchestra_jax.money.budgets import BudgetExceeded
-from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch
@@ -58,7 +57,7 @@ from orchestra_jax.training.weights import (
     starting_adapters,
     starting_reference,
 )
-from orchestra_jax.types import OutOfTime, Trajectory
+from orchestra_jax.types import OutOfTime, ReplayMiss, Trajectory
 
 
 class Trainer:

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra_jax.money import records
-from orchestra_jax.money.replay import Replay, ReplayMiss
+from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import Recorded, key
-from orchestra_jax.types import InfrastructureError, Preference, Status, Task, Trajectory, Usage
+from orchestra_jax.types import InfrastructureError, Preference, ReplayMiss, Status, Task, Trajectory, Usage
 
 USAGE = Usage("gpt-5", prompt_tokens=1200, cached_tokens=100, completion_tokens=7, cost_usd=0.1 + 0.2, seconds=1 / 3)
 ANSWER = Recorded({"text": "42", "finish_reason": "stop"}, (USAGE, Usage("gpt-5", "judge", estimated=True)))

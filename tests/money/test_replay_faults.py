@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.money import records, store, unsaved
-from orchestra_jax.money.replay import Replay, ReplayMiss
+from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import CANONICAL, Recorded, key
-from orchestra_jax.types import InfrastructureError, Usage
+from orchestra_jax.types import InfrastructureError, ReplayMiss, Usage
 
 ANSWER = Recorded({"text": "42"}, (Usage("gpt-5", cost_usd=0.5),))
 LONG = Recorded({"text": "x" * 200_000}, (Usage("gpt-5", cost_usd=0.5),))

@@ -15,13 +15,13 @@ from orchestra_jax.config.schema import ConfigError, EndpointConfig, EvaluationC
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import Price, PriceList
-from orchestra_jax.money.replay import Replay, ReplayMiss
+from orchestra_jax.money.replay import Replay
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.endpoint import NAME, EndpointPolicy, endpoint_pricing, make_endpoint
 from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.rollout.messages import MessageSpeaker
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.types import Status, Trajectory
+from orchestra_jax.types import ReplayMiss, Status, Trajectory
 from tests.rollout.scripted import ANSWER, LIMITS, PRICES, TASK, World, call, make, roll, says
 from tests.tools.http_stub import serving
 

@@ -15,7 +15,7 @@ from orchestra_jax.config.tools import MenuRule
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.price_book import PriceBook, PriceDraw
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
-from orchestra_jax.money.replay import Replay, ReplayMiss
+from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.answers import ANSWER_TOOL
 from orchestra_jax.tools.catalogue import Catalogue, Entry, Instance, price_words
@@ -24,7 +24,7 @@ from orchestra_jax.tools.experts.client import expert_clients
 from orchestra_jax.tools.experts.entries import expert_entries
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.simulated import SimulatedExpert, SimulatedTool
-from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
+from orchestra_jax.types import Preference, ReplayMiss, Task, ToolCall, ToolResult, ToolSpec, Usage
 from tests.tools.openai_stub import StubOpenAI
 
 PYTHON = ToolSpec("python", "Runs code.", {"type": "object"}, local=True)

@@ -39,7 +39,7 @@ SMALL = (
 RAISING = """
 import asyncio, os, signal, sys
 from orchestra_jax.money.budgets import BudgetExceeded
-from orchestra_jax.money.replay import ReplayMiss
+from orchestra_jax.types import ReplayMiss
 from orchestra_jax.rollout.source import RolloutSource
 
 phase, _, rest = sys.argv[1].partition(" ")

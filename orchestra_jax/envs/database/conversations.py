@@ -21,9 +21,9 @@ from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.envs.menus import WorldMenus
 from orchestra_jax.envs.users import SCRIPTED, SimulatedUser
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.experts.run_experts import model_client
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.experts.run_experts import model_client
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, UserTurn
 
 DONE = "Done."

@@ -9,11 +9,11 @@ from orchestra_jax.evaluation.results.labelled import agreement, read_sample, to
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.price_book import price_book
-from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.tools.experts.judge import JUDGE_PROMPT
 from orchestra_jax.tools.experts.run_experts import make_judge
+from orchestra_jax.types import ReplayMiss
 
 FILE_NAME = "judge.json"
 

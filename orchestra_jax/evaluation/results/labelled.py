@@ -11,10 +11,9 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.rows import BadRow, answers_of, rows_of, text_of
 from orchestra_jax.evaluation.intervals import wilson
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
-from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.tools.answers import extract_answer, matches
 from orchestra_jax.tools.experts.judge import Judge, Verdict
-from orchestra_jax.types import InfrastructureError
+from orchestra_jax.types import InfrastructureError, ReplayMiss
 
 
 @dataclass(frozen=True, slots=True)

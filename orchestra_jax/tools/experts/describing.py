@@ -13,14 +13,14 @@ from statistics import fmean
 from orchestra_jax.data.sources import Question
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.money.replay import Replay, ReplayMiss
+from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.answers import extract_answer, matches, tagged, without_thinking
 from orchestra_jax.tools.experts.client import ExpertClient, expert_clients
 from orchestra_jax.tools.experts.context import TokenCounter
 from orchestra_jax.tools.experts.descriptions import flaw, read, save
 from orchestra_jax.tools.experts.evidence import SHOWN_CHARS, Answer, entry, question, request
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.types import InfrastructureError
+from orchestra_jax.types import InfrastructureError, ReplayMiss
 
 EXPECTED_TOKENS = 1000  # of a reply, where none is known yet
 TOTAL = "total"

@@ -13,11 +13,11 @@ from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.prices import MissingPrice
-from orchestra_jax.money.replay import Replay, ReplayMiss
+from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.experts.client import ExpertClient, expert_clients
 from orchestra_jax.tools.experts.endpoint import read_usage
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.types import InfrastructureError
+from orchestra_jax.types import InfrastructureError, ReplayMiss
 from tests.tools import openai_stub
 from tests.tools.openai_stub import PRICES, StubOpenAI, status
 

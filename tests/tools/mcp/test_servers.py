@@ -12,10 +12,9 @@ import pytest
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.replay import ReplayMiss
 from orchestra_jax.tools.build import RunTools, make_tools
 from orchestra_jax.tools.mcp import session
-from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, ToolSpec
+from orchestra_jax.types import InfrastructureError, Preference, ReplayMiss, Task, ToolCall, ToolResult, ToolSpec
 
 pytest.importorskip("mcp", reason="needs the package mcp: pip install 'orchestra-jax[mcp]'")
 

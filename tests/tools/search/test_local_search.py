@@ -9,11 +9,12 @@ from aiohttp import web
 
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.money.replay import Replay, ReplayMiss
+from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.base import ToolContext
 from orchestra_jax.tools.search.local import LocalIndex, Passage, content_of
 from orchestra_jax.tools.search.local_search import LocalSearch
 from orchestra_jax.tools.search.server import RemoteIndex, RetrievalServer
+from orchestra_jax.types import ReplayMiss
 from tests.tools.http_stub import serving
 
 
