@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from orchestra_jax.config.checks import missing_inputs
 from orchestra_jax.config.record import note
 from orchestra_jax.config.schema import ConfigError, WorldConfig
-from orchestra_jax.config.tools import McpServer, ToolsConfig
+from orchestra_jax.config.tools import ToolsConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, price_book
 from orchestra_jax.money.prices import MissingPrice, PriceList
@@ -24,6 +24,7 @@ from orchestra_jax.tools.schema import check_spec
 from orchestra_jax.types import InfrastructureError, ToolResult
 
 if TYPE_CHECKING:
+    from orchestra_jax.config.mcp import McpServer
     from orchestra_jax.tools.experts.client import ExpertClient
     from orchestra_jax.tools.experts.judge import Judge
     from orchestra_jax.tools.mcp.servers import McpServers
@@ -52,7 +53,7 @@ class _Entries:
 
     plain: Mapping[str, Entry]  # by the name in tools.names
     experts: Sequence[Entry]
-    served: Sequence[tuple[McpServer, Sequence[Entry]]]
+    served: Sequence[tuple["McpServer", Sequence[Entry]]]
     simulated: Sequence[Entry]
 
 
@@ -175,7 +176,7 @@ def _mcp_servers(tools: ToolsConfig, context: ToolContext) -> "McpServers | None
 
 def _served(
     servers: "McpServers | None", tools: ToolsConfig, prices: PriceList, replay: Replay
-) -> Sequence[tuple[McpServer, Sequence[Entry]]]:
+) -> Sequence[tuple["McpServer", Sequence[Entry]]]:
     """Start the MCP servers and return the entries of their tools."""
     if servers is None:
         return []
