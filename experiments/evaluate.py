@@ -1,7 +1,7 @@
 """Evaluate a policy on benchmarks: a checkpoint, a run's export, a model behind an address, or a baseline.
 
 python experiments/evaluate.py name=seed1
-python experiments/evaluate.py +benchmark=quickstart policy=baseline:oracle --limit 20
+python experiments/evaluate.py +benchmark=quickstart policy=baseline:preference_oracle --limit 20
 python experiments/evaluate.py +benchmark=frames policy=checkpoints/Qwen3-8B --limit 20
 python experiments/evaluate.py +benchmark=gsm8k policy=outputs/gsm8k name=again --dry-run
 python experiments/evaluate.py +benchmark=hle name=gpt-5 policy=https://api.openai.com/v1 --dry-run \\

@@ -119,7 +119,7 @@ def tool(
     latency_s: float | None = None,
     local: bool = False,
 ) -> FunctionTool | Callable[[ToolFunction], FunctionTool]:
-    """Decorator that makes a tool of an async function, also without parentheses.
+    '''Decorator that makes a tool of an async function, also without parentheses.
 
     The first paragraph of its docstring describes the tool, "Args:" its arguments, and their annotations make the JSON
     schema: str, int, float, bool, Literal, list, dict, "X | None". An argument with a default may be left out. One that
@@ -127,6 +127,19 @@ def tool(
 
     A ValueError is the policy's doing, such as a bad argument: its text is the observation. An OSError (connections and
     time-outs are such) or InfrastructureError makes the sample invalid. Everything else is a bug and ends the run.
+
+    Example:
+        >>> @tool(price_usd=0.01)
+        ... async def area(width: float, height: float) -> str:
+        ...     """Compute the area of a rectangle.
+        ...
+        ...     Args:
+        ...         width: its width.
+        ...         height: its height.
+        ...     """
+        ...     return str(width * height)
+        >>> area.spec.name, area.spec.parameters["required"]
+        ('area', ['width', 'height'])
 
     Args:
         name: what the policy calls; the function's own by default.
@@ -137,7 +150,7 @@ def tool(
     Raises:
         TypeError: the function is not async, or an argument has a type that is none of these.
         ValueError: see `schema.check_spec`.
-    """
+    '''
 
     def make(function: ToolFunction) -> FunctionTool:
         if not inspect.iscoroutinefunction(function):

@@ -73,7 +73,11 @@ def test_help_all_names_every_group_of_settings():
         ("train", ["+experiment=gsm8k", "data.path=/nowhere.jsonl", "model.random_init=true"], "data.path=/nowhere"),
         ("evaluate", ["policy=/nowhere"], "policy=/nowhere is neither a checkpoint (config.json"),
         ("evaluate", ["name=nobody"], "There is no policy to evaluate: set policy=FOLDER"),
-        ("evaluate", ["policy=baseline:oracle", "tools.experts_file=/x.yaml"], "tools.experts_file=/x.yaml is not"),
+        (
+            "evaluate",
+            ["policy=baseline:preference_oracle", "tools.experts_file=/x.yaml"],
+            "tools.experts_file=/x.yaml is not",
+        ),
         ("synthesize", ["tools.experts_file=/x.yaml"], "tools.experts_file=/x.yaml is not there: set tools."),
         ("judge", ["--sample", "/x.jsonl"], "evaluation.judge_sample=/x.jsonl is not there: set evaluation."),
         ("train", ["output_dir=file/run"], "The folder 'file/run' cannot be written (Not a directory): set output_dir"),
