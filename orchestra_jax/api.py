@@ -84,13 +84,12 @@ def play(where: RunConfig | Environment, policy: str | Path | Script, task: Task
     Args:
         where: the config of an environment (`compose`, `load_run(...).config`), or an environment that is open.
         policy: a baseline's name, such as "preference_oracle" or "do_nothing"; a script, which takes the task and the
-            results so far and returns a call or the answer, and whose words are no tokens and cost nothing; or the folder of a run or checkpoint, a hub id or an
-            address, whose answers are greedy.
+            results so far and returns a call or the answer, and whose words cost nothing; or the folder of a run or
+            checkpoint, a hub id or an address, whose answers are greedy.
         task: the task to play, such as one of `environment.held_out(8)`; None: the first held-out one.
 
     Raises:
         ConfigError: there is no such policy, or the environment lacks something.
-        RuntimeError: an event loop runs in this thread; await `rollout.collector.Collector` there.
     """
     cfg = where if isinstance(where, RunConfig) else RunConfig()
     environment = make_environment(cfg) if isinstance(where, RunConfig) else where
