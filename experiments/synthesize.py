@@ -26,7 +26,7 @@ def main(config: "DictConfig") -> None:
     from orchestra_jax.training.main import exit_status
 
     with exit_status(folder=cfg.output_dir):
-        made = synthesize(cfg)
+        made = synthesize(cfg, cfg.synthesis)
     if not made:
         raise SystemExit(1)
 

@@ -1,19 +1,24 @@
-"""The data card: what each stage kept and rejected, what it cost, who took part; as JSON and as a page."""
+"""The data card of a synthesis, as JSON and as a page: rows kept and rejected by stage, costs and models."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.synthesis.stages import Done
+from orchestra_jax.config.schema import WorldConfig
+from orchestra_jax.config.synthesis import SynthesisConfig
+from orchestra_jax.synthesis.stages import StageResult, write_whole
 
+CARD, README = "card.json", "README.md"
 _EXAMPLES = 3  # of each reason, in words
 
 
-def card(cfg: RunConfig, stages: Sequence[Done], figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts by stage, rejections with examples, dollars by model, models by role, seed, and further `figures`."""
-    settings = cfg.synthesis
+def card(
+    settings: SynthesisConfig, cfg: WorldConfig, stages: Sequence[StageResult], figures: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return counts by stage, rejections with examples, dollars by model, models by role, seed, and `figures`."""
     totals = Counter[str]()
     for stage in stages:
         for of_model in stage.tally["models"].values():
@@ -32,7 +37,7 @@ def card(cfg: RunConfig, stages: Sequence[Done], figures: Mapping[str, Any]) -> 
     }
 
 
-def _stage(stage: Done) -> dict[str, Any]:
+def _stage(stage: StageResult) -> dict[str, Any]:
     examples: dict[str, list[str]] = {}
     for each in stage.rejected:
         some = examples.setdefault(each["reason"], [])
@@ -49,19 +54,30 @@ def _stage(stage: Done) -> dict[str, Any]:
     }
 
 
-def page(content: Mapping[str, Any], title: str, about: str, lines: Sequence[str] = ()) -> str:
-    """The card as Markdown.
+def save_card(folder: Path, content: Mapping[str, Any], title: str, about: str, lines: Sequence[str]) -> None:
+    """Write the card and its page.
 
     Args:
-        content: of `card`.
-        lines: further paragraphs on what was made.
+        folder: for card.json and README.md.
+        content: the result of `card`.
+        lines: further paragraphs of the page.
     """
+    write_whole(folder / CARD, json.dumps(content, indent=2) + "\n")
+    write_whole(folder / README, _page(content, title, about, lines))
+
+
+def _page(content: Mapping[str, Any], title: str, about: str, lines: Sequence[str]) -> str:
+    """Return the card as Markdown."""
     models = ", ".join(f"{role} {name}" for role, name in content["models"].items())
     head = [
-        f"# {title}", "", about, "",
+        f"# {title}",
+        "",
+        about,
+        "",
         f"Written by models ({models}) with seed {content['seed']}: {content['calls']} calls, "
-        f"{content['tokens']} tokens, ${content['usd']:.4f} at the prices of {content['price_list']}.", "",
-    ]  # fmt: skip
+        f"{content['tokens']} tokens, ${content['usd']:.4f} at the prices of {content['price_list']}.",
+        "",
+    ]
     body = [part for line in lines for part in (line, "")]
     table = ["| stage | kept | rejected | why | replies that did not fit |", "|---|---|---|---|---|"]
     for stage in content["stages"]:
@@ -78,5 +94,5 @@ def page(content: Mapping[str, Any], title: str, about: str, lines: Sequence[str
 
 
 def _plain(text: str) -> str:
-    """On one line, and nothing that Markdown or a browser would read as its own."""
+    """Return the text on one line, without anything that Markdown or a browser would interpret."""
     return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")

@@ -12,7 +12,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from orchestra_jax.config.choices import ReplayMode
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import WorldConfig
+from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.io.untrusted import Unreadable, read_json
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
@@ -31,14 +32,14 @@ SYSTEM = (
 )
 CUT = "the reply was cut at the model's token limit; write less"
 _REPEATED = 4000  # characters of a reply that its writer is shown again
-_SHOWN = 300  # of what is wrong with it
-_DRAWN = ("writer", "evolver", "solver")  # the others answer as surely as they can
+_SHOWN = 300  # characters of a fault
+_DRAWN = ("writer", "evolver", "solver")  # the others answer at temperature 0
 
-Check = Callable[[Any], str | None]  # what is wrong with a value that fits its schema, in a clause; None: nothing
+Check = Callable[[Any], str | None]  # returns a clause on the fault of a value that fits its schema, or None
 
 
 class Rejected(Exception):  # noqa: N818  named like the fact it states
-    """Something cannot be kept.
+    """A row or an item cannot be kept.
 
     Attributes:
         reason: the kind of fault, which is counted.
@@ -52,7 +53,7 @@ class Rejected(Exception):  # noqa: N818  named like the fact it states
 
 @dataclass
 class Tally:
-    """What was asked: by model its calls, tokens and dollars, and how many replies did not fit.
+    """Calls, tokens and dollars by model, and the number of replies that did not fit.
 
     Dollars are exact sums, so they do not depend on the order in which answers come.
     """
@@ -62,6 +63,7 @@ class Tally:
     unfit: int = 0
 
     def add(self, rows: tuple[Usage, ...]) -> None:
+        """Count ledger rows."""
         for row in rows:
             of_model = self.models.setdefault(row.name, Counter())
             of_model["calls"] += 1
@@ -69,6 +71,7 @@ class Tally:
             self.usd[row.name] = self.usd.get(row.name, Fraction()) + Fraction(row.cost_usd)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the counts by model, and `unfit`."""
         models = {name: {**each, "usd": float(self.usd[name])} for name, each in sorted(self.models.items())}
         return {"models": models, "unfit": self.unfit}
 
@@ -78,11 +81,11 @@ class Cast:
 
     Args:
         clients: by role; a role may share its model with another.
-        budget: pays.
+        budget: pays for all.
         tries: replies until one has to fit.
 
     Attributes:
-        tally: counts; a new stage puts a new one here.
+        tally: counts the calls of a stage; each stage puts a new one here.
     """
 
     def __init__(self, clients: Mapping[str, ExpertClient], budget: Budget, tries: int) -> None:
@@ -92,12 +95,13 @@ class Cast:
     async def ask(
         self, role: str, prompt: str, schema: Mapping[str, Any], *, check: Check = lambda value: None, sample: int = 0
     ) -> Any:
-        """A value that fits the schema and the check.
+        """Return a value that fits the schema and the check.
 
         Args:
-            role: who is asked.
+            role: of the model that is asked.
             prompt: the request; the schema is appended to it, for servers that do not enforce one.
-            sample: another number is another answer to the same request.
+            check: see `Check`.
+            sample: another number gives another answer to the same request.
 
         Raises:
             Rejected: no reply fits ("no fitting reply").
@@ -116,10 +120,9 @@ class Cast:
             self.tally.unfit += 1
             problem = CUT if cut else problem
             again = f"This does not fit: {problem}. Reply with the corrected JSON value alone."
-            conversation = [
-                *conversation[:2], {"role": "assistant", "content": text[:_REPEATED] or "(nothing)"},
-                {"role": "user", "content": again},
-            ]  # fmt: skip
+            shown = text[:_REPEATED] or "(nothing)"
+            answered = {"role": "assistant", "content": shown}, {"role": "user", "content": again}
+            conversation = [*conversation[:2], *answered]
         raise Rejected("no fitting reply", f"{problem[:1].upper()}{problem[1:]}.")
 
     async def say(
@@ -130,7 +133,7 @@ class Cast:
         sample: int = 0,
         response_format: Mapping[str, Any] | None = None,
     ) -> tuple[str, bool]:
-        """A plain reply without its reasoning, and whether it was cut; raises as `ask` does."""
+        """Return a plain reply without its reasoning, and whether it was cut; errors are those of `ask`."""
         completion = await self._clients[role].chat(
             conversation, budget=self.budget, sample=sample, response_format=response_format
         )
@@ -138,18 +141,17 @@ class Cast:
         return without_thinking(completion.text), completion.finish_reason == "length"
 
     async def close(self) -> None:
-        """Ends the connections once requests under way have been paid."""
+        """Close the connections once requests under way have been paid."""
         await asyncio.gather(*(client.close() for client in self._clients.values()))
 
 
-def make_cast(cfg: RunConfig, budget: Budget, replay: Replay) -> Cast:
-    """The models of synthesis.models.
+def make_cast(cfg: WorldConfig, settings: SynthesisConfig, budget: Budget, replay: Replay) -> Cast:
+    """Return the models of synthesis.models.
 
     Raises:
-        MissingPrice, ValueError, FileNotFoundError: what a model lacks, one sentence.
+        MissingPrice, ValueError, FileNotFoundError: a model lacks something; one sentence.
         MissingKey, ImportError: a model cannot be called from here.
     """
-    settings = cfg.synthesis
     names = asdict(settings.models)
     experts = {expert.name: expert for expert in named_experts(cfg, sorted(set(names.values())))}
     prices, limiters, clients = price_book(cfg).base, dict[str, Limiter](), dict[str, ExpertClient]()
@@ -165,7 +167,7 @@ def make_cast(cfg: RunConfig, budget: Budget, replay: Replay) -> Cast:
 
 
 def _read(text: str, schema: Mapping[str, Any], check: Check) -> tuple[Any, str]:
-    """The value of a reply, and what is wrong with it, a clause; "" where nothing is."""
+    """Return the value of a reply, and a clause on its fault or ""."""
     problem = "it is empty"
     for candidate in _candidates(text):
         try:
@@ -180,7 +182,7 @@ def _read(text: str, schema: Mapping[str, Any], check: Check) -> tuple[Any, str]
 
 
 def schema_fault(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """Where and how a value does not fit a JSON schema, a clause; None: it fits."""
+    """Return a clause on where and how a value does not fit a JSON schema, or None if it fits."""
     error = best_match(Draft202012Validator(schema).iter_errors(value))
     if error is None:
         return None
@@ -189,7 +191,7 @@ def schema_fault(value: Any, schema: Mapping[str, Any]) -> str | None:
 
 
 def _candidates(text: str) -> list[str]:
-    """What may be the JSON of a reply: all of it, else from the first bracket to the last one of its kind."""
+    """Return texts that may be the JSON of a reply: all of it, then from the first bracket to the last of its kind."""
     found = [text] if text else []
     starts = [at for at in (text.find("{"), text.find("[")) if at >= 0]
     if starts and (start := min(starts)) >= 0:

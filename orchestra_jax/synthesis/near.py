@@ -9,20 +9,20 @@ _WIDTH = 3  # words in a row
 
 
 class Seen:
-    """Texts so far.
+    """Texts so far, to find repetitions.
 
     Args:
-        share: of triples in common (Jaccard) from which on two texts are one.
+        share: two texts are one if they share so many of their triples (Jaccard).
     """
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._texts: list[tuple[str, int]] = []  # the text as it was, and its number of triples
+        self._texts: list[tuple[str, int]] = []  # original text, number of triples
         self._exact: dict[str, int] = {}
         self._holding: dict[tuple[str, ...], list[int]] = defaultdict(list)
 
     def add(self, text: str) -> str | None:
-        """The earlier text that this one repeats, and is then not added; None: there is none."""
+        """Add a text and return None, or return the earlier text that it repeats."""
         plain = normal(text)
         if plain in self._exact:
             return self._texts[self._exact[plain]][0]
@@ -40,7 +40,7 @@ class Seen:
 
 
 def normal(text: str) -> str:
-    """Lower-case words with one blank between them; neither accents nor punctuation around words count."""
+    """Return lower-case words with one blank between them, without accents and punctuation around words."""
     plain = unicodedata.normalize("NFKD", text)
     return " ".join(_WORD.findall("".join(c for c in plain if not unicodedata.combining(c)).casefold()))
 

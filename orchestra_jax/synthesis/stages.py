@@ -1,6 +1,6 @@
 """The stages of a synthesis: each works on many items at once and leaves one file, written whole when it is done.
 
-A stage whose file is there is read, not run. One that was interrupted runs again, and every answer that was paid for
+A stage that has its file is read, not run. One that was interrupted runs again, and every answer that was paid for
 comes from the record of calls, so nothing is paid for twice.
 """
 
@@ -26,13 +26,13 @@ _HALTS = (InfrastructureError, BudgetExceeded, ReplayMiss)
 
 
 @dataclass
-class Done:
-    """What a stage came to.
+class StageResult:
+    """The result of a stage.
 
     Attributes:
         name: of the stage.
-        rows: what was kept, in the order of the items.
-        rejected: {"reason", "why"} and what it is about, of each thing that was not.
+        rows: rows that were kept, in the order of the items.
+        rejected: {"reason", "why"} and perhaps "about" for each row that was not.
         tally: of the models, as JSON.
     """
 
@@ -43,34 +43,38 @@ class Done:
 
     @property
     def reasons(self) -> dict[str, int]:
-        """How many things were rejected, by reason, the most frequent first."""
+        """Number of rejected rows by reason, the most frequent first."""
         return dict(Counter(each["reason"] for each in self.rejected).most_common())
 
 
-class Out:
-    """Where the work on one item puts what it made."""
+class StageOut:
+    """The rows that the work on one item keeps and rejects."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.rejected: list[Row] = []
 
     def keep(self, row: Mapping[str, Any]) -> None:
+        """Keep a row."""
         self.rows.append(dict(row))
 
     def reject(self, reason: str, why: str, about: Any = None) -> None:
-        """Counts something that is not kept; `about` is JSON that says what it was."""
+        """Count a row that is not kept; `about` is JSON of what it was."""
         self.rejected.append({"reason": reason, "why": why, **({} if about is None else {"about": about})})
 
 
+Work = Callable[[Item, StageOut], Awaitable[None]]  # keeps and rejects rows of one item
+
+
 class Stages:
-    """Runs stages one after the other in a folder.
+    """Stages that run one after the other in a folder.
 
     Args:
-        folder: of their files; is there.
+        folder: an existing folder for their files.
         cast: the models, whose tally is kept by stage.
-        settings: all that the stages depend on; others make every stage run again.
+        settings: all that the stages depend on; with other settings every stage runs again.
         concurrency: items under way at once.
-        show: is told (stage, items done, items in all).
+        show: called with (stage, items done, items in all).
 
     Attributes:
         done: the stages so far, in order.
@@ -87,12 +91,12 @@ class Stages:
         self._folder, self._cast, self._show = folder, cast, show
         self._places = asyncio.Semaphore(concurrency)
         self._inputs = _digest(settings)
-        self.done: list[Done] = []
+        self.done: list[StageResult] = []
 
-    async def run(self, name: str, items: Sequence[Item], work: Callable[[Item, Out], Awaitable[None]]) -> Done:
-        """The stage's outcome: that of its file, or what `work` makes of the items.
+    async def run(self, name: str, items: Sequence[Item], work: Work[Item]) -> StageResult:
+        """Return the stage's result: that of its file, or the result of `work` on the items.
 
-        `work` keeps and rejects; a `Rejected` that it raises rejects the item. What it keeps must depend on its item
+        `work` keeps and rejects rows; a `Rejected` that it raises rejects the item. The rows must depend on the item
         and on the models alone.
 
         Raises:
@@ -107,12 +111,12 @@ class Stages:
         self.done.append(found)
         return found
 
-    async def _work(self, name: str, items: Sequence[Item], work: Callable[[Item, Out], Awaitable[None]]) -> Done:
+    async def _work(self, name: str, items: Sequence[Item], work: Work[Item]) -> StageResult:
         self._cast.tally = tally = Tally()
-        outs, finished = [Out() for _ in items], 0
+        outs, finished = [StageOut() for _ in items], 0
         self._show(name, 0, len(items))
 
-        async def one(item: Item, out: Out) -> None:
+        async def one(item: Item, out: StageOut) -> None:
             nonlocal finished
             async with self._places:
                 try:
@@ -138,30 +142,32 @@ class Stages:
                 "command goes on; no answer is paid for twice."
             )
         rows = [row for out in outs for row in out.rows]
-        return Done(name, rows, [each for out in outs for each in out.rejected], tally.as_json())
+        return StageResult(name, rows, [each for out in outs for each in out.rejected], tally.as_json())
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Replaces a file whole, so that a kill leaves the old one or the new one."""
+    """Replace a file whole, so that a kill leaves the old one or the new one."""
     part = file.with_name(f"{file.name}.part")
     part.write_text(text, encoding="utf-8", errors="backslashreplace")
     os.replace(part, file)
 
 
-def _write(file: Path, inputs: str, done: Done) -> None:
+def _write(file: Path, inputs: str, done: StageResult) -> None:
     head = {"stage": done.name, "inputs": inputs, "tally": done.tally}
     lines = [head, *({"row": row} for row in done.rows), *({"rejected": each} for each in done.rejected), {"end": True}]
     write_whole(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
-def _read(file: Path, inputs: str) -> Done | None:
-    """The outcome in a stage's file; None where it is not there, broken, or of other inputs."""
+def _read(file: Path, inputs: str) -> StageResult | None:
+    """Return the result in a stage's file, or None if the file is missing, broken, or of other inputs."""
     try:
         head, *lines, end = [read_json(line) for line in file.read_bytes().splitlines()]
         if head["inputs"] != inputs or end != {"end": True}:
             return None
         rows = [line["row"] for line in lines if "row" in line]
-        return Done(head["stage"], rows, [line["rejected"] for line in lines if "rejected" in line], head["tally"])
+        return StageResult(
+            head["stage"], rows, [line["rejected"] for line in lines if "rejected" in line], head["tally"]
+        )
     except (OSError, Unreadable, ValueError, LookupError, TypeError):
         return None
 

@@ -1,14 +1,13 @@
 """One synthesis from its configuration: checks, models, stages, and the files that are left."""
 
-import json
 import re
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from orchestra_jax.config.choices import ReplayMode, SynthesisTarget
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
+from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.paid import MissingKey
@@ -17,27 +16,29 @@ from orchestra_jax.money.prices import MissingPrice
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes.lock import alone_in
-from orchestra_jax.synthesis import card, wordings
+from orchestra_jax.synthesis import wordings
 from orchestra_jax.synthesis.cast import Cast, make_cast
-from orchestra_jax.synthesis.stages import Stages, write_whole
+from orchestra_jax.synthesis.stages import Stages
 from orchestra_jax.synthesis.worlds.make import make as make_world
 from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.types import InfrastructureError
 
-STAGES, PREFERENCES, CARD, README = "stages", "preferences.jsonl", "card.json", "README.md"
-_FREE = ("concurrency",)  # what a run may change when it goes on
+STAGES = "stages"
+_FREE = ("concurrency",)  # settings that a run may change when it goes on
 _DOMAIN = re.compile(r"[a-z][a-z0-9_-]{0,40}")
+# Writes the files into a folder; returns a sentence on them, and whether there is anything to use.
+Make = Callable[[WorldConfig, SynthesisConfig, Path, Stages, Cast], Awaitable[tuple[str, bool]]]
 
 
-def synthesize(cfg: RunConfig) -> bool:
-    """Makes a world's folder or a file of preferences in `cfg.output_dir`, or goes on making it; whether any is there.
+def synthesize(cfg: WorldConfig, settings: SynthesisConfig) -> bool:
+    """Make a world's folder or a file of preferences in `cfg.output_dir`, or go on; return whether there is any.
 
     Raises:
-        ConfigError: what cannot be used, one sentence.
+        ConfigError: something cannot be used; one sentence.
         Halted: a budget, the record or a server ended it; the same command goes on.
     """
-    settings, folder = cfg.synthesis, Path(cfg.output_dir)
+    folder = Path(cfg.output_dir)
     if not _DOMAIN.fullmatch(settings.domain):
         raise ConfigError(
             f"synthesis.domain={settings.domain} names a folder: take lower-case letters, digits, '-' and '_'."
@@ -47,37 +48,33 @@ def synthesize(cfg: RunConfig) -> bool:
             "replay.mode=off would pay again for all that an interrupted synthesis has asked: set "
             "replay.mode=replay_or_record."
         )
-    print(forecast(cfg), flush=True)
+    print(forecast(cfg, settings), flush=True)
     if cfg.evaluation.dry_run:
         return True
-    make = {SynthesisTarget.world: make_world, SynthesisTarget.preferences: _preferences}[settings.make]
     (folder / STAGES).mkdir(parents=True, exist_ok=True)
     with alone_in(folder), LoopThread() as loop:
         money = RunBudget(cfg.budget, folder)
         try:
-            told, made = loop.run(_run(cfg, folder, money, make))
+            told, made = loop.run(_run(cfg, settings, folder, money))
         finally:
             money.close()
     print(told, flush=True)
     return made
 
 
-# What came of it, in a sentence, and whether that is anything.
-Make = Callable[[RunConfig, Path, Stages, Cast], Awaitable[tuple[str, bool]]]
-
-
-async def _run(cfg: RunConfig, folder: Path, money: RunBudget, make: Make) -> tuple[str, bool]:
+async def _run(cfg: WorldConfig, settings: SynthesisConfig, folder: Path, money: RunBudget) -> tuple[str, bool]:
+    make: Make = {SynthesisTarget.world: make_world, SynthesisTarget.preferences: wordings.make}[settings.make]
     try:
         replay = Replay(cfg.replay.path, cfg.replay.mode)
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error
     bars = _Bars()
     try:
-        cast = make_cast(cfg, money.run, replay)
-        settings = {key: value for key, value in asdict(cfg.synthesis).items() if key not in _FREE}
-        stages = Stages(folder / STAGES, cast, {**settings, "seed": cfg.seed}, cfg.synthesis.concurrency, bars.show)
+        cast = make_cast(cfg, settings, money.run, replay)
+        inputs = {key: value for key, value in asdict(settings).items() if key not in _FREE}
+        stages = Stages(folder / STAGES, cast, {**inputs, "seed": cfg.seed}, settings.concurrency, bars.show)
         try:
-            told, made = await make(cfg, folder, stages, cast)
+            told, made = await make(cfg, settings, folder, stages, cast)
         finally:
             await cast.close()
             await replay.drain()
@@ -93,35 +90,13 @@ async def _run(cfg: RunConfig, folder: Path, money: RunBudget, make: Make) -> tu
     return f"{told} {money_told}", made
 
 
-async def _preferences(cfg: RunConfig, folder: Path, stages: Stages, cast: Cast) -> tuple[str, bool]:
-    prices = price_book(cfg).base
-    pairs = await wordings.make(stages, cfg.synthesis, prices, cfg.seed, cast)
-    counts = {split: Counter(row["name"] for row in pairs.rows if row["split"] == split) for split in ("train", "eval")}
-    figures = {"pairs": {split: dict(sorted(count.items())) for split, count in counts.items()}}
-    content = card.card(cfg, stages.done, figures)
-    write_whole(folder / PREFERENCES, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in pairs.rows))
-    write_whole(folder / CARD, json.dumps(content, indent=2) + "\n")
-    lines = [
-        f"{sum(count.values())} wordings for {split}: {', '.join(f'{name} {n}' for name, n in sorted(count.items()))}."
-        for split, count in counts.items()
-    ]
-    write_whole(folder / README, card.page(content, "Preferences", "Instructions and what they weigh.", lines))
-    total = {split: sum(count.values()) for split, count in counts.items()}
-    told = (
-        f"{total['train']} wordings for training and {total['eval']} for evaluation are in {folder / PREFERENCES}, "
-        "which data.preferences_file takes."
-    )
-    return told, all(total.values())
-
-
-def forecast(cfg: RunConfig) -> str:
-    """About how many requests it takes and what they cost, in a sentence; what is recorded costs nothing.
+def forecast(cfg: WorldConfig, settings: SynthesisConfig) -> str:
+    """Return a sentence on the number of requests and their cost; recorded answers cost nothing.
 
     Raises:
         ConfigError: a model has no price.
     """
-    settings, plan = cfg.synthesis, cfg.plan
-    asked = _requests(cfg)
+    plan, asked = cfg.plan, _requests(settings)
     models = asdict(settings.models)
     prices = price_book(cfg).base
     try:
@@ -140,9 +115,8 @@ def forecast(cfg: RunConfig) -> str:
     )
 
 
-def _requests(cfg: RunConfig) -> dict[str, int]:
-    """By role, if nothing is rejected."""
-    settings = cfg.synthesis
+def _requests(settings: SynthesisConfig) -> dict[str, int]:
+    """Return the number of requests by role if nothing is rejected."""
     if settings.make is SynthesisTarget.preferences:
         return {"writer": settings.preferences, "checker": settings.preferences * wordings.WORDINGS}
     tasks = settings.subjects * settings.intents * settings.tasks

@@ -1,26 +1,34 @@
 """Preferences by models: one proposes wordings and P for a menu, another reads each wording without being told P.
 
-A wording is kept when the reader finds in it what P says. Of the three wordings of a request two are for training and
-the third stays for evaluation. Kinds are balanced: each is asked for equally often.
+A wording is kept if the reader finds in it what P says. Two of the three wordings of a request are for training, the
+third is for evaluation. Kinds are balanced: each is asked for equally often.
 """
 
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.data.preference_pairs import KINDS, MAKER, Pair
 from orchestra_jax.data.preferences import makers
+from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import PriceList
+from orchestra_jax.synthesis.card import card, save_card
 from orchestra_jax.synthesis.cast import Cast
+from orchestra_jax.synthesis.forms import array, form, string
 from orchestra_jax.synthesis.near import Seen, normal
-from orchestra_jax.synthesis.stages import Done, Out, Row, Stages
+from orchestra_jax.synthesis.stages import Row, StageOut, StageResult, Stages, write_whole
 from orchestra_jax.tools.experts.cards import model_cards
 from orchestra_jax.types import CODE, FREE, SEARCH, ToolSpec
 
-# What P can weigh, in the words that both models are told.
+PREFERENCES = "preferences.jsonl"
+# Features that P can weigh, in the words that both models are told.
 FEATURES: Mapping[str, str] = {
     "low_cost": "spending little money",
     "fast": "a quick answer",
@@ -35,50 +43,34 @@ FEATURES: Mapping[str, str] = {
     "plain": "plain tools, rather than language models",
 }
 TARGETS: tuple[tuple[str, ...], ...] = (
-    (), *((name,) for name in FEATURES), ("local", "low_cost"), ("open", "fast"), (MAKER, "low_cost"),
-    ("search", "fast"), ("code", "low_cost"), ("open", "low_cost"), ("local", "fast"), ("low_cost", "fast"),
-)  # fmt: skip
+    (),
+    *((name,) for name in FEATURES),
+    *[("local", "low_cost"), ("open", "fast"), (MAKER, "low_cost"), ("search", "fast"), ("code", "low_cost")],
+    *[("open", "low_cost"), ("local", "fast"), ("low_cost", "fast")],
+)
 WORDINGS = 3  # of each request, the last for evaluation
 _WORDS = (3, 60)
-_WRITERS = (
-    "a nurse on a night shift", "a student with a deadline", "the head of a small bakery", "a tax adviser",
-    "a retired engineer", "a journalist", "a lawyer with confidential files", "a mother of three",
-    "a biologist in the field", "a games developer", "a civil servant", "a founder of a start-up", "a teacher",
-    "a hobby astronomer", "a system administrator", "a translator", "a hospital's data officer", "a farmer",
-    "a doctoral student", "a travel agent", "an auditor", "a chess trainer",
-)  # fmt: skip
-_TONES = (
-    "polite", "curt", "chatty", "formal", "with the reason for it", "as an order", "hesitant", "in one long sentence",
-)  # fmt: skip
+_WRITERS = tuple(
+    "a nurse on a night shift/a student with a deadline/the head of a small bakery/a tax adviser/a retired engineer/"
+    "a journalist/a lawyer with confidential files/a mother of three/a biologist in the field/a games developer/"
+    "a civil servant/a founder of a start-up/a teacher/a hobby astronomer/a system administrator/a translator/"
+    "a hospital's data officer/a farmer/a doctoral student/a travel agent/an auditor/a chess trainer".split("/")
+)
+_TONES = tuple("polite/curt/chatty/formal/with the reason for it/as an order/hesitant/in one long sentence".split("/"))
 _WEIGHTS = {name: {"type": "number", "minimum": 0, "maximum": 1} for name in FEATURES}
-PROPOSAL = {
-    "type": "object",
-    "properties": {
-        "weights": {"type": "object", "properties": _WEIGHTS, "additionalProperties": False},
-        "instructions": {
-            "type": "array",
-            "items": {"type": "string", "minLength": 1, "maxLength": 400},
-            "minItems": WORDINGS,
-            "maxItems": WORDINGS,
-        },
-    },
-    "required": ["weights", "instructions"],
-    "additionalProperties": False,
-}
-READING = {
-    "type": "object",
-    "properties": {"wants": {"type": "array", "items": {"enum": list(FEATURES)}}},
-    "required": ["wants"],
-    "additionalProperties": False,
-}
+PROPOSAL = form(
+    weights={"type": "object", "properties": _WEIGHTS, "additionalProperties": False},
+    instructions=array(string(1, 400), WORDINGS, WORDINGS),
+)
+READING = form(wants={"type": "array", "items": {"enum": list(FEATURES)}})
 
 
 @dataclass(frozen=True)
-class Request:
-    """One request of the proposer.
+class WordingRequest:
+    """One request to the proposer.
 
     Attributes:
-        number: of it; chooses who speaks and how.
+        number: chooses who speaks and how.
         target: the features that the preference is about.
         tools: an example of a menu.
     """
@@ -88,17 +80,17 @@ class Request:
     tools: tuple[ToolSpec, ...]
 
 
-def requests(settings: SynthesisConfig, prices: PriceList, seed: int) -> list[Request]:
-    """Balanced over the targets; each with a menu of its own that can follow it."""
+def requests(settings: SynthesisConfig, prices: PriceList, seed: int) -> list[WordingRequest]:
+    """Return requests that are balanced over the targets, each with a menu of its own."""
     found = []
     for number in range(settings.preferences):
         target, rng = TARGETS[number % len(TARGETS)], np.random.default_rng([seed, number])
-        found.append(Request(number, target, menu(prices, rng)))
+        found.append(WordingRequest(number, target, menu(prices, rng)))
     return found
 
 
 def menu(prices: PriceList, rng: np.random.Generator) -> tuple[ToolSpec, ...]:
-    """Some models of the price list under aliases, some of them the user's own, and plain tools."""
+    """Return some models of the price list under aliases, some of them run by the user, and plain tools."""
     cards = model_cards()
     models = [name for name in sorted(prices.entries) if name in cards]
     chosen = [models[at] for at in rng.permutation(len(models))[: int(rng.integers(3, 8))]]
@@ -107,7 +99,7 @@ def menu(prices: PriceList, rng: np.random.Generator) -> tuple[ToolSpec, ...]:
         ToolSpec("python", "Runs Python code.", form, latency_s=2.0, local=True, traits=(CODE, FREE)),
         ToolSpec("local_search", "Searches passages.", form, latency_s=1.0, local=True, traits=(SEARCH, FREE)),
         ToolSpec("web_search", "Searches the web.", form, price_usd=0.01, latency_s=3.0, traits=(SEARCH,)),
-    ]  # fmt: skip
+    ]
     for number, name in enumerate(chosen, start=1):
         card, price = cards[name], prices.entries[name]
         seconds = float(rng.integers(5, 100))
@@ -117,8 +109,8 @@ def menu(prices: PriceList, rng: np.random.Generator) -> tuple[ToolSpec, ...]:
     return tuple(found[at] for at in rng.permutation(len(found)))
 
 
-async def propose(request: Request, out: Out, cast: Cast) -> None:
-    """Keeps rows {"instruction", "prefers", "compute", "latency", "outcome", "number", "place"} of one proposal."""
+async def propose(request: WordingRequest, out: StageOut, cast: Cast) -> None:
+    """Keep rows {"instruction", "prefers", "compute", "latency", "outcome", "number", "place"} of one proposal."""
     value = await cast.ask("writer", _proposal_prompt(request), PROPOSAL, check=lambda value: _flaw(value, request))
     weights = {name: weight for name, weight in value["weights"].items() if weight}
     prefers = {name: weight for name, weight in weights.items() if name not in ("low_cost", "fast")}
@@ -126,14 +118,19 @@ async def propose(request: Request, out: Out, cast: Cast) -> None:
     for place, instruction in enumerate(value["instructions"]):
         out.keep(
             {
-                "instruction": " ".join(instruction.split()), "prefers": prefers, "compute": compute,
-                "latency": weights.get("fast", 0.0), "outcome": 1.0, "number": request.number, "place": place,
+                "instruction": " ".join(instruction.split()),
+                "prefers": prefers,
+                "compute": compute,
+                "latency": weights.get("fast", 0.0),
+                "outcome": 1.0,
+                "number": request.number,
+                "place": place,
             }
-        )  # fmt: skip
+        )
 
 
-async def read(row: Row, out: Out, cast: Cast) -> None:
-    """Keeps a wording in which the reader finds the features that P weighs, and no others."""
+async def read(row: Row, out: StageOut, cast: Cast) -> None:
+    """Keep a wording in which the reader finds the features that P weighs, and no others."""
     value = await cast.ask("checker", _reading_prompt(row["instruction"]), READING)
     found, meant = set(value["wants"]), wanted(row)
     if "free" in meant | found:  # tools that cost nothing are a way of spending little
@@ -147,30 +144,52 @@ async def read(row: Row, out: Out, cast: Cast) -> None:
 
 
 def wanted(row: Row) -> set[str]:
-    """The features that the P of a row weighs."""
+    """Return the features that the P of a row weighs."""
     return {*row["prefers"], *(["low_cost"] if row["compute"] else []), *(["fast"] if row["latency"] else [])}
 
 
-async def make(stages: Stages, settings: SynthesisConfig, prices: PriceList, seed: int, cast: Cast) -> Done:
-    """Proposals, their reading, and what is left without duplicates, each row with its split."""
-    asked = requests(settings, prices, seed)
+async def make(
+    cfg: WorldConfig, settings: SynthesisConfig, folder: Path, stages: Stages, cast: Cast
+) -> tuple[str, bool]:
+    """Write a file of preferences with its card; return a sentence on it, and whether both splits have any."""
+    prices = price_book(cfg).base
+    pairs = await _pairs(stages, settings, prices, cfg.seed, cast)
+    counts = {split: Counter(row["name"] for row in pairs.rows if row["split"] == split) for split in ("train", "eval")}
+    figures = {"pairs": {split: dict(sorted(count.items())) for split, count in counts.items()}}
+    write_whole(folder / PREFERENCES, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in pairs.rows))
+    lines = [
+        f"{sum(count.values())} wordings for {split}: {', '.join(f'{name} {n}' for name, n in sorted(count.items()))}."
+        for split, count in counts.items()
+    ]
+    about = "Instructions and what they weigh."
+    save_card(folder, card(settings, cfg, stages.done, figures), "Preferences", about, lines)
+    total = {split: sum(count.values()) for split, count in counts.items()}
+    told = (
+        f"{total['train']} wordings for training and {total['eval']} for evaluation are in {folder / PREFERENCES}, "
+        "which data.preferences_file takes."
+    )
+    return told, all(total.values())
 
-    async def proposing(request: Request, out: Out) -> None:
+
+async def _pairs(stages: Stages, settings: SynthesisConfig, prices: PriceList, seed: int, cast: Cast) -> StageResult:
+    """Return proposals that were read right and repeat none, each row with its split."""
+
+    async def proposing(request: WordingRequest, out: StageOut) -> None:
         await propose(request, out, cast)
 
-    async def reading(row: Row, out: Out) -> None:
+    async def reading(row: Row, out: StageOut) -> None:
         await read(row, out, cast)
 
-    async def sifting(rows: Sequence[Row], out: Out) -> None:
+    async def sifting(rows: Sequence[Row], out: StageOut) -> None:
         sift(rows, out, settings.near)
 
-    proposed = await stages.run("proposals", asked, proposing)
+    proposed = await stages.run("proposals", requests(settings, prices, seed), proposing)
     sound = await stages.run("readings", proposed.rows, reading)
     return await stages.run("pairs", [sound.rows], sifting)
 
 
-def sift(rows: Sequence[Row], out: Out, near: float) -> None:
-    """Keeps what repeats nothing before it: first those for evaluation, so that training holds none like them."""
+def sift(rows: Sequence[Row], out: StageOut, near: float) -> None:
+    """Keep wordings that repeat none before them: first those for evaluation, so that training has none like them."""
     seen = Seen(near)
     ordered = sorted(rows, key=lambda row: (row["place"] != WORDINGS - 1, row["number"], row["place"]))
     for row in ordered:
@@ -182,7 +201,7 @@ def sift(rows: Sequence[Row], out: Out, near: float) -> None:
         out.keep({"split": split, "name": Pair(split=split, **fields).name, **fields})
 
 
-def _proposal_prompt(request: Request) -> str:
+def _proposal_prompt(request: WordingRequest) -> str:
     target = _listed(set(request.target))
     who, tone = _WRITERS[request.number % len(_WRITERS)], _TONES[request.number // len(_WRITERS) % len(_TONES)]
     tools = "\n".join(_line(spec) for spec in request.tools)
@@ -221,8 +240,8 @@ def _line(spec: ToolSpec) -> str:
     return f"- {spec.name}: {spec.description}{price} About {spec.latency_s:g} s.{place}"
 
 
-def _flaw(value: Any, request: Request) -> str | None:
-    """What is wrong with a proposal, a clause."""
+def _flaw(value: Any, request: WordingRequest) -> str | None:
+    """Return a clause on the fault of a proposal, or None."""
     given = {name for name, weight in value["weights"].items() if weight}
     if "free" in request.target:
         given.discard("low_cost")

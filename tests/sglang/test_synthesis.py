@@ -24,7 +24,7 @@ def test_a_model_that_knows_nothing(servers, folder, tmp_path, make):
         "synthesis.tries=2", "synthesis.preferences=4", name="synthesis",
     )  # fmt: skip
 
-    assert not synthesize(cfg)
+    assert not synthesize(cfg, cfg.synthesis)
 
     card = json.loads((tmp_path / "run" / "card.json").read_text())
     asked = 1 if make == "world" else 4
@@ -34,5 +34,5 @@ def test_a_model_that_knows_nothing(servers, folder, tmp_path, make):
     assert not (tmp_path / "run" / "library").exists()
     assert cfg.replay.path is not None
     before = (tmp_path / "run" / "card.json").read_bytes()
-    assert not synthesize(cfg)  # from its stages and the record: the same again
+    assert not synthesize(cfg, cfg.synthesis)  # from its stages and the record: the same again
     assert (tmp_path / "run" / "card.json").read_bytes() == before

@@ -8,6 +8,7 @@ from typing import Any
 from orchestra_jax.config import cli
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.io.event_loop import LoopThread
+from orchestra_jax.synthesis.synthesize import synthesize
 from tests.tools.openai_stub import StubOpenAI
 
 
@@ -31,6 +32,11 @@ def configured(folder: Path, url: str | None, *overrides: str) -> RunConfig:
         f"output_dir={folder}", f"tools.server.url={url or 'null'}", "tools.server.retries=0",
         *(f"synthesis.models.{role}=qwen3-32b" for role in models), *overrides, name="synthesis",
     )  # fmt: skip
+
+
+def synthesised(cfg: RunConfig) -> bool:
+    """Run the synthesis of a configuration; return whether it made anything."""
+    return synthesize(cfg, cfg.synthesis)
 
 
 def asked(body: dict[str, Any]) -> str:

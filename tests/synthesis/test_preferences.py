@@ -12,10 +12,9 @@ from orchestra_jax.data.preference_pairs import MAKER, drawn_from
 from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.synthesis.near import Seen
-from orchestra_jax.synthesis.synthesize import synthesize
 from orchestra_jax.synthesis.wordings import FEATURES, TARGETS
 from tests.data.test_preferences import KINDS
-from tests.synthesis.server import asked, configured, serving
+from tests.synthesis.server import asked, configured, serving, synthesised
 
 REQUESTS = 2 * len(TARGETS)
 OPENINGS = ("Hear me out", "One more thing", "By the way")
@@ -56,7 +55,7 @@ def made(tmp_path_factory):
     """The folder of a synthesis, and how many requests were billed for it."""
     folder = tmp_path_factory.mktemp("preferences") / "run"
     with serving(proposal) as stub:
-        synthesize(preferences(folder, stub.url))
+        synthesised(preferences(folder, stub.url))
         return folder, stub.bodies
 
 
@@ -97,7 +96,7 @@ def test_again_asks_nobody_and_writes_the_same(made):
     before = {file.name: file.read_bytes() for file in folder.glob("*.json*")}
     for file in (folder / "stages").glob("02*"):
         file.unlink()  # as if it had been interrupted there: the record answers
-    synthesize(preferences(folder, None, "replay.mode=replay"))
+    synthesised(preferences(folder, None, "replay.mode=replay"))
     assert {file.name: file.read_bytes() for file in folder.glob("*.json*")} == before
 
 
@@ -105,22 +104,22 @@ def test_a_budget_ends_it_and_the_same_command_goes_on(made, tmp_path):
     whole, bodies = made
     with serving(proposal) as stub:
         with pytest.raises(Halted, match="The same command goes on"):
-            synthesize(preferences(tmp_path, stub.url, "budget.run_calls=30"))
+            synthesised(preferences(tmp_path, stub.url, "budget.run_calls=30"))
         assert 0 < len(stub.bodies) <= 30
-        synthesize(preferences(tmp_path, stub.url))
+        synthesised(preferences(tmp_path, stub.url))
         assert len(stub.bodies) == len(bodies)  # nothing twice
     assert (tmp_path / "preferences.jsonl").read_bytes() == (whole / "preferences.jsonl").read_bytes()
 
 
 def test_what_cannot_be_used_is_told(tmp_path):
     with pytest.raises(ConfigError, match=r"replay\.mode=off"):
-        synthesize(preferences(tmp_path, "http://127.0.0.1:9/v1", "replay.mode=off"))
+        synthesised(preferences(tmp_path, "http://127.0.0.1:9/v1", "replay.mode=off"))
     with pytest.raises(ConfigError, match=r"synthesis\.domain=A/B"):
-        synthesize(preferences(tmp_path, "http://127.0.0.1:9/v1", "synthesis.domain=A/B"))
+        synthesised(preferences(tmp_path, "http://127.0.0.1:9/v1", "synthesis.domain=A/B"))
     with pytest.raises(ConfigError, match="no server"):
-        synthesize(preferences(tmp_path, None))
+        synthesised(preferences(tmp_path, None))
     with pytest.raises(ConfigError, match="gpt-9"):
-        synthesize(preferences(tmp_path, "http://127.0.0.1:9/v1", "synthesis.models.writer=gpt-9"))
+        synthesised(preferences(tmp_path, "http://127.0.0.1:9/v1", "synthesis.models.writer=gpt-9"))
 
 
 def test_near_duplicates():

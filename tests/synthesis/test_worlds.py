@@ -12,12 +12,11 @@ from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.episode import OrchestratorPrice
-from orchestra_jax.synthesis.synthesize import synthesize
 from orchestra_jax.synthesis.worlds import functions
 from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.types import InfrastructureError
 from tests.synthesis.rental import SUBJECTS, reply
-from tests.synthesis.server import configured, serving
+from tests.synthesis.server import configured, serving, synthesised
 
 pytestmark = pytest.mark.skipif(not available(), reason="the sandbox cannot isolate code on this machine")
 
@@ -34,9 +33,9 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("worlds") / "run"
     with serving(reply) as stub:
         with pytest.raises(Halted, match="The same command goes on"):
-            synthesize(world(folder, stub.url, "budget.run_calls=12"))
+            synthesised(world(folder, stub.url, "budget.run_calls=12"))
         assert len(stub.bodies) <= 12
-        assert synthesize(world(folder, stub.url))
+        assert synthesised(world(folder, stub.url))
         return folder, stub.bodies
 
 
@@ -110,7 +109,7 @@ def test_again_from_the_record(made):
     before = {file: file.read_bytes() for file in files if "spent" not in file.name}
     for file in (folder / "stages").glob("1*"):
         file.unlink()  # as if it had been killed there
-    assert synthesize(world(folder, None, "replay.mode=replay"))
+    assert synthesised(world(folder, None, "replay.mode=replay"))
     assert {file: file.read_bytes() for file in before} == before
 
 
@@ -120,12 +119,12 @@ def test_a_sandbox_that_does_not_start_is_one_sentence(made, monkeypatch):
 
     monkeypatch.setattr(functions, "remote", dead)
     with pytest.raises(Halted, match=r"did not start\. The same command goes on"):
-        synthesize(world(made[0], None, "replay.mode=replay"))
+        synthesised(world(made[0], None, "replay.mode=replay"))
 
 
 def test_nothing_is_left_of_nonsense(tmp_path, capsys):
     with serving(lambda body: '{"subjects": ["a"]}') as stub:
-        assert not synthesize(world(tmp_path, stub.url))
+        assert not synthesised(world(tmp_path, stub.url))
     assert "nothing is left after the stage schema" in capsys.readouterr().out
     assert reasons(tmp_path) == {"schema": {"no fitting reply": 1}}
     assert not (tmp_path / "rental").exists()
@@ -133,4 +132,4 @@ def test_nothing_is_left_of_nonsense(tmp_path, capsys):
 
 def test_code_never_runs_with_our_rights(tmp_path):
     with pytest.raises(ConfigError, match="isolation=none"):
-        synthesize(world(tmp_path, "http://127.0.0.1:9/v1", "tools.sandbox.isolation=none"))
+        synthesised(world(tmp_path, "http://127.0.0.1:9/v1", "tools.sandbox.isolation=none"))

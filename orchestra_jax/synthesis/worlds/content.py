@@ -1,4 +1,4 @@
-"""Subjects, schema and entries of a domain, and what of them holds: JSON schema, references, plausibility."""
+"""Subjects, schema and entries of a domain, and their checks: JSON schema, references, plausibility."""
 
 import json
 import re
@@ -12,90 +12,47 @@ from jsonschema.exceptions import SchemaError
 from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.remote import harmless_schema
 from orchestra_jax.synthesis.cast import Cast, schema_fault
-from orchestra_jax.synthesis.stages import Out, Row, Stages
+from orchestra_jax.synthesis.forms import TEXT, array, form, string
+from orchestra_jax.synthesis.stages import Row, StageOut, Stages
 
 _NAME, _ID = re.compile(r"[a-z][a-z0-9_]{0,30}"), re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,40}")
 _TABLES = (2, 6)
-_TEXT = {"type": "string", "minLength": 1, "maxLength": 600}
+_SENTENCE = string(1, 600)
 DEMO_SCHEMA = {
     "about": "The desk of a garage: cars, their owners and appointments.",
     "now": "2025-03-10T09:00:00+00:00",
     "tables": {
-        "owners": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}, "credit": {"type": "number", "minimum": 0}},
-            "required": ["name", "credit"],
-            "additionalProperties": False,
-        },
-        "cars": {
-            "type": "object",
-            "properties": {"owner": {"type": "string"}, "model": {"type": "string"}},
-            "required": ["owner", "model"],
-            "additionalProperties": False,
-        },
+        "owners": form(name=TEXT, credit={"type": "number", "minimum": 0}),
+        "cars": form(owner=TEXT, model=TEXT),
     },
     "references": [["cars", "owner", "owners"]],
 }
-
-
-def subjects_schema(count: int) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"subjects": {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": count}},
-        "required": ["subjects"],
-        "additionalProperties": False,
-    }
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "about": _TEXT,
-        "now": {"type": "string"},
-        "tables": {"type": "object", "additionalProperties": {"type": "object"}},
-        "references": {
-            "type": "array",
-            "items": {"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 3},
-        },
-    },
-    "required": ["about", "now", "tables", "references"],
-    "additionalProperties": False,
-}
-DOUBTS = {
-    "type": "object",
-    "properties": {
-        "implausible": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"table": {"type": "string"}, "id": {"type": "string"}, "why": {"type": "string"}},
-                "required": ["table", "id", "why"],
-                "additionalProperties": False,
-            },
-        }
-    },
-    "required": ["implausible"],
-    "additionalProperties": False,
-}
+SCHEMA = form(
+    about=_SENTENCE,
+    now=TEXT,
+    tables={"type": "object", "additionalProperties": {"type": "object"}},
+    references={"type": "array", "items": array(TEXT, 3, 3)},
+)
+DOUBTS = form(implausible={"type": "array", "items": form(table=TEXT, id=TEXT, why=TEXT)})
 
 
 async def make(stages: Stages, settings: SynthesisConfig, cast: Cast) -> tuple[list[Row], Row, list[Row]]:
-    """Subjects {"subject", "number"}, the schema as in `SCHEMA`, and entries {"number", "table", "id", "entry"}.
+    """Return subjects {"subject", "number"}, the schema as in `SCHEMA`, and entries {"number", "table", "id", "entry"}.
 
-    Each may be empty: then what follows is.
+    If one of them is empty, those that follow are empty too.
     """
     domain = settings.domain if settings.about is None else f"{settings.domain}: {settings.about}"
 
-    async def subjects(item: str, out: Out) -> None:
+    async def subjects(item: str, out: StageOut) -> None:
         prompt = (
             f"A database and tools are made for customer service in the domain {item!r}. List "
             f"{settings.subjects} major subjects of it, each a few words: what customers come with, each different."
         )
-        value = await cast.ask("writer", prompt, subjects_schema(settings.subjects))
+        value = await cast.ask("writer", prompt, form(subjects=array(_SENTENCE, 1, settings.subjects)))
         for number, subject in enumerate(dict.fromkeys(map(str.strip, value["subjects"]))):
             out.keep({"number": number, "subject": subject})
 
-    async def schema(named: Sequence[str], out: Out) -> None:
+    async def schema(named: Sequence[str], out: StageOut) -> None:
         prompt = (
             f"Design the database of customer service in the domain {domain!r}. Its subjects: {'; '.join(named)}. "
             "2 to 6 tables; each maps ids to entries and has a JSON schema of an entry; additionalProperties: false. "
@@ -115,7 +72,7 @@ async def make(stages: Stages, settings: SynthesisConfig, cast: Cast) -> tuple[l
 async def _entries(
     stages: Stages, settings: SynthesisConfig, cast: Cast, subjects: Sequence[Row], schema: Row
 ) -> list[Row]:
-    form = {
+    entries_form = {
         "type": "object",
         "properties": {
             table: {"type": "object", "additionalProperties": {"type": "object"}} for table in schema["tables"]
@@ -123,7 +80,7 @@ async def _entries(
         "additionalProperties": False,
     }
 
-    async def write(subject: Row, out: Out) -> None:
+    async def write(subject: Row, out: StageOut) -> None:
         prompt = (
             f"Fill a database for customer service: {schema['about']} It plays at {schema['now']}. Write about "
             f"{settings.entries} entries for the subject {subject['subject']!r}, over all tables as needed, as "
@@ -132,15 +89,15 @@ async def _entries(
             "their own. Make them as varied as real ones: amounts, days, states; some near a limit.\n"
             f"{schema_text(schema)}"
         )
-        value = await cast.ask("writer", prompt, form)
+        value = await cast.ask("writer", prompt, entries_form)
         for table, rows in value.items():
             for name, entry in rows.items():
                 out.keep({"number": subject["number"], "table": table, "id": name, "entry": entry})
 
-    async def fit(rows: Sequence[Row], out: Out) -> None:
+    async def fit(rows: Sequence[Row], out: StageOut) -> None:
         keep_fitting(rows, schema, out)
 
-    async def doubt(rows: Sequence[Row], out: Out) -> None:
+    async def doubt(rows: Sequence[Row], out: StageOut) -> None:
         prompt = (
             f"These entries are for a database: {schema['about']} It plays at {schema['now']}. Which of them could not "
             "be in the real world: impossible days, amounts without sense, contradictions within an entry or between "
@@ -155,7 +112,7 @@ async def _entries(
             else:
                 out.reject("implausible", why, row)
 
-    async def refer(rows: Sequence[Row], out: Out) -> None:
+    async def refer(rows: Sequence[Row], out: StageOut) -> None:
         keep_referring(rows, schema, out)
 
     written = (await stages.run("entries", subjects, write)).rows
@@ -165,8 +122,8 @@ async def _entries(
     return (await stages.run("references", [plausible], refer)).rows
 
 
-def keep_fitting(rows: Sequence[Row], schema: Row, out: Out) -> None:
-    """Keeps entries that fit their table's schema, under an id that is one and not taken, and repeat no other."""
+def keep_fitting(rows: Sequence[Row], schema: Row, out: StageOut) -> None:
+    """Keep entries that fit their table's schema, have a valid id that is not taken, and repeat no other."""
     seen, contents = set[tuple[str, str]](), set[str]()
     for row in rows:
         key, text = (row["table"], row["id"]), json.dumps([row["table"], row["entry"]], sort_keys=True)
@@ -185,8 +142,8 @@ def keep_fitting(rows: Sequence[Row], schema: Row, out: Out) -> None:
             out.keep(row)
 
 
-def keep_referring(rows: Sequence[Row], schema: Row, out: Out) -> None:
-    """Keeps entries whose references lead somewhere, also once others have gone."""
+def keep_referring(rows: Sequence[Row], schema: Row, out: StageOut) -> None:
+    """Keep entries whose references lead to entries that are kept too."""
     kept = list(rows)
     while bad := _dangling(kept, schema):
         for row in kept:
@@ -198,7 +155,7 @@ def keep_referring(rows: Sequence[Row], schema: Row, out: Out) -> None:
 
 
 def tables(schema: Row, entries: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """The database of these entries."""
+    """Return the database of these entries."""
     found: dict[str, dict[str, Any]] = {table: {} for table in schema["tables"]}
     for row in entries:
         found[row["table"]][row["id"]] = row["entry"]
@@ -206,12 +163,12 @@ def tables(schema: Row, entries: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def schema_text(schema: Row) -> str:
-    """Tables and references for a prompt."""
+    """Return tables and references for a prompt."""
     return json.dumps({"tables": schema["tables"], "references": schema["references"]}, ensure_ascii=False)
 
 
 def listed(rows: Sequence[Row], most: int = 12_000) -> str:
-    """Entries for a prompt, one to a line, up to so many characters."""
+    """Return entries for a prompt, one to a line, up to `most` characters."""
     lines, size = list[str](), 0
     for row in rows:
         line = f"{row['table']} {row['id']}: {json.dumps(row['entry'], ensure_ascii=False)}"
@@ -223,7 +180,7 @@ def listed(rows: Sequence[Row], most: int = 12_000) -> str:
 
 
 def schema_flaw(value: Mapping[str, Any]) -> str | None:
-    """What is wrong with a schema that fits `SCHEMA`, a clause."""
+    """Return a clause on the fault of a schema that fits `SCHEMA`, or None."""
     made = value["tables"]
     if not _TABLES[0] <= len(made) <= _TABLES[1]:
         return f"there must be {_TABLES[0]} to {_TABLES[1]} tables, not {len(made)}"
@@ -257,12 +214,12 @@ def schema_flaw(value: Mapping[str, Any]) -> str | None:
 
 
 def _cleaned(value: Any) -> Row:
-    """Without keywords of JSON schema that could take for ever or read a file."""
+    """Return the schema without keywords that could take for ever or read a file."""
     return {**value, "tables": {table: harmless_schema(entry) for table, entry in value["tables"].items()}}
 
 
 def _dangling(rows: Sequence[Row], schema: Row) -> dict[tuple[str, str], str]:
-    """The entries that refer to what is not there, and a sentence for each."""
+    """Return a sentence for each entry that refers to an entry that does not exist."""
     made, found = tables(schema, rows), dict[tuple[str, str], str]()
     for table, column, other in schema["references"]:
         for name, entry in made[table].items():

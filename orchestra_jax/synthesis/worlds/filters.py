@@ -1,4 +1,4 @@
-"""The three filters of section 3.3: golden calls that raise, tasks that nobody solves, tasks solved with no action.
+"""The three filters of Section 3.3: golden calls that raise, tasks that nobody solves, tasks solved with no action.
 
 All of it happens in the sandbox: the tools were written by a model.
 """
@@ -18,7 +18,7 @@ from orchestra_jax.envs.database.session import Session, World, WrongKind
 from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.rollout.parsing import ParseError, parse_tool_calls
 from orchestra_jax.synthesis.cast import Cast, Rejected
-from orchestra_jax.synthesis.stages import Out, Row, Stages
+from orchestra_jax.synthesis.stages import Row, StageOut, Stages
 from orchestra_jax.tools.experts.context import ChatMessage
 from orchestra_jax.tools.experts.roles import messages
 from orchestra_jax.tools.schema import to_openai
@@ -41,20 +41,20 @@ done, and tell them what they want to know, or when you have to ask something.""
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """How one attempt ended: whether it solves the task, and how many calls it made."""
+class SolverAttempt:
+    """The end of one attempt: whether it solves the task, and its number of calls."""
 
     solved: bool
     calls: int
 
 
 async def replay_all(stages: Stages, tasks: Sequence[Row], world: World) -> tuple[list[Row], set[str]]:
-    """The tasks that can be scored, each with the "outcomes" of its golden calls; and tools that took too long."""
+    """Return tasks that can be scored, each with the "outcomes" of its golden calls, and tools that took too long."""
 
-    async def replay(row: Row, out: Out) -> None:
+    async def replay(row: Row, out: StageOut) -> None:
         out.keep({**row, "outcomes": await asyncio.to_thread(_twice, replayed, world, task_row(row))})
 
-    async def quick(row: Row, out: Out) -> None:
+    async def quick(row: Row, out: StageOut) -> None:
         if late := slow.intersection(call["name"] for turn in row["turns"] for call in turn["calls"]):
             raise Rejected("a tool takes too long", f"{row['id']} needs {', '.join(sorted(late))}.")
         out.keep(row)
@@ -68,16 +68,16 @@ async def replay_all(stages: Stages, tasks: Sequence[Row], world: World) -> tupl
 async def solve_all(
     stages: Stages, settings: SynthesisConfig, cast: Cast, tasks: Sequence[Row], world: World
 ) -> list[Row]:
-    """The tasks that the solver solves sometimes, and never without a call; each with its "attempts"."""
+    """Return tasks that the solver solves sometimes, and never without a call, each with its "attempts"."""
 
-    async def solve(row: Row, out: Out) -> None:
+    async def solve(row: Row, out: StageOut) -> None:
         task = task_row(row)
         after, _ = await asyncio.to_thread(golden.replay, world, task.goal)
         attempts = (attempt(cast, world, task, after, number, settings.turns) for number in range(settings.attempts))
         ended = await asyncio.gather(*attempts, return_exceptions=True)  # none goes on behind the stage's back
-        tried = [each for each in ended if isinstance(each, Attempt)]
+        tried = [each for each in ended if isinstance(each, SolverAttempt)]
         errors = [each for each in ended if isinstance(each, BaseException)]
-        # That nobody could be asked says nothing about the task, whatever else was found.
+        # If the model could not be asked, nothing is known about the task, whatever else was found.
         for error in sorted(errors, key=lambda error: isinstance(error, Rejected)):
             raise error
         solved = [each for each in tried if each.solved]
@@ -92,7 +92,7 @@ async def solve_all(
 
 
 def _twice(work: Callable[..., T], *arguments: Any) -> T:
-    """What the work comes to; a worker that dies is tried once more, as it may have died by chance.
+    """Return the result of the work; if a worker dies, try once more, as it may have died by chance.
 
     Raises:
         Rejected: it dies again: the code of a tool ends it.
@@ -108,7 +108,7 @@ def _twice(work: Callable[..., T], *arguments: Any) -> T:
 
 
 def task_row(row: Row) -> TaskRow:
-    """The task as a world's folder has it."""
+    """Return the task in the form of a world's folder."""
     turns = tuple(
         Exchange(
             turn["user"],
@@ -121,7 +121,7 @@ def task_row(row: Row) -> TaskRow:
 
 
 def replayed(world: World, task: TaskRow) -> list[str]:
-    """What the golden calls answer.
+    """Return the results of the golden calls.
 
     Raises:
         Rejected: the task is of no use.
@@ -138,17 +138,17 @@ def replayed(world: World, task: TaskRow) -> list[str]:
     raise Rejected(reason, f"{task.id}: {wrong}")
 
 
-async def attempt(cast: Cast, world: World, task: TaskRow, after: Session, number: int, turns: int) -> Attempt:
-    """Lets the solver play the agent once; the user speaks by the script.
+async def attempt(cast: Cast, world: World, task: TaskRow, after: Session, number: int, turns: int) -> SolverAttempt:
+    """Let the solver play the agent once; the user speaks by the script.
 
     Args:
         after: the session after the golden calls.
-        number: of the attempt, so that each is a sample of its own in the record.
-        turns: of the solver at most.
+        number: of the attempt: each is a sample of its own in the record.
+        turns: turns of the solver at most.
 
     Raises:
         Rejected: a tool is broken.
-        InfrastructureError, BudgetExceeded, ReplayMiss: nothing can be said.
+        InfrastructureError, BudgetExceeded, ReplayMiss: the solver could not be asked.
     """
     session = golden.opened(world, task.goal)
     conversation: list[ChatMessage] = [*messages(system(world), task.turns[0].user)]
@@ -168,12 +168,12 @@ async def attempt(cast: Cast, world: World, task: TaskRow, after: Session, numbe
         conversation += [{"role": "assistant", "content": text or "(nothing)"}, {"role": "user", "content": heard}]
     made = len(session.done)
     if len(said) < len(task.turns):
-        return Attempt(False, made)
-    return Attempt(judge(after, session, task.goal.facts, said).solved, made)
+        return SolverAttempt(False, made)
+    return SolverAttempt(judge(after, session, task.goal.facts, said).solved, made)
 
 
 async def _results(session: Session, calls: Sequence[ToolCall]) -> str:
-    """What the calls answer, in the order in which they are made."""
+    """Return the results of calls, in their order."""
     found = []
     for call in calls:
         try:
@@ -185,13 +185,13 @@ async def _results(session: Session, calls: Sequence[ToolCall]) -> str:
 
 
 def system(world: World) -> str:
-    """What the solver is told first."""
+    """Return the first message to the solver."""
     tools = "\n".join(json.dumps(to_openai(spec)["function"], ensure_ascii=False) for spec in world.specs.values())
     return SYSTEM.format(policy=world.policy.strip(), now=f"{world.now:%A, %d %B %Y, %H:%M}", tools=tools)
 
 
 def difficulty(rows: Sequence[Row]) -> dict[str, Any]:
-    """How many tasks were solved in so many of the attempts: {"1/8": 3, ...}, easiest last."""
+    """Return the number of tasks by share of attempts that solve it, {"1/8": 3, ...}, easiest last."""
     found: dict[tuple[int, int], int] = {}
     for row in rows:
         key = (row["attempts"]["solved"], row["attempts"]["of"])

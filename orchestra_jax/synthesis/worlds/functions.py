@@ -12,13 +12,14 @@ from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.session import Kind
 from orchestra_jax.envs.database.workers.pool import CallTooLong, WorkerLimits, WorldError
 from orchestra_jax.synthesis.cast import Cast
-from orchestra_jax.synthesis.stages import Out, Row, Stages
+from orchestra_jax.synthesis.forms import TEXT, array, form, string
+from orchestra_jax.synthesis.stages import Row, StageOut, Stages
 from orchestra_jax.synthesis.worlds import static
 from orchestra_jax.synthesis.worlds.content import listed, schema_text, tables
 from orchestra_jax.types import InfrastructureError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{2,40}")
-_CODE_S = 1.0  # CPU seconds of a call: generated code has no business to take long
+_CODE_S = 1.0  # CPU seconds of a call: generated code has no reason to take long
 DEMO = '''@database_tool(Kind.WRITE)
 def book_appointment(desk: Desk, car: str, day: str, hours: int = 1) -> dict:
     """Books an appointment for a car and takes its price from the owner's credit.
@@ -56,45 +57,22 @@ _KNOWN_GOOD = '''@database_tool(Kind.GENERIC)
 def known_good(desk: Desk) -> str:
     """Does nothing."""
     return ""'''
-CODE = {
-    "type": "object",
-    "properties": {"code": {"type": "string", "maxLength": static.MOST_CHARS}},
-    "required": ["code"],
-    "additionalProperties": False,
-}
-POLICY = {
-    "type": "object",
-    "properties": {"policy": {"type": "string", "minLength": 40, "maxLength": 4000}},
-    "required": ["policy"],
-    "additionalProperties": False,
-}
+CODE = form(code={"type": "string", "maxLength": static.MOST_CHARS})
+POLICY = form(policy=string(40, 4000))
 
 
 def _plan_form(most: int) -> dict[str, Any]:
-    one = {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string"},
-            "kind": {"enum": [str(kind) for kind in Kind]},
-            "purpose": {"type": "string", "maxLength": 400},
-        },
-        "required": ["name", "kind", "purpose"],
-        "additionalProperties": False,
-    }
-    return {
-        "type": "object",
-        "properties": {"functions": {"type": "array", "items": one, "minItems": 1, "maxItems": most}},
-        "required": ["functions"],
-        "additionalProperties": False,
-    }
+    kinds = {"enum": [str(kind) for kind in Kind]}
+    one = form(name=TEXT, kind=kinds, purpose={"type": "string", "maxLength": 400})
+    return form(functions=array(one, 1, most))
 
 
 async def make(
     stages: Stages, settings: SynthesisConfig, cast: Cast, schema: Row, entries: Sequence[Row], isolation: str
 ) -> tuple[list[Row], str]:
-    """The functions {"name", "kind", "code", "description", "parameters"} that load in the sandbox, and the rules."""
+    """Return functions {"name", "kind", "code", "description", "parameters"} that load, and the rules of the agent."""
 
-    async def plan(samples: str, out: Out) -> None:
+    async def plan(samples: str, out: StageOut) -> None:
         prompt = (
             f"A database for customer service: {schema['about']}\n{schema_text(schema)}\nSome entries:\n{samples}\n\n"
             f"Name up to {settings.functions} functions by which an agent serves customers with it: kind read looks at "
@@ -105,7 +83,7 @@ async def make(
         for each in value["functions"]:
             out.keep(each)
 
-    async def write(planned: Row, out: Out) -> None:
+    async def write(planned: Row, out: StageOut) -> None:
         prompt = (
             f"Write the function {planned['name']} of kind {planned['kind']}: {planned['purpose']}\nIts database: "
             f"{schema['about']}\n{schema_text(schema)}\nSome entries:\n{samples}\n\n{_RULES}\n\nA function of another "
@@ -116,10 +94,10 @@ async def make(
         )
         out.keep({"name": planned["name"], "kind": planned["kind"], "code": value["code"].strip()})
 
-    async def load(functions: Sequence[Row], out: Out) -> None:
+    async def load(functions: Sequence[Row], out: StageOut) -> None:
         await asyncio.to_thread(_try_all, functions, out, schema, entries, isolation)
 
-    async def rule(functions: Sequence[Row], out: Out) -> None:
+    async def rule(functions: Sequence[Row], out: StageOut) -> None:
         prompt = (
             f"An agent of customer service has these functions: {schema['about']}\n{signatures(functions)}\n\nWrite "
             "its rules in Markdown, at most 300 words: what it may do and what not, what it has to look at before it "
@@ -136,38 +114,40 @@ async def make(
 
 
 def source(functions: Sequence[Row]) -> str:
-    """The text of tools.py."""
-    return (
-        "\n\n\n".join(
-            ['"""Tools that a model wrote; see README.md."""\n\n' + static.HEAD, *(f["code"] for f in functions)]
-        )
-        + "\n"
-    )
+    """Return the text of tools.py."""
+    head = '"""Tools that a model wrote; see README.md."""\n\n' + static.HEAD
+    return "\n\n\n".join([head, *(each["code"] for each in functions)]) + "\n"
 
 
 def remote(
     schema: Row, entries: Sequence[Row], functions: Sequence[Row], policy: str, isolation: str, count: int = 1
 ) -> RemoteWorld:
-    """The world in the sandbox; raises WorldError: its code does not load."""
+    """Start the world in the sandbox; raises WorldError if its code does not load."""
     return RemoteWorld.of_source(
-        "synthesised", source(functions), tables(schema, entries), datetime.fromisoformat(schema["now"]), policy,
-        count=count, isolation=isolation, limits=WorkerLimits(cpu_s=_CODE_S, load_s=10.0),
-    )  # fmt: skip
+        "synthesised",
+        source(functions),
+        tables(schema, entries),
+        datetime.fromisoformat(schema["now"]),
+        policy,
+        count=count,
+        isolation=isolation,
+        limits=WorkerLimits(cpu_s=_CODE_S, load_s=10.0),
+    )
 
 
 def signatures(functions: Sequence[Row]) -> str:
-    """The functions as an agent sees them, for prompts."""
+    """Return the functions as an agent sees them, for prompts."""
     return "\n".join(
         f"- {each['name']} ({each['kind']}): {each['description']} Arguments: {json.dumps(each['parameters'])}"
         for each in functions
     )
 
 
-def _try_all(functions: Sequence[Row], out: Out, schema: Row, entries: Sequence[Row], isolation: str) -> None:
-    """Keeps what loads: all of them together, else each that loads alone.
+def _try_all(functions: Sequence[Row], out: StageOut, schema: Row, entries: Sequence[Row], isolation: str) -> None:
+    """Keep the functions that load: all of them together, else each that loads alone.
 
     Raises:
-        InfrastructureError: the sandbox does not load what is known to be right either.
+        InfrastructureError: the sandbox does not even load a function that is known to be right.
     """
     try:
         for row in _told(functions, schema, entries, isolation):
@@ -185,7 +165,7 @@ def _try_all(functions: Sequence[Row], out: Out, schema: Row, entries: Sequence[
 
 
 def _told(functions: Sequence[Row], schema: Row, entries: Sequence[Row], isolation: str) -> list[Row]:
-    """The functions with what the sandbox says of them."""
+    """Return the functions with the descriptions and parameters that the sandbox reads off them."""
     world = remote(schema, entries, functions, "", isolation)
     try:
         specs = world.specs

@@ -1,4 +1,4 @@
-"""A world from its domain's name: all stages in their order, then the folder that `envs.database` reads."""
+"""A world from the name of its domain: all stages in their order, then the folder that `envs.database` reads."""
 
 import contextlib
 import json
@@ -8,28 +8,29 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
+from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.folder import FORMAT, save_tasks
 from orchestra_jax.envs.database.remote import RemoteWorld
-from orchestra_jax.synthesis.card import card, page
+from orchestra_jax.synthesis.card import CARD, README, card, save_card
 from orchestra_jax.synthesis.cast import Cast
-from orchestra_jax.synthesis.stages import Row, Stages, write_whole
+from orchestra_jax.synthesis.stages import Row, Stages
 from orchestra_jax.synthesis.worlds import content, filters, functions, pages, tasks
 
-CARD, README = "card.json", "README.md"
 
+async def make(
+    cfg: WorldConfig, settings: SynthesisConfig, folder: Path, stages: Stages, cast: Cast
+) -> tuple[str, bool]:
+    """Write a world into `folder`/DOMAIN; return a sentence on it, and whether it has any task.
 
-async def make(cfg: RunConfig, folder: Path, stages: Stages, cast: Cast) -> tuple[str, bool]:
-    """What came of it, in a sentence, and whether that is a world; its folder is `folder`/DOMAIN.
-
-    A card is there in any case: where nothing is left, it says at which stage and why.
+    The card is written in any case: if nothing is left, it tells at which stage and why.
     """
-    settings, isolation = cfg.synthesis, str(cfg.tools.sandbox.isolation)
+    isolation = str(cfg.tools.sandbox.isolation)
     if isolation == "none":
         raise ConfigError("tools.sandbox.isolation=none would give a model's code your rights: set it to auto.")
     subjects, schema, entries = await content.make(stages, settings, cast)
     tools, policy = await functions.make(stages, settings, cast, schema, entries, isolation)
-    domain = tasks.Domain(schema, entries, tools, subjects, policy)
+    domain = tasks.WrittenDomain(schema, entries, tools, subjects, policy)
     sound, kept = list[Row](), list[Row]()
     written = await tasks.make(stages, settings, cast, domain) if tools else []
     if written:
@@ -48,9 +49,8 @@ async def make(cfg: RunConfig, folder: Path, stages: Stages, cast: Cast) -> tupl
         "difficulty": filters.difficulty(kept),
         "near_duplicates": sum(stage.reasons.get("near-duplicate", 0) for stage in stages.done),
     }
-    found = card(cfg, stages.done, figures)
-    write_whole(folder / CARD, json.dumps(found, indent=2) + "\n")
-    write_whole(folder / README, page(found, settings.domain, schema.get("about", ""), told(found)))
+    found = card(settings, cfg, stages.done, figures)
+    save_card(folder, found, settings.domain, schema.get("about", ""), told(found))
     if not kept:
         empty = next((stage.name for stage in stages.done if not stage.rows), stages.done[-1].name)
         return f"No world came of it: nothing is left after the stage {empty}; {folder / README} says why.", False
@@ -67,15 +67,15 @@ async def make(cfg: RunConfig, folder: Path, stages: Stages, cast: Cast) -> tupl
 
 
 def _opened(
-    cfg: RunConfig, schema: Row, entries: Sequence[Row], tools: Sequence[Row], policy: str
+    cfg: WorldConfig, schema: Row, entries: Sequence[Row], tools: Sequence[Row], policy: str
 ) -> "contextlib.closing[RemoteWorld]":
-    """The world so far in the sandbox."""
+    """Start the world so far in the sandbox."""
     sandbox = cfg.tools.sandbox
     return contextlib.closing(functions.remote(schema, entries, tools, policy, str(sandbox.isolation), sandbox.workers))
 
 
 def told(found: Row) -> list[str]:
-    """The figures of a world's card in words."""
+    """Return the figures of a world's card in words."""
 
     def counts(name: str) -> str:
         return ", ".join(f"{key} {count}" for key, count in found[name].items()) or "none"
@@ -92,7 +92,7 @@ def told(found: Row) -> list[str]:
 def _save(
     target: Path, name: str, schema: Row, entries: Sequence[Row], tools: Sequence[Row], policy: str, kept: Sequence[Row]
 ) -> None:
-    """Writes the folder whole: a kill leaves the old one, none, or the new one."""
+    """Write the folder whole: a kill leaves the old one, none, or the new one."""
     part = target.with_name(f"{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A page to look at tasks of a synthesised world: what is said, called, answered, and must be told."""
+"""A page that shows tasks of a synthesised world: words, calls, results, and facts to tell."""
 
 from collections.abc import Sequence
 from importlib import resources
@@ -11,8 +11,8 @@ from orchestra_jax.synthesis.stages import Row, write_whole
 INDEX, SHOWN = "index.html", 10
 
 
-def write(folder: Path, name: str, policy: str, tools: Sequence[Row], tasks: Sequence[Row]) -> Path:
-    """Writes one page with ten tasks of all degrees of difficulty, rules and tools, and gives its path."""
+def write(folder: Path, name: str, policy: str, tools: Sequence[Row], tasks: Sequence[Row]) -> None:
+    """Write a page with ten tasks of all degrees of difficulty, the rules and the tools."""
     folder.mkdir(parents=True, exist_ok=True)
     ordered = sorted(tasks, key=lambda row: (row["attempts"]["solved"], row["id"]))
     step = max(1.0, len(ordered) / SHOWN)
@@ -26,19 +26,21 @@ def write(folder: Path, name: str, policy: str, tools: Sequence[Row], tasks: Seq
         count=len(tasks),
     )
     write_whole(folder / INDEX, text)
-    return folder / INDEX
 
 
 def _turns(row: Row) -> list[Row]:
-    """The turns, each call with its outcome."""
+    """Yield the turns, each call with its outcome."""
     outcomes = iter(row["outcomes"])
     return [{**turn, "calls": [{**call, "outcome": next(outcomes)} for call in turn["calls"]]} for turn in row["turns"]]
 
 
 def _templates() -> jinja2.Environment:
-    """Our template beside the style of the pages of rollouts; what is put into them stays text."""
+    """Return our template with the style of the pages of rollouts; all values are escaped."""
     folders = [str(resources.files(place) / "templates") for place in (__package__, "orchestra_jax.evaluation.results")]
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folders), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        loader=jinja2.FileSystemLoader(folders),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
         lstrip_blocks=True,
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""What generated tool functions may say: their syntax tree is checked against a short list before anything runs.
+"""The check of generated tool functions: their syntax tree against a short list, before anything runs.
 
 This is the first of two walls. What passes runs in the sandbox all the same, with limits on CPU time and memory.
 """
@@ -19,29 +19,30 @@ _KNOWN = frozenset(
 )
 _TYPES = frozenset(("str", "int", "float", "bool", "list", "dict", "Literal", "Any"))
 _DESK = frozenset(("get", "exists", "rows", "edit", "insert", "delete", "new_id", "now"))
-# Of any object: ways round the desk, to a frame, to a text that is a program of its own, and to the true clock.
+# Attributes of any object that lead round the desk, to a frame, to a text that is a program, or to the true clock.
 _ATTRIBUTES = frozenset(
     "commit read changes ids format format_map mro today utcnow now fromtimestamp timestamp astimezone "
     "gi_frame gi_code gi_yieldfrom cr_frame "
     "ag_frame f_back f_globals f_locals f_builtins f_code tb_frame tb_next".split()
 )
-_NODES = (
-    ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.If, ast.For, ast.Raise, ast.Pass, ast.Break,
-    ast.Continue, ast.Try, ast.ExceptHandler, ast.Delete, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Dict,
-    ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.comprehension, ast.Compare, ast.Call,
-    ast.keyword, ast.FormattedValue, ast.JoinedStr, ast.Constant, ast.Attribute, ast.Subscript, ast.Starred, ast.Name,
-    ast.List, ast.Tuple, ast.Slice, ast.Lambda, ast.arguments, ast.arg, ast.expr_context, ast.boolop, ast.operator,
-    ast.unaryop, ast.cmpop,
-)  # fmt: skip
+_NODES = tuple(
+    getattr(ast, name)
+    for name in (
+        "Expr Assign AugAssign AnnAssign Return If For Raise Pass Break Continue Try ExceptHandler Delete "
+        "BoolOp BinOp UnaryOp IfExp Dict Set ListComp SetComp DictComp GeneratorExp comprehension Compare "
+        "Call keyword FormattedValue JoinedStr Constant Attribute Subscript Starred Name List Tuple Slice "
+        "Lambda arguments arg expr_context boolop operator unaryop cmpop"
+    ).split()
+)
 
 
 def fault(code: str, name: str, kind: str) -> str | None:
-    """Why generated code is not one tool function that may be tried, a clause; None: it is one.
+    """Return a clause why generated code is not one tool function that may be tried, or None if it is.
 
     Args:
         code: the text of a decorated function and nothing else.
-        name: that it must have.
-        kind: of `session.Kind`, that its decorator must name.
+        name: the name that it must have.
+        kind: the `session.Kind` that its decorator must name.
     """
     if len(code) > MOST_CHARS:
         return f"it has more than {MOST_CHARS} characters"
@@ -56,7 +57,7 @@ def fault(code: str, name: str, kind: str) -> str | None:
 
 
 def _head(function: ast.FunctionDef, name: str, kind: str) -> str | None:
-    """What is wrong with decorator, name, arguments and docstring: all that is evaluated when the file is read."""
+    """Return a fault of decorator, name, arguments or docstring: of all that runs when the file is read."""
     wanted = f"database_tool(Kind.{kind.upper()})"
     if [ast.unparse(each) for each in function.decorator_list] != [wanted]:
         return f"its one decorator must be @{wanted}"
@@ -86,7 +87,7 @@ def _head(function: ast.FunctionDef, name: str, kind: str) -> str | None:
 
 
 def _body(function: ast.FunctionDef) -> str | None:
-    """What is wrong inside."""
+    """Return a fault of the function's body."""
     inner = [node for statement in function.body for node in ast.walk(statement)]
     own = {each.arg for each in function.args.args}
     own |= {node.id for node in inner if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
@@ -96,7 +97,7 @@ def _body(function: ast.FunctionDef) -> str | None:
         return f"line of {bad}: names may not begin with an underscore"
     if shadowed := sorted(own & (_KNOWN | {"Desk", "Kind", "database_tool"})):
         return f"{shadowed[0]} may not be given another meaning"
-    # Of a type itself one could have the methods that a shared entry refuses.
+    # A type by itself would give the methods that a shared entry refuses.
     called = {id(node.func) for node in inner if isinstance(node, ast.Call)}
     tested = {
         id(each)
@@ -124,7 +125,7 @@ def _body(function: ast.FunctionDef) -> str | None:
 
 
 def _is_type(node: ast.expr) -> bool:
-    """Whether an annotation is made of plain types alone."""
+    """Return whether an annotation is made of plain types alone."""
     match node:
         case ast.Name(id=name):
             return name in _TYPES

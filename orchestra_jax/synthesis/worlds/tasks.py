@@ -7,45 +7,22 @@ from typing import Any
 from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.facts import problem
 from orchestra_jax.synthesis.cast import Cast
+from orchestra_jax.synthesis.forms import TEXT, array, form, string
 from orchestra_jax.synthesis.near import Seen
-from orchestra_jax.synthesis.stages import Out, Row, Stages
+from orchestra_jax.synthesis.stages import Row, StageOut, Stages
 from orchestra_jax.synthesis.worlds.content import listed, schema_text
 from orchestra_jax.synthesis.worlds.functions import signatures
 from orchestra_jax.tools.schema import validate_arguments
 from orchestra_jax.types import ToolSpec
 
 _TURNS, _CALLS, _FACTS = 5, 20, 12
-TASK = {
-    "type": "object",
-    "properties": {
-        "turns": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": _TURNS,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "user": {"type": "string", "minLength": 1, "maxLength": 1200},
-                    "calls": {
-                        "type": "array",
-                        "maxItems": _CALLS,
-                        "items": {
-                            "type": "object",
-                            "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}},
-                            "required": ["name", "arguments"],
-                            "additionalProperties": False,
-                        },
-                    },
-                    "facts": {"type": "array", "maxItems": _FACTS, "items": {"type": "string", "maxLength": 120}},
-                },
-                "required": ["user", "calls", "facts"],
-                "additionalProperties": False,
-            },
-        }
-    },
-    "required": ["turns"],
-    "additionalProperties": False,
-}
+_CALL = form(name=TEXT, arguments={"type": "object"})
+_TURN = form(
+    user=string(1, 1200),
+    calls={"type": "array", "maxItems": _CALLS, "items": _CALL},
+    facts={"type": "array", "maxItems": _FACTS, "items": {"type": "string", "maxLength": 120}},
+)
+TASK = form(turns={"type": "array", "minItems": 1, "maxItems": _TURNS, "items": _TURN})
 _FORM = (
     "A task is a conversation: each turn has what the user says, the calls that answer it, in their order with exact "
     "arguments, and facts: short texts from the results, such as an amount or a day, that the agent must then tell. "
@@ -55,10 +32,10 @@ _FORM = (
 )
 
 
-async def make(stages: Stages, settings: SynthesisConfig, cast: Cast, domain: "Domain") -> list[Row]:
-    """Tasks {"id", "family", "split", "seed", "turns", "parent"} that repeat none before them."""
+async def make(stages: Stages, settings: SynthesisConfig, cast: Cast, domain: "WrittenDomain") -> list[Row]:
+    """Return tasks {"id", "family", "split", "seed", "turns", "parent"} that repeat none before them."""
 
-    async def intend(subject: Row, out: Out) -> None:
+    async def intend(subject: Row, out: StageOut) -> None:
         prompt = (
             f"{domain.told()}\n\nList {settings.intents} different things that users want of this service about "
             f"{subject['subject']!r}, each in a sentence that names no data, each possible with these functions alone."
@@ -67,7 +44,7 @@ async def make(stages: Stages, settings: SynthesisConfig, cast: Cast, domain: "D
         for number, wish in enumerate(dict.fromkeys(map(str.strip, value["intents"]))):
             out.keep({"number": subject["number"], "intent": number, "wish": wish})
 
-    async def write(item: Row, out: Out) -> None:
+    async def write(item: Row, out: StageOut) -> None:
         prompt = (
             f"{domain.told(item['number'])}\n\nWrite task {item['copy'] + 1} in which a user wants this: "
             f"{item['wish']}\n{_FORM}"
@@ -77,7 +54,7 @@ async def make(stages: Stages, settings: SynthesisConfig, cast: Cast, domain: "D
         family, seed = f"subject-{item['number']}", _drawn(name) % 2**31
         out.keep({"id": name, "family": family, "seed": seed, "parent": None, "wish": item["wish"], **value})
 
-    async def evolve(item: Row, out: Out) -> None:
+    async def evolve(item: Row, out: StageOut) -> None:
         old = {"turns": item["turns"]}
         prompt = (
             f"{domain.told(int(item['family'].rpartition('-')[2]))}\n\nA task:\n{old}\nMake it harder (variant "
@@ -94,7 +71,7 @@ async def make(stages: Stages, settings: SynthesisConfig, cast: Cast, domain: "D
         kept = {key: item[key] for key in ("family", "seed", "wish")}
         out.keep({"id": name, **kept, "parent": item["id"], **value})
 
-    async def sift(rows: Sequence[Row], out: Out) -> None:
+    async def sift(rows: Sequence[Row], out: StageOut) -> None:
         seen = Seen(settings.near)
         for row in rows:
             if (earlier := seen.add(" / ".join(turn["user"] for turn in row["turns"]))) is not None:
@@ -113,13 +90,12 @@ async def make(stages: Stages, settings: SynthesisConfig, cast: Cast, domain: "D
     return (await stages.run("distinct", [[*plain, *harder]], sift)).rows
 
 
-class Domain:
-    """What tasks are written from.
+class WrittenDomain:
+    """The parts of a world that tasks are written from.
 
     Args:
-        schema, entries, functions: of the world, as the stages before left them.
-        subjects: of the domain.
-        policy: its rules.
+        schema, entries, functions, subjects: as the stages before left them.
+        policy: the rules.
     """
 
     def __init__(
@@ -132,7 +108,7 @@ class Domain:
         }
 
     def told(self, number: int | None = None) -> str:
-        """All of it for a prompt; the entries are those of one subject, where one is named."""
+        """Return the domain as a text for a prompt, with the entries of one subject if its number is given."""
         text = (
             f"Customer service with a database: {self.schema['about']} It is {self.schema['now']}.\n"
             f"{schema_text(self.schema)}\nThe agent's rules:\n{self.policy}\n"
@@ -143,7 +119,7 @@ class Domain:
         return f"{text}\nEntries:\n{listed([row for row in self.entries if row['number'] == number])}"
 
     def flaw(self, value: Mapping[str, Any]) -> str | None:
-        """What is wrong with a task that fits `TASK`, a clause."""
+        """Return a clause on the fault of a task that fits `TASK`, or None."""
         for turn in value["turns"]:
             for call in turn["calls"]:
                 spec = self._specs.get(call["name"])
@@ -160,18 +136,12 @@ class Domain:
 
 
 def size(task: Mapping[str, Any]) -> int:
-    """Turns, calls and facts together."""
+    """Return the number of turns, calls and facts together."""
     return sum(1 + len(turn["calls"]) + len(turn["facts"]) for turn in task["turns"])
 
 
 def _intents_form(count: int) -> dict[str, Any]:
-    wish = {"type": "string", "minLength": 1, "maxLength": 400}
-    return {
-        "type": "object",
-        "properties": {"intents": {"type": "array", "items": wish, "minItems": 1, "maxItems": count}},
-        "required": ["intents"],
-        "additionalProperties": False,
-    }
+    return form(intents=array(string(1, 400), 1, count))
 
 
 def _drawn(text: str) -> int:
