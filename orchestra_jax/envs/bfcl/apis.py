@@ -1,7 +1,7 @@
 """The APIs of one episode: live objects of the package, each with a state of its own.
 
-What a call gives is text as the package's own harness writes it. A bad argument, or one that an API cannot take, is an
-error text, which the policy reads.
+The result of a call is text as the package's own harness writes it. A bad argument, or one that an API cannot take,
+is an error text, which the policy reads.
 """
 
 import copy
@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestra_jax.envs.bfcl.package import APIS, PACKAGE, Scenario
+from orchestra_jax.envs.bfcl.package import APIS, PACKAGE, BFCLScenario
 from orchestra_jax.types import ToolCall, ToolResult
 
 _MODULES = f"{PACKAGE}.eval_checker.multi_turn_eval.func_source_code"
@@ -20,10 +20,10 @@ _STATELESS = ("MathAPI",)
 _MOST = {"precision": 1_000, "exponent": 1_000}
 
 
-class Apis:
+class EpisodeApis:
     """The APIs of a scenario in their initial state."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: BFCLScenario) -> None:
         self._apis: dict[str, Any] = {}
         self._methods: dict[str, Callable[..., Any]] = {}
         for name in scenario.apis:
@@ -36,7 +36,7 @@ class Apis:
             self._methods |= {key: method for key, method in methods if not key.startswith("_")}
 
     def call(self, call: ToolCall) -> ToolResult:
-        """What a call gives; its name is one of the scenario's functions."""
+        """Return the result of a call, whose name is one of the scenario's functions."""
         for name, most in _MOST.items():
             value = call.arguments.get(name)
             if isinstance(value, int | float) and abs(value) > most:
@@ -47,8 +47,8 @@ class Apis:
             return ToolResult(f"Error during execution: {error}", is_error=True)
         return ToolResult(_text(found), is_error=isinstance(found, dict) and "error" in found)
 
-    def same(self, other: "Apis") -> bool:
-        """Whether every API is in the same state: all that is not private is equal."""
+    def same(self, other: "EpisodeApis") -> bool:
+        """Return whether every API is in the same state: all attributes that are not private are equal."""
         return all(_state(api) == _state(other._apis[name]) for name, api in self._apis.items())
 
 

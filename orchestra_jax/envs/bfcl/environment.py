@@ -1,4 +1,4 @@
-"""The tasks of BFCL's sets as conversations.
+"""The environment `bfcl`: the multi-turn tasks of BFCL as conversations.
 
 Settings (`env.options`): `sets`, some of `package.SETS`, all of them by default; `evaluate`, "held_out" (a quarter of
 the scenarios, which no training sees) or "all" (a benchmark). A scenario has a variant in each set, and all of its
@@ -14,8 +14,8 @@ from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Environment, Script, ToolEpisode, initial_messages
 from orchestra_jax.envs.bfcl import golden, package
-from orchestra_jax.envs.bfcl.apis import Apis
-from orchestra_jax.envs.bfcl.package import SETS, Scenario
+from orchestra_jax.envs.bfcl.apis import EpisodeApis
+from orchestra_jax.envs.bfcl.package import SETS, BFCLScenario
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolExecutor, ToolHandler
 from orchestra_jax.tools.schema import to_openai
@@ -33,16 +33,15 @@ _OPTIONS: Mapping[str, Any] = {"sets": list(SETS), "evaluate": "held_out"}
 class BFCLEpisode(ToolEpisode):
     """One conversation: the user's words are given, the APIs are the episode's own."""
 
-    def __init__(self, task: Task, scenario: Scenario, budget: Budget) -> None:
+    def __init__(self, task: Task, scenario: BFCLScenario, budget: Budget) -> None:
         self._scenario, self._budget = scenario, budget
-        self._apis, self._referee = Apis(scenario), golden.Referee(scenario)
+        self._apis, self._referee = EpisodeApis(scenario), golden.TurnReferee(scenario)
         self._said: list[str] = []
         self._calls = 0  # of this turn
         super().__init__(task, self._executor_of(scenario.offered(0)), initial_messages(task, SYSTEM))
         self.tools = scenario.offered(0)
 
     async def respond(self, text: str) -> UserTurn | None:
-        """The next turn of the script, once the referee has looked at this one; None after the last."""
         self._referee.judge(self._apis, self._said, self._calls)
         turn, self._calls = len(self._referee.answered), 0
         if turn == len(self._scenario.words):
@@ -56,7 +55,7 @@ class BFCLEpisode(ToolEpisode):
         return UserTurn(MORE_TOOLS.format(tools="\n".join(json.dumps(to_openai(spec)) for spec in new)))
 
     async def score(self, answer: str) -> bool:
-        """Whether every turn was answered, see `golden`; what the policy says is not compared."""
+        # The policy's words are not compared: the referee has seen what every turn did.
         return self._referee.solved
 
     def _executor_of(self, tools: Sequence[ToolSpec]) -> ToolExecutor:
@@ -76,7 +75,7 @@ class BFCLEpisode(ToolEpisode):
 
 
 class BFCLEnvironment(Environment):
-    """See the module.
+    """Conversations of BFCL's tasks.
 
     Attributes:
         unusable: id of each task that is left out -> why.
@@ -131,7 +130,7 @@ class BFCLEnvironment(Environment):
         }
 
 
-def _task(scenario: Scenario) -> Task:
+def _task(scenario: BFCLScenario) -> Task:
     return Task(
         id=scenario.id,
         question=scenario.words[0] or "",

@@ -1,35 +1,39 @@
-"""What solves a task: the golden calls beside the policy's, turn by turn.
+"""The referee of a task: it plays the golden calls beside the policy's, turn by turn.
 
-A turn of the user's is answered when, as the policy speaks again, the APIs are in the state that the golden calls lead
-to, all that the golden calls of the turn said was said to the policy by now, and the policy called something where
-they do. A turn without golden calls asks nothing. A task is solved when all its turns are answered; one that ended
-before is not.
+The policy has answered a turn of the user if three things hold when it speaks again: the APIs are in the state that the
+golden calls lead to; all results of the turn's golden calls were read by the policy by now; and the policy called
+something in this turn. A turn without golden calls asks nothing. A task is solved when all its turns are answered; one
+that ended before is not.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 
-from orchestra_jax.envs.bfcl.apis import Apis
-from orchestra_jax.envs.bfcl.package import Scenario
+from orchestra_jax.envs.bfcl.apis import EpisodeApis
+from orchestra_jax.envs.bfcl.package import BFCLScenario
 from orchestra_jax.types import ToolCall, ToolResult
 
 DONE = "Done."  # what a golden policy says to the user
 
 
-class Referee:
-    """Plays the golden calls on APIs of its own, and compares."""
+class TurnReferee:
+    """A referee with APIs of its own, on which it plays the golden calls.
 
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario, self._apis = scenario, Apis(scenario)
+    Attributes:
+        answered: for each turn so far, whether the policy answered it.
+    """
+
+    def __init__(self, scenario: BFCLScenario) -> None:
+        self._scenario, self._apis = scenario, EpisodeApis(scenario)
         self.answered: list[bool] = []
 
-    def judge(self, apis: Apis, said: Sequence[str], calls: int) -> None:
-        """Whether the next turn is answered; see `answered`.
+    def judge(self, apis: EpisodeApis, said: Sequence[str], calls: int) -> None:
+        """Note in `answered` whether the policy has answered the next turn.
 
         Args:
             apis: the policy's.
             said: all results of its calls so far.
-            calls: how many it made in this turn.
+            calls: number of its calls in this turn.
         """
         golden = self._scenario.golden[len(self.answered)]
         wanted = [self._apis.call(call).text for call in golden]
@@ -38,12 +42,13 @@ class Referee:
 
     @property
     def solved(self) -> bool:
+        """Return whether every turn was answered."""
         return len(self.answered) == len(self._scenario.golden) and all(self.answered)
 
 
-def problem(scenario: Scenario) -> str | None:
-    """Why a task cannot be used: its golden calls are not on the menu of their turn, or one of them is an error."""
-    apis = Apis(scenario)
+def problem(scenario: BFCLScenario) -> str | None:
+    """Return why a task cannot be used (a golden call is not on the menu of its turn, or is an error), or None."""
+    apis = EpisodeApis(scenario)
     for turn, calls in enumerate(scenario.golden):
         menu = {spec.name for spec in scenario.offered(turn)}
         for call in calls:
@@ -55,8 +60,8 @@ def problem(scenario: Scenario) -> str | None:
     return None
 
 
-def play(scenario: Scenario, observed: Sequence[ToolResult]) -> ToolCall | str:
-    """A script that makes the golden calls one by one and speaks to the user after those of a turn."""
+def play(scenario: BFCLScenario, observed: Sequence[ToolResult]) -> ToolCall | str:
+    """Make the golden calls one by one, and speak to the user after those of a turn; see `envs.base.Script`."""
     plan: list[ToolCall | str] = []
     for turn in scenario.golden:
         plan += [*turn, DONE]

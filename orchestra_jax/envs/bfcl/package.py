@@ -1,4 +1,4 @@
-"""What the package `bfcl-eval` holds: four sets of 200 tasks, and what the tools of the APIs say of themselves.
+"""Files of the package `bfcl-eval`: four sets of 200 tasks, and the descriptions of the APIs' tools.
 
 Only files are read here. A task's menu is all functions of its APIs, less those that the task leaves out.
 """
@@ -34,18 +34,18 @@ _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
 
 
 @dataclass(frozen=True)
-class Scenario:
+class BFCLScenario:
     """One task.
 
     Attributes:
         id: such as "multi_turn_base_0".
-        kind: the set that it is of.
+        kind: name of its set.
         number: its place in the set; the same number in another set is a variant of the same scenario.
-        words: the user's, turn by turn; None: the user brings the tools that were missing until then.
+        words: the user's words by turn; None: the user brings the tools that were missing until then.
         golden: the calls that answer each turn, with their arguments by name.
         apis: classes of the APIs.
-        state: what each of them starts from.
-        tools: all functions, those that come later included.
+        state: initial state of each API.
+        tools: all functions, also those that come later.
         late: names of the functions that come with a turn, by its number.
     """
 
@@ -60,19 +60,19 @@ class Scenario:
     late: Mapping[int, tuple[str, ...]]
 
     def offered(self, turn: int) -> tuple[ToolSpec, ...]:
-        """The menu in a turn of the user's, from 0."""
+        """Return the menu in a turn of the user, counted from 0."""
         hidden = {name for start, names in self.late.items() if start > turn for name in names}
         return tuple(spec for spec in self.tools if spec.name not in hidden)
 
 
 def folder() -> Path | None:
-    """Where the package lies; None: it is not installed. Imports nothing of it."""
+    """Return the folder of the package without importing it, or None if it is not installed."""
     found = importlib.util.find_spec(PACKAGE)
     return Path(next(iter(found.submodule_search_locations))) if found and found.submodule_search_locations else None
 
 
-def scenarios(kind: str) -> Sequence[Scenario]:
-    """The tasks of one of `SETS`, in their order.
+def scenarios(kind: str) -> Sequence[BFCLScenario]:
+    """Return the tasks of one of `SETS`, in their order.
 
     Raises:
         ConfigError: the package is not installed, or holds something else.
@@ -91,14 +91,14 @@ def scenarios(kind: str) -> Sequence[Scenario]:
         ) from error
 
 
-def _scenario(root: Path, kind: str, row: Mapping[str, Any], golden: Sequence[Sequence[str]]) -> Scenario:
+def _scenario(root: Path, kind: str, row: Mapping[str, Any], golden: Sequence[Sequence[str]]) -> BFCLScenario:
     left_out = set(row.get("excluded_function") or ())
     tools = [spec for api in row["involved_classes"] for spec in _functions(root, api) if spec.name not in left_out]
     orders = {spec.name: tuple(spec.parameters["properties"]) for spec in tools}
     words = tuple("\n".join(message["content"] for message in turn) or None for turn in row["question"])
     if len(words) != len(golden) or not words[0]:
         raise ValueError(f"{row['id']} has {len(words)} turns and answers to {len(golden)}")
-    return Scenario(
+    return BFCLScenario(
         id=row["id"],
         kind=kind,
         number=int(row["id"].rpartition("_")[2]),
@@ -112,7 +112,7 @@ def _scenario(root: Path, kind: str, row: Mapping[str, Any], golden: Sequence[Se
 
 
 def _call(text: str, orders: Mapping[str, Sequence[str]]) -> ToolCall:
-    """A golden call, Python with literals for arguments, as a call by name. Nothing is evaluated."""
+    """Return a golden call, which is Python with literals for arguments, as a call by name; nothing is evaluated."""
     call = ast.parse(text.strip(), mode="eval").body
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise ValueError(f"{text!r} is no call")
@@ -133,7 +133,7 @@ def _functions(root: Path, api: str) -> tuple[ToolSpec, ...]:
 
 
 def _schema(node: Any) -> Any:
-    """The package's names of types as JSON schema has them."""
+    """Return a schema with JSON schema's names of types in the place of the package's."""
     if isinstance(node, list):
         return [_schema(each) for each in node]
     if not isinstance(node, dict):

@@ -40,7 +40,7 @@ def test_golden_policies_solve_and_those_that_leave_a_call_out_do_not(everything
 def test_interleaved_episodes_hear_what_they_hear_alone(everything):
     tasks = everything.held_out(200)[::20]
     scenarios = [everything._scenarios[task.id] for task in tasks for _ in range(2)]
-    alone = [[golden.Apis(s).call(call).text for call in s.golden[0]][:1] for s in scenarios]
+    alone = [[golden.EpisodeApis(s).call(call).text for call in s.golden[0]][:1] for s in scenarios]
 
     async def interleaved():
         episodes = [everything.reset(task, Budget()) for task in tasks for _ in range(2)]
