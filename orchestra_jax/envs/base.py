@@ -1,4 +1,4 @@
-"""What an environment offers a run: tasks, episodes with tools and a score, and where it can, demonstrations.
+"""The environment of a run: tasks, episodes with tools and a score, and demonstrations if it has any.
 
 A new environment is a subclass of `Environment`; docs/add_an_environment.md shows one.
 """
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator
-from orchestra_jax.envs import baselines as common
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.executor import ToolExecutor
@@ -20,16 +19,20 @@ if TYPE_CHECKING:  # importing transformers takes two seconds
     from transformers import PreTrainedTokenizerFast
 
 Message = dict[str, Any]
-# A policy written by hand: from the task and what it observed so far to the next call, or to what it says as a string:
-# the final answer, or words to the user. A user's words are observed as a result that has only a text.
+# A policy written by hand: from the task and the results so far to the next call, or to words: the final answer, or
+# what it says to the user. A user's words stand among the results as a text alone.
 Script = Callable[[Task, Sequence[ToolResult]], ToolCall | str]
+DO_NOTHING, RANDOM, CHEAPEST_FIRST, EXPERT = "do_nothing", "random", "cheapest_first", "expert/"  # baselines of all
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Whether a task is solved, the rows of the judge that was asked, and what is wrong by criterion.
+    """The verdict on a trajectory.
 
-    `criteria` are for reports: name -> what is wrong in a sentence, "" where the criterion holds.
+    Attributes:
+        solved: whether the task is solved.
+        usage: ledger rows of the judge that was asked.
+        criteria: for reports, name -> what is wrong in a sentence, "" where the criterion holds.
     """
 
     solved: bool
@@ -53,9 +56,9 @@ class Episode(Protocol):
     def tools(self) -> tuple[ToolSpec, ...]: ...
 
     async def step(self, call: ToolCall) -> ToolResult:
-        """Executes one call. An unknown tool or bad arguments give a result that is `refused`.
+        """Execute one call. An unknown tool or bad arguments give a result that is `refused`.
 
-        A call that raised InfrastructureError or was cancelled, as it was overdue, is made again: it must not have
+        A call that raised InfrastructureError, or was cancelled because it was overdue, is made again: it must not have
         changed the environment.
 
         Raises:
@@ -64,7 +67,7 @@ class Episode(Protocol):
         ...
 
     async def score(self, answer: str) -> "bool | Score":
-        """r_outcome of Eq. 1: whether the final answer (and the environment's state) solves the task."""
+        """Return r_outcome of Eq. 1: whether the final answer (and the environment's state) solves the task."""
         ...
 
 
@@ -84,15 +87,15 @@ class PricedEpisode(Episode, Protocol):
 class Conversation(Episode, Protocol):
     """An `Episode` with a user who answers. `rollout.episode` has the rules.
 
-    Its `tools` may grow while the user speaks: the words then tell of the new ones, as a prompt in tokens stays as it
-    is, and the task's own `tools` name all of them from the beginning.
+    Its `tools` may grow while the user speaks. The words then tell of the new tools, because a prompt in tokens stays
+    as it is; the task's own `tools` name all of them from the beginning.
     """
 
     async def respond(self, text: str) -> UserTurn | None:
-        """What the user says to a turn without calls; None: nothing more, the turn was the answer.
+        """Return what the user says to a turn without calls; None: nothing more, the turn was the answer.
 
-        One that raised InfrastructureError or was cancelled, as it was overdue, is asked again with the same text: it
-        must not have changed the episode.
+        A call that raised InfrastructureError, or was cancelled because it was overdue, is repeated with the same text:
+        it must not have changed the episode.
 
         Args:
             text: the policy's words without its thinking, never empty.
@@ -104,12 +107,12 @@ class Conversation(Episode, Protocol):
 
 
 class ToolEpisode(ABC):
-    """An `Episode` whose calls an executor runs; a subclass says how an answer is scored.
+    """An `Episode` whose calls an executor runs; a subclass scores the answer.
 
     Args:
-        task: what is asked; its `tools` are the menu.
+        task: question and menu.
         executor: checks, runs and charges the calls.
-        messages: the first ones; None: those of `initial_messages`.
+        messages: first messages; None: those of `initial_messages`.
     """
 
     def __init__(self, task: Task, executor: ToolExecutor, messages: list[Message] | None = None) -> None:
@@ -118,28 +121,27 @@ class ToolEpisode(ABC):
 
     @property
     def prices(self) -> PriceList | None:
-        """The list in force for the policy's own tokens too; None: that of the run."""
+        """Price list of this instance; None: the run's."""
         return self._executor.prices
 
     async def step(self, call: ToolCall) -> ToolResult:
         return await self._executor.step(call)
 
     @abstractmethod
-    async def score(self, answer: str) -> bool | Score:
-        """See `Episode.score`."""
+    async def score(self, answer: str) -> bool | Score: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstrations:
-    """What a policy with random weights learns the format from, and what copying exactly means here.
+    """Examples that a policy with random weights learns the format from, and the meaning of exact copying here.
 
     Attributes:
-        tasks: demonstrated by `script`.
+        tasks: tasks that `script` demonstrates.
         gate: further training tasks, on which copying is measured.
-        script: right format and arguments; which tools it calls should carry no information.
-        think: what a demonstration thinks aloud before its first action; None: nothing.
-        reference_call: the call of a tool whose arguments are copied from the task as well as they can be.
-        answer_from: the answer that is copied exactly from these results.
+        script: script with right format and arguments; its choice of tools should carry no information.
+        think: gives what a demonstration thinks aloud before its first action; None: nothing.
+        reference_call: gives the call of a tool whose arguments are copied from the task as well as they can be.
+        answer_from: gives the answer that is copied exactly from these results.
     """
 
     tasks: Sequence[Task]
@@ -152,15 +154,43 @@ class Demonstrations:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnChat:
-    """How an environment writes conversations for a policy that starts from random weights.
+    """The chat of an environment for a policy that starts from random weights.
 
     Attributes:
-        tokenizer: knows every word of the environment, and has a chat template.
-        compact_menu: the template shows prices and latencies itself; they stay out of the descriptions.
+        tokenizer: tokenizer with every word of the environment and a chat template.
+        compact_menu: whether the template shows prices and latencies itself, so that descriptions leave them out.
     """
 
     tokenizer: "PreTrainedTokenizerFast"
     compact_menu: bool = False
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A script as a policy.
+
+    Attributes:
+        name: name for reports.
+        script: the script.
+        silent: nobody speaks its words: they are no tokens and cost nothing, only its calls do.
+    """
+
+    name: str
+    script: Script
+    silent: bool = True
+
+
+@dataclass(frozen=True)
+class OfferedExpert:
+    """A model that a menu offers to answer the question.
+
+    Attributes:
+        name: true name of the model, whatever the menu calls it.
+        call: call that asks it.
+    """
+
+    name: str
+    call: ToolCall
 
 
 class Environment(ABC):
@@ -169,77 +199,90 @@ class Environment(ABC):
     It is made with the configuration of the run as its one argument. The class methods are asked before that.
 
     Attributes:
-        silent_baselines: nobody speaks the words of its baselines: they are no tokens, and only calls cost something.
+        silent_baselines: whether nobody speaks the words of its baselines: they are no tokens, only calls cost.
     """
 
     silent_baselines: bool = False
 
     @classmethod
     def problems(cls, cfg: WorldConfig) -> list[str]:
-        """One sentence, with the fix, for everything that this environment lacks; starts nothing."""
+        """Return one sentence, with the fix, for everything that this environment lacks; start nothing."""
         return []
 
     @classmethod
     def chat(cls, cfg: WorldConfig) -> OwnChat | None:
-        """The chat of `model.tokenizer=environment`; None: there is none, a policy needs a tokenizer's folder."""
+        """Return the chat of `model.tokenizer=environment`; None: a policy needs a tokenizer's folder."""
         return None
 
     @classmethod
     def forecast(cls, cfg: WorldConfig) -> str | None:
-        """What is told before anything is spent: the data, and what a step will cost outside; None: nothing."""
+        """Return what is told before anything is spent: the data, and what a step will cost outside; None: nothing."""
         return None
 
     @abstractmethod
     def train_tasks(self, batch_size: int) -> TaskIterator:
-        """The endless stream of training tasks from its beginning, see `data.pipeline.task_iterator`."""
+        """Return the endless stream of training tasks from its beginning, see `data.pipeline.task_iterator`."""
 
     @abstractmethod
     def held_out(self, count: int) -> Sequence[Task]:
-        """The first `count` tasks of evaluation, or all where there are fewer; none of them is trained on."""
+        """Return the first `count` tasks of evaluation, or all if there are fewer; none of them is trained on."""
 
     @abstractmethod
     def reset(self, task: Task, budget: Budget) -> Episode:
-        """A fresh episode of `task`; cheap, because a step starts hundreds.
+        """Begin a fresh episode of `task`; cheap, because a step starts hundreds.
 
         Args:
-            task: what is asked.
-            budget: of the trajectory: pays for the calls. What is not the policy's to pay is charged to its parent.
+            budget: budget of the trajectory, which pays for the calls. What the policy need not pay is charged to its
+                parent.
         """
 
     def largest_menu(self) -> int | None:
-        """Most tools that a task can offer, so that rewards are compiled once; None: the most that was seen so far."""
+        """Return the most tools of a task, so that rewards compile once; None: the most that was seen so far."""
         return None
 
     def demonstrations(self) -> Demonstrations | None:
-        """What the warm start learns from; None: there is none, and a policy needs weights to start from."""
+        """Return what the warm start learns from; None: a policy needs weights to start from."""
         return None
 
     def paired_preferences(self, count: int) -> Mapping[str, Sequence[Task]]:
-        """By kind of preference: the same `count` held-out questions posed under it; may be empty."""
+        """Return, by kind of preference, the same `count` held-out questions posed under it; may be empty."""
         return {}
 
     def baselines(self) -> Mapping[str, Script]:
-        """Scripts to compare a policy with, by name, beside `envs.baselines` of every environment; may be empty."""
+        """Return scripts to compare a policy with, by name, beside those of `envs.baselines`; may be empty."""
         return {}
 
-    def experts(self, task: Task) -> Sequence[common.Asked]:
-        """The models that the menu of `task` offers to answer it, the cheapest first; may be empty. For baselines."""
+    def experts(self, task: Task) -> Sequence[OfferedExpert]:
+        """Return the models that the menu of `task` offers to answer it, the cheapest first; for baselines."""
         return ()
 
     def copied_call(self, task: Task, tool: str) -> ToolCall:
-        """A call of `tool` as well as it can be made without a model. For baselines."""
-        return common.copied_call(task, tool)
+        """Return a call of `tool` as well as it can be made without a model; for baselines."""
+        from orchestra_jax.envs.copying import copied_call
+
+        return copied_call(task, tool)
 
     def said(self, result: ToolResult) -> str | None:
-        """What a result says as an answer; None: nothing. For baselines."""
-        return common.said(result)
+        """Return what a result says as an answer; None: nothing; for baselines."""
+        return said(result)
 
     async def close(self) -> None:  # noqa: B027  most environments own nothing
-        """Releases what the environment owns; afterwards it cannot be used."""
+        """Release what the environment owns; afterwards it cannot be used."""
+
+
+def said(result: ToolResult) -> str | None:
+    """Return what a result says as an answer; None: nothing."""
+    text = (result.text if result.final is None else result.final).strip()
+    return None if result.is_error or result.refused or not text else text
+
+
+def do_nothing(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
+    """Give the empty answer, at once."""
+    return ""
 
 
 def initial_messages(task: Task, system: str | None = None) -> list[Message]:
-    """The optional system message, then the question with the preference's instruction appended."""
+    """Return the optional system message, then the question with the preference's instruction appended."""
     parts = [text for text in (task.question, task.preference.instruction) if text]
     user: Message = {"role": "user", "content": "\n\n".join(parts)}
     return [{"role": "system", "content": system}, user] if system else [user]

@@ -10,94 +10,44 @@ that of the dearest, and an unsure one only where there is no other. In the pape
 the task: there the cheapest is asked, and nobody after it.
 """
 
-import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.envs.base import (
+    CHEAPEST_FIRST,
+    DO_NOTHING,
+    EXPERT,
+    RANDOM,
+    Baseline,
+    Environment,
+    Script,
+    do_nothing,
+)
+from orchestra_jax.envs.copying import task_rng
 from orchestra_jax.tools.answers import ANSWER_TOOL, extract_answer, matches
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
-if TYPE_CHECKING:  # that module has its defaults from here
-    from orchestra_jax.envs.base import Environment, Script
-
-DO_NOTHING, RANDOM, CHEAPEST_FIRST, EXPERT = "do_nothing", "random", "cheapest_first", "expert/"
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _UNSURE = re.compile(
     r"\b(?:(?:do|does|did)(?:n't| not) know|not sure|unsure|uncertain|unknown|no idea|"
     r"(?:can ?not|can't|unable to) (?:answer|determine|say|tell|find|be determined))\b"
 )
-_EMPTY: Mapping[str, Any] = {"integer": 0, "number": 0, "boolean": False, "array": [], "object": {}}
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """A script as a policy.
-
-    Attributes:
-        name: for reports.
-        script: what it does.
-        silent: nobody speaks its words: they are no tokens and cost nothing, only what it calls does.
-    """
-
-    name: str
-    script: "Script"
-    silent: bool = True
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A model that a menu offers to answer the question.
-
-    Attributes:
-        name: whatever the menu calls it.
-        call: asks it.
-    """
-
-    name: str
-    call: ToolCall
-
-
-def copied_call(task: Task, tool: str) -> ToolCall:
-    """A call of `tool` whose required arguments need no model: the question, its numbers as a sum for code, a choice
-    at random, and of other types the empty value.
-    """
-    parameters = next(spec.parameters for spec in task.tools if spec.name == tool)
-    properties = parameters.get("properties", {})
-    return ToolCall(
-        tool, {key: _argument(task, key, properties.get(key, {})) for key in parameters.get("required", ())}
-    )
-
-
-def said(result: ToolResult) -> str | None:
-    """What a result says as an answer; None: nothing."""
-    text = (result.text if result.final is None else result.final).strip()
-    return None if result.is_error or result.refused or not text else text
-
-
-def do_nothing(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
-    """The empty answer, at once."""
-    return ""
-
-
-def baseline(environment: "Environment", name: str, tasks: Sequence[Task], most: int) -> Baseline:
-    """A script of the environment, or one of this module.
+def baseline(environment: Environment, name: str, tasks: Sequence[Task], most: int) -> Baseline:
+    """Return a script of the environment, or one of this module.
 
     Args:
-        tasks: that it will play.
-        most: calls that it may make on one of them.
+        tasks: tasks that it will play.
+        most: most calls on one of them.
 
     Raises:
         ConfigError: there is none of this name.
     """
     own = environment.baselines()
-    models = list(dict.fromkeys(asked.name for task in tasks for asked in environment.experts(task)))
-    scripts = {DO_NOTHING: do_nothing} | of_any(environment, models, most)
+    models = list(dict.fromkeys(expert.name for task in tasks for expert in environment.experts(task)))
+    scripts = {DO_NOTHING: do_nothing} | calling_scripts(environment, models, most)
     if name not in own and name not in scripts:
         raise ConfigError(
             f"policy=baseline:{name}: there is none; here are {', '.join(dict.fromkeys([*own, *scripts]))}."
@@ -106,12 +56,12 @@ def baseline(environment: "Environment", name: str, tasks: Sequence[Task], most:
     return Baseline(name, own.get(name) or scripts[name], silent=name in scripts or environment.silent_baselines)
 
 
-def of_any(environment: "Environment", models: Sequence[str], most: int) -> "dict[str, Script]":
-    """The scripts of this module that call something.
+def calling_scripts(environment: Environment, models: Sequence[str], most: int) -> dict[str, Script]:
+    """Return the scripts of this module that call something.
 
     Args:
-        models: that are asked alone.
-        most: calls that a script may make on a task.
+        models: models that are asked alone.
+        most: most calls of a script on a task.
     """
     scripts: dict[str, Script] = {RANDOM: partial(_random, environment)}
     if models:
@@ -120,21 +70,25 @@ def of_any(environment: "Environment", models: Sequence[str], most: int) -> "dic
     return scripts
 
 
-def _random(environment: "Environment", task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
+def _random(environment: Environment, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
     if results:
         return environment.said(results[-1]) or ""
     # What only takes the answer has none to give.
-    tools = [spec.name for spec in task.tools if spec.name != ANSWER_TOOL.name or "answer" not in _required(spec)]
-    return environment.copied_call(task, tools[int(_rng(task, "").integers(len(tools)))]) if tools else ""
+    tools = [
+        spec.name
+        for spec in task.tools
+        if spec.name != ANSWER_TOOL.name or "answer" not in spec.parameters.get("required", ())
+    ]
+    return environment.copied_call(task, tools[int(task_rng(task, "/").integers(len(tools)))]) if tools else ""
 
 
-def _alone(environment: "Environment", model: str, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
+def _alone(environment: Environment, model: str, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
     if results:
         return environment.said(results[-1]) or ""
-    return next((asked.call for asked in environment.experts(task) if asked.name == model), "")
+    return next((expert.call for expert in environment.experts(task) if expert.name == model), "")
 
 
-def _cheapest_first(environment: "Environment", most: int, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
+def _cheapest_first(environment: Environment, most: int, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
     found = [text for result in results if (text := environment.said(result)) is not None]
     sure = [text for text in found if not _UNSURE.search(text.lower())]
     for place, text in enumerate(sure):
@@ -144,22 +98,3 @@ def _cheapest_first(environment: "Environment", most: int, task: Task, results: 
     if len(results) < len(ladder):
         return ladder[len(results)].call
     return (sure or found or [""])[-1]
-
-
-def _required(spec: Any) -> Sequence[str]:
-    return tuple(spec.parameters.get("required", ()))
-
-
-def _argument(task: Task, name: str, schema: Mapping[str, Any]) -> Any:
-    if choices := schema.get("enum"):
-        return choices[int(_rng(task, name).integers(len(choices)))]
-    if schema.get("type") in _EMPTY:
-        return _EMPTY[schema["type"]]
-    if name == "code":
-        return " + ".join(_NUMBER.findall(task.question)[:4]) or "0"
-    return task.question
-
-
-def _rng(task: Task, name: str) -> np.random.Generator:
-    digest = hashlib.blake2b(f"{task.id}/{name}".encode(), digest_size=8).digest()
-    return np.random.default_rng(int.from_bytes(digest))

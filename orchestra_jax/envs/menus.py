@@ -12,8 +12,8 @@ import numpy as np
 
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.preference_pairs import drawn_from
-from orchestra_jax.envs.baselines import Asked
-from orchestra_jax.envs.qa.experts import offered
+from orchestra_jax.envs.base import OfferedExpert
+from orchestra_jax.envs.qa.experts import offered_experts
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.build import make_tools, tool_problems
 from orchestra_jax.tools.catalogue import Catalogue, instance_seed
@@ -84,10 +84,10 @@ class WorldMenus:
         free = {name: _free(name, handler) for name, handler in handlers.items()}
         return self._catalogue(record["split"]).executor(record, task, budget, free)
 
-    def experts(self, task: Task) -> Sequence[Asked]:
+    def experts(self, task: Task) -> Sequence[OfferedExpert]:
         """See `Environment.experts`."""
         plan, record = self._cfg.plan, task.extra["instance"]
-        return offered(self._catalogue(record["split"]), task, plan.call_input, plan.call_output)
+        return offered_experts(self._catalogue(record["split"]), task, plan.call_input, plan.call_output)
 
     async def close(self) -> None:
         """Ends the catalogue's tools."""

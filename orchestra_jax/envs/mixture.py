@@ -12,8 +12,7 @@ import numpy as np
 
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator
-from orchestra_jax.envs.base import Demonstrations, Environment, Episode, Script
-from orchestra_jax.envs.baselines import Asked
+from orchestra_jax.envs.base import Demonstrations, Environment, Episode, OfferedExpert, Script
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.types import Task, ToolCall, ToolResult
@@ -142,7 +141,7 @@ class MixtureEnvironment(Environment):
         common = set.intersection(*(set(each) for each in scripts.values()))
         return {script: _routed({name: each[script] for name, each in scripts.items()}) for script in sorted(common)}
 
-    def experts(self, task: Task) -> Sequence[Asked]:
+    def experts(self, task: Task) -> Sequence[OfferedExpert]:
         return self._of(task).experts(task)
 
     def copied_call(self, task: Task, tool: str) -> ToolCall:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from orchestra_jax.envs.baselines import EXPERT
+from orchestra_jax.envs.base import EXPERT
 from orchestra_jax.evaluation.canvas import FAINT, INK, blank, headline, quiet
 from orchestra_jax.evaluation.terminal import plain, value
 

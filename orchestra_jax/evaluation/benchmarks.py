@@ -22,7 +22,7 @@ BENCHMARKS: Registry[Benchmark] = Registry(
         "every_preference": "orchestra_jax.envs.quickstart.unseen:every_preference",
         "unseen_prices": "orchestra_jax.envs.quickstart.unseen:unseen_prices",
         "unseen_tools": "orchestra_jax.envs.quickstart.unseen:unseen_tools",
-        "unseen_recorded": "orchestra_jax.envs.recorded.unseen:unseen_recorded",
+        "unseen_recorded": "orchestra_jax.envs.recorded.environment:unseen_recorded",
     },
 )
 

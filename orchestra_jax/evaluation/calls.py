@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestra_jax.envs.baselines import said
+from orchestra_jax.envs.base import said
 from orchestra_jax.tools.answers import ANSWER_TOOL, extract_answer, matches
 from orchestra_jax.types import Status, Task, ToolResult, Trajectory
 

@@ -11,8 +11,7 @@ import numpy as np
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.engines.base import Engine
-from orchestra_jax.envs.base import Environment, Script
-from orchestra_jax.envs.baselines import DO_NOTHING, EXPERT, Baseline, do_nothing
+from orchestra_jax.envs.base import DO_NOTHING, EXPERT, Baseline, Environment, Script, do_nothing
 from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT, Tasks
 from orchestra_jax.evaluation.calls import model_figures, several_figures
 from orchestra_jax.evaluation.measures import (

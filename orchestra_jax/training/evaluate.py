@@ -16,8 +16,8 @@ from orchestra_jax.config.record import RunRecord, Start
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.engines.start import start_engine, write_first_model
-from orchestra_jax.envs.base import Environment
-from orchestra_jax.envs.baselines import DO_NOTHING, EXPERT, RANDOM, Baseline, baseline
+from orchestra_jax.envs.base import DO_NOTHING, EXPERT, RANDOM, Baseline, Environment
+from orchestra_jax.envs.baselines import baseline
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks, in_parts
 from orchestra_jax.evaluation.terminal import benchmark_rows, cap_rows, plain, print_figures

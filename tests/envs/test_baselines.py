@@ -12,7 +12,9 @@ from orchestra_jax.config.choices import MenuForm
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, DataConfig, EnvConfig, PricingConfig, RunConfig
 from orchestra_jax.config.tools import ExpertServer, MenuRule, ToolsConfig
-from orchestra_jax.envs.baselines import Baseline, baseline, copied_call
+from orchestra_jax.envs.base import Baseline
+from orchestra_jax.envs.baselines import baseline
+from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.qa.environment import SYSTEM_ALONE, QAEnvironment
 from orchestra_jax.evaluation.measures import summarize, tool_shares
 from orchestra_jax.evaluation.runner import Evaluator

@@ -17,8 +17,9 @@ from orchestra_jax.config.choices import ToolFeature
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, EvaluationConfig, RewardConfig, RunConfig
 from orchestra_jax.engines.base import Generation, SamplingParams
-from orchestra_jax.envs.baselines import baseline, do_nothing
-from orchestra_jax.envs.quickstart.baselines import BASELINES
+from orchestra_jax.envs.base import do_nothing
+from orchestra_jax.envs.baselines import baseline
+from orchestra_jax.envs.quickstart.demonstrations import BASELINES
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.envs.quickstart.world import QuickstartWorld

@@ -14,8 +14,7 @@ import pytest
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import EvaluationConfig, RunConfig
 from orchestra_jax.engines.base import Generation, SamplingParams
-from orchestra_jax.envs.quickstart.baselines import BASELINES
-from orchestra_jax.envs.quickstart.demonstrations import answer_from, reference_call
+from orchestra_jax.envs.quickstart.demonstrations import BASELINES, answer_from, reference_call
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.evaluation.intervals import wilson

@@ -12,8 +12,7 @@ import numpy as np
 
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
-from orchestra_jax.envs.base import Environment, Score, Script, ToolEpisode, initial_messages
-from orchestra_jax.envs.baselines import Asked
+from orchestra_jax.envs.base import Environment, OfferedExpert, Score, Script, ToolEpisode, initial_messages
 from orchestra_jax.envs.database.criteria import judge
 from orchestra_jax.envs.database.golden import Goal, opened
 from orchestra_jax.envs.database.session import Session, World
@@ -77,7 +76,7 @@ class WorldEnvironment(Environment):
     def largest_menu(self) -> int:
         return self._largest + self._menus.largest
 
-    def experts(self, task: Task) -> Sequence[Asked]:
+    def experts(self, task: Task) -> Sequence[OfferedExpert]:
         return self._menus.experts(task)
 
     async def close(self) -> None:

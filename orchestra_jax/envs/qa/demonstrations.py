@@ -1,12 +1,10 @@
 """Scripted demonstrations for real questions: the right format and copied arguments, tools chosen at random."""
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from orchestra_jax.envs.copying import task_rng
 from orchestra_jax.tools.answers import ANSWER_TOOL
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
@@ -16,8 +14,10 @@ ANSWER_CHARS = 40
 
 
 def reference_call(task: Task, tool: str) -> ToolCall:
-    """A call of `tool` whose required arguments are copied: numbers of the question, as a sum for code, a choice of
-    models from the menu, and for every other text the question's first words.
+    """Return a call of `tool` whose required arguments are copied from the task.
+
+    They are numbers of the question, as a sum for code, a choice of models from the menu, and for every other text the
+    question's first words.
     """
     parameters = next(spec.parameters for spec in task.tools if spec.name == tool)
     return ToolCall(tool, _object(task, parameters, parameters))
@@ -29,12 +29,12 @@ def _object(task: Task, schema: Mapping[str, Any], root: Mapping[str, Any]) -> d
 
 
 def _argument(task: Task, name: str, schema: Any, root: Mapping[str, Any]) -> Any:
-    """A value for one argument, of the type that its schema asks for; `root` is what references are to."""
+    """Return a value for one argument, of the type that its schema asks for; `root` is the schema of references."""
     schema = schema if isinstance(schema, Mapping) else {}  # true: anything will do
     if str(schema.get("$ref", "")).startswith("#/$defs/"):
         schema = root.get("$defs", {}).get(schema["$ref"].removeprefix("#/$defs/"), {})
     if choices := schema.get("enum"):
-        return choices[int(_rng(task, name).integers(len(choices)))]
+        return choices[int(task_rng(task, name).integers(len(choices)))]
     kinds, numbers = schema.get("type", "string"), _NUMBER.findall(task.question) or ["0"]
     match kinds[0] if isinstance(kinds, list) else kinds:
         case "integer":
@@ -53,7 +53,7 @@ def _argument(task: Task, name: str, schema: Any, root: Mapping[str, Any]) -> An
 
 
 def answer_from(results: Sequence[ToolResult]) -> str:
-    """The first line of the last result, boxed as the system message asks; what a model answered as it is."""
+    """Return the last result's first line, boxed as the system message asks; a model's answer stays as it is."""
     if results and results[-1].final is not None:
         if results[-1].final == results[-1].text:
             return results[-1].final
@@ -63,7 +63,7 @@ def answer_from(results: Sequence[ToolResult]) -> str:
 
 
 def random_tool(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
-    """Calls one tool of the menu at random, then answers with what it said.
+    """Call one tool of the menu at random, then answer with what it said.
 
     A tool that only takes the answer is not drawn; it is called at the end where it is there.
     """
@@ -75,9 +75,4 @@ def random_tool(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
         call = reference_call(task, ends[0].name)
         return ToolCall(call.name, {"answer": answer}) if "answer" in call.arguments else call
     tools = [spec for spec in task.tools if spec not in ends] or ends
-    return reference_call(task, tools[int(_rng(task, "").integers(len(tools)))].name)
-
-
-def _rng(task: Task, name: str) -> np.random.Generator:
-    digest = hashlib.blake2b(f"{task.id}{name}".encode(), digest_size=8).digest()
-    return np.random.default_rng(int.from_bytes(digest))
+    return reference_call(task, tools[int(task_rng(task, "").integers(len(tools)))].name)

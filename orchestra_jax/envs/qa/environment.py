@@ -11,10 +11,16 @@ from orchestra_jax.config.schema import ConfigError, SourceConfig, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.data.sources import Question, Skipped, load_tasks
-from orchestra_jax.envs.base import Demonstrations, Environment, Score, ToolEpisode, initial_messages
-from orchestra_jax.envs.baselines import Asked
+from orchestra_jax.envs.base import (
+    Demonstrations,
+    Environment,
+    OfferedExpert,
+    Score,
+    ToolEpisode,
+    initial_messages,
+)
 from orchestra_jax.envs.qa import demonstrations
-from orchestra_jax.envs.qa.experts import offered
+from orchestra_jax.envs.qa.experts import offered_experts
 from orchestra_jax.envs.registry import ENVIRONMENTS
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.forecast import dry_run
@@ -142,9 +148,9 @@ class QAEnvironment(Environment):
         system = SYSTEM_TERMINAL if terminal else SYSTEM if task.tools else SYSTEM_ALONE
         return QAEpisode(task, executor, budget, system, self._tools.judge)
 
-    def experts(self, task: Task) -> Sequence[Asked]:
+    def experts(self, task: Task) -> Sequence[OfferedExpert]:
         plan = self._cfg.plan
-        return offered(self._catalogue(task), task, plan.call_input, plan.call_output)
+        return offered_experts(self._catalogue(task), task, plan.call_input, plan.call_output)
 
     async def close(self) -> None:
         await self._tools.close()

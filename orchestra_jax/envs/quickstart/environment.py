@@ -9,10 +9,16 @@ import numpy as np
 from orchestra_jax.config.choices import SandboxIsolation
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
-from orchestra_jax.envs.base import Demonstrations, Environment, Message, OwnChat, Script, ToolEpisode
-from orchestra_jax.envs.baselines import Asked
+from orchestra_jax.envs.base import (
+    Demonstrations,
+    Environment,
+    Message,
+    OfferedExpert,
+    OwnChat,
+    Script,
+    ToolEpisode,
+)
 from orchestra_jax.envs.quickstart import demonstrations
-from orchestra_jax.envs.quickstart.baselines import BASELINES
 from orchestra_jax.envs.quickstart.facts import (
     CATALOGUE,
     EXPERTS,
@@ -123,11 +129,11 @@ class QuickstartEnvironment(Environment):
         return {kind: [tasks[k] for tasks in posed] for k, kind in enumerate(PAIRED_KINDS)} if posed else {}
 
     def baselines(self) -> Mapping[str, Script]:
-        return BASELINES
+        return demonstrations.BASELINES
 
-    def experts(self, task: Task) -> Sequence[Asked]:
+    def experts(self, task: Task) -> Sequence[OfferedExpert]:
         menu = sorted(task.tools, key=lambda spec: spec.price_usd or 0.0)
-        return [Asked(spec.name, ToolCall(spec.name, {})) for spec in menu if spec.name in EXPERTS]
+        return [OfferedExpert(spec.name, ToolCall(spec.name, {})) for spec in menu if spec.name in EXPERTS]
 
     def copied_call(self, task: Task, tool: str) -> ToolCall:
         return demonstrations.reference_call(task, tool)

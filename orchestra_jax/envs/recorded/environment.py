@@ -1,13 +1,13 @@
 """Real questions and the recorded answers of real models: nothing is paid, and nothing is simulated but the waiting.
 
-Settings (`env.options`): `path`, a table of `readers`; `references`, questions with answers where the table is our own
-record of calls; `unseen`, models that no training menu offers; `observation`, "answer" or "full", what a call of a
-model shows; `python`, whether menus have the sandbox; `wishes`, what users want (`wishes.py`); `longest`, characters of
-a question that is trained on, at most; `evaluate`, the split that is evaluated on, "validation" or "test";
+Settings (`env.options`): `path`, a table of `readers`; `references`, questions with answers if the table is our own
+record of calls; `unseen`, models that no training menu offers; `observation`, "answer" or "full", the text that a call
+of a model shows; `python`, whether menus have the sandbox; `wishes`, what users want (`wishes.py`); `longest`, most
+characters of a question that is trained on; `evaluate`, the split of evaluation, "validation" or "test";
 `unseen_prices`, a price list that only the benchmark of that name has.
 
-A menu is short, as a small policy has to read it for every question: the cheapest first, each model with its evidence
-and what a call like those of the training split costs and takes at the instance's prices.
+A menu is short, because a small policy has to read it for every question: the cheapest first, each model with its
+evidence, and the dollars and seconds of a call like those of the training split at the instance's prices.
 
 The split by question depends on `env.seed` and not on the run's. Menus are drawn by `tools.menu` and
 `tools.evaluation.menu`, prices by `pricing.randomise`; held-out questions have the prices of `pricing.name`.
@@ -24,16 +24,23 @@ import numpy as np
 from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preference_pairs import drawn_from
-from orchestra_jax.envs import baselines as common
-from orchestra_jax.envs.base import Demonstrations, Environment, Script, ToolEpisode, initial_messages
-from orchestra_jax.envs.recorded.evidence import evidence_of, with_latencies
+from orchestra_jax.envs.base import Demonstrations, Environment, Script, ToolEpisode, initial_messages, said
+from orchestra_jax.envs.baselines import calling_scripts
+from orchestra_jax.envs.copying import copied_call
+from orchestra_jax.envs.recorded import router
+from orchestra_jax.envs.recorded.choices import PricedExpert
 from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, code_of, legend, mean_cost, menu, shown
-from orchestra_jax.envs.recorded.policies import router
-from orchestra_jax.envs.recorded.policies.baselines import baselines
-from orchestra_jax.envs.recorded.policies.choices import Choice
+from orchestra_jax.envs.recorded.policies import baselines
 from orchestra_jax.envs.recorded.readers import read_recording
-from orchestra_jax.envs.recorded.table import Asked, Recording, read_answer, same_answer
-from orchestra_jax.envs.recorded.wishes import NONE, drawn, problem, wish, worded
+from orchestra_jax.envs.recorded.table import (
+    RecordedQuestion,
+    Recording,
+    evidence_of,
+    read_answer,
+    same_answer,
+    with_latencies,
+)
+from orchestra_jax.envs.recorded.wishes import NONE, draw_wish, draw_words, make_wish, wishes_problem
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw, price_book
 from orchestra_jax.money.replay import Replay
@@ -50,7 +57,7 @@ SYSTEM = (
     "alone."
 )
 PAIRED_KINDS = ("accuracy", "low_cost", "fast")
-TRAIN, EVAL, UNSEEN, PRICES = "train", "eval", "unseen", "prices"  # whose menus and prices a task has
+TRAIN, EVAL, UNSEEN, PRICES = "train", "eval", "unseen", "prices"  # menus and prices that a task may have
 GATE_TASKS = 32
 _SANDBOX_FIRST = 0.25
 _OPTIONS: Mapping[str, Any] = {
@@ -74,13 +81,13 @@ class RecordedEpisode(ToolEpisode):
 
 
 class RecordedEnvironment(Environment):
-    """See the module.
+    """Recorded questions with recorded models as tools.
 
     Attributes:
-        recording: the questions that every model has answered.
-        splits: their ids by split.
-        evidence: of the models, from the training split.
-        silent_baselines: they are no language models.
+        recording: questions that every model has answered.
+        splits: ids of the questions by split.
+        evidence: evidence by model, from the training split.
+        silent_baselines: baselines are no language models.
 
     Raises:
         ConfigError: the table cannot be read or has no such models, or this machine cannot isolate programs.
@@ -131,7 +138,7 @@ class RecordedEnvironment(Environment):
             found.append(f"env.options.observation must be answer or full, not {options['observation']}.")
         if options["evaluate"] not in ("validation", "test"):
             found.append(f"env.options.evaluate must be validation or test, not {options['evaluate']}.")
-        if wrong := problem(options["wishes"]):
+        if wrong := wishes_problem(options["wishes"]):
             found.append(wrong)
         if options["longest"] is not None and (not isinstance(options["longest"], int) or options["longest"] < 1):
             found.append(f"env.options.longest must be a number of characters or null, not {options['longest']}.")
@@ -149,7 +156,7 @@ class RecordedEnvironment(Environment):
         return self.posed(EVAL, count)
 
     def posed(self, offer: str, count: int) -> list[Task]:
-        """The first `count` held-out questions with the menus and prices of EVAL, UNSEEN or PRICES."""
+        """Return the first `count` held-out questions with the menus and prices of EVAL, UNSEEN or PRICES."""
         asked = self._cfg.data.preferences
         if self._cfg.evaluation.preferences is not None:
             asked = self._cfg.evaluation.preferences
@@ -165,8 +172,8 @@ class RecordedEnvironment(Environment):
         for name in self._evaluated[:count]:
             instance, rng = self._evaluation_instance(EVAL, name)
             for kind in PAIRED_KINDS:
-                words = worded(kind, rng, "eval")
-                preference = wish(kind, self._options["wishes"], instance.tools, words)
+                words = draw_words(kind, rng, "eval")
+                preference = make_wish(kind, self._options["wishes"], instance.tools, words)
                 found[kind].append(self._pose(name, instance, preference, EVAL))
         return found if count else {}
 
@@ -178,7 +185,7 @@ class RecordedEnvironment(Environment):
             tasks=self._demonstrated,
             gate=self._gate,
             script=self._random_tool,
-            reference_call=common.copied_call,
+            reference_call=copied_call,
             answer_from=self._answer_from,
         )
 
@@ -190,12 +197,12 @@ class RecordedEnvironment(Environment):
         entries = self._catalogues[EVAL].entries.values()
         # Those of any environment too: a table shows every expert alone. The answer is a turn of its own.
         most = min(limits.max_calls, limits.max_turns - 1)
-        shared = common.of_any(self, [entry.model for entry in entries if entry.role], most)
+        shared = calling_scripts(self, [entry.model for entry in entries if entry.role], most)
         own = baselines(self.experts, self.said, self.evidence, self.recording, self.splits["train"])
         return {**own, **shared}
 
-    def experts(self, task: Task) -> Sequence[Choice]:
-        record, found = task.extra["instance"], list[Choice]()
+    def experts(self, task: Task) -> Sequence[PricedExpert]:
+        record, found = task.extra["instance"], list[PricedExpert]()
         catalogue = self._catalogues[record["split"]]
         prices = catalogue.book.prices(PriceDraw(**record["prices"]))
         for name, key in record["tools"].items():
@@ -203,11 +210,11 @@ class RecordedEnvironment(Environment):
             if entry.role:
                 known = self.evidence[entry.model]
                 usd, seconds = mean_cost(entry.model, known, prices), prices.latencies[entry.model]["answer"]
-                found.append(Choice(entry.model, ToolCall(name, {}), usd, seconds))
+                found.append(PricedExpert(entry.model, ToolCall(name, {}), usd, seconds))
         return sorted(found, key=lambda choice: (choice.usd, choice.name))
 
     def said(self, result: ToolResult) -> str | None:
-        text = common.said(result)
+        text = said(result)
         if text is None or result.usage[-1].name == PYTHON:
             return text
         text = text if self._options["observation"] == "answer" else shown(read_answer(text))
@@ -224,12 +231,12 @@ class RecordedEnvironment(Environment):
 
     @cached_property
     def _evaluated(self) -> tuple[str, ...]:
-        """Ids of the split that is evaluated on, its kinds of questions in random order."""
+        """Ids of the split that is evaluated on, in random order, so that kinds of questions are mixed."""
         ids = self.splits[self._options["evaluate"]]
         return tuple(ids[k] for k in np.random.default_rng(self._cfg.env.seed).permutation(len(ids)))
 
     def _offers(self, training: Recording, seen: list[str], unseen: list[str]) -> dict[str, Catalogue]:
-        """What training, evaluation and the two benchmarks of unseen models and prices offer."""
+        """Return the catalogues of training, evaluation and the two benchmarks of unseen models and prices."""
         cfg, name = self._cfg, self._options["unseen_prices"]
         drawn, spread = price_book(cfg), cfg.pricing.randomise
         base = with_latencies(drawn.base, training)
@@ -268,8 +275,8 @@ class RecordedEnvironment(Environment):
     def _wish(self, tools: Sequence[ToolSpec], rng: np.random.Generator, split: str, asked: bool) -> Preference:
         wishes = self._options["wishes"]
         if not asked:
-            return wish(NONE, wishes, tools, "")
-        return self._preference(tools, rng, split) if wishes is None else drawn(wishes, tools, rng, split)
+            return make_wish(NONE, wishes, tools, "")
+        return self._preference(tools, rng, split) if wishes is None else draw_wish(wishes, tools, rng, split)
 
     def _pose_train(self, name: str, rng: np.random.Generator) -> Task:
         # The place in the stream draws too, so that another epoch offers other tools and prices.
@@ -290,9 +297,9 @@ class RecordedEnvironment(Environment):
         )
 
     def _random_tool(self, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
-        """Calls tools at random until one says something, three at most, and answers with that.
+        """Call tools at random until one says something, at most three, and answer with that.
 
-        The sandbox is among them where there is code to run, and comes first in `_SANDBOX_FIRST` of these: among a
+        If there is code to run, the sandbox is among them, and comes first in a share of `_SANDBOX_FIRST`: among a
         dozen models it would be one call in a dozen, too few for a group of rollouts to compare it with the others.
         """
         if results and (len(results) == 3 or self.said(results[-1]) is not None):
@@ -316,7 +323,7 @@ def _read(options: Mapping[str, Any]) -> Recording:
 
 
 def _answered(recording: Recording) -> Recording:
-    """The questions that every model has answered."""
+    """Return the table of the questions that every model has answered."""
     kept = [name for name in recording.questions if all(name in rows for rows in recording.records.values())]
     if not kept:
         raise ConfigError("No question of env.options.path is answered by every model: leave some models out.")
@@ -325,8 +332,8 @@ def _answered(recording: Recording) -> Recording:
     return recording.of(kept)
 
 
-def _references(asked: Asked, recording: Recording) -> tuple[str, ...]:
-    """The reference answers; where the table has none, what the models that were right said."""
+def _references(asked: RecordedQuestion, recording: Recording) -> tuple[str, ...]:
+    """Return the reference answers; if the table has none, those of the models that were right."""
     if asked.answer:
         return asked.answer
     rows = (rows[asked.id] for rows in recording.records.values())
@@ -338,3 +345,11 @@ def _sandbox(cfg: WorldConfig) -> Tool:
         return PythonTool(ToolContext(cfg, price_book(cfg).base, Replay(None)))
     except IsolationError as error:
         raise ConfigError(f"{error} (tools.sandbox.isolation)") from None
+
+
+def unseen_recorded(environment: Environment, cfg: WorldConfig) -> Mapping[str, Sequence[Task]]:
+    """Return the held-out questions with menus of training's models, of unseen models, and at unseen prices."""
+    if not isinstance(environment, RecordedEnvironment):
+        raise ConfigError("The benchmark unseen_recorded asks recorded models: add env=recorded.")
+    offers = {"seen": EVAL, "unseen_models": UNSEEN, "unseen_prices": PRICES}
+    return {part: environment.posed(offer, cfg.evaluation.questions) for part, offer in offers.items()}

@@ -1,4 +1,4 @@
-"""What accuracy and cost a table of recorded answers allows: every model alone, the best, bounds, policies by hand.
+"""Accuracy and cost that a table of recorded answers allows: every model alone, the best, bounds, policies by hand.
 
 Everything is counted from the table; nothing is called. A figure is (accuracy, cents a question).
 """
@@ -16,17 +16,17 @@ CENTS = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """How often a policy is right, from 0 to 1, and what a question costs it."""
+    """Accuracy of a policy, from 0 to 1, and its cents for a question."""
 
     accuracy: float
     cents: float
 
 
 def figures(recording: Recording, prices: PriceList, chosen_on: Recording | None = None) -> dict[str, Figure]:
-    """By name: each model alone as "expert/MODEL", "best", "best_per_family", "cheapest", "random" and "oracle".
+    """Return figures by name: each "expert/MODEL" alone, "best", "best_per_family", "cheapest", "random", "oracle".
 
     Args:
-        chosen_on: where the best are chosen by accuracy, such as the training split; None: on the table itself.
+        chosen_on: table on which the best are chosen by accuracy, such as the training split; None: the table itself.
     """
     basis, cost = chosen_on or recording, recording.cost(prices)
     models, right = recording.models, recording.correct
@@ -45,13 +45,13 @@ def figures(recording: Recording, prices: PriceList, chosen_on: Recording | None
 
 
 def best_model(recording: Recording, prices: PriceList) -> str:
-    """The model that is right most often; of equals the cheapest."""
+    """Return the model that is right most often; of equals the cheapest."""
     share, cost = np.mean(recording.correct, axis=0), np.mean(recording.cost(prices), axis=0)
     return min(zip(-share, cost, recording.models, strict=True))[2]
 
 
 def best_per_family(recording: Recording, prices: PriceList) -> dict[str, str]:
-    """The best model for each kind of question."""
+    """Return the best model for each kind of question."""
     families: dict[str, list[str]] = {}
     for name, asked in recording.questions.items():
         families.setdefault(asked.family, []).append(name)
@@ -61,7 +61,7 @@ def best_per_family(recording: Recording, prices: PriceList) -> dict[str, str]:
 def by_family(
     recording: Recording, prices: PriceList, models: Mapping[str, str], executed: float | None = None, family: str = ""
 ) -> Figure:
-    """A policy by hand that asks one model for each kind of question.
+    """Return the figure of a policy that asks one model for each kind of question.
 
     Args:
         executed: share of the questions of `family` that running their code answers, for nothing; None: nothing runs.

@@ -4,11 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from orchestra_jax.envs.recorded.evidence import Evidence, seconds
-from orchestra_jax.envs.recorded.spending import spend
-from orchestra_jax.envs.recorded.table import Recording
-from orchestra_jax.money.budgets import Budget
+from orchestra_jax.envs.recorded.table import Evidence, Recording, call_seconds
+from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.base import Tool
 from orchestra_jax.tools.catalogue import Entry, Instance, role_seconds
@@ -25,11 +24,13 @@ _BLOCK = re.compile(r"\[PYTHON\]\n(.*?)\n?\[/PYTHON\]", re.DOTALL)
 _ASSERT, _ASKED = "assert ", "== ??"
 _NO_NAME = re.compile(r"[^\w-]", re.ASCII)
 _NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "required": []}
+_UNLIMITED = Limits()
+_ALLOWANCES: "WeakKeyDictionary[Budget, Budget]" = WeakKeyDictionary()  # by the trajectory's budget; without parents
 _CODE = {"type": "string", "description": "The code; left out, the code of the question is run."}
 
 
 def code_of(question: str) -> str | None:
-    """What shows the value that is asked for when it is run, of a question with a block of code; None: it has none.
+    """Return code that shows the value a question with a block of code asks for; None: the question has no block.
 
     The form is that of CRUXEval's output prediction: `assert CALL == ??` is the last line of the block.
     """
@@ -42,14 +43,14 @@ def code_of(question: str) -> str | None:
     return f"{body}\n{last.removeprefix(_ASSERT).removesuffix(_ASKED).strip()}"
 
 
-def expert(model: str, evidence: Evidence, recording: Recording, prices: PriceList, full: bool, listed: bool) -> Entry:
-    """A model: a call has no arguments, as it was asked the question as it stands.
+def _expert(model: str, evidence: Evidence, recording: Recording, prices: PriceList, full: bool, listed: bool) -> Entry:
+    """Return the tool of a model; a call has no arguments, because the model was asked the question as it stands.
 
     Args:
-        evidence: what its description is written from.
-        prices: its latencies tell what a call takes.
-        full: a call gives the whole output, else the answer in it.
-        listed: price lists have it; else a call costs what it cost when it was recorded.
+        evidence: source of its description.
+        prices: list whose latencies tell the seconds of a call.
+        full: whether a call gives the whole output, else the answer in it.
+        listed: whether price lists have the model; else a call costs what it cost when it was recorded.
     """
     rows = recording.records[model]
 
@@ -58,10 +59,10 @@ def expert(model: str, evidence: Evidence, recording: Recording, prices: PriceLi
             row = rows[task.extra["question"]]
             text = row.output if full else shown(row.answer)
             usage = Usage(
-                model, "tool", row.prompt_tokens, 0, row.completion_tokens, seconds=seconds(model, row, prices)
+                model, "tool", row.prompt_tokens, 0, row.completion_tokens, seconds=call_seconds(model, row, prices)
             )
             usage = usage if listed else replace(usage, cost_usd=row.cost_usd or 0.0)
-            await spend(budget, prices.priced(usage) if listed else usage)
+            await _take_from_allowance(budget, prices.priced(usage) if listed else usage)
             return ToolResult(text, (usage,))
 
         return within_budget(ask)
@@ -70,8 +71,8 @@ def expert(model: str, evidence: Evidence, recording: Recording, prices: PriceLi
     return Entry(spec, _absent, role=ROLE, model=model, billed=(model,) if listed else (), for_task=for_task)
 
 
-def python(sandbox: Tool, listed: bool) -> Entry:
-    """The sandbox, which runs the code of the question where it is given none."""
+def _python(sandbox: Tool, listed: bool) -> Entry:
+    """Return the sandbox, which runs the code of the question if it is given none."""
     parameters = {"type": "object", "properties": {"code": _CODE}, "required": []}
     described = "Runs code, by default that of the question; free."
     spec = replace(TOOL, description=described, parameters=parameters)
@@ -96,21 +97,21 @@ def catalogue_entries(
     sandbox: Tool | None,
     full: bool,
 ) -> list[Entry]:
-    """These models and, where there is one, the sandbox."""
+    """Return the tools of these models, and the sandbox if there is one."""
     entries = [
-        expert(model, evidence[model], recording, prices, full, listed=model in prices.entries) for model in models
+        _expert(model, evidence[model], recording, prices, full, listed=model in prices.entries) for model in models
     ]
-    return entries if sandbox is None else [*entries, python(sandbox, listed=PYTHON in prices.entries)]
+    return entries if sandbox is None else [*entries, _python(sandbox, listed=PYTHON in prices.entries)]
 
 
 def shown(answer: str) -> str:
-    """An answer as a call shows it: an empty one as the empty string that it is, one without end up to a limit."""
+    """Return an answer as a call shows it: an empty one as the empty string that it is, a long one cut."""
     text = answer.strip() or "''"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}{CUT}"
 
 
 def mean_cost(model: str, evidence: Evidence, prices: PriceList) -> float:
-    """Dollars of a call like those of the training split."""
+    """Return the mean dollars of a call like those of the training split."""
     if model not in prices.entries:
         return evidence.cost_usd or 0.0
     tokens = {
@@ -123,7 +124,7 @@ def mean_cost(model: str, evidence: Evidence, prices: PriceList) -> float:
 def menu(
     instance: Instance, entries: Mapping[str, Entry], evidence: Mapping[str, Evidence], prices: PriceList
 ) -> tuple[ToolSpec, ...]:
-    """The tools of an instance in few words (`legend`), the cheapest first; what costs nothing stands before them."""
+    """Return the tools of an instance in few words (`legend`), the cheapest first, free tools before them."""
 
     def shown(spec: ToolSpec) -> tuple[float, ToolSpec]:
         entry = entries[instance.record["tools"][spec.name]]
@@ -140,16 +141,32 @@ def menu(
 
 
 def legend(evidence: Mapping[str, Evidence]) -> str:
-    """What the figures of a menu mean."""
+    """Return a sentence that explains the figures of a menu."""
     kinds = next(iter(evidence.values())).kinds
     right = f"percent right on {'/'.join(kinds)}" if kinds else "percent right"
     return f"A model's line: {right}, dollars per million questions, seconds."
 
 
 def _two_digits(number: float) -> str:
-    """A number of at least 1 with two digits and zeros: a small policy compares lengths more easily than fractions."""
+    """Return a number with two digits and zeros: a small policy compares lengths more easily than fractions."""
     return f"{float(f'{number:.2g}'):.0f}" if number >= 1 else f"{number:.1g}"
 
 
+async def _take_from_allowance(budget: Budget, row: Usage) -> None:
+    """Take a call, with its dollars by the list that budgets count by, from the trajectory's own budget.
+
+    Nothing leaves the machine, so that the bill of the run stays empty; but budget.trajectory_usd refuses a recorded
+    call as it would refuse a paid one.
+
+    Raises:
+        BudgetExceeded: it does not fit; nothing is taken.
+    """
+    if budget.limits == _UNLIMITED:
+        return
+    if (allowance := _ALLOWANCES.get(budget)) is None:
+        allowance = _ALLOWANCES[budget] = Budget(budget.limits, name=budget.name)
+    (await allowance.acquire(row)).settle(row)
+
+
 async def _absent(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-    raise AssertionError("what is offered is made for the task of its episode")
+    raise AssertionError("The entry's handler is made for the task of its episode.")

@@ -1,4 +1,4 @@
-"""Tables of recorded answers from files: the ZeroEval folder, long tables, RouterBench's wide ones, our own records.
+"""Readers of recorded answers: the ZeroEval folder, long tables, RouterBench's wide ones, our own records of calls.
 
 A long table (.csv, .tsv, .json, .jsonl, .parquet) has a row for each question and model, with the columns `question`,
 `model`, `output` and `correct`, and where they are known `id`, `family`, `answer`, `prompt_tokens`, `tokens`, `cost`
@@ -16,10 +16,17 @@ from typing import Any
 
 from orchestra_jax.data.rows import BadRow, rows_of, text_of
 from orchestra_jax.data.sources import load_tasks
-from orchestra_jax.envs.recorded.table import Asked, Record, Recording, read_answer, same_answer, tokens
+from orchestra_jax.envs.recorded.table import (
+    RecordedAnswer,
+    RecordedQuestion,
+    Recording,
+    read_answer,
+    same_answer,
+    tokens,
+)
 from orchestra_jax.money.records import calls_of
 
-# What a column of a long table may be called.
+# Names that a column of a long table may have.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "question": ("question", "prompt", "input"),
     "model": ("model", "model_name"),
@@ -41,13 +48,13 @@ Row = Mapping[str, Any]
 
 
 def read_recording(path: str | Path, references: str | Path | None = None) -> Recording:
-    """The table at `path`.
+    """Read the table at `path`.
 
     Args:
-        references: a file of questions with answers; our own record of calls needs it, to know what was right.
+        references: file of questions with answers; our own record of calls needs it, to know what was right.
 
     Raises:
-        FileNotFoundError: no such file.
+        FileNotFoundError: there is no such file.
         ImportError: a parquet file without pyarrow.
         ValueError: it is no table, or a row of it is broken; one sentence with file and line.
     """
@@ -65,16 +72,16 @@ def read_recording(path: str | Path, references: str | Path | None = None) -> Re
 
 
 def _zeroeval(folder: Path) -> Recording:
-    """The folder of questions.jsonl and outputs/MODEL.jsonl.gz."""
+    """Read the folder of questions.jsonl and outputs/MODEL.jsonl.gz."""
     if not (folder / "questions.jsonl").is_file():
         raise FileNotFoundError(f"{str(folder)!r} has no questions.jsonl: it holds no recorded answers.")
-    questions = dict[str, Asked]()
+    questions = dict[str, RecordedQuestion]()
     for place, row in _placed(folder / "questions.jsonl"):
         name, characters = _text(row, "id", place), _number(row, ("prompt_chars",), place)
         asked = _text(row, "question", place)
         count = tokens(len(asked) if characters is None else characters)
-        questions[name] = Asked(name, str(row.get("set", "")), asked, (_text(row, "answer", place),), count)
-    records = dict[str, dict[str, Record]]()
+        questions[name] = RecordedQuestion(name, str(row.get("set", "")), asked, (_text(row, "answer", place),), count)
+    records = dict[str, dict[str, RecordedAnswer]]()
     for file in sorted((folder / "outputs").glob("*.jsonl.gz")):
         rows = records.setdefault(file.name.removesuffix(".jsonl.gz"), {})
         with gzip.open(file, "rt", encoding="utf-8") as lines:
@@ -82,15 +89,17 @@ def _zeroeval(folder: Path) -> Recording:
                 try:
                     row = json.loads(line)
                     found, output = questions[row["id"]], str(row["output"])
-                    rows[found.id] = Record(output, bool(row["correct"]), found.prompt_tokens, tokens(len(output)))
+                    rows[found.id] = RecordedAnswer(
+                        output, bool(row["correct"]), found.prompt_tokens, tokens(len(output))
+                    )
                 except (ValueError, LookupError, TypeError):
                     raise ValueError(f"{str(file)!r}, line {number}: no answer to a question of the folder.") from None
     return Recording(questions, records)
 
 
 def _long(rows: Sequence[tuple[str, Row]]) -> Recording:
-    """A row for each question and model."""
-    questions, records = dict[str, Asked](), dict[str, dict[str, Record]]()
+    """Read a table with a row for each question and model."""
+    questions, records = dict[str, RecordedQuestion](), dict[str, dict[str, RecordedAnswer]]()
     for place, row in rows:
         asked = _asked(row, place)
         model, correct = _text(row, "model", place), _right(_value(row, COLUMNS["correct"]), place)
@@ -98,7 +107,7 @@ def _long(rows: Sequence[tuple[str, Row]]) -> Recording:
             raise ValueError(f"{place}: {model} has answered {asked.id!r} twice.")
         output = str(_value(row, COLUMNS["output"]) or "")
         prompt, written = (_number(row, COLUMNS[name], place) for name in ("prompt_tokens", "tokens"))
-        records[model][asked.id] = Record(
+        records[model][asked.id] = RecordedAnswer(
             output,
             correct,
             asked.prompt_tokens if prompt is None else round(prompt),
@@ -111,9 +120,12 @@ def _long(rows: Sequence[tuple[str, Row]]) -> Recording:
 
 
 def _wide(rows: Sequence[tuple[str, Row]]) -> Recording:
-    """RouterBench's form: a row for each question."""
+    """Read RouterBench's form: a row for each question."""
     models = [column.removesuffix(_RESPONSE) for column in rows[0][1] if column.endswith(_RESPONSE)]
-    questions, records = dict[str, Asked](), dict[str, dict[str, Record]]({model: {} for model in models})
+    questions, records = (
+        dict[str, RecordedQuestion](),
+        dict[str, dict[str, RecordedAnswer]]({model: {} for model in models}),
+    )
     for place, row in rows:
         asked = _asked(row, place)
         if asked.id in questions:
@@ -124,16 +136,16 @@ def _wide(rows: Sequence[tuple[str, Row]]) -> Recording:
                 text = str(output)
                 cost = _number(row, (model + _COST,), place)
                 correct = _right(row[model], place)
-                records[model][asked.id] = Record(text, correct, asked.prompt_tokens, tokens(len(text)), cost)
+                records[model][asked.id] = RecordedAnswer(text, correct, asked.prompt_tokens, tokens(len(text)), cost)
     return Recording(questions, records)
 
 
 def _record_of_calls(file: Path, references: str | Path | None) -> Recording:
-    """Our own record of paid calls (replay.path): what experts were asked that holds a question of `references`."""
+    """Read our own record of paid calls (replay.path): the calls of experts that hold a question of `references`."""
     if references is None:
         raise ValueError(f"{str(file)!r} tells no right answers: name a file of questions with answers as references.")
     known = load_tasks(references)
-    questions, records = dict[str, Asked](), dict[str, dict[str, Record]]()
+    questions, records = dict[str, RecordedQuestion](), dict[str, dict[str, RecordedAnswer]]()
     for request, recorded in calls_of(file):
         said = "\n".join(str(message.get("content", "")) for message in request.get("messages") or ())
         asked = next((each for each in known if said and each.question in said), None)
@@ -144,9 +156,9 @@ def _record_of_calls(file: Path, references: str | Path | None) -> Recording:
         correct = same_answer(read_answer(text), asked.answer)
         rows = records.setdefault(last.name, {})
         rows.setdefault(
-            asked.id, Record(text, correct, last.prompt_tokens, last.completion_tokens, spent, last.seconds)
+            asked.id, RecordedAnswer(text, correct, last.prompt_tokens, last.completion_tokens, spent, last.seconds)
         )
-        one = Asked(asked.id, asked.family, asked.question, tuple(asked.answer), last.prompt_tokens)
+        one = RecordedQuestion(asked.id, asked.family, asked.question, tuple(asked.answer), last.prompt_tokens)
         questions.setdefault(asked.id, one)
     if not questions:
         raise ValueError(f"{str(file)!r} has no call about a question of {str(references)!r}.")
@@ -154,7 +166,7 @@ def _record_of_calls(file: Path, references: str | Path | None) -> Recording:
 
 
 def _placed(file: Path) -> list[tuple[str, Row]]:
-    """Every row with its place in words."""
+    """Return every row with its place in words."""
     if file.suffix == ".csv":
         return list(_commas(file))
     return [(place, read()) for _, place, read in rows_of(file)]
@@ -173,12 +185,12 @@ def _commas(file: Path) -> Iterator[tuple[str, Row]]:
             raise ValueError(f"{str(file)!r}, line {table.line_num + 1}: {error}.") from None
 
 
-def _asked(row: Row, place: str) -> Asked:
+def _asked(row: Row, place: str) -> RecordedQuestion:
     question, name = _text(row, "question", place), _value(row, COLUMNS["id"])
     reference, family = _value(row, COLUMNS["answer"]), _value(row, COLUMNS["family"])
     references = reference if isinstance(reference, list | tuple) else [] if reference is None else [reference]
     family = "" if family is None else str(family)
-    return Asked(
+    return RecordedQuestion(
         question if name is None else str(name), family, question, tuple(map(str, references)), tokens(len(question))
     )
 
@@ -196,7 +208,7 @@ def _text(row: Row, key: str, place: str) -> str:
 
 
 def _number(row: Row, names: Sequence[str], place: str) -> float | None:
-    """A number >= 0, or None where there is no such column."""
+    """Return a number >= 0, or None if there is no such column."""
     value = _value(row, names)
     if value is None:
         return None
@@ -210,7 +222,7 @@ def _number(row: Row, names: Sequence[str], place: str) -> float | None:
 
 
 def _right(value: Any, place: str) -> bool:
-    """A flag, or a score from 0 to 1, of which more than a half is right."""
+    """Return whether a flag or a score from 0 to 1 says right: more than a half is."""
     word = str(value).strip().lower()
     if word in _TRUE or word in _FALSE:
         return word in _TRUE

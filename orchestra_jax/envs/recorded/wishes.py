@@ -1,8 +1,8 @@
-"""What users of recorded questions wish: kinds and weights from the settings, in the words that every environment has.
+"""Wishes of users of recorded questions: kinds and weights from the settings, in the words of every environment.
 
 `env.options.wishes` maps a kind to its weights of cost and latency (Eq. 2), the outcome's being 1. The kind `none` says
-nothing: what a user who does not speak of money wants all the same. Without the setting preferences are drawn as
-everywhere (`data.preferences`).
+nothing: it is the wish of a user who does not speak of money. Without the setting preferences are drawn as everywhere
+(`data.preferences`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ KINDS = (NONE, "accuracy", "low_cost", "fast")
 _WEIGHTS = ("compute", "latency")
 
 
-def problem(wishes: Any) -> str | None:
-    """What is wrong with the setting, in one sentence."""
+def wishes_problem(wishes: Any) -> str | None:
+    """Return one sentence on what is wrong with the setting; None: nothing."""
     if wishes is None:
         return None
     if not isinstance(wishes, Mapping) or not wishes or not wishes.keys() <= set(KINDS):
@@ -32,21 +32,21 @@ def problem(wishes: Any) -> str | None:
     return None
 
 
-def wish(kind: str, wishes: Mapping[str, Any] | None, tools: Sequence[ToolSpec], words: str) -> Preference:
-    """The preference of a kind for a menu; the settings' weights where they have the kind, else the usual ones."""
+def make_wish(kind: str, wishes: Mapping[str, Any] | None, tools: Sequence[ToolSpec], words: str) -> Preference:
+    """Return the preference of a kind for a menu, with the settings' weights for the kind, else the usual ones."""
     weights = (wishes or {}).get(kind)
     if weights is None:
         return make_preference("accuracy" if kind == NONE else kind, tools, words)
     return Preference(kind, words, **weights)
 
 
-def drawn(wishes: Mapping[str, Any], tools: Sequence[ToolSpec], rng: np.random.Generator, split: str) -> Preference:
-    """One of the kinds, all equally likely, in a random wording of the split ("train" or "eval")."""
+def draw_wish(wishes: Mapping[str, Any], tools: Sequence[ToolSpec], rng: np.random.Generator, split: str) -> Preference:
+    """Draw one of the kinds, all equally likely, in a random wording of the split ("train" or "eval")."""
     kind = tuple(wishes)[int(rng.integers(len(wishes)))]
-    return wish(kind, wishes, tools, "" if kind == NONE else worded(kind, rng, split))
+    return make_wish(kind, wishes, tools, "" if kind == NONE else draw_words(kind, rng, split))
 
 
-def worded(kind: str, rng: np.random.Generator, split: str) -> str:
-    """A random wording of a kind."""
+def draw_words(kind: str, rng: np.random.Generator, split: str) -> str:
+    """Draw a wording of a kind."""
     wordings = WORDINGS[kind][split]
     return wordings[int(rng.integers(len(wordings)))]

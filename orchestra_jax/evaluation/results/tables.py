@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from orchestra_jax.envs.baselines import DO_NOTHING
+from orchestra_jax.envs.base import DO_NOTHING
 from orchestra_jax.evaluation.intervals import wilson
 from orchestra_jax.evaluation.pass_at_k import pass_figures
 from orchestra_jax.evaluation.results import published

@@ -17,8 +17,8 @@ from scipy import stats
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.envs.base import Environment
-from orchestra_jax.envs.quickstart.baselines import BASELINES
 from orchestra_jax.envs.quickstart.demonstrations import (
+    BASELINES,
     NO_IDEA,
     answer_from,
     random_tools,

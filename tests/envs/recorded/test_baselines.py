@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.envs import baselines
+from orchestra_jax.envs.recorded import policies, router
+from orchestra_jax.envs.recorded.choices import PricedExpert, scripted
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
-from orchestra_jax.envs.recorded.evidence import Evidence
-from orchestra_jax.envs.recorded.policies import router
-from orchestra_jax.envs.recorded.policies.cascades import agreeing
-from orchestra_jax.envs.recorded.policies.choices import Choice, scripted
+from orchestra_jax.envs.recorded.table import Evidence
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage
 from tests.envs.recorded.made import CHEAP, HOUSE, MODELS, STRONG, config, made_rows
 
@@ -66,11 +65,11 @@ def test_without_scikit_learn_the_others_are_there_and_a_sentence_tells_once(tab
 def test_a_cascade_asks_the_strong_one_where_two_cheaper_ones_differ():
     known = {"weak": 0.5, "cheap": 0.8, "other": 0.85, "strong": 0.95, "dear": 0.9}
     evidence = {name: Evidence(share, {"sum": share}, 1.0, 1.0) for name, share in known.items()}
-    menu = [Choice(name, ToolCall(name, {}), place, 1.0) for place, name in enumerate(known)]
+    menu = [PricedExpert(name, ToolCall(name, {}), place, 1.0) for place, name in enumerate(known)]
     task = Task("1", "How much is 3 + 4?", ("7",), (), Preference("accuracy", ""), family="sum")
 
-    def called(says: Mapping[str, str], offered: Sequence[Choice]) -> tuple[list[str], str]:
-        script, results = scripted(agreeing(lambda _: offered, evidence), lambda each: each.text or None), []
+    def called(says: Mapping[str, str], offered: Sequence[PricedExpert]) -> tuple[list[str], str]:
+        script, results = scripted(policies._agreeing(lambda _: offered, evidence), lambda each: each.text or None), []
         names = list[str]()
         while isinstance(said := script(task, results), ToolCall):
             names.append(said.name)

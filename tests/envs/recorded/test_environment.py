@@ -11,11 +11,10 @@ import pytest
 
 from orchestra_jax.config.schema import ConfigError, RunConfig, WarmStartConfig
 from orchestra_jax.envs import baselines
-from orchestra_jax.envs.recorded.environment import EVAL, PRICES, RecordedEnvironment
+from orchestra_jax.envs.recorded.environment import EVAL, PRICES, RecordedEnvironment, unseen_recorded
 from orchestra_jax.envs.recorded.environment import UNSEEN as UNSEEN_MENUS
 from orchestra_jax.envs.recorded.figures import figures
 from orchestra_jax.envs.recorded.offer import NO_CODE, code_of
-from orchestra_jax.envs.recorded.unseen import unseen_recorded
 from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.types import Task, ToolCall, ToolResult

@@ -7,7 +7,7 @@ import pytest
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
-from orchestra_jax.envs.recorded.wishes import KINDS, problem
+from orchestra_jax.envs.recorded.wishes import KINDS, wishes_problem
 from tests.envs.recorded.made import config, made_rows
 from tests.envs.recorded.test_environment import write
 
@@ -49,7 +49,7 @@ def test_evaluation_without_preferences_is_the_wish_that_nobody_says(environment
 def test_wrong_wishes_are_refused_in_a_sentence(wishes, sentence, tmp_path):
     with pytest.raises(ConfigError, match=sentence):
         RecordedEnvironment(config(str(write(tmp_path / "t.jsonl", made_rows())), python=False, wishes=wishes))
-    assert problem(None) is None
+    assert wishes_problem(None) is None
 
 
 def test_long_questions_are_evaluated_on_and_not_trained_on(tmp_path: Path):

@@ -1,16 +1,16 @@
 """A classical router: TF-IDF of the question and a logistic regression for each model, fitted on the training split.
 
 It tells how probable a right answer is, and chooses by the user's wish: the most probably right model, the cheapest or
-the fastest within `NEAR` of it, and without a wish the one of most value: `WORTH_USD` for a right answer less what the
-call costs. The sandbox is a choice of its own where the question has code: a program that runs shows what is asked, so
-that it is taken as right unless it fails.
+the fastest within `NEAR` of it, and without a wish the model of most value: `WORTH_USD` for a right answer less the
+call's cost. The sandbox is a choice of its own if the question has code: a program that runs shows the answer, so that
+it counts as right unless it fails.
 """
 
 import importlib.util
 from functools import cached_property
 from typing import Any
 
-from orchestra_jax.envs.recorded.policies.choices import Asking, Choice, Offered, Policy, ask, best, code_run, near
+from orchestra_jax.envs.recorded.choices import Asking, Offered, Policy, PricedExpert, ask, best, code_run, near
 from orchestra_jax.envs.recorded.table import Recording
 from orchestra_jax.types import Task
 
@@ -23,11 +23,12 @@ _WORDS = r"\w+|[^\w\s]"
 
 
 def available() -> bool:
+    """Return whether scikit-learn is installed."""
     return importlib.util.find_spec("sklearn") is not None
 
 
 class Router:
-    """Probabilities from text; everything is fitted when it is first asked for.
+    """Probabilities of right answers, from text. Everything is fitted when it is first asked for.
 
     Args:
         training: the questions of the training split alone.
@@ -41,7 +42,7 @@ class Router:
         self._known: dict[tuple[str, str], float] = {}
 
     def chance(self, model: str, question: str) -> float:
-        """How probably the model answers the question right, before it is asked."""
+        """Return the probability that the model answers the question right, before it is asked."""
         if (model, question) not in self._known:
             if model not in self._of_question:
                 rights = [row.correct for row in self._rows(model)]
@@ -52,7 +53,7 @@ class Router:
         return self._known[model, question]
 
     def trust(self, model: str, question: str, answer: str) -> float:
-        """How probably this answer of the model is right."""
+        """Return the probability that this answer of the model is right."""
         if model not in self._of_answer:
             rows = self._rows(model)
             texts = [
@@ -78,10 +79,10 @@ class Router:
 
 
 def routed(offered: Offered, router: Router, wish: str | None = None, code: bool = False) -> Policy:
-    """Asks one model, chosen by its probability of being right.
+    """Return a policy that asks one model, chosen by its probability of being right.
 
     Args:
-        wish: "accuracy", "low_cost", "fast", or "" for none; None: that of the task.
+        wish: "accuracy", "low_cost", "fast", or "" for none; None: the wish of the task.
         code: whether the sandbox is a choice.
     """
 
@@ -93,7 +94,7 @@ def routed(offered: Offered, router: Router, wish: str | None = None, code: bool
     return (lambda task: code_run(task, asked)) if code else asked
 
 
-def _chosen(task: Task, offered: Offered, router: Router, wanted: str) -> Choice:
+def _chosen(task: Task, offered: Offered, router: Router, wanted: str) -> PricedExpert:
     choices = offered(task)
     chances = [router.chance(choice.name, task.question) for choice in choices]
     if wanted == "accuracy":
@@ -112,7 +113,7 @@ def _vectorizer() -> Any:
 
 
 def _fitted(features: Any, rights: list[bool]) -> Any:
-    """The fitted model; where all are right or all wrong, that share."""
+    """Return the fitted model; if all are right or all wrong, that share."""
     from sklearn.linear_model import LogisticRegression
 
     if len(set(rights)) == 1:
