@@ -1,4 +1,4 @@
-"""What every picture of a run shares: size, colours, quiet axes and a title at the left."""
+"""The common look of all pictures: size, colours, quiet axes and a title at the left."""
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -6,10 +6,12 @@ from matplotlib.figure import Figure
 
 DPI = 150
 INK, FAINT, GRID = "#24292f", "#6e7781", "#e4e7eb"
+# Okabe and Ito's colours, told apart under the common kinds of colour blindness; the eighth is for all other tools.
+COLOURS = ("#0072b2", "#e69f00", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#f0e442", "#b8bec6")
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty figure of that many inches, on a canvas of its own: pyplot and its global state stay out of it."""
+    """Return an empty figure of a size in inches, on a canvas of its own that pyplot knows nothing of."""
     made = Figure(figsize=(width, height), layout="constrained", dpi=DPI)
     FigureCanvasAgg(made)
     made.get_layout_engine().set(w_pad=0.12, h_pad=0.1, wspace=0.04, hspace=0.06)  # type: ignore[union-attr, call-arg]
@@ -17,6 +19,7 @@ def blank(width: float, height: float) -> Figure:
 
 
 def quiet(axes: Axes, *, grid: str = "both") -> None:
+    """Take away the frame of the axes, and make labels and grid faint."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -29,7 +32,7 @@ def quiet(axes: Axes, *, grid: str = "both") -> None:
 
 
 def headline(picture: Figure, text: str, detail: str = "") -> None:
-    """Title at the left, with a quieter second line where it fits the width."""
+    """Write the title at the left, with a quieter second line if it fits the width."""
     if len(detail) > 11.5 * picture.get_figwidth():
         detail = ""
     # The line break reserves room for the second line.

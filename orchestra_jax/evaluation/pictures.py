@@ -1,6 +1,6 @@
 """The pictures of a finished run: learning curves, tool shares, and accuracy against cost.
 
-What a summary holds is written in `evaluation.terminal`. Titles state what is seen, computed from the data.
+`evaluation.terminal` describes a summary. Titles state what is seen, computed from the data.
 """
 
 import itertools
@@ -17,23 +17,21 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from orchestra_jax.evaluation.against_cost import accuracy_cost
-from orchestra_jax.evaluation.canvas import DPI, FAINT, INK, blank, headline, quiet
+from orchestra_jax.evaluation.canvas import COLOURS, DPI, FAINT, INK, blank, headline, quiet
 from orchestra_jax.evaluation.terminal import plain, value
 
-# Okabe and Ito's colours, told apart under the common kinds of colour blindness; the eighth is for all other tools.
-TOOL_COLOURS = ("#0072b2", "#e69f00", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#f0e442", "#b8bec6")
 OTHERS = "other tools"
 LEARNING_CURVES = "learning_curves.png"
 MIN_LABELLED_SHARE = 0.07
 
 
 def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], directory: Path) -> list[Path]:
-    """Draws learning_curves.png, tool_shares.png and accuracy_cost.png; a picture without data is not drawn.
+    """Draw learning_curves.png, tool_shares.png and accuracy_cost.png; a picture without data is left out.
 
     Args:
         summary: of a finished run.
-        metrics: rows of metrics.jsonl: "step" with any of the metrics of the curves. Rows
-            without them, such as those of the warm start, are passed over.
+        metrics: rows of metrics.jsonl: "step" with any of the metrics of the curves. Rows without them, such as those
+            of the warm start, are left out.
         directory: made if missing.
 
     Returns:
@@ -53,40 +51,12 @@ def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], dir
     return written
 
 
-def draw_turn_caps(rows: Sequence[tuple[str, Mapping[str, Any], str]], directory: Path) -> Path:
-    """Draws turn_caps.png: accuracy against cost by the most turns, a line for each benchmark (Fig. 6).
-
-    Args:
-        rows: of `report.cap_rows`, labelled "BENCHMARK, N turns".
-    """
-    lines: dict[str, list[tuple[float, float, str]]] = {}
-    for label, figures, _ in rows:
-        cost, accuracy = value(figures, "cost"), value(figures, "accuracy")
-        name, _, cap = label.rpartition(", ")
-        if cost is not None and accuracy is not None:
-            lines.setdefault(name, []).append((100 * cost, 100 * accuracy, cap))
-    picture = blank(7.2, 4.6)
-    axes = picture.add_subplot()
-    quiet(axes)
-    for (name, points), colour in zip(lines.items(), itertools.cycle(TOOL_COLOURS), strict=False):
-        axes.plot(*zip(*(point[:2] for point in points), strict=True), "o-", color=colour, label=name)
-        for (x, y), same in itertools.groupby(points, key=lambda point: point[:2]):
-            caps = " and ".join(cap.removesuffix(" turns") for _, _, cap in same)
-            axes.annotate(f"{caps} turns", (x, y), xytext=(5, -12), textcoords="offset points", fontsize=8, color=FAINT)
-    axes.set(xlabel="cents a question", ylabel="accuracy (%)")
-    axes.margins(0.12)
-    axes.legend(frameon=False, fontsize=9)
-    headline(picture, "Accuracy against cost by the most turns")
-    picture.savefig(directory / "turn_caps.png", dpi=DPI, facecolor="white")
-    return directory / "turn_caps.png"
-
-
 # --- learning curves -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """One panel: the metric's name, factor and unit as shown, colour, and its axis where that is not the unit."""
+    """A panel: the metric's name, factor and unit as shown, colour, and its axis' label if that is not the unit."""
 
     metric: str
     label: str
@@ -108,7 +78,7 @@ _CURVES = (
 
 
 def smooth(steps: Float[np.ndarray, " N"], values: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """Gaussian average over the neighbouring steps, about a fortieth of the run wide; the ends use the inside only."""
+    """Return Gaussian averages over neighbouring steps, about a fortieth of the run wide."""
     width = max(1.0, float(np.ptp(steps)) / 40)
     weights = np.exp(-(((steps[:, None] - steps[None, :]) / width) ** 2) / 2)
     return weights @ values / weights.sum(axis=1)
@@ -174,7 +144,7 @@ def _tool_shares(summary: Mapping[str, Any]) -> Figure | None:
     families = [*order, "all"] if "all" in names and len(order) != 1 else order
     # The bar of all questions stands a little apart.
     places = [-(i + 0.35 * (family == "all" and i > 0)) for i, family in enumerate(families)]
-    colours = dict(zip(tools, TOOL_COLOURS, strict=False)) | {OTHERS: TOOL_COLOURS[-1]}
+    colours = dict(zip(tools, COLOURS, strict=False)) | {OTHERS: COLOURS[-1]}
     picture = blank(5.6 * len(phases), 1.9 + 0.52 * len(families))
     first: Axes | None = None
     for index, (phase, shares) in enumerate(phases.items()):
@@ -189,23 +159,21 @@ def _tool_shares(summary: Mapping[str, Any]) -> Figure | None:
         axes.tick_params(axis="y", labelsize=10, labelcolor=INK, labelleft=index == 0)
         axes.spines[["left", "bottom"]].set_visible(False)
     handles = [Patch(color=colours[tool], label=plain(tool)) for tool in tools]
-    picture.legend(
-        handles=handles, loc="outside lower center", frameon=False, fontsize=9.5,
-        ncols=3 if len(phases) == 1 else len(tools) if len(tools) <= 6 else 4,
-        labelcolor=INK, handlelength=1.0, handleheight=1.0, columnspacing=1.6,
-    )  # fmt: skip
+    columns = 3 if len(phases) == 1 else len(tools) if len(tools) <= 6 else 4
+    size = {"fontsize": 9.5, "handlelength": 1.0, "handleheight": 1.0, "columnspacing": 1.6}
+    picture.legend(handles=handles, loc="outside lower center", frameon=False, labelcolor=INK, ncols=columns, **size)
     headline(picture, *_findings(phases, tools, families))
     return picture
 
 
 def _main_tools(phases: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
-    """Tools that get a colour, by name so that kindred ones are neighbours; the least used share the last colour."""
+    """Return the tools that get a colour, sorted by name; the least used share the last colour."""
     use: dict[str, float] = {}
     for shares in phases.values():
         for tool, share in itertools.chain.from_iterable(by_tool.items() for by_tool in shares.values()):
             use[tool] = use.get(tool, 0.0) + share
     ranked = sorted(use, key=lambda tool: (-use[tool], tool))
-    kept = ranked if len(ranked) < len(TOOL_COLOURS) else ranked[: len(TOOL_COLOURS) - 1]
+    kept = ranked if len(ranked) < len(COLOURS) else ranked[: len(COLOURS) - 1]
     return sorted(kept) + ([OTHERS] if len(kept) < len(ranked) else [])
 
 
@@ -230,7 +198,7 @@ def _bar(axes: Axes, place: float, shares: Mapping[str, float], colours: Mapping
 def _findings(
     phases: Mapping[str, Mapping[str, Mapping[str, float]]], tools: Sequence[str], families: Sequence[str]
 ) -> tuple[str, str]:
-    """The largest rise and fall over all questions as the title, every family's favourite as the second line."""
+    """Return the title, the largest rise and fall over all questions, and the favourite tool of every family."""
     favourites = []
     for family in families[:5]:
         shares = phases.get("after", {}).get(family, {})

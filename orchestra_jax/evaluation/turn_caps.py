@@ -5,12 +5,15 @@ A turn is one generation of the policy with the results of its calls, the answer
 smaller cap is the beginning of the same one under a larger cap, without the calls of its last turn.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.evaluation.measures import intervals, summarize
+from orchestra_jax.evaluation.terminal import Row, value
 from orchestra_jax.types import USER_ROLE, Status, Trajectory, Turn, Usage
 
 
@@ -124,3 +127,34 @@ def _spoken(rows: Sequence[Usage], place: int, turn: Turn) -> int:
         if not rows[place - 1].estimated or rows[place - 1].completion_tokens == written:
             break
     return place
+
+
+def draw_turn_caps(rows: Sequence[Row], directory: Path) -> Path:
+    """Draw turn_caps.png: accuracy against cost by the most turns, a line for each benchmark (Fig. 6).
+
+    Args:
+        rows: of `terminal.cap_rows`, labelled "BENCHMARK, N turns".
+        directory: an existing folder.
+    """
+    from orchestra_jax.evaluation.canvas import COLOURS, DPI, FAINT, blank, headline, quiet  # matplotlib takes a second
+
+    lines: dict[str, list[tuple[float, float, str]]] = {}
+    for label, figures, _ in rows:
+        cost, accuracy = value(figures, "cost"), value(figures, "accuracy")
+        name, _, cap = label.rpartition(", ")
+        if cost is not None and accuracy is not None:
+            lines.setdefault(name, []).append((100 * cost, 100 * accuracy, cap))
+    picture = blank(7.2, 4.6)
+    axes = picture.add_subplot()
+    quiet(axes)
+    for (name, points), colour in zip(lines.items(), itertools.cycle(COLOURS), strict=False):
+        axes.plot(*zip(*(point[:2] for point in points), strict=True), "o-", color=colour, label=name)
+        for (x, y), same in itertools.groupby(points, key=lambda point: point[:2]):
+            caps = " and ".join(cap.removesuffix(" turns") for _, _, cap in same)
+            axes.annotate(f"{caps} turns", (x, y), xytext=(5, -12), textcoords="offset points", fontsize=8, color=FAINT)
+    axes.set(xlabel="cents a question", ylabel="accuracy (%)")
+    axes.margins(0.12)
+    axes.legend(frameon=False, fontsize=9)
+    headline(picture, "Accuracy against cost by the most turns")
+    picture.savefig(directory / "turn_caps.png", dpi=DPI, facecolor="white")
+    return directory / "turn_caps.png"

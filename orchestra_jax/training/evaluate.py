@@ -21,7 +21,7 @@ from orchestra_jax.envs.baselines import baseline
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks, in_parts
 from orchestra_jax.evaluation.terminal import benchmark_rows, cap_rows, plain, print_figures
-from orchestra_jax.evaluation.turn_caps import TurnCaps
+from orchestra_jax.evaluation.turn_caps import TurnCaps, draw_turn_caps
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models.lora import load_peft
 from orchestra_jax.money.budgets import BudgetExceeded
@@ -85,8 +85,6 @@ def _report(found: dict[str, Any], folder: Path) -> None:
     write_summary(found, folder)
     print_figures(Console(), found["policy"], rows, intervals=True)
     if by_cap := [row for name, figures in found["benchmarks"].items() for row in cap_rows(name, figures)]:
-        from orchestra_jax.evaluation.pictures import draw_turn_caps  # only now: importing matplotlib takes a second
-
         print_figures(Console(), f"{found['policy']}, by the most turns", by_cap)
         draw_turn_caps(by_cap, folder)
     print(f"summary.json is in {folder}")

@@ -14,7 +14,7 @@ from orchestra_jax.evaluation.calls import (
     offered_models,
     strongest_models,
 )
-from orchestra_jax.evaluation.results.models import share_of_calls
+from orchestra_jax.evaluation.results.tables import share_of_calls
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn
 
 FAMILIES = {

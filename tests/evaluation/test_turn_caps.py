@@ -19,10 +19,9 @@ from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.evaluation.intervals import wilson
 from orchestra_jax.evaluation.measures import summarize
-from orchestra_jax.evaluation.pictures import draw_turn_caps
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.evaluation.terminal import cap_rows
-from orchestra_jax.evaluation.turn_caps import TurnCaps, capped, cut, ended_by, widest
+from orchestra_jax.evaluation.turn_caps import TurnCaps, capped, cut, draw_turn_caps, ended_by, widest
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat

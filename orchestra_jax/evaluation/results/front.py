@@ -1,13 +1,12 @@
-"""Accuracy against cost: which policies no other beats in both, and the area that they cover together."""
+"""The front of accuracy against cost: policies that no other beats in both, and the area that they cover."""
 
 from collections.abc import Sequence
 
-# Dollars (or cents) a question, and accuracy.
-Point = tuple[float, float]
+Point = tuple[float, float]  # dollars (or cents) a question, and accuracy
 
 
 def on_front(points: Sequence[Point]) -> list[bool]:
-    """Of each point, whether none is as right for less, or more right for as little; equals are on it together."""
+    """Return which points no other beats: none is as right for less, nor more right for as much."""
 
     def beats(other: Point, point: Point) -> bool:
         return other != point and other[0] <= point[0] and other[1] >= point[1]
@@ -16,13 +15,14 @@ def on_front(points: Sequence[Point]) -> list[bool]:
 
 
 def hypervolume(points: Sequence[Point], dearest: float) -> float:
-    """The area of all that some point beats, between accuracy 0 and its own and between its cost and `dearest`.
+    """Return the area that some point beats, between accuracy 0 and its own and between its cost and `dearest`.
 
     Args:
-        dearest: cost of the reference point, whose accuracy is 0; points beyond it cover nothing.
+        points: those that cost more than `dearest` cover nothing.
+        dearest: cost of the reference point, whose accuracy is 0.
     """
-    area, height, inside = 0.0, 0.0, sorted(point for point in points if point[0] < dearest)
-    for cost, accuracy in inside:
+    area, height = 0.0, 0.0
+    for cost, accuracy in sorted(point for point in points if point[0] < dearest):
         if accuracy > height:
             area += (dearest - cost) * (accuracy - height)
             height = accuracy

@@ -1,4 +1,4 @@
-"""What is shown of one group: the menu, and of each member its turns, money, time, reward terms and tokens."""
+"""Values for the page of one group: its menu, and each member's turns, money, time, reward terms and tokens."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ Decode = Callable[[Sequence[int]], str]  # token ids to text
 
 
 def view(group: StoredGroup, reward: RewardConfig, decode: Decode | None) -> dict[str, Any]:
-    """Everything that the template needs, as plain values.
+    """Return everything that the template needs, as plain values.
 
     Args:
         reward: how the run weighs the terms of Eq. 2.
@@ -60,7 +60,7 @@ def view(group: StoredGroup, reward: RewardConfig, decode: Decode | None) -> dic
 
 
 def reward_terms(group: StoredGroup, reward: RewardConfig) -> list[list[dict[str, Any]]]:
-    """By member: each feature of Eq. 2 with its value, its place in the group's range, its weight and their product."""
+    """Return by member each feature of Eq. 2: its value, its place in the group's range, its weight and the product."""
     arrays = group_arrays(group.members, len(group.members))
     columns = (arrays.tool_counts, arrays.solved, arrays.cost_usd, arrays.latency_s)
     matrix = feature_matrix(*map(jnp.asarray, columns), tool_feature=reward.tool_feature)
@@ -71,26 +71,23 @@ def reward_terms(group: StoredGroup, reward: RewardConfig) -> list[list[dict[str
     weights = arrays.preference[0] * np.array(scale, np.float32)
     raw = np.asarray(matrix)[0]
     terms = norm * weights * (arrays.solved & arrays.completed)[0][:, None]
-    return [
-        [
-            # `+ 0.0`: a cost of -0 is shown as 0.
-            {"name": name, "value": float(raw[m, k]) + 0.0, "norm": float(norm[m, k]), "weight": float(weights[k]),
-             "term": float(terms[m, k])}
-            for k, name in enumerate(names)
-        ]
-        for m in range(len(group.members))
-    ]  # fmt: skip
+
+    def shown(m: int, k: int) -> dict[str, Any]:
+        place = {"norm": float(norm[m, k]), "weight": float(weights[k]), "term": float(terms[m, k])}
+        return {"name": names[k], "value": float(raw[m, k]) + 0.0, **place}  # `+ 0.0`: a cost of -0 is shown as 0
+
+    return [[shown(m, k) for k in range(len(names))] for m in range(len(group.members))]
 
 
 def generations(member: Trajectory) -> Iterator[tuple[Turn, Usage | None]]:
-    """Each turn with the ledger's row of its generation: the policy's rows are in the order of its turns."""
+    """Yield each turn with the ledger's row of its generation; both are in the same order."""
     own = iter([row for row in member.ledger if row.role == "orchestrator"])
     for turn in member.turns:
         yield turn, next(own, None)
 
 
 def _turns(member: Trajectory) -> Iterator[dict[str, Any]]:
-    """Each turn with what was spent until its end."""
+    """Yield each turn with money and time until its end."""
     cost = seconds = 0.0
     for number, (turn, row) in enumerate(generations(member), 1):
         if row is not None:
@@ -110,7 +107,7 @@ def _turns(member: Trajectory) -> Iterator[dict[str, Any]]:
 
 
 def _call(call: ToolCall | None, result: ToolResult | None) -> Mapping[str, Any]:
-    """A call and its result; one of the two may be missing."""
+    """Return a call and its result; one of the two may be missing."""
     rows = result.usage if result else ()
     return {
         "name": call.name if call else "",
@@ -124,8 +121,9 @@ def _call(call: ToolCall | None, result: ToolResult | None) -> Mapping[str, Any]
 
 
 def _tokens(member: Trajectory, learner: Scores | None) -> list[list[list[float]]]:
-    """Of each turn: ids that were read, ids that were sampled, the engine's log-probs of these, and, where the learner
-    scored the member, the learner's less the engine's.
+    """Return for each turn the ids that were read, the sampled ids and their log-probs by the engine.
+
+    If the learner scored the member, the differences of its log-probs from the engine's follow.
     """
     found = []
     for turns, scores in itertools.zip_longest(member.sequences, learner or ()):

@@ -1,4 +1,4 @@
-"""What was evaluated, read from the trajectories that evaluations keep: what came of each question."""
+"""Reading of the trajectories that evaluations keep, as the outcome of each question."""
 
 import json
 import re
@@ -14,25 +14,28 @@ from orchestra_jax.config import record
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.users import SCRIPTED
 from orchestra_jax.evaluation.calls import ModelCalls, called_tool, count_model_calls
-from orchestra_jax.evaluation.intervals import Interval, bootstrap
-from orchestra_jax.evaluation.results.offers import Offer, offer_of, trained_on
+from orchestra_jax.evaluation.intervals import Interval, bootstrap, wilson
+from orchestra_jax.evaluation.results.offering import Offering, offering, training_config
 from orchestra_jax.types import Status
 
 _FILE = re.compile(r"(?P<name>.+)\.t(?P<temperature>\d[\d.e-]*)(\.p\d+)?\.jsonl")  # p1, p2, ...: of other processes
-TAU2 = "tau2"  # a world, where others are told by their questions' source
+TAU2 = "tau2"  # told by its environment, where others are told by the source of their questions
 PAPERS = ("airline", "retail", "telecom")  # its domains in the paper
-BEFORE, AFTER = "before", "after"  # training: the phases of a training run
+POLICY, BEFORE, AFTER = "policy", "before", "after"  # phases: of an evaluation, and of a training run
+_Place = tuple[str, int]  # a question's id and a sample's number
 
 
 @dataclass(frozen=True)
-class Item:
-    """What came of one sample of a question: dollars, seconds, and how often each tool was called.
+class Outcome:
+    """One sample of a question.
 
     Attributes:
-        calls: by what a tool is; named: by what the menu calls it.
+        cost: in dollars.
+        calls: by tool.
+        named: calls by the tool's name on the menu.
         tools: names on the menu, in order; None in files of before they were kept.
         weights: P over them, the outcome, cost and latency (Eq. 2); None likewise.
-        model_calls: calls of models; None likewise.
+        model_calls: None likewise.
         family: of the question, "" likewise.
     """
 
@@ -52,15 +55,18 @@ class Measured:
     """One policy on one benchmark.
 
     Attributes:
-        run: folder's name and, where it is not the evaluated policy itself, who else played: of a training run the
-            phase, of a baseline its name.
-        folder: the run's; phase: "policy", BEFORE, AFTER, or a baseline's name.
-        policy: what tells the policy from others in other folders; `model`: the name of its own model, if known.
-        source: data set; benchmark: its benchmark and temperature; offer: tools and prices.
-        items: by question, the samples that were answered, one of each question as a rule.
-        failed: samples that failed for infrastructure reasons.
-        variant: what tells the world that was asked from others of its name: data, user, domains.
-        as_published: whether the paper's figures of that name are of the same.
+        run: the folder's name, and for another player than the evaluated policy its phase.
+        folder: of the run.
+        phase: POLICY, BEFORE, AFTER, or a baseline's name.
+        policy: tells the policy from others in other folders.
+        model: the name of the policy's own model, if known.
+        source: data set.
+        benchmark: its name and temperature.
+        offer: tools and prices.
+        items: by question, the samples that were answered.
+        failed: the number of samples that failed for infrastructure reasons.
+        variant: tells the environment from others of its name: data, user, domains.
+        as_published: the paper's figures of that name are of the same variant.
     """
 
     run: str
@@ -70,60 +76,79 @@ class Measured:
     model: str | None
     source: str
     benchmark: str
-    offer: Offer
-    items: Mapping[str, Sequence[Item]]
+    offer: Offering
+    items: Mapping[str, Sequence[Outcome]]
     failed: int
     variant: tuple[str, ...] = ()
     as_published: bool = True
 
     @property
+    def key(self) -> str:
+        """Tells the runs of a report from each other, on each benchmark."""
+        return f"{self.folder.resolve()}, {self.phase}, {self.benchmark}"
+
+    @property
     def asked(self) -> str:
-        """The questions, whatever is offered."""
+        """The questions, whatever is on offer."""
         return ", ".join([self.source, *self.variant, self.benchmark])
 
     @property
     def label(self) -> str:
-        """What is asked; two policies with the same label are compared question by question."""
+        """The questions with what is unseen: policies with the same label are compared question by question."""
         return ", ".join([self.source, *self.variant, *self.offer.unseen, self.benchmark])
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of a benchmark, and no part or variant of it."""
+        """Whether it is a benchmark of the paper's kind as a whole, and no part or variant of one."""
         return self.as_published and "." not in self.benchmark.partition(" at temperature")[0]
 
     @property
-    def all_items(self) -> list[Item]:
+    def all_items(self) -> list[Outcome]:
+        """The samples of all questions."""
         return [item for samples in self.items.values() for item in samples]
 
     @property
     def samples(self) -> int:
-        """Of a question, the most."""
+        """The most samples of a question."""
         return max(map(len, self.items.values()), default=0)
 
-    def mean(self, figure: Callable[[Item], float]) -> float | None:
-        """Over all samples; None of nothing."""
+    def of_family(self, name: str) -> "Measured":
+        """Return the part with the questions of one family."""
+        kept = {key: [item for item in items if item.family == name] for key, items in self.items.items()}
+        return replace(self, items={key: items for key, items in kept.items() if items})
+
+    def mean(self, figure: Callable[[Outcome], float]) -> float | None:
+        """Return the mean over all samples, or None if there is none."""
         return float(np.mean([figure(item) for item in self.all_items])) if self.items else None
 
-    def interval(self, figure: Callable[[Item], float]) -> Interval | None:
-        """Of that mean, by bootstrap over the questions."""
+    def interval(self, figure: Callable[[Outcome], float]) -> Interval | None:
+        """Return the interval of the mean by bootstrap over the questions."""
         means = [question_mean(samples, figure) for samples in self.items.values()]
         return bootstrap(means, weights=[len(samples) for samples in self.items.values()])
 
+    def accuracy_interval(self) -> Interval | None:
+        """Return Wilson's interval of the accuracy, or the bootstrap's with several samples of a question."""
+        items = self.all_items
+        return self.interval(solved) if self.samples > 1 else wilson(sum(item.solved for item in items), len(items))
 
-def question_mean(samples: Sequence[Item], figure: Callable[[Item], float]) -> float:
+
+def question_mean(samples: Sequence[Outcome], figure: Callable[[Outcome], float]) -> float:
+    """Return the mean over the samples of a question."""
     return float(np.mean([figure(item) for item in samples]))
 
 
-def solved(item: Item) -> float:
+def solved(item: Outcome) -> float:
+    """Return 1 for a solved question, else 0."""
     return float(item.solved)
 
 
-def cost(item: Item) -> float:
+def cost(item: Outcome) -> float:
+    """Return the dollars of a sample."""
     return item.cost
 
 
 def measured(folder: Path) -> list[Measured]:
-    """Everything that was evaluated in a run's folder, in the order of its files.
+    """Return everything that was evaluated in a run's folder, in the order of its files.
 
     Raises:
         ConfigError: there is no evaluation in it.
@@ -133,19 +158,20 @@ def measured(folder: Path) -> list[Measured]:
     trained = record.read(folder) or {}
     evaluated = record.read(kept) or trained
     found: dict[tuple[str, str], Measured] = {}
-    read: dict[tuple[str, str], dict[tuple[str, int], tuple[Item | None, str | None]]] = {}
+    read: dict[tuple[str, str], dict[_Place, tuple[Outcome | None, str | None]]] = {}
     for file in sorted(kept.glob("trajectories/*/*.jsonl"), key=lambda file: (file.parent.name == AFTER, file)):
         if (named := _FILE.fullmatch(file.name)) is None:
             continue
         phase = file.parent.name
         benchmark = f"{named['name']} at temperature {named['temperature']}"
-        run = folder.name if phase == "policy" else f"{folder.name}, {phase}"
+        run = folder.name if phase == POLICY else f"{folder.name}, {phase}"
         made = trained if phase in (BEFORE, AFTER) else evaluated
         config = made.get("config", {})
+        identity, offer = _identity(folder, phase, made), offering(config, training_config(made))
+        variant, as_published = _variant(config)
         found[run, benchmark] = Measured(
-            run, folder, phase, _identity(folder, phase, made), None, _source(config), benchmark,
-            offer_of(config, trained_on(made)), {}, 0, *_variant(config),
-        )  # fmt: skip
+            run, folder, phase, identity, None, _source(config), benchmark, offer, {}, 0, variant, as_published
+        )
         rows = read.setdefault((run, benchmark), {})
         for place, item, model in _read(file):
             if item is not None or place not in rows:
@@ -155,9 +181,9 @@ def measured(folder: Path) -> list[Measured]:
     return [_filled(one, read[key]) for key, one in found.items()]
 
 
-def _filled(one: Measured, rows: Mapping[tuple[str, int], tuple[Item | None, str | None]]) -> Measured:
-    items: dict[str, list[Item]] = {}
-    # By name, not as they ended: what is resampled of two runs is then the same questions.
+def _filled(one: Measured, rows: Mapping[_Place, tuple[Outcome | None, str | None]]) -> Measured:
+    items: dict[str, list[Outcome]] = {}
+    # By name, not as they ended, so that the same questions of two runs are resampled alike.
     for (name, _), (item, _) in sorted(rows.items(), key=lambda row: row[0]):
         if item is not None:
             items.setdefault(name, []).append(item)
@@ -167,7 +193,7 @@ def _filled(one: Measured, rows: Mapping[tuple[str, int], tuple[Item | None, str
 
 
 def _source(config: Mapping[str, Any]) -> str:
-    """Whose questions they are."""
+    """Return the name of the data set."""
     if config.get("env", {}).get("name") == TAU2:
         return TAU2
     data = config.get("data", {})
@@ -176,7 +202,7 @@ def _source(config: Mapping[str, Any]) -> str:
 
 
 def _variant(config: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """Of τ²-Bench, which the paper has with a model as the user: what was asked, and whether the paper asked so."""
+    """Return the variant of τ²-Bench, and whether it is the paper's, which has a model as the user."""
     world = config.get("env", {})
     options = world.get("options") or {}
     if world.get("name") != TAU2 or not options:
@@ -188,40 +214,39 @@ def _variant(config: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
 
 
 def _identity(folder: Path, phase: str, found: Mapping[str, Any]) -> str:
-    """The weights or the endpoint that played, by their place: of adapters their own, the last of the parents."""
+    """Return the place of the weights or the endpoint that played; with adapters it is theirs, the last parent."""
     if phase == AFTER:
         return str((folder / "policy").resolve())  # where an evaluation finds it
-    if phase != "policy":
+    if phase != POLICY:
         return f"{folder.resolve()}, {phase}"
     made = [f"{parent.get('path')} {parent.get('model', '')}".strip() for parent in found.get("parents", [])]
     return made[-1] if made else str(found.get("config", {}).get("policy") or folder.resolve())
 
 
-def _read(file: Path) -> Iterator[tuple[tuple[str, int], Item | None, str | None]]:
-    """Of every line: its question and sample, what came of it if it did not fail, and the policy's own model."""
+def _read(file: Path) -> Iterator[tuple[_Place, Outcome | None, str | None]]:
+    """Yield the place of every line, its outcome if it did not fail, and the policy's own model."""
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
             row = json.loads(line)
-            item, model = _item(row), row.get("policy_model")
+            item, model = _outcome(row), row.get("policy_model")
             yield (str(row["id"]), int(row.get("member", 0))), None if row["status"] == Status.FAILED else item, model
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{str(file)!r}, line {number} is no trajectory: evaluate again. ({error})") from error
 
 
-def _item(row: Mapping[str, Any]) -> Item:
+def _outcome(row: Mapping[str, Any]) -> Outcome:
     turns = [turn for turns in row["sequences"] for turn in turns]
     called = [pair for turn in turns for pair in zip(turn["calls"], turn["results"], strict=False)]
-    known = row["menu"]["tools"] if isinstance(row["menu"], dict) else {}
+    keys = row["menu"]["tools"] if isinstance(row["menu"], dict) else {}
     made = [call for call, result in called if not result["refused"]]
-    calls = [called_tool(str(call["name"]), call["arguments"], known) for call in made]
-    item = Item(
-        bool(row["solved"]), float(row["cost_usd"]), float(row["latency_s"]), Counter(calls),
-        Counter(str(call["name"]) for call in made), family=str(row.get("family", "")),
-    )  # fmt: skip
+    calls = [called_tool(str(call["name"]), call["arguments"], keys) for call in made]
+    named, family = Counter(str(call["name"]) for call in made), str(row.get("family", ""))
+    figures = bool(row["solved"]), float(row["cost_usd"]), float(row["latency_s"])
+    item = Outcome(*figures, Counter(calls), named, family=family)
     if "weights" not in row:
         return item
     wanted, tools = row["weights"], tuple(map(str, row["tools"]))
     rest = (wanted["outcome"], wanted["compute"], wanted["latency"])
     weights = (*(float(wanted["tools"].get(name, 0.0)) for name in tools), *map(float, rest))
-    whom = count_model_calls(calls, row["models"], row.get("policy_model"))
-    return replace(item, tools=tools, weights=weights, model_calls=whom)
+    models = count_model_calls(calls, row["models"], row.get("policy_model"))
+    return replace(item, tools=tools, weights=weights, model_calls=models)

@@ -1,4 +1,4 @@
-"""A folder of pages: an index with filters and learning curves, and one page for each group of trajectories."""
+"""Pages of a run's rollouts that open in a browser without a server: an index, and a page for each group."""
 
 import base64
 import itertools
@@ -15,10 +15,7 @@ from orchestra_jax.evaluation.group_files import StoredGroup
 from orchestra_jax.evaluation.pictures import LEARNING_CURVES, draw
 from orchestra_jax.evaluation.results.group_page import Decode, view
 
-COLUMNS = (
-    "step", "group", "member", "page", "task", "family", "preference", "status", "solved", "reward", "advantage",
-    "cost", "seconds", "tools",
-)  # fmt: skip
+COLUMNS = "step group member page task family preference status solved reward advantage cost seconds tools".split()
 
 
 def write_pages(
@@ -30,11 +27,11 @@ def write_pages(
     decode: Decode | None = None,
     metrics: Sequence[Mapping[str, float]] = (),
 ) -> Path:
-    """Writes the pages, with two groups in memory at a time.
+    """Write the pages, with two groups in memory at a time.
 
     Args:
         groups: in the order of step and group.
-        out: the folder; pages of an earlier time in it go.
+        out: the folder; earlier pages in it are deleted.
         name: of the run.
         reward: how the run weighs the terms of Eq. 2.
         decode: of the policy's tokenizer.
@@ -66,7 +63,7 @@ def write_pages(
 
 
 def templates() -> jinja2.Environment:
-    """The templates of all pages; what is put into them stays text."""
+    """Return the templates of all pages; values in them stay text."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(str(resources.files(__package__) / "templates")),
         autoescape=True,
@@ -77,12 +74,12 @@ def templates() -> jinja2.Environment:
 
 
 def _write(file: Path, text: str) -> None:
-    # Half of a surrogate pair, which a policy's broken bytes may leave in its text, is no character of a page.
+    # A policy's broken bytes may leave half of a surrogate pair in its text.
     file.write_text(text, encoding="utf-8", errors="replace")
 
 
 def _learning_curves(metrics: Sequence[Mapping[str, float]], folder: Path) -> str:
-    """The picture in base64, "" where there is nothing to draw; the index holds it, so no file stays."""
+    """Return the picture in base64 for the index, "" if there is nothing to draw."""
     for file in draw({}, metrics, folder):
         if file.name == LEARNING_CURVES:
             content = base64.b64encode(file.read_bytes()).decode()
@@ -96,13 +93,11 @@ def _file(group: StoredGroup) -> str:
 
 
 def _rows(group: StoredGroup) -> list[list[Any]]:
-    """What the index knows of each member, in the order of COLUMNS."""
-    task = group.task
-    return [
-        [
-            group.step, group.group, n, _file(group), task.id, task.family, task.preference.name,
-            str(member.status), bool(member.solved), round(group.rewards[n], 4), round(group.advantages[n], 4),
-            round(member.cost_usd, 8), round(member.latency_s, 3), sorted(set(member.tool_names)),
-        ]
-        for n, member in enumerate(group.members)
-    ]  # fmt: skip
+    """Return the index's row of each member, in the order of COLUMNS."""
+    task, found = group.task, []
+    for n, member in enumerate(group.members):
+        place = [group.step, group.group, n, _file(group), task.id, task.family, task.preference.name]
+        score = [str(member.status), bool(member.solved), round(group.rewards[n], 4), round(group.advantages[n], 4)]
+        used = [round(member.cost_usd, 8), round(member.latency_s, 3), sorted(set(member.tool_names))]
+        found.append(place + score + used)
+    return found

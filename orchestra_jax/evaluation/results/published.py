@@ -1,8 +1,8 @@
-"""What the paper published, for rows beside ours: arXiv 2511.21689."""
+"""Figures that the paper published (arXiv 2511.21689), for rows beside ours."""
 
 from dataclasses import dataclass
 
-from orchestra_jax.evaluation.results.offers import UNSEEN_PRICES, UNSEEN_TOOLS
+from orchestra_jax.evaluation.results.offering import UNSEEN_PRICES, UNSEEN_TOOLS
 
 SOURCE = "arXiv 2511.21689"
 _PLACES = {"hle": 0, "frames": 1, "tau2": 2}
@@ -14,7 +14,8 @@ class Published:
 
     Attributes:
         accuracies: on HLE, FRAMES and τ²-Bench, in %; None: not measured.
-        cents, minutes: means over HLE and FRAMES.
+        cents: mean over HLE and FRAMES.
+        minutes: likewise.
     """
 
     name: str
@@ -23,10 +24,11 @@ class Published:
     minutes: float
 
     def accuracy(self, source: str) -> float | None:
+        """Return the accuracy on a benchmark in %, if it is known."""
         return self.accuracies[_PLACES[source]] if source in _PLACES else None
 
     def costs(self, source: str) -> tuple[float, float] | None:
-        """Cents and seconds a question; None where they are of other benchmarks."""
+        """Return cents and seconds a question, or None for a benchmark that they are not of."""
         return (self.cents, 60 * self.minutes) if source in ("hle", "frames") else None
 
 
@@ -42,22 +44,22 @@ TABLE_1 = (
 TABLE_2 = (Published("Orchestrator-8B, unseen tools", (22.0, 73.8, 48.8), 34.8, 8.2),)
 TABLE_4 = (Published("Orchestrator-8B, unseen prices", (36.9, 76.6, 80.4), 7.5, 7.8),)
 _TABLES = {(): (1, TABLE_1), (UNSEEN_TOOLS,): (2, TABLE_2), (UNSEEN_PRICES,): (4, TABLE_4)}
-# Table 3: Orchestrator-8B's score by Eq. 5-6 on HLE, FRAMES and τ²-Bench.
-PREFERENCE_SCORES = (46.7, 68.4, 79.5)
-# Fig. 3 and appendix A: of GPT-5's calls, the share that goes to GPT-5 and GPT-5-mini; of Qwen3-8B's, to GPT-5.
+_PREFERENCE_SCORES = (46.7, 68.4, 79.5)  # Table 3: Orchestrator-8B by Eq. 5-6 on HLE, FRAMES and τ²-Bench
+# Fig. 3 and appendix A: the share of GPT-5's calls to GPT-5 and GPT-5-mini, and of Qwen3-8B's calls to GPT-5.
 OWN_SHARE, STRONGEST_SHARE = ("GPT-5", 98), ("Qwen3-8B", 73)
 
 
 def is_published(source: str) -> bool:
-    """Whether the paper has figures of a benchmark."""
+    """Return whether the paper has figures of a benchmark."""
     return source in _PLACES
 
 
 def rows(source: str, unseen: tuple[str, ...] = ()) -> tuple[int, list[Published]]:
-    """The number of the paper's table, and its rows on a benchmark, with tools and prices as in training or not."""
+    """Return the number of the paper's table with these unseen tools or prices, and its rows on a benchmark."""
     number, found = _TABLES.get(unseen, (0, ()))
     return number, [row for row in found if row.accuracy(source) is not None]
 
 
 def preference_score(source: str) -> float | None:
-    return PREFERENCE_SCORES[_PLACES[source]] if source in _PLACES else None
+    """Return Orchestrator-8B's preference score on a benchmark (Table 3)."""
+    return _PREFERENCE_SCORES[_PLACES[source]] if source in _PLACES else None

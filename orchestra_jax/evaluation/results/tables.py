@@ -1,84 +1,83 @@
-"""The tables of a report, one after another."""
+"""The tables of a report: figures of several policies on several benchmarks, one benchmark after another."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from orchestra_jax.envs.base import DO_NOTHING
-from orchestra_jax.evaluation.intervals import wilson
+from orchestra_jax.evaluation.intervals import Interval, bootstrap
 from orchestra_jax.evaluation.pass_at_k import pass_figures
 from orchestra_jax.evaluation.results import published
-from orchestra_jax.evaluation.results.front_table import front
+from orchestra_jax.evaluation.results.comparisons import pairs, preferences, unseen
+from orchestra_jax.evaluation.results.front import hypervolume, on_front
 from orchestra_jax.evaluation.results.measured import Measured, cost, solved
-from orchestra_jax.evaluation.results.models import models
-from orchestra_jax.evaluation.results.pairs import pairs
-from orchestra_jax.evaluation.results.preference import preferences
-from orchestra_jax.evaluation.results.table import Table, number, span
-from orchestra_jax.evaluation.results.unseen import unseen
+from orchestra_jax.evaluation.results.text_table import TextTable, span
+from orchestra_jax.evaluation.terminal import number
 
 _MOST_FAMILIES = 8  # as columns
 
 
-def tables(found: Sequence[Measured], bases: Mapping[str, Measured] | None = None) -> list[Table]:
-    """Figures by benchmark with the paper's rows beside them, then what compares several of them.
+def tables(found: Sequence[Measured], bases: Mapping[str, Measured] | None = None) -> list[TextTable]:
+    """Return the figures by benchmark with the paper's rows beside them, then comparisons of several benchmarks.
 
     Args:
+        found: everything that was evaluated.
         bases: see `preferences`.
     """
     made = []
     for label in dict.fromkeys(one.label for one in found):
         same = side_by_side([one for one in found if one.label == label])
         made += [_figures(label, same), _families(label, same), _passes(label, same), _calls(label, same)]
-        made += [models(label, same)]
-        made += [pairs(label, same), front(label, same), preferences(label, same, bases or {})]
+        made += [_models(label, same), pairs(label, same), _front(label, same), preferences(label, same, bases or {})]
     return [table for table in [*made, *unseen(found)] if table.rows or not table.columns]
 
 
 def side_by_side(found: Sequence[Measured]) -> list[Measured]:
-    """What was asked alike: doing nothing once, and with names that say what was offered, where that differs."""
+    """Return the runs on a benchmark, doing nothing once, with tools and prices in their names where these differ."""
     silent = [one for one in found if one.phase == DO_NOTHING]
     most = max(silent, key=lambda one: len(one.items), default=None)
-    others = _told_apart([one for one in found if one.phase != DO_NOTHING])
-    return [*others, replace(most, run="do nothing")] if most and others else _told_apart(found)
+    others = _named_by_offer([one for one in found if one.phase != DO_NOTHING])
+    return [*others, replace(most, run="do nothing")] if most and others else _named_by_offer(found)
 
 
-def _told_apart(found: Sequence[Measured]) -> list[Measured]:
-    words = [one.offer.words for one in found]
-    lists = [one.offer.prices for one in found]
-    suffixes = []
-    for one, word, prices in zip(found, words, lists, strict=True):
-        tools = {other.offer.tools for other, others in zip(found, words, strict=True) if others == word}
-        count = f" ({len(one.offer.tools or ())})" if len(tools) > 1 else ""
-        own = [f"{word}{count}"] if len({(other.offer.tools, other.offer.menu) for other in found}) > 1 else []
-        suffixes.append([*own, *([f"prices {prices}"] if len(set(lists)) > 1 and prices else [])])
-    return [replace(one, run=", ".join([one.run, *suffix])) for one, suffix in zip(found, suffixes, strict=True)]
+def _named_by_offer(found: Sequence[Measured]) -> list[Measured]:
+    """Return the runs with their tools and prices as part of their names, where these differ."""
+    menus = {(one.offer.tools, one.offer.menu) for one in found}
+    price_lists = {one.offer.prices for one in found}
+    tools_by_words: dict[str, set[tuple[str, ...] | None]] = {}
+    for one in found:
+        tools_by_words.setdefault(one.offer.words, set()).add(one.offer.tools)
+    named = []
+    for one in found:
+        parts, words = [one.run], one.offer.words
+        if len(menus) > 1:
+            ambiguous = len(tools_by_words[words]) > 1
+            parts.append(f"{words} ({len(one.offer.tools or ())})" if ambiguous else words)
+        if len(price_lists) > 1 and one.offer.prices:
+            parts.append(f"prices {one.offer.prices}")
+        named.append(replace(one, run=", ".join(parts)))
+    return named
 
 
-def _figures(label: str, found: Sequence[Measured]) -> Table:
+def _figures(label: str, found: Sequence[Measured]) -> TextTable:
     rows = []
     for one in found:
         items = one.all_items
         right, spent = sum(item.solved for item in items), sum(item.cost for item in items)
-        known = one.interval(solved) if one.samples > 1 else wilson(right, len(items))
-        rows.append([
-            one.run, str(len(one.items)), str(one.failed),
-            number(one.mean(solved), 100, 1), span(known, 100, 1),
-            number(one.mean(cost), 100, 3), span(one.interval(cost), 100, 3),
-            number(spent / right if right else None, 100, 2),
-            number(one.mean(lambda item: item.seconds), 1, 1), number(one.mean(lambda i: i.calls.total()), 1, 2),
-        ])  # fmt: skip
+        cells = [one.run, str(len(one.items)), str(one.failed)]
+        cells += [number(one.mean(solved), 100, 1), span(one.accuracy_interval(), 100, 1)]
+        cells += [number(one.mean(cost), 100, 3), span(one.interval(cost), 100, 3)]
+        cells += [number(spent / right if right else None, 100, 2)]
+        cells += [number(one.mean(lambda item: item.seconds), 1, 1), number(one.mean(lambda i: i.calls.total()), 1, 2)]
+        rows.append(cells)
     source = found[0].source
     table, theirs = published.rows(source, found[0].offer.unseen) if found[0].whole else (0, [])
     for row in theirs:
         costs = row.costs(source)
         cents, seconds = ("", "") if costs is None else (f"{costs[0]:.1f}", f"{costs[1]:.0f}")
-        rows.append([
-            f"published: {row.name}", "", "", f"{row.accuracy(source):.1f}", "", cents, "", "", seconds, "",
-        ])  # fmt: skip
-    columns = [
-        "policy", "answered", "failed", "accuracy %", "95 %", "cents a question", "95 %", "cents per correct",
-        "seconds", "calls",
-    ]  # fmt: skip
+        accuracy = f"{row.accuracy(source):.1f}"
+        rows.append([f"published: {row.name}", "", "", accuracy, "", cents, "", "", seconds, ""])
+    columns = ["policy", "answered", "failed", "accuracy %", "95 %", "cents a question", "95 %", "cents per correct"]
     note = (
         "Means are over the answered questions; what failed for infrastructure reasons is in none of them. Accuracy: "
         "Wilson's interval; cents: bootstrap over questions."
@@ -89,69 +88,130 @@ def _figures(label: str, found: Sequence[Measured]) -> Table:
     if theirs:
         note += f" Published rows: {published.SOURCE}, Table {table}"
         note += ", whose cents and seconds are means over HLE and FRAMES." if theirs[0].costs(source) else "."
-    return Table(label, columns, rows, note)
+    return TextTable(label, [*columns, "seconds", "calls"], rows, note)
 
 
 def _offered(found: Sequence[Measured]) -> str:
-    """A sentence for each menu there is."""
+    """Return a sentence for each menu."""
     menus: dict[tuple[str, str], list[str]] = {}
     for one in found:
         if one.offer.tools is not None and one.phase != DO_NOTHING:
-            what = ", ".join(one.offer.tools) or "nothing"
-            what += f" ({one.offer.menu})" if one.offer.menu else ""
-            menus.setdefault((what, one.offer.prices), []).append(one.run)
-    who = {key: f" to {'; '.join(runs)}" if len(menus) > 1 else "" for key, runs in menus.items()}
-    return "".join(f" Offered{who[key]}: {key[0]}; prices: {key[1]}." for key in menus)
+            tools = ", ".join(one.offer.tools) or "nothing"
+            tools += f" ({one.offer.menu})" if one.offer.menu else ""
+            menus.setdefault((tools, one.offer.prices), []).append(one.run)
+    runs = {key: f" to {'; '.join(names)}" if len(menus) > 1 else "" for key, names in menus.items()}
+    return "".join(f" Offered{runs[key]}: {key[0]}; prices: {key[1]}." for key in menus)
 
 
-def _families(label: str, found: Sequence[Measured]) -> Table:
-    """Figures by family of the questions, where there are a few: a benchmark's domains or sets."""
+def _families(label: str, found: Sequence[Measured]) -> TextTable:
+    """Return the figures by family of the questions, such as a benchmark's domains, if there are a few."""
     names = sorted({item.family for one in found for item in one.all_items} - {""})
     shown = names if 1 < len(names) <= _MOST_FAMILIES else []
     rows = []
-    for one in found:
+    for one in found if shown else []:
         cells = [one.run]
-        for name in shown:
-            kept = {key: [i for i in items if i.family == name] for key, items in one.items.items()}
-            part = replace(one, items={key: items for key, items in kept.items() if items})
-            some = part.all_items
-            known = part.interval(solved) if one.samples > 1 else wilson(sum(i.solved for i in some), len(some))
-            cells += [number(part.mean(solved), 100, 1), span(known, 100, 1), number(part.mean(cost), 100, 3)]
-            cells += [number(part.mean(lambda item: item.seconds), 1, 1)]
+        for part in map(one.of_family, shown):
+            cells += [number(part.mean(solved), 100, 1), span(part.accuracy_interval(), 100, 1)]
+            cells += [number(part.mean(cost), 100, 3), number(part.mean(lambda item: item.seconds), 1, 1)]
         rows.append(cells)
     each = [[f"{name} %", "95 %", f"{name} cents", f"{name} seconds"] for name in shown]
     columns = ["policy", *(column for some in each for column in some)]
     note = "Accuracy, cents and seconds a question, by family; means over what was answered."
-    return Table(f"{label}: by family", columns, rows if shown else [], note)
+    return TextTable(f"{label}: by family", columns, rows, note)
 
 
-def _passes(label: str, found: Sequence[Measured]) -> Table:
-    """pass^k and pass@k of those with several samples of a question."""
+def _passes(label: str, found: Sequence[Measured]) -> TextTable:
+    """Return pass^k and pass@k of the runs with several samples of a question."""
     several = [one for one in found if one.samples > 1]
-    most = max((one.samples for one in several), default=0)
+    ks = range(1, max((one.samples for one in several), default=0) + 1)
     rows = []
     for one in several:
         counts = [(len(items), sum(item.solved for item in items)) for items in one.items.values()]
         known = pass_figures(counts, one.samples)
-        rows.append([
-            one.run,
-            *(number(known[name].get(str(k)), 100, 1) for name in known for k in range(1, most + 1)),
-        ])  # fmt: skip
-    columns = ["policy", *(f"pass{sign}{k} %" for sign in "^@" for k in range(1, most + 1))]
+        rows.append([one.run, *(number(known[name].get(str(k)), 100, 1) for name in known for k in ks)])
     note = (
         "pass^k: the chance that k of k samples of a question are right; pass@k: that one of k is. Of a question with "
         "c right ones of n: C(c, k) / C(n, k) and 1 - C(n - c, k) / C(n, k), without bias; means over the questions."
     )
-    return Table(f"{label}: several samples of a question", columns, rows, note)
+    columns = ["policy", *(f"pass{sign}{k} %" for sign in "^@" for k in ks)]
+    return TextTable(f"{label}: several samples of a question", columns, rows, note)
 
 
-def _calls(label: str, found: Sequence[Measured]) -> Table:
+def _calls(label: str, found: Sequence[Measured]) -> TextTable:
     counts = [sum((item.calls for item in one.all_items), Counter[str]()) for one in found]
     sizes = [max(1, len(one.all_items)) for one in found]
-    rows = [
-        [tool, *(f"{c[tool] / size:.3f} ({c[tool] / max(1, c.total()):.0%})" for c, size in cells)]
-        for tool in sorted({tool for count in counts for tool in count})
-        for cells in [list(zip(counts, sizes, strict=True))]
-    ]
+    rows = []
+    for tool in sorted({tool for count in counts for tool in count}):
+        cells = [(c[tool] / size, c[tool] / max(1, c.total())) for c, size in zip(counts, sizes, strict=True)]
+        rows.append([tool, *(f"{per_question:.3f} ({share:.0%})" for per_question, share in cells)])
     note = "Calls a question, and the share of all calls in brackets."
-    return Table(f"{label}: calls by tool", ["tool", *(one.run for one in found)], rows, note)
+    return TextTable(f"{label}: calls by tool", ["tool", *(one.run for one in found)], rows, note)
+
+
+def _models(label: str, found: Sequence[Measured]) -> TextTable:
+    """Return the shares of model calls that go to the strongest model and to the policy's own kind (Fig. 3)."""
+    rows = []
+    for one in found:
+        asked = [[item.model_calls for item in samples if item.model_calls] for samples in one.items.values()]
+        known = [each for some in asked for each in some]
+        if not any(each.count for each in known):
+            continue
+        cells = [one.run, f"{sum(each.count for each in known) / len(known):.3f}"]
+        own = [[(each.own or 0, each.count) for each in some] for some in asked]
+        own = own if all(each.own is not None for each in known) else []
+        for questions in ([[(each.strongest, each.ranked) for each in some] for some in asked], own):
+            share, interval = share_of_calls(questions)
+            cells += [number(share, 100, 1), span(interval, 100, 1)]
+        rows.append([*cells, one.model or "–"])
+    note = (
+        "Calls of models are a question's. The strongest model of a menu is the one whose output tokens cost most, or "
+        "where no model has such a price the one whose call does; of the policy's own kind is a model with the same "
+        "family in its name, where the policy's is known. Intervals: bootstrap over questions."
+    )
+    if rows and found[0].whole and published.is_published(found[0].source):
+        for (name, share_in_percent), place in ((published.OWN_SHARE, 4), (published.STRONGEST_SHARE, 2)):
+            row = [f"published: {name}", *[""] * 6]
+            row[place] = str(share_in_percent)
+            rows.append(row)
+        note += (
+            f" Published rows: {published.SOURCE}, Fig. 3 and appendix A: the share of GPT-5's calls that went to "
+            "GPT-5 and GPT-5-mini, and of Qwen3-8B's that went to GPT-5."
+        )
+    columns = ["policy", "calls of models", "to the strongest %", "95 %", "to its own kind %", "95 %", "its own model"]
+    return TextTable(f"{label}: whom the policy asks", columns, rows, note)
+
+
+def share_of_calls(questions: Sequence[Sequence[tuple[int, int]]]) -> tuple[float | None, Interval | None]:
+    """Return a share of all calls with its interval by bootstrap over the questions, or None if there is no call.
+
+    Args:
+        questions: for each sample of each question, the counted calls and all calls.
+    """
+    sums = [(sum(part for part, _ in some), sum(whole for _, whole in some)) for some in questions]
+    asked = [(part, whole) for part, whole in sums if whole]
+    if not asked:
+        return None, None
+    parts, wholes = zip(*asked, strict=True)
+    return sum(parts) / sum(wholes), bootstrap([part / whole for part, whole in asked], weights=wholes)
+
+
+def _front(label: str, found: Sequence[Measured]) -> TextTable:
+    """Return the front of accuracy and cost of two policies and more, and their hypervolume."""
+    means = [(one.run, one.mean(cost), one.mean(solved)) for one in found]
+    places = {run: (100 * usd, 100 * right) for run, usd, right in means if usd is not None and right is not None}
+    points, rows = list(places.values()), []
+    dearest = max((cents for cents, _ in points), default=0.0)
+    whole, on = hypervolume(points, dearest) / 100, on_front(points)
+    if len(points) > 1:
+        for place, (name, (cents, accuracy)) in enumerate(places.items()):
+            rest = hypervolume(points[:place] + points[place + 1 :], dearest) / 100
+            rows.append([name, f"{accuracy:.1f}", f"{cents:.3f}", "yes" if on[place] else "no", f"{whole - rest:.4f}"])
+        rows.append(["all together", "", "", f"{sum(on)} of {len(points)}", f"{whole:.4f}"])
+    note = (
+        "On the front is who no other policy beats: none is as right for less, nor more right for as much. "
+        "Hypervolume: the area under the front, accuracy (0 to 1) times cents a question, from the reference point at "
+        f"accuracy 0 and the dearest policy's cost ({dearest:.3f} cents), which adds nothing itself; in a policy's "
+        "row, how much smaller it is without that policy."
+    )
+    columns = ["policy", "accuracy %", "cents a question", "on the front", "hypervolume"]
+    return TextTable(f"{label}: front of accuracy and cost", columns, rows, note)

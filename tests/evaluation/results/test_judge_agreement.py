@@ -21,8 +21,7 @@ from orchestra_jax.config.schema import (
 )
 from orchestra_jax.config.tools import ExpertServer, ToolsConfig
 from orchestra_jax.evaluation.intervals import wilson
-from orchestra_jax.evaluation.results.judge_agreement import measure
-from orchestra_jax.evaluation.results.labelled import read_sample
+from orchestra_jax.evaluation.results.judge_agreement import measure, read_sample
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.money.prices import PriceList

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.evaluation.results.comparisons import mcnemar, sign_flip_test
 from orchestra_jax.evaluation.results.measured import measured
-from orchestra_jax.evaluation.results.pairs import flipped, mcnemar
 from orchestra_jax.evaluation.results.published import TABLE_1
 from orchestra_jax.evaluation.results.report import write_report
 from orchestra_jax.evaluation.results.tables import tables
@@ -73,9 +73,9 @@ def test_differences_of_means_are_flipped_in_all_ways() -> None:
     for gained in ([1.0, 1 / 3, -2 / 3, 0.0, 1.0, 1 / 3, 2 / 3], [1.0] * 6, [0.5, -0.5], [0.0]):
         ways = [np.dot(signs, gained) for signs in itertools.product((-1, 1), repeat=len(gained))]
         share = np.mean([abs(way) >= abs(sum(gained)) - 1e-9 for way in ways])
-        assert flipped(gained) == pytest.approx(share, abs=0.02)
+        assert sign_flip_test(gained) == pytest.approx(share, abs=0.02)
     once = [1.0] * 9 + [-1.0] * 2  # one sample of each question: McNemar's test
-    assert flipped(once) == pytest.approx(mcnemar(9, 2), abs=0.01)
+    assert sign_flip_test(once) == pytest.approx(mcnemar(9, 2), abs=0.01)
 
 
 def test_the_same_files_give_the_same_bytes(folders: list[Path], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from orchestra_jax.config.mcp import McpPrice, McpServer, mcp_server
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.qa.demonstrations import reference_call
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
-from orchestra_jax.evaluation.results.offers import UNSEEN_TOOLS, offer_of
+from orchestra_jax.evaluation.results.offering import UNSEEN_TOOLS, offering
 from orchestra_jax.tools.build import tool_problems
 from orchestra_jax.tools.mcp import servers
 from orchestra_jax.tools.mcp.listing import specs
@@ -141,8 +141,8 @@ def test_a_report_tells_servers_that_training_did_not_have():
         compose(*QA, "tools=offline", "tools.mcp=['npx -y @a/some-server','http://h:1/mcp',{server: x/y, name: n}]")
     )
     trained = {**cfg, "tools": {**cfg["tools"], "mcp": cfg["tools"]["mcp"][:2]}}
-    assert offer_of(cfg, trained).tools == ("python", "local_search", "mcp:some-server", "mcp:h:1", "mcp:n")
-    assert (offer_of(cfg, trained).unseen, offer_of(cfg, cfg).unseen) == ((UNSEEN_TOOLS,), ())
+    assert offering(cfg, trained).tools == ("python", "local_search", "mcp:some-server", "mcp:h:1", "mcp:n")
+    assert (offering(cfg, trained).unseen, offering(cfg, cfg).unseen) == ((UNSEEN_TOOLS,), ())
 
 
 def test_a_server_with_a_name_may_be_elsewhere_when_a_run_goes_on():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.evaluation.results.comparisons import LACKING, question_scores
 from orchestra_jax.evaluation.results.measured import measured
-from orchestra_jax.evaluation.results.preference import LACKING, question_scores
 from orchestra_jax.evaluation.results.report import write_report
 from tests.evaluation.results.kept_files import MENU, WEIGHTS, config, evaluation, row
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestra_jax.evaluation.intervals import Interval
+from orchestra_jax.evaluation.terminal import number
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of texts; a row whose first cell begins with "published:" is somebody else's.
+class TextTable:
+    """A table of texts. A row whose first cell begins with "published:" is somebody else's.
 
-    One without columns is left out, and its note says why.
+    A table without columns is left out, and its note says why.
     """
 
     title: str
@@ -21,23 +22,15 @@ class Table:
     note: str = ""
 
 
-def number(value: float | None, scale: float, digits: int) -> str:
-    return "–" if value is None else _written(scale * value, digits)
+def span(interval: Interval | None, factor: float, decimals: int) -> str:
+    """Return a scaled interval as text, "" if there is none."""
+    return "" if interval is None else " to ".join(number(end, factor, decimals) for end in interval)
 
 
-def span(interval: Interval | None, scale: float, digits: int) -> str:
-    return "" if interval is None else " to ".join(_written(scale * end, digits) for end in interval)
-
-
-def _written(value: float, digits: int) -> str:
-    """Without a sign where nothing is left of it."""
-    return f"{round(value, digits) + 0.0:.{digits}f}"
-
-
-def to_markdown(title: str, made: Sequence[Table]) -> str:
-    """The tables as Markdown."""
+def to_markdown(title: str, tables: Sequence[TextTable]) -> str:
+    """Return the tables as Markdown."""
     parts = [f"# {title}\n"]
-    for table in made:
+    for table in tables:
         parts.append(f"## {table.title}\n")
         if table.columns:
             lines = [table.columns, ["---"] * len(table.columns), *table.rows]
@@ -47,12 +40,12 @@ def to_markdown(title: str, made: Sequence[Table]) -> str:
     return "\n".join(parts)
 
 
-def to_csv(made: Sequence[Table]) -> str:
-    """The tables as CSV, one cell of a row in a line: table, row, column, value."""
+def to_csv(tables: Sequence[TextTable]) -> str:
+    """Return the tables as CSV, a line for each cell: table, row, column, value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["table", "row", "column", "value"])
-    for table in made:
+    for table in tables:
         for row in table.rows:
             before = ""
             for column, cell in zip(table.columns[1:], row[1:], strict=True):
