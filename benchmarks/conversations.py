@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,21 @@ def measure(where: str, options: argparse.Namespace) -> dict[str, Any]:
     cfg = compose("+experiment=database", f"tools.sandbox.workers={options.workers}")
     environment = DatabaseEnvironment(cfg)
     if where == "sandbox":
-        for posed in environment._posed.values():
-            posed.folder.world.close()
+        for world in environment._worlds:
+            world.close()
         opened = {
             folder.name: load(folder, trusted=False, workers=options.workers).world
             for folder in sorted(SHIPPED.iterdir())
             if (folder / "world.json").is_file()
         }
-        for posed in environment._posed.values():
-            object.__setattr__(posed.folder, "world", opened[posed.folder.world.name])
+        environment._golden = {
+            name: replace(task, world=opened[task.world.name]) for name, task in environment._golden.items()
+        }
+        environment._worlds = list(opened.values())
     tasks = next(environment.train_tasks(options.episodes))
     collector = Collector(environment, None, cfg.rollout.limits, OrchestratorPrice(price_book(cfg).base))
     script, budget = environment.baselines()["golden"], Budget(None, name="run")
-    databases = {id(posed.folder.world): posed.folder.world.database for posed in environment._posed.values()}
+    databases = {world.name: world.database for world in environment._worlds}
     before = {key: digest(json.dumps(each.tables, sort_keys=True)) for key, each in databases.items()}
 
     async def play() -> Any:

@@ -55,7 +55,7 @@ class WorldEnvironment(Environment):
         self._cfg = cfg
         self._training = [task for task in tasks if not held_out(task.id)]
         self._evaluation = [task for task in tasks if evaluate_all or held_out(task.id)]
-        self._largest = max(len(task.tools) for task in tasks)
+        self._largest = max((len(task.tools) for task in tasks), default=0)
         domain = {spec.name for task in tasks for spec in task.tools}
         self._menus = WorldMenus(cfg, sorted(domain), [task.answer[0] for task in tasks[:64]])
         self._closes: list[Callable[[], Awaitable[None]]] = [self._menus.close]

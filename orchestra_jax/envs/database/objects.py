@@ -44,27 +44,33 @@ class TrackedRows(dict[str, Any]):
         self.pop(name)
 
     def get(self, name: str, default: Any = None) -> Any:
+        """Return an entry, or the default if there is none."""
         self.asked.add(name)
         return super().get(name, default)
 
     def pop(self, name: str, *default: Any) -> Any:
+        """Remove and return an entry."""
         self.asked.add(name)
         self.removed = True
         return super().pop(name, *default)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
+        """Return an entry, made of the default if there is none."""
         self.asked.add(name)
         return super().setdefault(name, default)
 
     def update(self, *others: Any, **entries: Any) -> None:
+        """Set entries one by one."""
         for name, entry in dict(*others, **entries).items():
             self[name] = entry
 
     def popitem(self) -> tuple[str, Any]:
+        """Remove and return the last entry."""
         self.scanned = self.handed = self.removed = True
         return super().popitem()
 
     def clear(self) -> None:
+        """Remove all entries."""
         self.scanned = self.handed = self.removed = True
         super().clear()
 
@@ -73,14 +79,17 @@ class TrackedRows(dict[str, Any]):
         return super().__iter__()
 
     def keys(self) -> Any:
+        """Return all ids."""
         self.scanned = True
         return super().keys()
 
     def items(self) -> Any:
+        """Return all ids with their entries."""
         self.scanned = self.handed = True
         return super().items()
 
     def values(self) -> Any:
+        """Return all entries."""
         self.scanned = self.handed = True
         return super().values()
 

@@ -1,1 +1,1 @@
-"""From a domain's name to a world's folder: content, functions, tasks, filters, and a page to look at."""
+"""The making of a world's folder from a domain's name: content, functions, tasks, filters, and a page to look at."""

@@ -5,36 +5,22 @@ import json
 
 import pytest
 
-from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.base import Conversation
 from orchestra_jax.envs.bfcl import package as packages
 from orchestra_jax.envs.bfcl.environment import BFCLEnvironment
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.types import Status, ToolCall
 from tests.envs.bfcl.conftest import cfg
+from tests.envs.played import plan, play, task_of
 
-FREE = OrchestratorPrice(PriceList.from_config({"id": "free", "date": "2025-01-01", "source": "made up", "entries": {
-    "orchestrator": {"input": 0.0, "output": 0.0}}}))  # fmt: skip
 ADD, READ = ToolCall("add", {"number": 3}), ToolCall("read", {})
 
 
-def play(environment, script, tasks, **options):
-    collector = Collector(environment, options.pop("chat", None), RolloutLimits(), FREE)
-    return asyncio.run(collector.play(script, tasks, budget=Budget(), **options))
-
-
-def plan(*actions):
-    return lambda task, seen: actions[len(seen)]
-
-
-def task_of(environment, kind, number=0):
-    return next(t for t in environment.held_out(99) if t.id == f"multi_turn_{kind}_{number}")
+def first(environment, kind):
+    return task_of(environment, f"multi_turn_{kind}_0")
 
 
 def test_golden_calls_solve_every_task_and_nothing_else_does(environment):
@@ -63,12 +49,12 @@ def test_golden_calls_solve_every_task_and_nothing_else_does(environment):
     ],
 )
 def test_what_solves_a_task(environment, actions, solved):
-    (found,) = play(environment, plan(*actions), [task_of(environment, "base")])
+    (found,) = play(environment, plan(*actions), [first(environment, "base")])
     assert (found.status, found.solved) == (Status.COMPLETED, solved)
 
 
 def test_a_tool_that_is_missing_is_refused_until_the_user_brings_it(environment):
-    task = task_of(environment, "miss_func")
+    task = first(environment, "miss_func")
     (found,) = play(environment, plan(ADD, "a", READ, "There is no tool to read with.", READ, "b"), [task])
     assert found.solved
     assert [turn.results[0].refused for turn in found.turns if turn.results] == [False, True, False]
@@ -83,7 +69,7 @@ def test_a_policy_in_tokens_hears_the_script(environment, data_dir):
     from orchestra_jax.models import tokenizer
 
     chat = ChatFormat(tokenizer.load(data_dir / "qwen3-tokenizer"))
-    task = task_of(environment, "miss_param")
+    task = first(environment, "miss_param")
     (found,) = play(environment, environment.baselines()["golden"], [task], chat=chat)
     assert found.solved
     heard = [chat.tokenizer.decode(turn.prompt_ids) for turn in found.turns]
@@ -92,7 +78,7 @@ def test_a_policy_in_tokens_hears_the_script(environment, data_dir):
 
 
 def test_episodes_share_no_state(environment):
-    task = task_of(environment, "base")
+    task = first(environment, "base")
 
     async def interleaved():
         episodes = [environment.reset(task, Budget()) for _ in range(50)]
@@ -103,7 +89,7 @@ def test_episodes_share_no_state(environment):
 
 
 def test_numbers_that_would_take_hours_are_an_error(environment):
-    episode = environment.reset(task_of(environment, "base"), Budget())
+    episode = environment.reset(first(environment, "base"), Budget())
     result = asyncio.run(episode.step(ToolCall("add", {"number": 1, "precision": 10**9})))
     assert (result.is_error, result.text) == (True, "Error during execution: precision must be at most 1000.")
 

@@ -10,7 +10,8 @@ from orchestra_jax.envs.tau2 import package
 from orchestra_jax.envs.tau2.environment import Tau2Environment, Tau2Episode
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.types import InfrastructureError, Status
-from tests.envs.tau2.conftest import cfg, play
+from tests.envs.played import play
+from tests.envs.tau2.conftest import cfg
 
 pytestmark = pytest.mark.skipif(
     package.folder() is None, reason="inspect-evals is not installed: requirements/README.md"

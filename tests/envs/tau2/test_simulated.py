@@ -13,7 +13,8 @@ from orchestra_jax.evaluation.measures import summarize
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.types import Status, ToolCall
-from tests.envs.tau2.conftest import FREE, cfg, plan, task_of
+from tests.envs.played import FREE, plan, task_of
+from tests.envs.tau2.conftest import cfg
 from tests.tools.openai_stub import StubOpenAI, status
 
 ROAM, GET = ToolCall("enable_roaming", {}), ToolCall("get_user", {"user": "ann"})

@@ -16,7 +16,8 @@ from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.types import InfrastructureError, Status, ToolCall
-from tests.envs.tau2.conftest import FREE, cfg, plan, play, task_of
+from tests.envs.played import FREE, plan, play, task_of
+from tests.envs.tau2.conftest import cfg
 
 GET, BONUS = ToolCall("get_user", {"user": "ann"}), ToolCall("add_bonus", {"user": "ann", "amount": 5})
 HAND_OVER, ROAM = ToolCall("transfer_to_human_agents", {"summary": "much"}), ToolCall("enable_roaming", {})
