@@ -95,15 +95,6 @@ def total(amounts: Sequence[Spending]) -> Spending:
     return Spending(float(usd), tokens, calls)
 
 
-def added(states: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, Any]:
-    """What several budgets spent together, from and as their `get_state`."""
-    amounts: dict[str, _Amount] = {}
-    for state in states:
-        for name, (usd, tokens, calls) in state.items():
-            amounts[name] = amounts.get(name, _Amount()) + _Amount(Fraction(usd), int(tokens), int(calls))
-    return {name: [str(amount.usd), amount.tokens, amount.calls] for name, amount in amounts.items()}
-
-
 class Budget:
     """Limits, what was spent, and the worst cases of the calls in flight.
 

@@ -156,12 +156,18 @@ def _checked(name: Any, usd: Any, tokens: Any, calls: Any) -> _Amounts:
     return name, usd, tokens, calls
 
 
-def _sums(amounts: Iterable[_Amounts]) -> State:
+def added(states: Iterable[Mapping[str, Sequence[Any]]]) -> State:
+    """Add up what several budgets spent, by name."""
     found: dict[str, tuple[Fraction, int, int]] = {}
-    for name, usd, tokens, calls in amounts:
-        before = found.get(name, (Fraction(0), 0, 0))
-        found[name] = (before[0] + Fraction(usd), before[1] + tokens, before[2] + calls)
+    for state in states:
+        for name, (usd, tokens, calls) in state.items():
+            before = found.get(name, (Fraction(0), 0, 0))
+            found[name] = before[0] + Fraction(usd), before[1] + int(tokens), before[2] + int(calls)
     return {name: [str(usd), tokens, calls] for name, (usd, tokens, calls) in found.items()}
+
+
+def _sums(amounts: Iterable[_Amounts]) -> State:
+    return added({name: amount} for name, *amount in amounts)
 
 
 def _amount(row: Usage) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Files of recorded calls, together: what they hold, their rows as text, and several made into one.
+"""Commands for files of recorded calls: figures, rows as text, and several files made into one.
 
 python -m orchestra_jax.money.records stats CALLS.db
 python -m orchestra_jax.money.records export CALLS.db CALLS.jsonl
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.money.store import CANONICAL, Recorded, create, decode, key, open_to_read
+from orchestra_jax.money.store import Recorded, Row, create, decode, line_of, open_to_read, read_line
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What `merge` did: rows added, rows there already, rows with the key of another answer (the first is kept)."""
+    """Rows that `merge` added, found there already, and found under the key of another answer (the first is kept)."""
 
     added: int = 0
     same: int = 0
@@ -26,18 +26,17 @@ class Merged:
 
 
 def export(path: str | Path, jsonl: str | Path) -> int:
-    """Writes all rows, sorted by key, one JSON object per line; equal sets give equal files. Returns their number."""
+    """Write all rows, sorted by key, one JSON object per line; equal sets give equal files. Return their number."""
     count = 0
     with Path(jsonl).open("w", encoding="ascii") as out:
-        for name, kind, request, recorded in _rows(Path(path)):
-            row = {"key": name, "kind": kind, "request": json.loads(request), "recorded": json.loads(recorded)}
-            out.write(CANONICAL.encode(row) + "\n")
+        for row in _rows(Path(path)):
+            out.write(line_of(row) + "\n")
             count += 1
     return count
 
 
 def merge(into: str | Path, *others: str | Path) -> Merged:
-    """Adds the rows of other files, or of exported `.jsonl` files, to `into`, which is made if it is not there.
+    """Add the rows of other files, or of exported `.jsonl` files, to `into`, which is made if it is not there.
 
     Raises:
         FileNotFoundError: one of the others is not there.
@@ -68,7 +67,7 @@ def merge(into: str | Path, *others: str | Path) -> Merged:
 
 
 def stats(path: str | Path) -> dict[str, tuple[int, float]]:
-    """Number of calls and recorded dollars by kind."""
+    """Return the number of calls and their recorded dollars by kind."""
     table: dict[str, tuple[int, float]] = {}
     for _, kind, _, recorded in _rows(Path(path)):
         calls, dollars = table.get(kind, (0, 0.0))
@@ -77,13 +76,13 @@ def stats(path: str | Path) -> dict[str, tuple[int, float]]:
 
 
 def calls_of(path: str | Path) -> Iterator[tuple[dict[str, Any], Recorded]]:
-    """What was asked, and what it came to, of every call, in the order of the keys."""
+    """Yield request and result of every call, in the order of the keys."""
     for _, _, request, recorded in _rows(Path(path)):
         yield json.loads(request), decode(recorded)
 
 
-def _rows(file: Path) -> Iterator[tuple[str, str, str, str]]:
-    """(key, kind, request, recorded) of a database, sorted by key, or of an exported file."""
+def _rows(file: Path) -> Iterator[Row]:
+    """Yield the rows of a database, sorted by key, or of an exported file."""
     if file.suffix != ".jsonl":
         database = open_to_read(file)
         try:
@@ -98,17 +97,13 @@ def _rows(file: Path) -> Iterator[tuple[str, str, str, str]]:
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                row = json.loads(line)
-                name, kind, request, recorded = (row[part] for part in ("key", "kind", "request", "recorded"))
-            except (ValueError, LookupError, TypeError, RecursionError):
-                raise ValueError(f"Line {number} of {file.name!r} is no exported call.") from None
-            if name != key(kind, request):
-                raise ValueError(f"Line {number} of {file.name!r} has another key than its request; export it again.")
-            yield name, kind, CANONICAL.encode(request), CANONICAL.encode(recorded)
+                yield read_line(line)
+            except ValueError as error:
+                raise ValueError(f"Line {number} of {file.name!r} {error}.") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line of the module's first lines."""
+    """Run a command of the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m orchestra_jax.money.records", description="Recorded calls.")
     commands = parser.add_subparsers(dest="command", required=True)
     for command, operands, text in (

@@ -15,8 +15,19 @@ from typing import Any
 from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.ranges import shown
 from orchestra_jax.io.stopwatch import queued
-from orchestra_jax.money.store import CANONICAL, Recorded, Writer, connect, decode, encode, key, open_to_read
-from orchestra_jax.money.unsaved import Row, Unsaved
+from orchestra_jax.money.store import (
+    CANONICAL,
+    Recorded,
+    Row,
+    Unsaved,
+    Writer,
+    connect,
+    decode,
+    encode,
+    key,
+    open_to_read,
+    row_of,
+)
 from orchestra_jax.types import ReplayBroken, ReplayMiss
 
 _log = logging.getLogger(__name__)
@@ -31,8 +42,8 @@ class Replay:
     "replay_or_record" runs and keeps what is not there yet. Identical calls at the same time are run once in the two
     modes that record; calls that are samples of the same request must say so in it ({"sample": 3}).
 
-    An answer that the file does not take is given all the same and kept beside it (`unsaved`); from then on nothing is
-    run before the file has taken it.
+    An answer that the file does not take is given all the same and kept beside it (`store.Unsaved`); from then on nothing
+    is run before the file has taken it.
 
     Attributes:
         mode: see above.
@@ -40,7 +51,7 @@ class Replay:
     """
 
     def __init__(self, path: str | Path | None, mode: str = "off") -> None:
-        """Opens the file, or makes it where it will be recorded.
+        """Open the file, or make it where it will be recorded.
 
         Raises:
             ValueError: an unknown mode, no path, or a file that is none of ours.
@@ -72,7 +83,7 @@ class Replay:
     async def call(
         self, kind: str, request: Mapping[str, Any], run: Callable[[], Coroutine[Any, Any, Recorded]]
     ) -> Recorded:
-        """The recorded answer of a request, or that of `run`, recorded.
+        """Return the recorded answer of a request, else run the call and record its answer.
 
         A run that has begun is paid for: where it is recorded, it goes on and is kept although its caller is cancelled.
         A run that raises is not recorded, and of the calls that waited for it the next one runs for itself, while the
@@ -110,27 +121,27 @@ class Replay:
         return await asyncio.shield(task)
 
     async def keep(self, kind: str, request: Mapping[str, Any], recorded: Recorded) -> None:
-        """Records an answer that was paid for, whoever asked; nothing in the modes that record nothing."""
+        """Record an answer that was paid for, whoever asked; do nothing in the modes that record nothing."""
         if self._writer is not None:
-            await self._save((key(kind, request), kind, CANONICAL.encode(request), encode(recorded)))
+            await self._save(row_of(kind, request, encode(recorded)))
 
     def recorded_answer(self, kind: str, request: Mapping[str, Any]) -> Recorded | None:
-        """The recorded answer, None: there is none; runs nothing. ReplayBroken: the record cannot be read."""
+        """Return the recorded answer, or None; run nothing. Raise ReplayBroken: the record cannot be read."""
         return self._find(key(kind, request)) if self.mode != "off" else None
 
     def keep_now(self, kind: str, request: Mapping[str, Any], recorded: Recorded) -> None:
-        """`keep` for what cost nothing and is found out before a run has an event loop; OSError: it cannot be kept."""
+        """Record an answer that cost nothing before the run has an event loop; raise OSError: it cannot be kept."""
         if self._writer is not None:
-            self._writer.put((key(kind, request), kind, CANONICAL.encode(request), encode(recorded))).result()
+            self._writer.put(row_of(kind, request, encode(recorded))).result()
             self.recorded += 1
 
     async def drain(self, patience_s: float = CLOSE_S) -> None:
-        """Waits, once nothing makes calls any more, until those under way are kept whose callers have left."""
+        """Wait until the calls under way are kept whose callers have left; nothing may make calls any more."""
         if self._flights:
             await asyncio.wait(tuple(self._flights.values()), timeout=patience_s)
 
     def close(self) -> None:
-        """Writes what is waiting and closes the file; more than once is harmless."""
+        """Write what waits and close the file; more than once is harmless."""
         if self._writer is not None:
             self._writer.close()
         if self._reader is not None:
@@ -147,7 +158,7 @@ class Replay:
         return decode(text)
 
     def _find(self, name: str) -> Recorded | None:
-        """What is recorded under a key. Some ten microseconds, so it runs in the event loop.
+        """Return what is recorded under a key. It takes some ten microseconds, so it runs in the event loop.
 
         Raises:
             ReplayBroken: it cannot be read.
@@ -165,7 +176,7 @@ class Replay:
             ) from None
 
     async def _save(self, row: Row) -> None:
-        """Writes a row; where the file does not take it, keeps it beside it."""
+        """Write a row, or keep it beside the file if that does not take it."""
         assert self._writer is not None
         try:
             await asyncio.wrap_future(self._writer.put(row))
@@ -177,7 +188,7 @@ class Replay:
             self.recorded += 1
 
     async def _catch_up(self) -> None:
-        """Writes what waits; raises ReplayBroken: the file still does not take it."""
+        """Write what waits; raise ReplayBroken: the file still does not take it."""
         waiting = tuple(self._unsaved.rows.values())
         if not waiting:
             return

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.schema import BudgetConfig
-from orchestra_jax.money.budgets import Budget, Limits, Spending, added, total
-from orchestra_jax.money.journal import Journal, State, read_bill
+from orchestra_jax.money.budgets import Budget, Limits, Spending, total
+from orchestra_jax.money.journal import Journal, State, added, read_bill
 from orchestra_jax.processes import Processes
 
 FILE_NAME = "spent.jsonl"

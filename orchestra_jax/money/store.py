@@ -1,22 +1,26 @@
-"""The file of recorded calls: what a row holds, who may open the file, and the thread that writes it.
+"""The files of recorded calls: rows, the database that keeps them, its writing thread, and rows that it did not take.
 
-The file is SQLite in WAL mode: many processes may read and write it at once, on one machine (SQLite has no safe locks
-on network file systems).
+The database is SQLite in WAL mode: many processes may read and write it at once, on one machine (SQLite has no safe
+locks on network file systems). Rows also exist as lines of JSON: exported ones, and those in `Unsaved`.
 """
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import math
 import os
 import queue
 import sqlite3
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from orchestra_jax.config.ranges import shown
 from orchestra_jax.types import Usage
@@ -30,16 +34,17 @@ _DEFAULTS = {field.name: field.default for field in fields(Usage) if field.defau
 _FIGURES = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_usd", "seconds")
 # ASCII, as a text that a model wrote may hold half of a surrogate pair, which is no UTF-8.
 CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+Row = tuple[str, str, str, str]  # key, kind, request, recorded
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a call came to.
+    """The result of a call.
 
     Attributes:
         value: anything JSON can hold.
-        usage: the ledger rows of the call, those of billed retries included.
-        is_error: the value is the tool's own error text.
+        usage: ledger rows of the call, those of billed retries included.
+        is_error: True if the value is the tool's own error text.
     """
 
     value: Any
@@ -48,7 +53,7 @@ class Recorded:
 
 
 def key(kind: str, request: Mapping[str, Any]) -> str:
-    """The name of a call: SHA-256 of the canonical JSON of kind and request.
+    """Return the key of a call: SHA-256 of the canonical JSON of kind and request.
 
     Raises:
         TypeError: the request is no JSON.
@@ -58,6 +63,7 @@ def key(kind: str, request: Mapping[str, Any]) -> str:
 
 
 def encode(recorded: Recorded) -> str:
+    """Return the result of a call as JSON, without fields that have their default."""
     usage = [
         {name: value for name in Usage.__slots__ if (value := getattr(row, name)) != _DEFAULTS.get(name, MISSING)}
         for row in recorded.usage
@@ -66,7 +72,7 @@ def encode(recorded: Recorded) -> str:
 
 
 def decode(text: str) -> Recorded:
-    """What `encode` wrote; raises ValueError, a clause: it did not write this."""
+    """Read what `encode` wrote; raise ValueError, a clause, for any other text."""
     try:
         row = json.loads(text)
         usage = tuple(Usage(**usage) for usage in row["usage"])
@@ -77,19 +83,46 @@ def decode(text: str) -> Recorded:
         raise ValueError(f"a recorded call in it is damaged or foreign ({shown(str(error)[:80])})") from None
 
 
+def row_of(kind: str, request: Mapping[str, Any], recorded: str) -> Row:
+    """Return the row of a call, whose result is given as `encode` writes it."""
+    return key(kind, request), kind, CANONICAL.encode(request), recorded
+
+
+def line_of(row: Row) -> str:
+    """Return a row as a line of JSON."""
+    name, kind, request, recorded = row
+    return CANONICAL.encode(
+        {"key": name, "kind": kind, "request": json.loads(request), "recorded": json.loads(recorded)}
+    )
+
+
+def read_line(line: str | bytes) -> Row:
+    """Read what `line_of` wrote; raise ValueError, a clause, for any other line."""
+    try:
+        found = json.loads(line)
+        name, kind, request, recorded = (found[part] for part in ("key", "kind", "request", "recorded"))
+        row = row_of(kind, request, CANONICAL.encode(recorded))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise ValueError("is no exported call") from None
+    if name != row[0]:
+        raise ValueError("has another key than its request; export it again")
+    return row
+
+
 class Writer(threading.Thread):
-    """Commits rows in the background, all that wait at once; each row's future is done when it is on disk."""
+    """Commits rows in the background, all that wait at once."""
 
     def __init__(self, file: Path, overwrite: bool) -> None:
         super().__init__(name="replay writer", daemon=True)
         self._file = file
-        self._rows: queue.SimpleQueue[tuple[tuple[str, ...], Future[None]] | None] = queue.SimpleQueue()
+        self._rows: queue.SimpleQueue[tuple[Row, Future[None]] | None] = queue.SimpleQueue()
         self._insert = f"INSERT OR {'REPLACE' if overwrite else 'IGNORE'} INTO calls VALUES (?, ?, ?, ?)"
         self._database = create(file)
         self._closed = False
         self.start()
 
-    def put(self, row: tuple[str, ...]) -> "Future[None]":
+    def put(self, row: Row) -> "Future[None]":
+        """Return a future that is done when the row is on disk."""
         if self._closed:
             raise RuntimeError(f"Replay file {str(self._file)!r} is closed; close it after the last call.")
         done: Future[None] = Future()
@@ -98,6 +131,7 @@ class Writer(threading.Thread):
         return done
 
     def close(self) -> None:
+        """Write what waits and close the file; more than once is harmless."""
         if not self._closed:
             self._closed = True
             self._rows.put(None)
@@ -123,7 +157,7 @@ class Writer(threading.Thread):
                     done.set_result(None)
 
 
-def _insert_all(database: sqlite3.Connection, insert: str, rows: Sequence[tuple[str, ...]]) -> None:
+def _insert_all(database: sqlite3.Connection, insert: str, rows: Sequence[Row]) -> None:
     database.execute("BEGIN IMMEDIATE")
     try:
         database.executemany(insert, rows)
@@ -135,6 +169,7 @@ def _insert_all(database: sqlite3.Connection, insert: str, rows: Sequence[tuple[
 
 
 def connect(file: Path, options: str = "") -> sqlite3.Connection:
+    """Open a database that is there; its transactions are begun by hand."""
     # isolation_level=None: transactions are where we say. Statements of one connection are guarded by their owner.
     return sqlite3.connect(
         f"{file.absolute().as_uri()}{options}", uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False
@@ -142,7 +177,7 @@ def connect(file: Path, options: str = "") -> sqlite3.Connection:
 
 
 def open_to_read(file: Path) -> sqlite3.Connection:
-    """Opens the file to read; raises FileNotFoundError or ValueError as `Replay` says."""
+    """Open the database to read; raise FileNotFoundError or ValueError as `Replay` says."""
     if not file.is_file():
         raise FileNotFoundError(f"No replay file at {str(file)!r}; record one with mode record or replay_or_record.")
     # WAL needs a file beside the database even to read, which a read-only folder does not allow.
@@ -153,7 +188,7 @@ def open_to_read(file: Path) -> sqlite3.Connection:
 
 
 def create(file: Path) -> sqlite3.Connection:
-    """Opens the file to write, and makes it if it is not there or empty."""
+    """Open the database to write, and make it if it is not there or empty."""
     file.parent.mkdir(parents=True, exist_ok=True)
     database = connect(file)
     try:
@@ -188,3 +223,79 @@ def _check_version(database: sqlite3.Connection, file: Path) -> None:
     if version != _VERSION or found is None:
         database.close()
         raise ValueError(f"{str(file)!r} is no replay file of this version; record to another path.")
+
+
+class Unsaved:
+    """Rows that the database could not take: a full disk, a lock or damage must not lose what was paid for.
+
+    They wait in memory and as lines of JSON in a file beside the record until the record takes them; another process or
+    a later run finds them there. If even that file cannot be written, they are in the folder for temporary files, and
+    are merged by hand.
+
+    Attributes:
+        rows: waiting rows by key, those that earlier runs left included.
+        file: the file that they are in.
+    """
+
+    def __init__(self, record: Path) -> None:
+        self.file = record.with_name(f"{record.name}.unsaved.jsonl")
+        self.rows: dict[str, Row] = {}
+        if self.file.is_file():
+            with contextlib.suppress(OSError):
+                self.rows = {row[0]: row for row in _whole_lines(self.file.read_bytes())}
+
+    def add(self, row: Row) -> None:
+        """Keep a row; raise OSError if it is in memory alone, on no disk."""
+        self.rows[row[0]] = row
+        data = line_of(row).encode() + b"\n"
+        try:
+            _append(self.file, data)
+        except OSError:
+            temporary = Path(tempfile.gettempdir()) / f"{self.file.stem}.{os.getpid()}.jsonl"
+            _append(temporary, data)
+            self.file = temporary
+
+    def saved(self) -> None:
+        """Drop the rows, which the record holds now. Rows that other processes added since go on waiting."""
+        with contextlib.suppress(OSError), _locked(self.file) as file:
+            left = [row for row in _whole_lines(file.read()) if row[0] not in self.rows]
+            if left:
+                self.rows = {row[0]: row for row in left}
+                return
+            self.file.unlink()
+        self.rows = {}
+
+
+def _whole_lines(data: bytes) -> Iterator[Row]:
+    """Read the rows of whole lines; a kill may have cut the last."""
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):
+            yield read_line(line)
+
+
+def _append(path: Path, data: bytes) -> None:
+    with _locked(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            if os.write(file.fileno(), data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+        except OSError:
+            os.ftruncate(file.fileno(), size)
+            if not size:
+                path.unlink()
+            raise
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """Open the file, at its start, for this process alone."""
+    while True:
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Another process may have emptied and removed it while we waited.
+            if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                continue
+            file.seek(0)
+            yield file
+            return

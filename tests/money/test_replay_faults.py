@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.money import records, store, unsaved
+from orchestra_jax.money import records, store
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import CANONICAL, Recorded, key
 from orchestra_jax.types import InfrastructureError, ReplayMiss, Usage
@@ -135,7 +135,7 @@ async def test_where_nothing_can_be_written_beside_the_file_it_goes_to_the_tempo
 ):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(unsaved.tempfile, "tempdir", None)
+    monkeypatch.setattr(store.tempfile, "tempdir", None)
     replay, service = Replay(file, "replay_or_record"), Service(LONG)
     full(replay)
     (file.parent / "calls.db.unsaved.jsonl").mkdir()  # cannot be opened as a file
@@ -152,8 +152,8 @@ async def test_where_nothing_can_be_written_beside_the_file_it_goes_to_the_tempo
 def test_a_row_that_did_not_fit_leaves_nothing_of_it_beside_the_record(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_before: int
 ):
-    monkeypatch.setattr(unsaved.tempfile, "tempdir", str(tmp_path))
-    waiting, beside = unsaved.Unsaved(file), file.parent / "calls.db.unsaved.jsonl"
+    monkeypatch.setattr(store.tempfile, "tempdir", str(tmp_path))
+    waiting, beside = store.Unsaved(file), file.parent / "calls.db.unsaved.jsonl"
     for number in range(kept_before):
         waiting.add((str(number), "chat", "{}", "{}"))
     before, sync, failures = beside.read_bytes() if kept_before else None, os.fsync, [errno.ENOSPC]
