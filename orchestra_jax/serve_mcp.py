@@ -42,7 +42,7 @@ HOST = "127.0.0.1"
 CALLS = "calls.jsonl"
 
 
-class Offer:
+class OfferedTools:
     """The tools, called one by one: each call has a budget of its own within that of the server.
 
     Attributes:
@@ -96,7 +96,7 @@ def problems(cfg: RunConfig) -> list[str]:
     return ([] if installed() else [MISSING]) or lacking or tool_problems(cfg)
 
 
-def server_of(offer: Offer) -> "Server":
+def server_of(offer: OfferedTools) -> "Server":
     """The MCP server; a failure that is not the caller's is an error of the protocol, all else an answer."""
     from mcp import MCPError, types
     from mcp.server.lowlevel import Server
@@ -183,7 +183,7 @@ def run(cfg: RunConfig, port: int | None) -> bool:
     with alone_in(folder):
         with contextlib.redirect_stdout(sys.stderr):  # standard output is for the protocol
             tools, money = make_tools(cfg), RunBudget(cfg.budget, folder)
-        offer = Offer(tools, cfg, money.run, folder)
+        offer = OfferedTools(tools, cfg, money.run, folder)
 
         def tell(where: str) -> None:
             said = f"Serves {len(offer.tools)} tools {where}; calls in {folder / CALLS}. Ctrl-C ends it."

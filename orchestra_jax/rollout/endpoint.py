@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestra_jax.config.schema import ConfigError, PricingConfig, WorldConfig
-from orchestra_jax.io.untrusted import Unreadable, read_json, text_of, valid_text
+from orchestra_jax.io.untrusted import Unreadable, text_of, valid_text
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import GRACE_S, Outcome
 from orchestra_jax.money.price_book import price_book
@@ -19,8 +19,8 @@ from orchestra_jax.money.replay import CLOSE_S, Replay
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.messages import Reply
 from orchestra_jax.tools.experts.cards import api_fields
-from orchestra_jax.tools.experts.client import ExpertClient, TooLong
-from orchestra_jax.tools.experts.endpoint import MOST_BYTES, read_reply
+from orchestra_jax.tools.experts.client import ExpertClient, PromptTooLong
+from orchestra_jax.tools.experts.endpoint import read_reply
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import InfrastructureError, ToolSpec, Usage
@@ -85,8 +85,8 @@ class EndpointPolicy(ExpertClient):
         async def send() -> Outcome:
             nonlocal too_long
             outcome = await self._send(body, "orchestrator")
-            too_long = isinstance(outcome, TooLong)
-            return outcome.final() if isinstance(outcome, TooLong) else outcome
+            too_long = isinstance(outcome, PromptTooLong)
+            return outcome.final() if isinstance(outcome, PromptTooLong) else outcome
 
         try:
             recorded = await self._calls.call("converse", request, self.prices.priced(row), send, budget=budget)
@@ -114,8 +114,7 @@ class EndpointPolicy(ExpertClient):
     def _answer(self, content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """What is kept of an answer, and the tokens that it names."""
         reply = read_reply(content)
-        choice = read_json(content, MOST_BYTES)["choices"][0]
-        message = choice["message"]
+        message = reply.message
         try:
             thought = next((text_of(message[key]) for key in _THOUGHTS if message.get(key)), "")
             calls = [

@@ -58,10 +58,10 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class TooLong(Refused):
+class PromptTooLong(Refused):
     """The server finds the prompt longer than its context."""
 
-    def final(self) -> "TooLong":
+    def final(self) -> "PromptTooLong":
         """The same of a prompt that is not cut, so that no further request does better."""
         return replace(self, retry=False)
 
@@ -162,7 +162,7 @@ class ExpertClient:
         async def send() -> Outcome:
             nonlocal room
             outcome = await self._send_formatted(body, role)
-            if isinstance(outcome, TooLong):
+            if isinstance(outcome, PromptTooLong):
                 room = int(min(room, self.counter.estimate(body["messages"])) * _SHORTER)
                 try:
                     body["messages"] = fit(body["messages"], room, self.counter)
@@ -275,7 +275,7 @@ class ExpertClient:
         if status in (401, 403) and self.expert.api_key_env:
             reason = f"{reason}; check the key in {self.expert.api_key_env}"
         if status in (400, 413, 422) and _TOO_LONG.search(f"{code} {said}"):
-            return TooLong(f"{reason}; lower context_tokens={self.expert.context_tokens}.", retry=True)
+            return PromptTooLong(f"{reason}; lower context_tokens={self.expert.context_tokens}.", retry=True)
         retry = (status in _RETRIED or status >= 500) and code != "insufficient_quota"
         kind = _Unsupported if status in _UNSUPPORTED or _FORMAT.search(said) else Refused
         return kind(f"{reason}.", retry, retry_after(error.response.headers) if retry else None)

@@ -18,7 +18,7 @@ from orchestra_jax.tools.answers import extract_answer, matches, tagged, without
 from orchestra_jax.tools.experts.client import ExpertClient, expert_clients
 from orchestra_jax.tools.experts.context import TokenCounter
 from orchestra_jax.tools.experts.descriptions import flaw, read, save
-from orchestra_jax.tools.experts.evidence import SHOWN_CHARS, Answer, entry, question, request
+from orchestra_jax.tools.experts.evidence import SHOWN_CHARS, SampleAnswer, entry, question, request
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.types import InfrastructureError, ReplayMiss
 
@@ -111,7 +111,7 @@ async def forecast(job: DescriptionJob) -> tuple[Forecast, ...]:
     lines: dict[str, list[Forecast]] = defaultdict(list)
     try:
         for name in job.subjects:
-            known, unknown = list[Answer](), list[Question]()
+            known, unknown = list[SampleAnswer](), list[Question]()
             for example in job.examples:
                 try:
                     known.append(await _ask(clients[name], example, unpaid))
@@ -197,7 +197,7 @@ async def describe(
 
 async def _described(
     job: DescriptionJob, client: ExpertClient, writer: ExpertClient, budget: Budget, count: Callable[[], object]
-) -> tuple[str, list[Answer]]:
+) -> tuple[str, list[SampleAnswer]]:
     """The description of one subject, and its answers; `count` is called after each of them.
 
     Raises:
@@ -205,15 +205,15 @@ async def _described(
         BudgetExceeded, UnusableDescription: see `_write`.
     """
 
-    async def tried(example: Question) -> Answer:
+    async def tried(example: Question) -> SampleAnswer:
         try:
             return await _ask(client, example, budget)
         except InfrastructureError as error:
-            return Answer(example.id, problem=str(error))
+            return SampleAnswer(example.id, problem=str(error))
         finally:
             count()
 
-    answers = list[Answer]()
+    answers = list[SampleAnswer]()
     for each in await asyncio.gather(*map(tried, job.examples), return_exceptions=True):
         if isinstance(each, BaseException):  # only now: what was paid for is recorded
             raise each
@@ -223,13 +223,13 @@ async def _described(
     return await _write(writer, client.expert, job.examples, answers, budget), answers
 
 
-async def _ask(client: ExpertClient, example: Question, budget: Budget) -> Answer:
+async def _ask(client: ExpertClient, example: Question, budget: Budget) -> SampleAnswer:
     """The subject's answer to one task. Raises as `ExpertClient.chat` does."""
     completion = await client.chat(question(example), budget=budget)
     reply = without_thinking(completion.text)
     answer = extract_answer(reply)
     rows = completion.usage
-    return Answer(
+    return SampleAnswer(
         task=example.id,
         answer=answer,
         right=matches(answer, example.answer),
@@ -242,7 +242,7 @@ async def _ask(client: ExpertClient, example: Question, budget: Budget) -> Answe
 
 
 async def _write(
-    writer: ExpertClient, subject: Expert, examples: Sequence[Question], answers: Sequence[Answer], budget: Budget
+    writer: ExpertClient, subject: Expert, examples: Sequence[Question], answers: Sequence[SampleAnswer], budget: Budget
 ) -> str:
     """The subject's description; raises UnusableDescription: none in TRIES tries."""
     problem = ""
@@ -260,9 +260,9 @@ async def _write(
     )
 
 
-def _unknown(example: Question) -> Answer:
+def _unknown(example: Question) -> SampleAnswer:
     """Stands for a reply that is not there yet, as long as the writer can be shown one."""
-    return Answer(example.id, right=False, reply="?" * SHOWN_CHARS, completion_tokens=EXPECTED_TOKENS)
+    return SampleAnswer(example.id, right=False, reply="?" * SHOWN_CHARS, completion_tokens=EXPECTED_TOKENS)
 
 
 def _call(

@@ -1,5 +1,6 @@
-"""What an OpenAI-compatible endpoint sends back, read within limits whatever it says."""
+"""Connections to an OpenAI-compatible endpoint, and its answers, read within limits whatever it says."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,29 +18,32 @@ _CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """One answer.
+class ChatAnswer:
+    """One answer of a chat completion.
 
     Attributes:
         text: "" where there is none.
         finish_reason: "stop" | "length" | "content_filter" | what else the server says.
         tokens: see `read_usage`.
+        message: the whole message of the server.
     """
 
     text: str
     finish_reason: str
     tokens: dict[str, Any] | None
+    message: Mapping[str, Any]
 
 
-def read_reply(content: bytes) -> Reply:
+def read_reply(content: bytes) -> ChatAnswer:
     """The first choice of a chat completion; raises Unreadable: it has none, or its content is no text."""
     try:
         answer = read_json(content, MOST_BYTES)
         choice = answer["choices"][0]
-        text, finish = text_of(choice["message"].get("content")), choice.get("finish_reason")
+        message, finish = choice["message"], choice.get("finish_reason")
+        text = text_of(message.get("content"))
     except (LookupError, TypeError, AttributeError):
         raise Unreadable("it is no chat completion") from None
-    return Reply(text, finish if isinstance(finish, str) else "unknown", read_usage(answer.get("usage")))
+    return ChatAnswer(text, finish if isinstance(finish, str) else "unknown", read_usage(answer.get("usage")), message)
 
 
 def read_usage(usage: Any) -> dict[str, Any] | None:

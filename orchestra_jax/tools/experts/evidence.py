@@ -28,7 +28,7 @@ WRITER_SYSTEM = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SampleAnswer:
     """What an expert came to on one task.
 
     Attributes:
@@ -56,7 +56,7 @@ def question(example: Question) -> list[dict[str, str]]:
     return messages(ROLES[Role.generalist].system, f"Question: {example.question}")
 
 
-def request(examples: Sequence[Question], answers: Sequence[Answer], problem: str = "") -> list[dict[str, str]]:
+def request(examples: Sequence[Question], answers: Sequence[SampleAnswer], problem: str = "") -> list[dict[str, str]]:
     """The evidence as the writer reads it. It is not told which model it is about."""
     told = {example.id: example for example in examples}
     graded = [answer for answer in answers if answer.right is not None]
@@ -78,7 +78,12 @@ def request(examples: Sequence[Question], answers: Sequence[Answer], problem: st
 
 
 def entry(
-    text: str, subject: Expert, writer: Expert, price_list: str, examples: Sequence[Question], answers: Sequence[Answer]
+    text: str,
+    subject: Expert,
+    writer: Expert,
+    price_list: str,
+    examples: Sequence[Question],
+    answers: Sequence[SampleAnswer],
 ) -> dict[str, Any]:
     """What the file keeps of a subject: its description with the evidence, without questions and reference answers."""
     graded = [answer for answer in answers if answer.right is not None]
@@ -97,22 +102,26 @@ def entry(
         "mean_seconds": fmean(answer.seconds for answer in graded),
         "mean_completion_tokens": fmean(answer.completion_tokens for answer in graded),
         "tasks": [
-            {name: value for name in Answer.__slots__ if name != "reply" and (value := getattr(answer, name)) != ""}
+            {
+                name: value
+                for name in SampleAnswer.__slots__
+                if name != "reply" and (value := getattr(answer, name)) != ""
+            }
             for answer in answers
         ],
     }
 
 
-def _by_family(examples: Sequence[Question], answers: Sequence[Answer]) -> dict[str, list[Answer]]:
+def _by_family(examples: Sequence[Question], answers: Sequence[SampleAnswer]) -> dict[str, list[SampleAnswer]]:
     families = {example.id: example.family for example in examples}
-    table: dict[str, list[Answer]] = defaultdict(list)
+    table: dict[str, list[SampleAnswer]] = defaultdict(list)
     for answer in answers:
         if families[answer.task]:
             table[families[answer.task]].append(answer)
     return table
 
 
-def _share(answers: Sequence[Answer]) -> str:
+def _share(answers: Sequence[SampleAnswer]) -> str:
     return f"{sum(bool(answer.right) for answer in answers)} of {len(answers)}"
 
 

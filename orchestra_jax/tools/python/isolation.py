@@ -42,7 +42,7 @@ _FIX = (
 
 
 @dataclass(frozen=True)
-class Program:
+class IsolatedScript:
     """A script of this package that runs isolated.
 
     Attributes:
@@ -56,7 +56,7 @@ class Program:
     libraries: tuple[str, ...]
 
 
-SNIPPETS = Program(f"{_FOLDER}/worker.py", _WORKER_FILES, LIBRARIES)
+SNIPPETS = IsolatedScript(f"{_FOLDER}/worker.py", _WORKER_FILES, LIBRARIES)
 
 
 class IsolationError(RuntimeError):
@@ -86,7 +86,7 @@ class Launch:
         libraries: Iterable[str] = (),
         stderr: int | None = None,
         *,
-        program: Program = SNIPPETS,
+        program: IsolatedScript = SNIPPETS,
         kind: socket.SocketKind = socket.SOCK_SEQPACKET,
     ) -> None:
         self._workspaces = Workspaces() if isolation == "none" else None
@@ -219,7 +219,7 @@ def why_not(isolation: str) -> str | None:
         launch.stop()
 
 
-def _command(isolation: str, config: Mapping[str, Any], program: Program) -> list[str]:
+def _command(isolation: str, config: Mapping[str, Any], program: IsolatedScript) -> list[str]:
     shown, links, outside, inside = _shown(program.libraries)
     if isolation == "none":
         return [*_python(_SOURCE, program.script), json.dumps({**config, "site": outside})]

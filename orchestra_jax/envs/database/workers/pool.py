@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestra_jax.io.untrusted import Unreadable, read_json
-from orchestra_jax.tools.python.isolation import START_S, Launch, Program, choose
+from orchestra_jax.tools.python.isolation import START_S, IsolatedScript, Launch, choose
 from orchestra_jax.types import InfrastructureError
 
 _PACKAGE = "orchestra_jax/envs/database"
@@ -85,7 +85,7 @@ class Workers:
         self.count = count
         self._adapter, self._limits, self._isolation = adapter, limits or WorkerLimits(), choose(isolation)
         self._payload = json.dumps(payload).encode() + b"\n"
-        self._program = Program(f"{_PACKAGE}/workers/worker.py", (*_OURS, *files), (*_SCHEMA, *_PYDANTIC))
+        self._program = IsolatedScript(f"{_PACKAGE}/workers/worker.py", (*_OURS, *files), (*_SCHEMA, *_PYDANTIC))
         self._idle, self._busy = list[_Process](), set[_Process]()
         self._slots, self._lock, self._closed = threading.Semaphore(count), threading.Lock(), False
 
@@ -145,7 +145,9 @@ class _Process:
         self._clean: weakref.finalize[..., _Process] | None = None
         self._rest = b""
 
-    def start(self, isolation: str, adapter: str, program: Program, payload: bytes, limits: WorkerLimits) -> None:
+    def start(
+        self, isolation: str, adapter: str, program: IsolatedScript, payload: bytes, limits: WorkerLimits
+    ) -> None:
         """Start the process and hand over the world.
 
         Raises:
