@@ -1,69 +1,9 @@
-"""A dry run: what a step will cost, before a dollar is spent."""
+"""The cost of an evaluation, told before a dollar is spent; that of a training step is in training/forecast.py."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.money.prices import PriceList
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """Dollars of one step for what is called outside.
-
-    Attributes:
-        trajectories: of the step.
-        experts: for calls of experts at random.
-        judge: for one verdict a trajectory.
-        dearest: the expert that costs most.
-        alone: dollars where all calls are its, and the judge's.
-    """
-
-    trajectories: int
-    experts: float
-    judge: float
-    dearest: str
-    alone: float
-
-    @property
-    def total(self) -> float:
-        return self.experts + self.judge
-
-
-def step_cost(cfg: WorldConfig, prices: PriceList) -> StepCost | None:
-    """Dollars of a step, or None where no expert is called.
-
-    Assumes that each trajectory makes plan.calls calls of one expert, and one of the judge.
-    """
-    models = sorted({model for models in cfg.tools.experts.values() for model in models})
-    if not models:
-        return None
-    plan, trajectories = cfg.plan, cfg.algorithm.tasks_per_step * cfg.algorithm.group_size
-
-    def dollars(model: str) -> float:
-        return trajectories * prices.cost(model, prompt_tokens=plan.call_input, completion_tokens=plan.call_output)
-
-    judge = 0.0 if cfg.tools.judge == "match" else dollars(cfg.tools.judge)
-    cost = {model: plan.calls * dollars(model) for model in models}
-    dearest = max(cost, key=cost.__getitem__)
-    return StepCost(trajectories, sum(cost.values()) / len(cost), judge, dearest, cost[dearest] + judge)
-
-
-def dry_run(cfg: WorldConfig, prices: PriceList) -> str | None:
-    """What a step will cost outside, in a sentence; None where no expert is called."""
-    cost = step_cost(cfg, prices)
-    if cost is None:
-        return None
-    if cfg.replay.mode == "replay":
-        return "Dry run: all outside calls are replayed and cost nothing."
-    plan, limit = cfg.plan, cfg.budget.run_usd
-    more = f" (with algorithm.refill up to {cfg.algorithm.refill + 1} times that)" if cfg.algorithm.refill else ""
-    end = "no budget.run_usd is set" if limit is None else f"budget.run_usd={limit:g} ends the run"
-    return (
-        f"Dry run: with {plan.calls} calls of {plan.call_input} + {plan.call_output} tokens per trajectory a step of "
-        f"{cost.trajectories} trajectories costs about ${cost.total:.2f} with experts at random, ${cost.alone:.2f} "
-        f"with {cost.dearest} alone, and {cfg.steps} steps ${cost.total * cfg.steps:.2f}{more}; {end}."
-    )
 
 
 def evaluation_cost(
@@ -75,17 +15,19 @@ def evaluation_cost(
     asked: Sequence[str] | None = None,
     calls: int | None = None,
 ) -> str | None:
-    """What an evaluation will cost outside, in a sentence; None where nothing is paid for.
+    """Return a sentence about what an evaluation will cost outside, or None if nothing is paid for.
 
     Assumes plan.calls calls of an expert at random a question, and for the policy's own tokens a conversation that
     grows evenly to plan.tokens over plan.turns generations, plan.response of it sampled; what was there before a
     generation is read from the provider's cache.
 
     Args:
-        tasks: questions of each benchmark.
-        own: whether the policy's own tokens are paid for too, as those of an endpoint are.
-        asked: the only experts that are called; None: all of the menu. calls: a question, in the place of plan.calls;
-            who makes none has no answer that a judge could be asked about.
+        cfg: settings of the run.
+        prices: price list that is paid.
+        tasks: number of questions of each benchmark.
+        own: True if the policy's own tokens are paid for too, as those of an endpoint are.
+        asked: the only experts that are called; None: all of the menu.
+        calls: calls for a question, instead of plan.calls; with 0 there is no answer that a judge could be asked about.
     """
     plan, settings = cfg.plan, cfg.evaluation
     if calls == 0:

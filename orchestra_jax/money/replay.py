@@ -42,8 +42,8 @@ class Replay:
     "replay_or_record" runs and keeps what is not there yet. Identical calls at the same time are run once in the two
     modes that record; calls that are samples of the same request must say so in it ({"sample": 3}).
 
-    An answer that the file does not take is given all the same and kept beside it (`store.Unsaved`); from then on nothing
-    is run before the file has taken it.
+    An answer that the file does not take is given all the same and kept beside it (`store.Unsaved`); from then on no
+    call is run before the file has taken it.
 
     Attributes:
         mode: see above.

@@ -8,7 +8,6 @@ from rich.table import Table
 
 from orchestra_jax.config.choices import EngineName, ReplayMode
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.money.forecast import StepCost, step_cost
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.planning.assumed import turns
@@ -17,6 +16,7 @@ from orchestra_jax.planning.layout import Layout
 from orchestra_jax.planning.plan import Plan
 from orchestra_jax.planning.rollouts import Assumed, Rollouts, Servers, estimate
 from orchestra_jax.tools.catalogue import role_seconds
+from orchestra_jax.training.forecast import StepCost, step_cost
 
 _SHARE = re.compile(r"--mem-fraction-static[= ]([0-9.]+)")  # of a server's flags
 

@@ -5,7 +5,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.families import preset_config, read_config, run_settings
@@ -18,6 +17,7 @@ from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
 from orchestra_jax.rl.packing import PackShapes
 from orchestra_jax.rl.setup import adapters, learner_config, policy_shapes, ratio_spans_rows, separate_old_pass
 from orchestra_jax.rollout.chat import make_chat
+from orchestra_jax.training.forecast import forecast
 
 
 def run(cfg: RunConfig) -> bool:
@@ -39,7 +39,7 @@ def run(cfg: RunConfig) -> bool:
     console.print(layout.text(), markup=False, highlight=False)
     for problem in layout.problems:
         console.print(f"[bold red]It cannot run[/]: {escape(problem)}", highlight=False)
-    if sentence := environment_class(cfg).forecast(cfg):
+    if sentence := forecast(cfg):
         console.print(sentence, markup=False, highlight=False)
     console.print()
     show_glance(cfg, plan, layout, console)

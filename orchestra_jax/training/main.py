@@ -12,7 +12,7 @@ import jax
 from orchestra_jax.config.cli import DISK_FULL, INTERRUPTED
 from orchestra_jax.config.record import RunRecord, Start, parent
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.envs.registry import environment_class, make_environment
+from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.io import hub
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models import checkpoint
@@ -22,6 +22,7 @@ from orchestra_jax.processes import Processes, joined
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.training.build import keep_compiled, preflight
+from orchestra_jax.training.forecast import forecast
 from orchestra_jax.training.loggers.base import RunLog, chosen
 from orchestra_jax.training.stopping import (
     Interrupted,
@@ -121,7 +122,7 @@ def _train(cfg: RunConfig, processes: Processes, record: RunRecord) -> None:
     directory = Path(cfg.output_dir)
     with processes.together():
         chat, environment = make_chat(cfg), make_environment(cfg)
-        if sentence := environment_class(cfg).forecast(cfg):
+        if sentence := forecast(cfg):
             print(sentence, flush=True)
         money = RunBudget(cfg.budget, directory, processes)
     with LoopThread() as loop:

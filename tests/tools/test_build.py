@@ -19,7 +19,6 @@ from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import BudgetConfig, ConfigError, RunConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
-from orchestra_jax.money.forecast import dry_run
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.run_budget import RunBudget, bill
 from orchestra_jax.rollout import collector
@@ -30,6 +29,7 @@ from orchestra_jax.tools.experts import descriptions
 from orchestra_jax.tools.experts.cards import model_cards
 from orchestra_jax.tools.experts.roles import ROLES
 from orchestra_jax.training.build import make_collector
+from orchestra_jax.training.forecast import dry_run
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.main import run
 from orchestra_jax.types import Trajectory, Usage

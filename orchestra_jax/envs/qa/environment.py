@@ -23,8 +23,6 @@ from orchestra_jax.envs.qa import demonstrations
 from orchestra_jax.envs.qa.experts import offered_experts
 from orchestra_jax.envs.registry import ENVIRONMENTS
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.forecast import dry_run
-from orchestra_jax.money.price_book import price_book
 from orchestra_jax.tools.answers import ANSWER_TOOL, extract_answer, marked_answer, matches, without_thinking
 from orchestra_jax.tools.build import make_tools, tool_problems
 from orchestra_jax.tools.catalogue import Catalogue, Instance, instance_seed
@@ -115,8 +113,7 @@ class QAEnvironment(Environment):
 
     @classmethod
     def forecast(cls, cfg: WorldConfig) -> str | None:
-        told = (_questions(cfg), dry_run(cfg, price_book(cfg).base))
-        return "\n".join(filter(None, told)) or None
+        return _questions(cfg)
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
         return task_iterator(

@@ -15,7 +15,7 @@ from typing import Any
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.envs.base import Environment, Score, Script, ToolEpisode, initial_messages
 from orchestra_jax.envs.database.conversations import WorldEnvironment
-from orchestra_jax.envs.menus import WorldMenus, without_judge
+from orchestra_jax.envs.menus import WorldMenus
 from orchestra_jax.envs.tau2 import package, scripted
 from orchestra_jax.envs.tau2.claims import ClaimChecker
 from orchestra_jax.envs.tau2.criteria import CLAIMS, ConversationRecord, GoldenReplay, judge, replay
@@ -23,7 +23,6 @@ from orchestra_jax.envs.tau2.domain import HAND_OVER, Tau2Domain
 from orchestra_jax.envs.tau2.tasks import AGENT, ORIGINAL, SOURCES, TEST, USER, WHEEL, Tau2Scenario, scenarios
 from orchestra_jax.envs.users import GREETING, SCRIPTED, SimulatedUser, user_forecast, user_problems
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.forecast import dry_run
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.client import ExpertClient
@@ -198,9 +197,7 @@ class Tau2Environment(WorldEnvironment):
 
     @classmethod
     def forecast(cls, cfg: WorldConfig) -> str | None:
-        prices = price_book(cfg).base
-        user = user_forecast(cfg, {**_OPTIONS, **cfg.env.options}["user"], prices)
-        return "\n".join(filter(None, (dry_run(without_judge(cfg), prices), user))) or None
+        return user_forecast(cfg, {**_OPTIONS, **cfg.env.options}["user"], price_book(cfg).base)
 
     def reset(self, task: Task, budget: Budget) -> Tau2Episode:
         scenario = self._scenarios[task.extra["task"]]

@@ -87,6 +87,7 @@ def entry(
 ) -> dict[str, Any]:
     """What the file keeps of a subject: its description with the evidence, without questions and reference answers."""
     graded = [answer for answer in answers if answer.right is not None]
+    kept = [name for name in SampleAnswer.__slots__ if name != "reply"]
     return {
         "description": text,
         "date": datetime.now(UTC).date().isoformat(),
@@ -101,14 +102,7 @@ def entry(
         "mean_cost_usd": fmean(answer.cost_usd for answer in graded),
         "mean_seconds": fmean(answer.seconds for answer in graded),
         "mean_completion_tokens": fmean(answer.completion_tokens for answer in graded),
-        "tasks": [
-            {
-                name: value
-                for name in SampleAnswer.__slots__
-                if name != "reply" and (value := getattr(answer, name)) != ""
-            }
-            for answer in answers
-        ],
+        "tasks": [{name: value for name in kept if (value := getattr(answer, name)) != ""} for answer in answers],
     }
 
 
