@@ -177,6 +177,6 @@ def policy_loss(
     elif cfg.kl_coef != 0:
         raise ValueError(f"kl_coef={cfg.kl_coef} needs ref_logprobs: pass the reference's or set kl_coef to 0.")
 
-    approx_kl = masked_mean(kl_estimate(old, new, KL.k3), kept)
-    metrics |= {"policy_loss": objective, **_ratio_metrics(found, kept), "approx_kl": approx_kl}
+    metrics |= {"policy_loss": objective, **_ratio_metrics(found, kept)}
+    metrics["approx_kl"] = masked_mean(kl_estimate(old, new, KL.k3), kept)
     return loss, jax.lax.stop_gradient(metrics)
