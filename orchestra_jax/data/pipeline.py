@@ -29,14 +29,14 @@ def task_iterator(
     build: Callable[[Any, np.random.Generator], Task | list[Task]] | None = None,
     weights: Sequence[float] | None = None,
 ) -> TaskIterator:
-    """Batches of tasks for ever, across epochs without a remainder.
+    """Return an endless stream of batches of tasks, across epochs without a remainder.
 
     Each epoch has another order. The order of all tasks depends on the seed alone: process p of P takes every P-th
     task from the p-th, so the processes' batches together are the batch of one process.
 
     Args:
-        sources: tasks, or whatever `build` makes tasks of; several are mixed by weight, each shuffled in itself.
-        seed: of the order and of the generators.
+        sources: tasks, or items that `build` makes tasks of; several are mixed by weight, each shuffled in itself.
+        seed: seed of the order and of the generators.
         batch_size: tasks per batch of this process.
         process_index, process_count: this process's slice.
         build: makes a task of an item, or a list of tasks, with a generator of its own for each position of the

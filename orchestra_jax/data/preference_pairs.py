@@ -1,8 +1,11 @@
 """Preference pairs (instruction, P) from a file: wordings that models wrote, for any menu.
 
-P is said in kinds of tools, not in tools, so a pair fits every menu that has tools of its kinds and others too. A line:
+P is given for kinds of tools, not for tools, so a pair fits every menu that has tools of its kinds and others too. A
+line of the file:
+
 {"split": "train" | "eval", "instruction": "...", "prefers": {kind: weight}, "compute": 0, "latency": 0, "outcome": 1}.
-An instruction for the kind "maker" holds {maker}, which stands for whose models are preferred.
+
+An instruction for the kind "maker" holds {maker}, which stands for the preferred maker of models.
 """
 
 from collections import defaultdict
@@ -25,7 +28,7 @@ def _is_model(spec: ToolSpec) -> bool:
     return any(trait.startswith(MADE_BY) for trait in spec.traits)
 
 
-# Which tools a kind is for; "maker" needs to know whose.
+# The tools of each kind; the kind "maker" also needs the maker's name.
 KINDS: Mapping[str, Callable[[ToolSpec], bool]] = {
     **PREFERS,
     "closed": lambda spec: _is_model(spec) and OPEN_WEIGHTS not in spec.traits,
@@ -35,7 +38,7 @@ KINDS: Mapping[str, Callable[[ToolSpec], bool]] = {
 SPLITS = ("train", "eval")
 
 
-def _is_of(spec: ToolSpec, kind: str, maker: str) -> bool:
+def _is_kind(spec: ToolSpec, kind: str, maker: str) -> bool:
     return MADE_BY + maker in spec.traits if kind == MAKER else KINDS[kind](spec)
 
 
@@ -71,30 +74,30 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """What it asks for, for reports: "accuracy", "local", "fast+open"."""
+        """The kinds of preference that it asks for, for reports: "accuracy", "local", "fast+open"."""
         kinds = [kind for kind, weight in self.prefers.items() if weight]
-        # Who wants tools without a charge wants low cost too, which has no name of its own then.
+        # A user who wants free tools wants low cost too, which then has no name of its own.
         cheap = ["low_cost"] if self.compute and "free" not in kinds else []
         return "+".join(sorted([*kinds, *cheap, *(["fast"] if self.latency else [])])) or "accuracy"
 
     def weights(self, tools: Iterable[ToolSpec], maker: str = "") -> dict[str, float]:
-        """The weight of each tool that is preferred: the largest of its kinds."""
+        """Return the weight of each preferred tool: the largest weight of its kinds."""
         found = dict[str, float]()
         for spec in tools:
-            weights = [weight for kind, weight in self.prefers.items() if _is_of(spec, kind, maker)]
+            weights = [weight for kind, weight in self.prefers.items() if _is_kind(spec, kind, maker)]
             if weight := max(weights, default=0.0):
                 found[spec.name] = float(weight)
         return found
 
     def fits(self, tools: Sequence[ToolSpec], maker: str = "") -> bool:
-        """Whether this menu has tools of every preferred kind, and others."""
+        """Return whether this menu has tools of every preferred kind, and others."""
         if not self.prefers:
             return True
-        each = [any(_is_of(spec, kind, maker) for spec in tools) for kind in self.prefers]
+        each = [any(_is_kind(spec, kind, maker) for spec in tools) for kind in self.prefers]
         return all(each) and len(self.weights(tools, maker)) < len(tools)
 
     def preference(self, tools: Sequence[ToolSpec], maker: str = "") -> Preference:
-        """Instruction and P for a menu."""
+        """Return instruction and P for a menu."""
         words = self.instruction.replace("{maker}", maker)
         return Preference(self.name, words, self.weights(tools, maker), self.outcome, self.compute, self.latency)
 
@@ -109,7 +112,7 @@ class Pairs:
 
     @classmethod
     def load(cls, path: str | Path) -> "Pairs":
-        """Reads a file of lines.
+        """Read a file of lines.
 
         Raises:
             FileNotFoundError: no such file.
@@ -130,7 +133,7 @@ class Pairs:
         return found
 
     def draw(self, tools: Sequence[ToolSpec], rng: np.random.Generator, split: str = "train") -> Preference:
-        """A random pair that this menu can follow: first what is asked for, then the wording; and a maker.
+        """Draw a preference that this menu can follow: first its kind, then the wording and a maker.
 
         Raises:
             ValueError: a split other than "train" and "eval", or no pair that fits the menu.
@@ -150,11 +153,15 @@ class Pairs:
         return pair.preference(tools, whose[int(rng.integers(len(whose)))])
 
 
-Draw = Callable[[Sequence[ToolSpec], np.random.Generator, str], Preference]  # of a menu and a split, by chance
+# Draws a preference for a menu, from a split.
+Draw = Callable[[Sequence[ToolSpec], np.random.Generator, str], Preference]
 
 
 def drawn_from(path: str | None) -> Draw:
-    """How preferences are drawn: from the file of data.preferences_file, or None: those that come with us.
+    """Return the function that draws preferences from a file, or from our own ones if `path` is None.
+
+    Args:
+        path: data.preferences_file.
 
     Raises:
         ConfigError: the file is not there or broken.
@@ -168,7 +175,7 @@ def drawn_from(path: str | None) -> Draw:
 
 
 def _pair(row: Any) -> Pair:
-    """The pair of a line; other keys of it are of no concern here."""
+    """Make the pair of a line; other keys of the line are ignored."""
     fields = {key: row[key] for key in Pair.__dataclass_fields__ if key in row}
     if not isinstance(fields.get("instruction"), str) or not isinstance(fields.get("prefers", {}), dict):
         raise ValueError("it needs an instruction, and prefers as {kind: weight}")

@@ -178,7 +178,7 @@ WORDINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def applicable(tools: Iterable[ToolSpec]) -> tuple[str, ...]:
-    """The preferences that this menu can follow: those for tools need a tool to prefer and one to avoid."""
+    """Return the preferences that this menu can follow: those for tools need a tool to prefer and one to avoid."""
     menu = tuple(tools)
     names = ["accuracy", "low_cost", "fast"]
     names += [name for name, prefers in PREFERS.items() if 0 < sum(map(prefers, menu)) < len(menu)]
@@ -186,17 +186,17 @@ def applicable(tools: Iterable[ToolSpec]) -> tuple[str, ...]:
 
 
 def makers(tools: Iterable[ToolSpec]) -> list[str]:
-    """Who made some of the menu's models, but not all of its tools."""
+    """Return the makers of some of the menu's models, without a maker of all of its tools."""
     menu = tuple(tools)
     found = Counter(trait for spec in menu for trait in spec.traits if trait.startswith(MADE_BY))
     return sorted(trait.removeprefix(MADE_BY) for trait, count in found.items() if count < len(menu))
 
 
 def make_preference(name: str, tools: Sequence[ToolSpec], instruction: str, maker: str = "") -> Preference:
-    """The vector of one kind of preference for a menu; the outcome weighs 1 in each.
+    """Return one kind of preference for a menu; the outcome weighs 1 in each.
 
     Args:
-        maker: of the kind "maker": whose models are preferred; the instruction names them as {maker}.
+        maker: the preferred maker, for the kind "maker"; the instruction names it as {maker}.
 
     Raises:
         ValueError: an unknown name.
@@ -219,7 +219,7 @@ def make_preference(name: str, tools: Sequence[ToolSpec], instruction: str, make
 
 
 def sample_preference(tools: Sequence[ToolSpec], rng: np.random.Generator, split: str = "train") -> Preference:
-    """A random applicable preference in a random wording of the split.
+    """Draw an applicable preference in a wording of the split.
 
     Raises:
         ValueError: a split other than "train" and "eval".
@@ -235,7 +235,7 @@ def sample_preference(tools: Sequence[ToolSpec], rng: np.random.Generator, split
 
 
 def _is_free(spec: ToolSpec) -> bool:
-    """As the menu states it. Without a word on it, a tool of the user's own machine is free, and another is not."""
+    """Return whether the menu says so; if it does not say, a tool on the user's machine is free and others are not."""
     if spec.price_usd is not None:
         return spec.price_usd == 0
     return FREE in spec.traits or (spec.local and PAID not in spec.traits)
@@ -249,7 +249,11 @@ def _with(trait: str) -> Callable[[ToolSpec], bool]:
     return lambda spec: trait in spec.traits
 
 
-# Which tools a kind of preference is for.
+# The tools that each kind of preference is for.
 PREFERS: Mapping[str, Callable[[ToolSpec], bool]] = {
-    "local": _is_local, "free": _is_free, "open": _with(OPEN_WEIGHTS), "search": _with(SEARCH), "code": _with(CODE),
-}  # fmt: skip
+    "local": _is_local,
+    "free": _is_free,
+    "open": _with(OPEN_WEIGHTS),
+    "search": _with(SEARCH),
+    "code": _with(CODE),
+}

@@ -1,4 +1,4 @@
-"""Rows of files that others wrote: each one is an object with named fields, or a sentence with its file and line."""
+"""Rows of files that others wrote; a bad row is one sentence with its file and line."""
 
 import csv
 import functools
@@ -21,11 +21,11 @@ ReadRow = Callable[[], Row]
 
 
 class BadRow(ValueError):  # noqa: N818  named like the fact it states
-    """One row cannot be used; the message is a sentence with its file and line. The rows after it can be read."""
+    """One row cannot be used; the message is a sentence with its file and line. Later rows can still be read."""
 
 
 def rows_of(file: Path) -> Iterator[tuple[int, str, ReadRow]]:
-    """Number and place in words of every row, and what reads it or raises `BadRow`.
+    """Yield the number of every row, its place in words, and a function that reads it or raises `BadRow`.
 
     A .jsonl file has a row in each line that is not empty, a .json file is a list of rows, the first line of a .tsv
     file names its fields.
@@ -51,7 +51,11 @@ def rows_of(file: Path) -> Iterator[tuple[int, str, ReadRow]]:
 
 
 def text_of(value: Any, key: str, place: str) -> str:
-    """A text with more than blanks in it; raises BadRow: it is something else."""
+    """Return a text with more than blanks in it.
+
+    Raises:
+        BadRow: it is something else.
+    """
     if not isinstance(value, str):
         raise BadRow(f"{place}: {key!r} must be a text, not {type(value).__name__}.")
     if not value.strip():
@@ -64,7 +68,14 @@ def text_of(value: Any, key: str, place: str) -> str:
 
 
 def answers_of(value: Any, key: str, place: str, most: int | None = None) -> tuple[str, ...]:
-    """One text or number, or a list of at most so many of them, as texts; raises BadRow: it is something else."""
+    """Return one text or number, or a list of them, as texts.
+
+    Args:
+        most: most entries of a list; None: any number.
+
+    Raises:
+        BadRow: it is something else.
+    """
     several = list(value) if isinstance(value, list | tuple) else [value]
     if not several or len(several) > (most or len(several)):
         raise BadRow(f"{place}: {key!r} must be a text or a number{'' if most else ', or a list of them'}.")
@@ -72,7 +83,7 @@ def answers_of(value: Any, key: str, place: str, most: int | None = None) -> tup
 
 
 def _written(value: Any) -> Any:
-    """A number in words that `text_of` takes; everything else as it is."""
+    """Return a number as a text for `text_of`, and all else as it is."""
     finite = isinstance(value, int | float | Decimal) and math.isfinite(value)
     return str(value) if finite else value
 
@@ -92,7 +103,7 @@ def _parse(line: bytes, place: str) -> Any:
 
 
 def _value(content: bytes, most_bytes: int = MOST_BYTES) -> Any:
-    """The value of a JSON text in UTF-8; halves of surrogate pairs stay in it. Raises Unreadable."""
+    """Parse a JSON text in UTF-8; halves of surrogate pairs stay in it. Raises Unreadable."""
     try:
         content.removeprefix(_BOM).decode()
     except UnicodeDecodeError as error:
@@ -101,7 +112,7 @@ def _value(content: bytes, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def _checked(row: Any, escaped: bool, place: str) -> Any:
-    """The row; where it was written with escapes it may have characters that cannot be written again."""
+    """Return the row, or raise BadRow if escapes in it make characters that cannot be written again."""
     try:
         if escaped:
             json.dumps(row, ensure_ascii=False).encode()
@@ -111,7 +122,7 @@ def _checked(row: Any, escaped: bool, place: str) -> Any:
 
 
 def _listed(file: Path) -> Iterable[Callable[[], Any]]:
-    """What gives each entry of a JSON list."""
+    """Return a function for each entry of a JSON list, which gives the entry."""
     content = file.read_bytes()
     try:
         rows = _value(content, _MOST_BYTES)
@@ -125,7 +136,7 @@ def _listed(file: Path) -> Iterable[Callable[[], Any]]:
 
 
 def _tabbed(file: Path) -> Iterator[tuple[int, str, ReadRow]]:
-    """The rows of a table whose first line names the fields. A quoted field may go on in the next line."""
+    """Yield the rows of a table whose first line names the fields. A quoted field may go on in the next line."""
     lines = file.read_bytes().removeprefix(_BOM).splitlines(keepends=True)
     # What is no UTF-8 comes as halves of surrogate pairs, which `text_of` refuses: the line does not end the table.
     table = csv.DictReader((line.decode("utf-8", "surrogateescape") for line in lines), delimiter="\t")
@@ -137,7 +148,7 @@ def _tabbed(file: Path) -> Iterator[tuple[int, str, ReadRow]]:
 
 
 def _parquet(file: Path) -> Iterator[Callable[[], Any]]:
-    """What reads each row of a parquet file."""
+    """Yield a function for each row of a parquet file, which reads it."""
     try:
         import pyarrow
         import pyarrow.parquet as parquet

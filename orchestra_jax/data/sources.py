@@ -1,4 +1,4 @@
-"""Questions with reference answers from the files that public benchmarks come in."""
+"""Questions with reference answers, read from files of public benchmarks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ FORMATS = tuple(kind for kind in QuestionFormat if kind not in _NO_FILES)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question before it gets tools and a preference; the fields are those of `Task`."""
+    """A question before it gets tools and a preference; its fields are fields of `Task`."""
 
     id: str
     question: str
@@ -27,23 +27,24 @@ class Question:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def task(self, tools: Sequence[ToolSpec], preference: Preference) -> Task:
-        """The question with its menu and preference."""
+        """Return the question as a task with a menu and a preference."""
         return Task(self.id, self.question, self.answer, tuple(tools), preference, self.family, self.extra)
 
 
 @dataclass
 class Skipped:
-    """What was left out of files of tasks because nothing could be made of it.
+    """Rows of files of tasks that were left out because no question could be made of them.
 
     Attributes:
-        count: of rows.
-        first: what was wrong with the first of them, a sentence with file and line.
+        count: number of such rows.
+        first: problem of the first one, a sentence with file and line.
     """
 
     count: int = 0
     first: str = ""
 
     def add(self, problem: str) -> None:
+        """Count one more row."""
         self.count += 1
         self.first = self.first or problem
 
@@ -54,11 +55,11 @@ class Skipped:
 
 
 def load_tasks(path: str | Path, format: str = "auto", *, skipped: Skipped | None = None) -> list[Question]:  # noqa: A002
-    """Reads a file, or every file of a folder in the order of their names.
+    """Read a file, or every file of a folder in the order of their names.
 
     Args:
         path: a .jsonl, .json (a list of rows), .tsv or .parquet file, a folder of them, or a data set's id on the hub.
-        format: one of FORMATS, or "auto": known by the keys of each file's first row.
+        format: one of FORMATS, or "auto": recognised by the keys of each file's first row.
         skipped: counts rows that no question can be made of, which are left out; None: the first one raises.
 
     HLE rows with an image are left out (the paper's text-only subset), and so are GeneralThought rows without a
@@ -121,7 +122,7 @@ def _detect(row: Row) -> str:
 
 
 def _read(kind: str, row: Row, place: str, number: int, stem: str) -> Question | None:
-    """One row as a question; None where the format leaves it out."""
+    """Read one row as a question; return None where the format leaves it out."""
 
     def get(key: str) -> Any:
         if row.get(key) is None:

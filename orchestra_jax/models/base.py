@@ -1,4 +1,4 @@
-"""What the rest of the package asks of a model family: sizes and numerics, its module, its names on disk, its axes.
+"""The interface of a model family: sizes and numerics, its module, its names on disk, its axes.
 
 A family is a subclass of `DecoderConfig`; `models.families` finds it by name and docs/add_a_model.md shows how to add
 one. Parameters of every family are a plain pytree whose layers are called "layers_<i>", or "layers" where the leaves
@@ -50,8 +50,8 @@ class DecoderConfig(ABC):
         vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim: sizes; `head_dim`
             is independent of hidden_size / num_heads.
         rope_theta: base of the rotary frequencies.
-        rope_scaling: how they are stretched to longer texts; None: not at all.
-        bias: the matrices of a layer that have a bias, by their names ("q").
+        rope_scaling: stretching of these frequencies to longer texts; None for none.
+        bias: names of a layer's matrices that have a bias ("q").
         rms_norm_eps: epsilon of every RMSNorm.
         tie_word_embeddings: whether the output head is the embedding, transposed.
         max_position_embeddings: longest sequence the model was made for, in tokens.
@@ -59,19 +59,19 @@ class DecoderConfig(ABC):
         dtype: compute dtype; norms, softmax and rotations are fp32 inside.
         param_dtype: storage dtype of the parameters.
         scan_layers: scan one layer over stacked parameters (fast GPU compilation) instead of unrolling (fast CPU).
-        remat: what the backward pass recomputes in a layer: "none", "full" (all of it) or "dots" (all but the
+        remat: part of a layer that the backward pass recomputes: "none", "full" (all of it) or "dots" (all but the
             outputs of weight matrix products).
         attention: backend of `models.attention.base.attention`, by name or as a function.
 
     A family sets:
         model_type, architecture: Hugging Face's names of the family, in config.json.
-        fixed: fields of config.json that change the arithmetic, and the only value that the family computes.
+        fixed: fields of config.json that change the arithmetic, with the only value that the family computes.
         tensor_names: Hugging Face's tensor of every parameter, by the parameter's path without its layer
             ("q/kernel"); "{layer}" stands for the layer's number, a name of `stack` for that along a leading axis.
         axes: logical sharding axes of every parameter, by its name ("q"); see `models.sharding`.
         presets: named sizes.
-        default_head_dim: where config.json names no head_dim; None: hidden_size / num_heads.
-        optional_bias: the matrices that have a bias if config.json says attention_bias; empty: it does not ask.
+        default_head_dim: head_dim where config.json names none; None: hidden_size / num_heads.
+        optional_bias: matrices that have a bias if config.json says attention_bias; empty: the key is not read.
     """
 
     vocab_size: int
@@ -127,16 +127,16 @@ class DecoderConfig(ABC):
 
     @property
     def stack(self) -> Mapping[str, int]:
-        """What a layer has several of, and how many: leading axes of parameters that are a tensor each on disk."""
+        """Names and sizes of leading axes whose parameters are a tensor each on disk ("expert")."""
         return {}
 
     def idle_params(self, tokens: int = 1) -> float:
-        """Parameters that none of so many tokens passes, on average: of a mixture, the experts that none chose."""
+        """Return the parameters that none of so many tokens passes, on average: experts that no token chose."""
         return 0.0
 
     @abstractmethod
     def module(self, constrain: Constrain | None = None) -> nn.Module:
-        """The decoder up to its final norm, called as `models.decoder.Decoder` is.
+        """Return the decoder up to its final norm, called as `models.decoder.Decoder` is.
 
         Args:
             constrain: optional sharding constraint of the activations between layers.
@@ -144,7 +144,7 @@ class DecoderConfig(ABC):
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any], **overrides: Any) -> Self:
-        """Reads the content of a transformers 4 or 5 `config.json`.
+        """Make the config from the content of a transformers 4 or 5 `config.json`.
 
         Raises:
             ValueError: another family, or a feature that this family does not compute.
@@ -192,12 +192,12 @@ class DecoderConfig(ABC):
 
     @classmethod
     def sliding_window(cls, hf: Mapping[str, Any]) -> int | None:
-        """How many tokens back a layer sees by this config.json, where any is limited; None: all of them."""
+        """Return how many tokens back a limited layer of this config.json sees, or None if none is limited."""
         limited = hf.get("use_sliding_window") or "sliding_attention" in (hf.get("layer_types") or ())
         return (hf.get("sliding_window") or 4096) if limited else None
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of a `config.json` that transformers 4 and 5 and SGLang read; `dtype` is that of the params."""
+        """Return a `config.json` that transformers 4 and 5 and SGLang read; its dtype is that of the parameters."""
         scaled = self.rope_scaling and self.rope_scaling.to_hf()
         return {
             "architectures": [self.architecture],
@@ -225,7 +225,7 @@ class DecoderConfig(ABC):
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:
-        """A named size: "tiny" and "small" (give `vocab_size`), or a released model such as "qwen3-8b".
+        """Return a named size: "tiny" and "small" (give `vocab_size`), or a released model such as "qwen3-8b".
 
         Raises:
             ValueError: unknown name, or no vocabulary size where the preset has none.
@@ -238,5 +238,5 @@ class DecoderConfig(ABC):
         return cls(**fields)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)

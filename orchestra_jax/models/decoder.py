@@ -28,14 +28,14 @@ from orchestra_jax.models.rope import Rope, apply_rope, rope_angles
 
 
 def rms_norm(x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "... D"]:
-    """x / sqrt(mean(x^2) + eps) * scale over the last axis, in fp32; the result has x's dtype."""
+    """Return x / sqrt(mean(x^2) + eps) * scale over the last axis, computed in fp32, in x's dtype."""
     x32 = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
     return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
 
 
 class Dense(nn.Dense):
-    """x @ kernel; with the leaves lora_a and lora_b (`models.lora.attach`) the kernel is the merged matrix.
+    """Multiplication by a kernel; with the leaves lora_a and lora_b (`models.lora.attach`) it is the merged matrix.
 
     The two leaves then get the gradient of (x @ lora_a) @ lora_b, which adds 0 to the value, and x that of the kernel.
     """
@@ -67,7 +67,7 @@ class Block(nn.Module):
         past_lengths: Int[Array, " B"] | None,
         segment_ids: Int[Array, "B S"] | None,
     ) -> tuple[Float[Array, "B*S D"], LayerKV]:
-        """Returns the layer's output and this chunk's (k, v)."""
+        """Return the layer's output and this chunk's (k, v)."""
         config = self.config
         batch = rope[0].shape[0]
         y = self.norm(x, "input_norm")
@@ -82,7 +82,7 @@ class Block(nn.Module):
         return x, (k, v)
 
     def attend(self, *arguments: Any) -> Float[Array, "B S H d"]:
-        """`attention` of (q, k, v, past, past_lengths, segment_ids); on a mesh every device looks at its own rows."""
+        """Return `attention` of (q, k, v, past, past_lengths, segment_ids); each device looks at its own rows."""
         constrain, backend = self.constrain, self.config.attention
         device = None if constrain is None else constrain.mesh.devices.flat[0]
 
@@ -97,17 +97,17 @@ class Block(nn.Module):
         return constrain.on_own_parts(own, arguments, axes, queries)
 
     def heads(self, y: Float[Array, "B*S D"], batch: int, count: int, name: str) -> Float[Array, "B S count d"]:
-        """Queries ("q"), keys ("k") or values ("v") of `count` heads, before RoPE."""
+        """Return queries ("q"), keys ("k") or values ("v") of `count` heads, before RoPE."""
         return self.dense(y, count * self.config.head_dim, name).reshape(batch, -1, count, self.config.head_dim)
 
     def feed_forward(self, y: Float[Array, "B*S D"]) -> Float[Array, "B*S D"]:
-        """The gated MLP."""
+        """Return the output of the gated MLP."""
         config = self.config
         y = nn.silu(self.dense(y, config.intermediate_size, "gate")) * self.dense(y, config.intermediate_size, "up")
         return self.dense(y, config.hidden_size, "down")
 
     def dense(self, y: Float[Array, "N in"], features: int, name: str, *, bias: bool = False) -> Float[Array, "N out"]:
-        """Multiplies by this layer's matrix `name`, which may have adapters."""
+        """Multiply by this layer's matrix `name`, which may have adapters."""
         config = self.config
         return Dense(
             features,
@@ -119,7 +119,7 @@ class Block(nn.Module):
         )(y)
 
     def norm(self, y: Float[Array, "... n"], name: str) -> Float[Array, "... n"]:
-        """RMSNorm with this layer's scale `name`."""
+        """Apply RMSNorm with this layer's scale `name`."""
         scale = self.param(name, nn.initializers.ones, (y.shape[-1],), jnp.dtype(self.config.param_dtype))
         return rms_norm(y, scale, self.config.rms_norm_eps)
 
@@ -147,7 +147,7 @@ class Decoder(nn.Module):
         past: KVCache | None = None,
         past_lengths: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B S D"], KVCache]:
-        """Runs one chunk of every row.
+        """Run one chunk of every row.
 
         The chunk may be a whole prompt (no past), an extension, one decoded token (S = 1), or a training sequence
         whose shared prefix is another call's cache: gradients flow through `past`. Nothing is written into `past`.
@@ -197,7 +197,7 @@ class Decoder(nn.Module):
         return rms_norm(x, scale, config.rms_norm_eps).reshape(*tokens.shape, -1), kv
 
     def recomputing_block(self) -> type[Block]:
-        """The block, with what `config.remat` says computed again in the backward pass."""
+        """Return the block, of which the backward pass computes again what `config.remat` names."""
         config = self.config
         if config.remat == "none":
             return self.block
@@ -218,7 +218,7 @@ def forward(
     past_lengths: Int[Array, " B"] | None = None,
     constrain: Constrain | None = None,
 ) -> tuple[Float[Array, "B S D"], KVCache]:
-    """`Decoder.__call__`, or what the family has in its place, as a function of the plain parameter tree."""
+    """Run the family's module (see `Decoder.__call__`) as a function of the plain parameter tree."""
     chex.assert_rank(tokens, 2)
     chex.assert_equal_shape([tokens, positions])
     return cast(
@@ -230,35 +230,35 @@ def forward(
 
 
 def output_head(params: Params, config: DecoderConfig) -> Float[Array, "D V"]:
-    """The matrix from hidden states to logits, in the parameters' dtype."""
+    """Return the matrix from hidden states to logits, in the parameters' dtype."""
     return cast(Array, params["embed"].T if config.tie_word_embeddings else params["lm_head"])
 
 
 def logits(params: Params, config: DecoderConfig, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-    """All logits in fp32; for sampling and small uses (training uses `token_logprobs`)."""
+    """Return all logits in fp32; for sampling and small uses (training uses `token_logprobs`)."""
     head = output_head(params, config).astype(hidden.dtype)
     return jnp.einsum("...d,dv->...v", hidden, head, preferred_element_type=jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def init_params(config: DecoderConfig, key: PRNGKeyArray) -> dict[str, Any]:
-    """Fresh parameters: matrices normal with std `initializer_range`, norms one. A plain tree of arrays."""
+    """Return fresh parameters as a plain tree: matrices normal with std `initializer_range`, norms one."""
     tokens = jnp.zeros((1, 1), jnp.int32)
     return cast(dict[str, Any], config.module().init(key, tokens, tokens)["params"])
 
 
 def abstract_params(config: DecoderConfig) -> PyTree[jax.ShapeDtypeStruct]:
-    """The tree of `init_params` with shapes and dtypes only; allocates nothing."""
+    """Return the tree of `init_params` with shapes and dtypes only; allocates nothing."""
     return jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
 
 
 def num_params(config: DecoderConfig) -> int:
-    """Number of parameters; a tied head counts once."""
+    """Return the number of parameters; a tied head counts once."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params(config)))
 
 
 def empty_cache(config: DecoderConfig, batch: int, length: int) -> KVCache:
-    """A zeroed cache of `length` entries per row, in the layout and the dtype of what `forward` returns."""
+    """Return a zeroed cache of `length` entries per row, in the layout and dtype of `forward`'s result."""
     tokens = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
     _, kv = jax.eval_shape(lambda params, ids: forward(params, config, ids, ids), abstract_params(config), tokens)
     # Separate buffers, so that all of them can be donated.
@@ -274,7 +274,7 @@ def write_cache(
     *,
     after: Array | None = None,
 ) -> KVCache:
-    """Writes chunks into a cache: chunk r's entries s < lengths[r] go to row rows[r] at offsets[r] + s.
+    """Write chunks into a cache: chunk r's entries s < lengths[r] go to row rows[r] at offsets[r] + s.
 
     Nothing else changes: padding (s >= lengths[r]), rows at or beyond the cache's batch and entries beyond its length
     are dropped. Row numbers are unique and not negative.
@@ -283,7 +283,7 @@ def write_cache(
         cache: entries [B, Hkv, M, d] (or with a leading layer axis).
         kv: a chunk's entries [n, Hkv, S, d], from `forward`, in the same layout.
         rows, offsets, lengths: cache row, first entry and number of valid entries of each chunk.
-        after: what the same jitted step computed from the old cache: its hidden states. Required for the write to
+        after: hidden states that the same jitted step computed from the old cache. Required for the write to
             happen in place in a donated cache; without it XLA copies the whole cache first, because it may not write
             before the step's attention has read. If its first element is NaN, nothing is written.
     """

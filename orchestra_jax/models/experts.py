@@ -19,12 +19,12 @@ _TOGETHER = 8  # blocks of a step of the loop: one alone has too few rows for a 
 
 
 class Blocks(NamedTuple):
-    """Which rows each block has; a step of the loop takes g of them.
+    """The rows of every block; a step of the loop takes g blocks.
 
     Attributes:
-        tokens: numbers of the tokens; padding lies beyond the end, each row elsewhere.
-        expert: of each block.
-        used: steps whose blocks hold a token; they come first.
+        tokens: the token's number for each row; padding has numbers beyond the end, a different one in each row.
+        expert: the number of each block's expert, counted from the first own one.
+        used: number of steps whose blocks hold a token; they come first.
     """
 
     tokens: Int[Array, "steps g rows"]
@@ -33,10 +33,10 @@ class Blocks(NamedTuple):
 
 
 def route(logits: Float[Array, "N E"], count: int, *, normalise: bool) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
-    """The `count` likeliest experts of every token and their shares of it, in fp32.
+    """Return the `count` likeliest experts of every token and their shares of it, in fp32.
 
     Args:
-        normalise: the shares of a token add up to 1; else they are the softmax over all experts.
+        normalise: make the shares of a token add up to 1; else they are the softmax over all experts.
     """
     shares, chosen = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), count)
     return (shares / shares.sum(-1, keepdims=True) if normalise else shares), chosen
@@ -53,33 +53,35 @@ def expert_mlps(
     *,
     num_experts: int,
 ) -> Float[Array, "N D"]:
-    """Sums share * MLP(token) over the experts that a token chose, as far as they are among `own`.
+    """Return the sum of share * MLP(token) over the experts that a token chose, as far as they are among `own`.
 
     Args:
         own: ascending numbers of the experts whose matrices are given, without a gap.
-        num_experts: of the whole layer.
+        num_experts: experts of the whole layer.
     """
-    count = chosen.size
-    rows = _block_rows(count, num_experts)
-    blocks, assignment = _cut(chosen.reshape(-1) - own[0], gate.shape[0], rows, chosen.shape[1], len(y))
-    padded = jnp.append(shares.reshape(-1), 0.0)
-    # A device that has some of the experts has work for a part of the blocks only, which is known when it runs.
+    # 1. Sort the choices by expert and cut them into blocks of rows of one expert each.
+    rows = _block_rows(chosen.size, num_experts)
+    blocks, choice = _cut(chosen.reshape(-1) - own[0], gate.shape[0], rows, chosen.shape[1], len(y))
+    # 2. Look up the share of each row; padding has the share 0.
+    row_shares = jnp.append(shares.reshape(-1), 0.0)[choice]
+    # 3. Run the blocks. A device that has all experts uses nearly all of them. One that has some uses a part, and how
+    #    many is known only when it runs.
     every = gate.shape[0] == num_experts
-    return _run(every, y, padded[assignment], gate, up, down, blocks)
+    return _run(every, y, row_shares, gate, up, down, blocks)
 
 
 def load_balancing_loss(
     logits: Float[Array, "L N E"], count: int, mask: Float[Array, " N"] | Bool[Array, " N"] | None = None
 ) -> Float[Array, ""]:
-    """The auxiliary loss of Switch Transformers (Fedus et al. 2021, equations 4-6) over all layers together.
+    """Return the auxiliary loss of Switch Transformers (Fedus et al. 2021, equations 4-6) over all layers together.
 
     E * sum over experts of (choices per token) * (mean probability): `count` where routing is even, more where it is
     not.
 
     Args:
-        logits: the router's, of every layer.
+        logits: the router's logits in every layer.
         count: experts of a token.
-        mask: tokens that count; None: all.
+        mask: tokens that count; None for all.
     """
     chosen, probabilities = _choices(logits, count, mask)
     return logits.shape[-1] * jnp.sum(chosen.mean(0) * probabilities.mean(0))
@@ -88,11 +90,11 @@ def load_balancing_loss(
 def routing_metrics(
     logits: Float[Array, "L N E"], count: int, mask: Float[Array, " N"] | Bool[Array, " N"] | None = None
 ) -> dict[str, Float[Array, ""]]:
-    """How evenly tokens are spread: means over the layers.
+    """Measure how evenly tokens are spread over experts: means over the layers.
 
     Returns:
-        routing_busiest: share of a layer's choices that its most chosen expert has; 1 / E where all have as many.
-        routing_entropy: of the choices over the experts, in nats, divided by log E: 1 where all have as many.
+        routing_busiest: share of a layer's choices that its most chosen expert has; 1 / E where routing is even.
+        routing_entropy: entropy of the choices over the experts divided by log E; 1 where routing is even.
     """
     chosen, _ = _choices(logits, count, mask)
     shares = chosen / count
@@ -103,7 +105,7 @@ def routing_metrics(
 def _choices(
     logits: Float[Array, "L N E"], count: int, mask: Array | None
 ) -> tuple[Float[Array, "L E"], Float[Array, "L E"]]:
-    """Choices per token, and mean probability, of every expert of every layer."""
+    """Return the choices per token, and the mean probability, of every expert of every layer."""
     probabilities = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
     weight = jnp.ones(logits.shape[1]) if mask is None else mask.astype(jnp.float32)
     weight = weight / jnp.maximum(weight.sum(), 1.0)
@@ -112,7 +114,7 @@ def _choices(
 
 
 def _block_rows(count: int, num_experts: int) -> int:
-    """A power of two near a quarter of an expert's mean share, so that about an eighth of the rows is padding."""
+    """Return a power of two near a quarter of an expert's mean share: about an eighth of the rows is padding then."""
     quarter = max(1.0, count / (4 * num_experts))
     return min(_LARGEST, max(_SMALLEST, 1 << round(math.log2(quarter))))
 
@@ -120,27 +122,35 @@ def _block_rows(count: int, num_experts: int) -> int:
 def _cut(
     local: Int[Array, " A"], experts: int, rows: int, per_token: int, tokens: int
 ) -> tuple[Blocks, Int[Array, "steps g rows"]]:
-    """The blocks, and the choice (0 .. A-1, A for padding) that each of their rows is.
+    """Return the blocks, and for each of their rows the number of its choice (0 .. A-1, and A for padding).
 
     Args:
         local: expert of each choice, counted from the first own one; outside 0 .. experts-1: another device's.
+        experts: own experts.
+        rows: rows of a block.
+        per_token: choices of a token.
+        tokens: N.
     """
+    # The own choices, sorted by expert: those of expert e are order[first_row[e] : first_row[e] + sizes[e]].
     count = len(local)
     local = jnp.where((local >= 0) & (local < experts), local, experts)
     order = jnp.argsort(local)
     sizes = jnp.bincount(local, length=experts)
+    # Each expert has blocks of its own; those of expert e end before block number ends[e].
     blocks = -(-sizes // rows)
     ends, first_row = jnp.cumsum(blocks), jnp.cumsum(sizes) - sizes
-    most = min(count, (count + experts * (rows - 1)) // rows)  # whatever is chosen
+    # Room for the most blocks that any choice needs, several of them to a step.
+    most = min(count, (count + experts * (rows - 1)) // rows)
     together = min(most, _TOGETHER)
     steps = -(-most // together)
     number = jnp.arange(steps * together).reshape(steps, together)
+    # The expert of each block, and which of this expert's choices each row is.
     expert = jnp.minimum((number[..., None] >= ends).sum(-1), experts - 1)
     row = (number - (ends - blocks)[expert])[..., None] * rows + jnp.arange(rows)
     real = row < sizes[expert][..., None]
-    assignment = jnp.where(real, order[jnp.where(real, first_row[expert][..., None] + row, 0)], count)
-    token = jnp.where(real, assignment // per_token, tokens + jnp.arange(rows))
-    return Blocks(token, expert, -(-ends[-1] // together)), assignment
+    choice = jnp.where(real, order[jnp.where(real, first_row[expert][..., None] + row, 0)], count)
+    token = jnp.where(real, choice // per_token, tokens + jnp.arange(rows))
+    return Blocks(token, expert, -(-ends[-1] // together)), choice
 
 
 def _take(y: Float[Array, "N D"], tokens: Int[Array, "g rows"]) -> Float[Array, "g rows D"]:
@@ -165,10 +175,10 @@ def _run(
     down: Float[Array, "e F D"],
     blocks: Blocks,
 ) -> Float[Array, "N D"]:
-    """Adds up the blocks.
+    """Add up the outputs of all blocks.
 
     Args:
-        every: go through all steps, as many as there may be, and not through the used ones only.
+        every: go through all steps that there may be, not only through the used ones.
     """
 
     def step(i: Array, total: Array) -> Array:
@@ -192,20 +202,27 @@ def _forward(every: bool, *inputs: *Residuals) -> tuple[Array, Residuals]:
 
 
 def _backward(every: bool, residuals: Residuals, gradient: Float[Array, "N D"]) -> tuple[Array | None, ...]:
+    """Return the gradients of all inputs; each block's hidden layer is computed again.
+
+    A block's output is share * (silu(x gate) * (x up)) down.
+    """
     y, shares, gate, up, down, blocks = residuals
 
     def step(i: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
         tokens, e = blocks.tokens[i], blocks.expert[i]
         x, d_out, share = _take(y, tokens), _take(gradient, tokens), shares[i][..., None]
+        # Back through `down` to the hidden layer, and through `gate` and `up` to the token.
         gated, pull = jax.vjp(lambda a, b: jax.nn.silu(a) * b, x @ gate[e], x @ up[e])
-        d_plain = _product(d_out, down[e].mT)  # of the hidden layer, were the share 1
+        d_plain = _product(d_out, down[e].mT)  # gradient of the hidden layer, were the share 1
         d_gated, d_upped = pull((share * d_plain).astype(gated.dtype))
         d_x = _product(d_gated, gate[e].mT) + _product(d_upped, up[e].mT)
+        # The share and the matrices.
         d_share = jnp.sum(d_plain * gated.astype(jnp.float32), -1)
         shared = (share * gated.astype(jnp.float32)).astype(gated.dtype)
         d_matrices = (_product(x.mT, d_gated), _product(x.mT, d_upped), _product(shared.mT, d_out))
 
         def add(j: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+            """Add block j's gradients: of its tokens, its shares and the three matrices of its expert."""
             d_y, d_shares, *sums = totals
             sums = [total.at[e[j]].add(change[j]) for total, change in zip(sums, d_matrices, strict=True)]
             return _add(d_y, tokens[j], d_x[j]), d_shares.at[i, j].set(d_share[j]), *sums

@@ -1,4 +1,4 @@
-"""Model families by name, and which one a checkpoint is of."""
+"""Model families by name, and the family of a checkpoint."""
 
 import json
 from pathlib import Path
@@ -27,11 +27,11 @@ FAMILIES: Registry[ModelFamily] = Registry(
 
 
 def read_config(source: str | Path, family: ModelFamily | None = None, **overrides: Any) -> DecoderConfig:
-    """The architecture of a checkpoint.
+    """Read the architecture of a checkpoint.
 
     Args:
         source: a model directory, its config.json, or the model's id on the hub.
-        family: what reads it; None: the registered one that config.json names.
+        family: the family that reads it; None: the registered one that config.json names.
         overrides: fields of the config that config.json does not hold, such as scan_layers, remat or attention.
 
     Raises:
@@ -56,7 +56,7 @@ def read_config(source: str | Path, family: ModelFamily | None = None, **overrid
 
 
 def preset_config(model: ModelConfig, **overrides: Any) -> DecoderConfig:
-    """The architecture of a run that starts from random weights: a preset of its family, Qwen3 if it names none.
+    """Return the architecture of a run that starts from random weights: a preset of its family, by default Qwen3.
 
     Raises:
         ValueError: an unknown family or preset, or no vocabulary size where the preset has none.
@@ -67,7 +67,7 @@ def preset_config(model: ModelConfig, **overrides: Any) -> DecoderConfig:
 
 
 def run_settings(model: ModelConfig) -> dict[str, Any]:
-    """What a run says of its model apart from its size, as `read_config` and `checkpoint.load` take it.
+    """Return the family and the numerics of a run's model, as keyword arguments of `read_config` and `checkpoint.load`.
 
     Raises:
         ConfigError: an unknown family.

@@ -15,9 +15,12 @@ def _sizes(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, **othe
 
 
 _SMOLLM2 = {
-    "vocab_size": 49152, "tie_word_embeddings": True, "rope_theta": 1e5, "rms_norm_eps": 1e-5,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+    "rope_theta": 1e5,
+    "rms_norm_eps": 1e-5,
     "max_position_embeddings": 8192,
-}  # fmt: skip
+}
 _LLAMA3 = {"vocab_size": 128256, "rope_theta": 5e5, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072}
 _QWEN2 = {"vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 32768}
 _QWEN2_UNTIED = _QWEN2 | {"vocab_size": 152064, "tie_word_embeddings": False}
@@ -29,7 +32,7 @@ def _stretched(factor: float) -> RopeScaling:
 
 @dataclass(frozen=True)
 class LlamaConfig(DecoderConfig):
-    """A Llama decoder: `Block` as it stands. SmolLM2 is one too."""
+    """A Llama decoder: `Block` as it stands. SmolLM2 is a Llama too."""
 
     model_type: ClassVar[str] = "llama"
     architecture: ClassVar[str] = "LlamaForCausalLM"

@@ -1,9 +1,9 @@
-"""LoRA: a frozen base and low-rank adapters of its matrices, trained alone, exported as PEFT writes them.
+"""LoRA: low-rank adapters of a frozen base's matrices, trained alone, stored as PEFT stores them.
 
-An adapted matrix is W + (alpha / r) A B (Hu et al. 2021, section 4.1), rounded to the base's dtype for the learner as
-for the engine: both run `merge`'s matrix, and a change that a bf16 weight cannot hold is in neither. With (x A) B added
-in the forward pass the learner's would be a policy that no engine samples from. The gradient passes by the rounding,
-and the fp32 adapters collect small changes until a weight takes its next value. Adapters are a tree of their own:
+An adapted matrix is W + (alpha / r) A B (Hu et al. 2021, section 4.1), rounded to the base's dtype. Learner and engine
+both run this matrix of `merge`; a change that a bf16 weight cannot hold is in neither. If the learner added (x A) B in
+its forward pass instead, it would be a policy that no engine samples from. The gradient ignores the rounding, and the
+fp32 adapters collect small changes until a weight takes its next value. Adapters are a tree of their own:
 
     layers_<i>, or layers           one dict per layer, or one dict whose leaves have a leading layer axis (scan_layers)
         q, k, v, o, gate, up, down  {"lora_a": [in, r], "lora_b": [r, out]}; the targets only
@@ -58,14 +58,14 @@ _ONLY: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class LoRA:
-    """Which matrices are adapted, and how.
+    """Rank, scale and targets of the adapters.
 
     Attributes:
         rank: r, columns of A and rows of B.
         alpha: the adapters' product is scaled by alpha / rank.
         targets: names of the adapted matrices of a layer, in any order; kept in the order of `TARGETS`.
-        layers: the last so many layers are adapted, and the backward pass ends at the first of them; 0: all. Some need
-            layers of their own in the tree (no `scan_layers`).
+        layers: number of the last layers that are adapted; the backward pass ends at the first of them. 0: all. A
+            number needs layers of their own in the tree (no `scan_layers`).
     """
 
     rank: int
@@ -84,12 +84,12 @@ class LoRA:
 
     @property
     def scale(self) -> float:
-        """alpha / rank."""
+        """The factor alpha / rank."""
         return self.alpha / self.rank
 
 
 def init_adapters(key: PRNGKeyArray, config: DecoderConfig, lora: LoRA) -> dict[str, Any]:
-    """Fresh adapters: A uniform in +-1/sqrt(in) as PEFT draws it, B zero, so that the adapted model is the base.
+    """Return fresh adapters: A uniform in +-1/sqrt(in) as PEFT draws it, B zero, so that the adapted model is the base.
 
     They are fp32 whatever the base's dtype is, since a bf16 weight would swallow the optimizer's small steps.
     """
@@ -107,15 +107,15 @@ def init_adapters(key: PRNGKeyArray, config: DecoderConfig, lora: LoRA) -> dict[
 
 
 def abstract_adapters(config: DecoderConfig, lora: LoRA) -> dict[str, Any]:
-    """The tree of `init_adapters` with shapes and dtypes only; allocates nothing."""
+    """Return the tree of `init_adapters` with shapes and dtypes only; allocates nothing."""
     return _abstract_for(abstract_params(config), lora)
 
 
 def attach(base: Params, adapters: Adapters, lora: LoRA) -> dict[str, Any]:
-    """`merge`'s parameters with the adapters in its matrices' dicts, lora_b times alpha / rank: what `forward` runs.
+    """Return `merge`'s parameters with the adapters beside their matrices, lora_b times alpha / rank, for `forward`.
 
-    Its value is that of the merged matrices to the bit. Differentiable in the adapters alone, through (x A) B; what is
-    not adapted is the base's own array, not a copy.
+    The output is that of the merged matrices to the bit. Only the adapters have a gradient, through (x A) B. Arrays
+    that are not adapted are the base's own, not copies.
 
     Raises:
         ValueError: the adapters are not of this base's layers, targets or shapes, or not of this rank.
@@ -129,7 +129,7 @@ def attach(base: Params, adapters: Adapters, lora: LoRA) -> dict[str, Any]:
 
 
 def merge(base: Params, adapters: Adapters, lora: LoRA) -> dict[str, Any]:
-    """Plain parameters whose matrices are W + (alpha / r) A B, summed in fp32 and stored in the base's dtype.
+    """Return plain parameters whose matrices are W + (alpha / r) A B, summed in fp32, in the base's dtype.
 
     Raises:
         ValueError: as `attach`.
@@ -151,7 +151,7 @@ def save_peft(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes the adapters as PEFT does, in their own dtype.
+    """Write the adapters as PEFT does, in their own dtype.
 
     Under its own name the folder is complete or absent, see `whole_folder`. With several processes all must call this;
     process 0 writes.
@@ -197,7 +197,7 @@ def save_peft(
 
 
 def adapter_base(folder: str | Path) -> str:
-    """The base's folder or Hub name as the adapters in a PEFT folder have it.
+    """Return the base's folder or Hub name that the adapters in a PEFT folder name.
 
     Raises:
         ValueError: they do not name it.
@@ -212,10 +212,10 @@ def adapter_base(folder: str | Path) -> str:
 
 
 def load_peft(folder: str | Path, config: DecoderConfig) -> tuple[LoRA, dict[str, Any]]:
-    """The inverse of `save_peft`, for the layout (`scan_layers`) that `config` says; also reads what PEFT wrote.
+    """Read the adapters that `save_peft` or PEFT wrote, in the layout (`scan_layers`) of `config`.
 
     Returns:
-        What the adapters adapt, and the adapters in fp32, bit-equal to an fp32 file.
+        Their settings, and the adapters in fp32, bit-equal to an fp32 file.
 
     Raises:
         FileNotFoundError: the folder or one of its two files is missing.
@@ -236,7 +236,7 @@ def load_peft(folder: str | Path, config: DecoderConfig) -> tuple[LoRA, dict[str
 
 
 def _merged(kernel: Any, pair: Mapping[str, Any], lora: LoRA) -> jax.Array:
-    """W + (alpha / r) A B, summed in fp32 and rounded once."""
+    """Return W + (alpha / r) A B, summed in fp32 and rounded once."""
     # HIGHEST: a GPU would multiply fp32 matrices in TF32.
     a, b = (pair[name].astype(jnp.float32) for name in ("lora_a", "lora_b"))
     change = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST) * lora.scale
@@ -244,7 +244,7 @@ def _merged(kernel: Any, pair: Mapping[str, Any], lora: LoRA) -> jax.Array:
 
 
 def _layers(params: Params, lora: LoRA) -> list[str]:
-    """The names of the adapted layers in the tree.
+    """Return the names of the adapted layers in the tree.
 
     Raises:
         ValueError: fewer layers than are to be adapted, or some of a stack.
@@ -277,7 +277,7 @@ def _abstract_for(base: Params, lora: LoRA) -> dict[str, Any]:
 def _with_adapters(
     base: Params, adapters: Adapters, lora: LoRA, change: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The base with the leaves of `change(kernel, adapter pair)` in every adapted matrix's dict."""
+    """Return the base with the leaves of `change(kernel, adapter pair)` in every adapted matrix's dict."""
     _check_tree(_abstract_for(base, lora), adapters)
     changed = dict(base)
     for name, pairs in adapters.items():
@@ -288,7 +288,7 @@ def _with_adapters(
 
 
 def _check_tree(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Raises ValueError unless `found` has the leaves and shapes of `wanted`, in a dtype that a file can hold."""
+    """Raise ValueError unless `found` has the leaves and shapes of `wanted`, in a dtype that a file can hold."""
 
     def by_path(tree: Mapping[str, Any]) -> dict[str, Any]:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
@@ -312,7 +312,7 @@ def _check_tree(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
 
 
 def _adapter_sources(config: DecoderConfig, lora: LoRA) -> dict[str, Any]:
-    """A tree shaped like the adapters, with the names of PEFT's tensors; all are the transposes of our matrices."""
+    """Return a tree shaped like the adapters, with the names of PEFT's tensors; all are transposes of our matrices."""
 
     def named(source: Source, letter: str) -> Source:
         names = (f"base_model.model.{name.removesuffix('weight')}lora_{letter}.weight" for name in source.names)
@@ -327,7 +327,7 @@ def _adapter_sources(config: DecoderConfig, lora: LoRA) -> dict[str, Any]:
 
 
 def _last(count: int, layers: int) -> list[int] | None:
-    """PEFT's `layers_to_transform` of the last `count` of so many layers."""
+    """Return PEFT's `layers_to_transform` for the last `count` of so many layers."""
     return list(range(layers - count, layers)) if count else None
 
 
@@ -357,7 +357,7 @@ def _read_config(path: Path, layers: int) -> LoRA:
 
 
 def _read_tensors(folder: Path, config: DecoderConfig, lora: LoRA, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The adapters from lazy slices of the file's tensors."""
+    """Read the adapters from lazy slices of the file's tensors."""
     wanted = _adapter_sources(config, lora)
     names = {name for source in jax.tree.leaves(wanted) for name in source.names}
     for what, wrong in (("lacks", names - tensors.keys()), ("has an unexpected", tensors.keys() - names)):

@@ -21,9 +21,15 @@ _EXPERT = "model.layers.{layer}.mlp.experts.{expert}"
 
 def _released(hidden: int, mlp: int, expert: int, layers: int, heads: int) -> dict[str, Any]:
     return {
-        "vocab_size": 151936, "hidden_size": hidden, "intermediate_size": mlp, "expert_size": expert,
-        "num_layers": layers, "num_heads": heads, "num_kv_heads": 4, "head_dim": 128,
-    }  # fmt: skip
+        "vocab_size": 151936,
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "expert_size": expert,
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": 4,
+        "head_dim": 128,
+    }
 
 
 class _Matrices(nn.Module):
@@ -42,7 +48,7 @@ class _Matrices(nn.Module):
 
 
 class Qwen3MoeBlock(Qwen3Block):
-    """A layer's parameters have, in place of gate, up and down:
+    """A layer whose parameters have, in place of gate, up and down:
 
     router                      {"kernel": [D, E]}
     experts_gate, experts_up    {"kernel": [E, D, F]}
@@ -76,9 +82,9 @@ class Qwen3MoeConfig(Qwen3Config):
     """A Qwen3 decoder all of whose layers are mixtures of experts.
 
     Attributes:
-        expert_size: width of one expert's MLP; `intermediate_size` is that of a dense layer, of which there is none.
-        num_experts: of each layer.
-        experts_per_token: that a token is sent to.
+        expert_size: width of one expert's MLP; `intermediate_size` is the width of a dense layer, and there is none.
+        num_experts: experts of each layer.
+        experts_per_token: experts that a token is sent to.
         norm_topk_prob: whether the shares of a token's experts add up to 1.
     """
 
@@ -151,10 +157,10 @@ class Qwen3MoeConfig(Qwen3Config):
 def router_logits(
     params: Params, config: Qwen3MoeConfig, tokens: Int[Array, "B S"], positions: Int[Array, "B S"], **others: Any
 ) -> Float[Array, "L B*S E"]:
-    """What every layer's router says of every token: for `load_balancing_loss` and `routing_metrics`.
+    """Return the logits of every layer's router, for `load_balancing_loss` and `routing_metrics`.
 
     Args:
-        others: as `models.decoder.forward` takes them.
+        others: further arguments of `models.decoder.forward`.
     """
     constrain = others.pop("constrain", None)
     _, seen = config.module(constrain).apply({"params": params}, tokens, positions, mutable="intermediates", **others)

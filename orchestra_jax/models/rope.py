@@ -12,7 +12,7 @@ Rope = tuple[Float[Array, "B S d/2"], Float[Array, "B S d/2"]]
 
 
 def rope_angles(positions: Int[Array, "B S"], dim: int, theta: float, scaling: "RopeScaling | None" = None) -> Rope:
-    """Cosine and sine (fp32) of position * frequency; theta^(-2i/d) where nothing is scaled."""
+    """Return cosine and sine (fp32) of position * frequency; without scaling the frequencies are theta^(-2i/d)."""
     frequencies = theta ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
     if scaling is not None:
         kept = scaling.kept(frequencies, theta)
@@ -26,7 +26,7 @@ def rope_angles(positions: Int[Array, "B S"], dim: int, theta: float, scaling: "
 def apply_rope(
     x: Float[Array, "B S H d"], cos: Float[Array, "B S d/2"], sin: Float[Array, "B S d/2"]
 ) -> Float[Array, "B S H d"]:
-    """Rotates the pairs (x_i, x_{i+d/2}), Hugging Face's half-rotation convention."""
+    """Rotate the pairs (x_i, x_{i+d/2}), Hugging Face's half-rotation convention."""
     left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, :, None], sin[:, :, None]
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)

@@ -13,21 +13,21 @@ from typing import Any, Self
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# What each kind needs in config.json besides its factor.
+# Keys that each kind needs in config.json besides its factor.
 _NEEDS: Mapping[str, tuple[str, ...]] = {"linear": (), "llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ()}
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How a model's frequencies differ from theta^(-2i/d).
+    """The change of a model's frequencies from theta^(-2i/d).
 
     Attributes:
         kind: "linear", "llama3" or "yarn".
-        factor: how much longer texts may become.
+        factor: factor by which texts may become longer.
         original_length: longest text in tokens before stretching; unused by linear.
-        slow, fast: how often a frequency turns in a text of `original_length`: llama3 divides what turns less than
-            `slow` times and keeps what turns more than `fast` times; so does yarn, up to rounding.
-        attention_factor: what cosine and sine are multiplied with.
+        slow, fast: turns of a frequency in a text of `original_length`: llama3 divides frequencies with fewer turns
+            than `slow` and keeps those with more than `fast`; so does yarn, up to rounding.
+        attention_factor: factor on cosine and sine.
         truncate: whether yarn's ramp starts and ends at whole dimensions.
     """
 
@@ -41,10 +41,10 @@ class RopeScaling:
 
     @classmethod
     def from_hf(cls, rope: Mapping[str, Any], longest: int) -> Self | None:
-        """Reads `rope_parameters` or `rope_scaling` of a config.json; None: plain frequencies.
+        """Read `rope_parameters` or `rope_scaling` of a config.json; return None for plain frequencies.
 
         Args:
-            longest: the model's max_position_embeddings, which stands for an original length that is not given.
+            longest: the model's max_position_embeddings, used where no original length is given.
 
         Raises:
             ValueError: a kind that is not known, or one of its numbers is missing.
@@ -73,7 +73,7 @@ class RopeScaling:
         return cls(kind, float(factor), int(length), slow, fast, sharper, rope.get("truncate", True))
 
     def to_hf(self) -> dict[str, Any]:
-        """What `from_hf` and transformers read, without rope_theta."""
+        """Return the settings that `from_hf` and transformers read, without rope_theta."""
         found: dict[str, Any] = {"rope_type": self.kind, "factor": self.factor}
         if self.kind == "linear":
             return found
@@ -84,7 +84,7 @@ class RopeScaling:
         return found if self.truncate else found | {"truncate": False}
 
     def kept(self, frequencies: Float[Array, " d/2"], theta: float) -> Float[Array, " d/2"]:
-        """How much of each frequency is kept as it was, from 0 (divided by the factor) to 1."""
+        """Return how much of each frequency is kept as it was, from 0 (divided by the factor) to 1."""
         if self.kind == "linear":
             return jnp.zeros_like(frequencies)
         if self.kind == "llama3":
@@ -93,7 +93,7 @@ class RopeScaling:
         dim = 2 * frequencies.size
 
         def place(turns: float) -> float:
-            """The dimension whose frequency turns so often in a text of the original length."""
+            """Return the dimension whose frequency turns so often in a text of the original length."""
             return dim * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
         first, last = place(self.fast), place(self.slow)
@@ -105,7 +105,7 @@ class RopeScaling:
 
 
 def _attention_factor(factor: float, rope: Mapping[str, Any]) -> float:
-    """Yarn's factor on cosine and sine: the one in config.json, or the paper's 0.1 ln(s) + 1 (equation 22)."""
+    """Return Yarn's factor on cosine and sine: the one in config.json, or the paper's 0.1 ln(s) + 1 (equation 22)."""
     given = rope.get("attention_factor")
     if given is not None:
         return float(given)

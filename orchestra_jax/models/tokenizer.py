@@ -51,7 +51,7 @@ _PIECES = (
 
 
 def load(path: str | Path) -> "PreTrainedTokenizerFast":
-    """The tokenizer of a Hugging Face directory (`tokenizer.json` and `tokenizer_config.json`), or of an id on the hub.
+    """Load the tokenizer of a Hugging Face directory (tokenizer.json, tokenizer_config.json), or of an id on the hub.
 
     Raises:
         FileNotFoundError: the directory holds no tokenizer.json, or the hub's cannot be had.
@@ -70,7 +70,7 @@ def load(path: str | Path) -> "PreTrainedTokenizerFast":
 def build_word_tokenizer(
     texts: Iterable[str], chat_template: str, scaffolds: Sequence[str] = ()
 ) -> "PreTrainedTokenizerFast":
-    """A word-level tokenizer whose vocabulary is every piece of `texts` (see the module's docstring).
+    """Build a word-level tokenizer whose vocabulary is every piece of `texts` (see the module's docstring).
 
     The order is fixed by the arguments' content: special tokens, tags, `<unk>`, scaffolds, digits, then the pieces of
     `texts` sorted.
@@ -127,7 +127,7 @@ def build_word_tokenizer(
 
 
 def _pattern(literals: Sequence[str]) -> str:
-    """One alternation, scaffolds first and longest first; a newline at a scaffold's end never takes the glue mark."""
+    """Join the alternatives, longest scaffolds first; a newline at a scaffold's end never takes the glue mark."""
     longest_first = sorted(literals, key=lambda s: (-len(s), s))
     scaffolds = [re.escape(s) + ("" if s.endswith("\n") else _GLUE + "?") for s in longest_first]
     return "|".join([*scaffolds, *_PIECES])

@@ -22,7 +22,7 @@ __all__ = [
 
 
 def learning_rate(cfg: OptimizerConfig, total_steps: int = 1) -> optax.Schedule:
-    """Learning rate by optimizer step.
+    """Return the learning rate by optimizer step.
 
     Args:
         total_steps: optimizer steps of the run, over which a schedule falls.
@@ -43,10 +43,10 @@ def learning_rate(cfg: OptimizerConfig, total_steps: int = 1) -> optax.Schedule:
 
 
 def make_optimizer(cfg: OptimizerConfig, total_steps: int = 1) -> optax.GradientTransformation:
-    """Clip by global norm, then the configured optimizer.
+    """Return the configured optimizer behind a clip by global norm.
 
     Args:
-        total_steps: as in `learning_rate`.
+        total_steps: see `learning_rate`.
     """
     rate = learning_rate(cfg, total_steps)
     if cfg.name is OptimizerName.muon:
@@ -67,12 +67,12 @@ def make_optimizer(cfg: OptimizerConfig, total_steps: int = 1) -> optax.Gradient
 
 
 def layer_matrices(params: PyTree) -> PyTree:
-    """What Muon orthogonalises: `MuonDimensionNumbers` at the matrices of layers, None at all else, which gets Adam.
+    """Return the tree that tells Muon what to orthogonalise: `MuonDimensionNumbers` at matrices of layers, else None.
 
     A layer's matrix is known by its path and not by its rank: stacked layers (scan_layers) hold norm scales of rank 2
     and matrices of rank 3, each of whose layers is orthogonalised by itself. Embedding and head are matrices too, but
-    their rows are ids, of which a batch has few: Muon would move all of them alike (Keller Jordan's Muon,
-    github.com/KellerJordan/Muon, gives embeddings, heads and what has one axis to AdamW).
+    their rows are ids, of which a batch has few, and Muon would move all of them alike. Adam updates all other
+    parameters (as in Keller Jordan's Muon, github.com/KellerJordan/Muon).
     """
 
     def numbers(path: tuple[Any, ...], leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
@@ -86,14 +86,14 @@ def layer_matrices(params: PyTree) -> PyTree:
 
 
 class RoundedState(NamedTuple):
-    """State of `bfloat16_moments`: updates done, and the inner state with its moments in bf16."""
+    """The state of `bfloat16_moments`: updates done, and the inner state with its moments in bf16."""
 
     step: Array
     inner: PyTree
 
 
 def bfloat16_moments(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Stores the moments (the fields `mu` and `nu`) of an optimizer in bf16; its arithmetic stays fp32.
+    """Store the moments (the fields `mu` and `nu`) of an optimizer in bf16; its arithmetic stays fp32.
 
     Rounding is stochastic: to nearest, 0.999 * nu would be nu again and a second moment could never fall.
     """
@@ -115,7 +115,7 @@ def bfloat16_moments(inner: optax.GradientTransformation) -> optax.GradientTrans
 
 
 def _on_moments(change: Any, state: PyTree) -> PyTree:
-    """`change(index, leaf)` on every leaf below a field called mu or nu."""
+    """Apply `change(index, leaf)` to every leaf below a field called mu or nu."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
     moment = [any(getattr(key, "name", None) in ("mu", "nu") for key in path) for path, _ in leaves]
     changed = [
@@ -126,7 +126,7 @@ def _on_moments(change: Any, state: PyTree) -> PyTree:
 
 
 def _round_stochastically(key: Array, x: Array) -> Array:
-    """fp32 to one of its two bf16 neighbours, the nearer one the likelier, so that the mean is x."""
+    """Round fp32 to one of its two bf16 neighbours, the nearer one with more probability, so that the mean is x."""
     noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
     bits = (jax.lax.bitcast_convert_type(x, jnp.uint32) + noise) & jnp.uint32(0xFFFF0000)
     rounded = jax.lax.bitcast_convert_type(bits, jnp.float32)

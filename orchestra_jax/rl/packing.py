@@ -13,15 +13,15 @@ from orchestra_jax.rl.batching import BatchShape, MicroBatch, TokenSequence, che
 
 @dataclass(frozen=True)
 class PackShapes:
-    """The shapes that get compiled, on each batch shard of the mesh.
+    """The shapes of packed micro-batches on each batch shard of the mesh; each is compiled when it is first needed.
 
     Attributes:
         row_length: tokens of a row; the longest sequence must fit.
         rows: rows of a micro-batch.
         sequences: sequences of a micro-batch.
         response_fractions: shares of a micro-batch's tokens that may be sampled ones, ascending; only so many positions
-            are projected onto the vocabulary, and each share (and 1) is compiled when it is first needed.
-        row_sequences: sequences of a row, at most; None: as many as fit.
+            are projected onto the vocabulary.
+        row_sequences: most sequences of a row; None: as many as fit.
 
     Raises:
         ValueError: a size below 1, or fewer sequences than rows.
@@ -41,14 +41,14 @@ class PackShapes:
             )
 
     def batch_shape(self, selected: int | None = None) -> BatchShape:
-        """What is compiled for R = `selected`, or for the smallest of the response fractions."""
+        """Return the compiled shape for R = `selected`, or for the smallest of the response fractions."""
         if selected is None:
             selected = select_size(0, self.rows * self.row_length, self.response_fractions)
         return BatchShape(self.rows, self.row_length, self.sequences, self.row_length, 1, 0, True, selected)
 
 
 def bin_rows(lengths: Sequence[int], row_length: int, most: int) -> list[list[int]]:
-    """Puts sequences into rows: the longest first, each into the fullest row that still holds it (best fit).
+    """Put sequences into rows: the longest first, each into the fullest row that still holds it (best fit).
 
     Args:
         lengths: tokens of each sequence.
@@ -74,7 +74,7 @@ def bin_rows(lengths: Sequence[int], row_length: int, most: int) -> list[list[in
 
 
 def bin_parts(lengths: Sequence[int], shapes: PackShapes) -> list[list[list[int]]]:
-    """The sequences' indices, micro-batch by micro-batch (of one batch shard) and row by row."""
+    """Return the sequences' indices, micro-batch by micro-batch (of one batch shard) and row by row."""
     # Rows of many sequences first, each into the first micro-batch with room for it.
     parts: list[list[list[int]]] = []
     most = min(shapes.sequences, shapes.row_sequences or shapes.sequences)
@@ -89,7 +89,7 @@ def bin_parts(lengths: Sequence[int], shapes: PackShapes) -> list[list[list[int]
 
 
 def pack(sequences: Sequence[TokenSequence], shapes: PackShapes, shards: int = 1) -> list[MicroBatch]:
-    """Packs sequences into micro-batches of one shape (up to the response fraction); every one lands in exactly one.
+    """Pack sequences into micro-batches of one shape (up to the response fraction); every one lands in exactly one.
 
     A sequence sees only itself, at positions that start at 0. A row or micro-batch that has all the sequences it may
     hold stays partly empty.

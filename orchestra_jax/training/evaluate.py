@@ -23,7 +23,6 @@ from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks, in_parts
 from orchestra_jax.evaluation.terminal import benchmark_rows, cap_rows, plain, print_figures
 from orchestra_jax.evaluation.turn_caps import TurnCaps, draw_turn_caps
 from orchestra_jax.io.event_loop import LoopThread
-from orchestra_jax.models.lora import load_peft
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.forecast import evaluation_cost
 from orchestra_jax.money.price_book import price_book
@@ -199,6 +198,8 @@ def engine_of(
         mesh = device_mesh(cfg.mesh)
         model, params = make_policy(cfg, chat, mesh)
         if subject.adapters is not None:
+            from orchestra_jax.models.lora import load_peft
+
             lora, trained = load_peft(subject.adapters, model)
             trained = jax.tree.map(np.asarray, trained)  # on no device: the policy may be on those of all processes
     if subject.adapters is None:

@@ -16,7 +16,6 @@ from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.io import hub
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models import checkpoint
-from orchestra_jax.models.lora import save_peft
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes import Processes, joined
 from orchestra_jax.processes.lock import alone_in
@@ -172,6 +171,8 @@ def _export(trainer: Trainer, chat: ChatFormat) -> None:
     if trainer.lora is None:
         checkpoint.save(folder, trainer.model, trained, tokenizer=chat.tokenizer, overwrite=True)
     else:
+        from orchestra_jax.models.lora import save_peft
+
         base = str(trainer.cfg.model.path)
         save_peft(folder, trainer.model, trained, trainer.lora, base, tokenizer=chat.tokenizer, overwrite=True)
     print(f"The policy is in {folder}" + (" (adapters in PEFT's format)." if trainer.lora else "."), flush=True)

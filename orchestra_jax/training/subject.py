@@ -10,7 +10,6 @@ from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.evaluation.calls import model_family
 from orchestra_jax.io import hub
-from orchestra_jax.models.lora import adapter_base
 
 BASELINE = "baseline:"  # before the name of a script
 _ADAPTERS = "adapter_config.json"
@@ -138,6 +137,8 @@ def _checkpoint(cfg: RunConfig, path: str) -> Subject:
 
 def _adapted(cfg: RunConfig, folder: Path) -> Subject:
     """Adapters on the base that their file names."""
+    from orchestra_jax.models.lora import adapter_base
+
     try:
         base = adapter_base(folder)
     except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
 """The policy's weights outside the update: as the reference, and for the engine."""
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +12,23 @@ from jax.sharding import Mesh
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.models.base import DecoderConfig, Params
-from orchestra_jax.models.lora import LoRA, init_adapters, load_peft, merge
+
+if TYPE_CHECKING:  # needed with adapters only
+    from orchestra_jax.models.lora import LoRA
 
 
 def _keeps_reference(cfg: RunConfig) -> bool:
     return cfg.algorithm.loss.kl_coef > 0 and not cfg.model.lora.rank
 
 
-def starting_adapters(cfg: RunConfig, model: DecoderConfig, lora: LoRA) -> dict[str, Any]:
+def starting_adapters(cfg: RunConfig, model: DecoderConfig, lora: "LoRA") -> dict[str, Any]:
     """The adapters that training starts from: those of model.lora.path, or fresh ones.
 
     Raises:
         ConfigError: the folder cannot be read, or its adapters are of another rank, alpha, matrices or layers.
     """
+    from orchestra_jax.models.lora import init_adapters, load_peft
+
     if cfg.model.lora.path is None:
         return init_adapters(jax.random.key(cfg.seed), model, lora)
     try:
@@ -69,14 +73,18 @@ def abstract_reference(cfg: RunConfig, params: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding), params)
 
 
-def engine_params(cfg: RunConfig, trained: Any, base: Params | None, lora: LoRA | None, mesh: Mesh | None) -> Params:
+def engine_params(cfg: RunConfig, trained: Any, base: Params | None, lora: "LoRA | None", mesh: Mesh | None) -> Params:
     """The policy as the engine of the run takes it: a plain tree, adapters merged in.
 
     Args:
         trained: the policy, or its adapters.
         base: what the adapters change, else None.
     """
-    params = trained if base is None or lora is None else jax.jit(merge, static_argnums=2)(base, trained, lora)
+    params = trained
+    if base is not None and lora is not None:
+        from orchestra_jax.models.lora import merge
+
+        params = jax.jit(merge, static_argnums=2)(base, trained, lora)
     if jax.process_count() > 1:
         # Once, all processes together: an engine may need them again when no other process takes part.
         params = on_host(params, cfg.rollout.serving_dtype if cfg.rollout.engine is EngineName.sglang else None)

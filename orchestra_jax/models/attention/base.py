@@ -26,7 +26,7 @@ def attention(
     backend: str | Callable[..., Array] = "xla",
     device: Any = None,
 ) -> Float[Array, "B S H d"]:
-    """Softmax attention, scale 1/sqrt(d), softmax in fp32.
+    """Return softmax attention, scale 1/sqrt(d), softmax in fp32.
 
     Query i of row b sees the past entries j < past_lengths[b] (all of them when `past_lengths` is None) and the
     chunk's own entries j <= i of the same segment. Query head h reads key-value head h // (H / Hkv).
@@ -42,10 +42,10 @@ def attention(
             "cudnn" (`models.attention.cudnn`), which leaves a chunk with a past to "xla", since cuDNN's causal mask
             starts at the first key and not at the end of the past; "auto", which is "cudnn" for long rows where this
             device, dtype and jax have it; or a function of (q, k, v, segment_ids) for chunks without a past.
-        device: that it will run on; None: the first one.
+        device: the device that runs it; None: the first one.
 
     Returns:
-        Attention output in q's dtype.
+        The attention's output in q's dtype.
 
     Raises:
         ValueError: unknown backend, heads that do not divide, or a GPU, dtype or head size that cuDNN does not take.
@@ -86,7 +86,7 @@ def dense_attention(
     past_lengths: Int[Array, " B"] | None = None,
     segment_ids: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B S H d"]:
-    """`attention` with all scores at once: the fastest for short chunks, and the reference for the other ways."""
+    """Compute `attention` with all scores at once: the fastest for short chunks, and the reference."""
     batch, length, heads, dim = q.shape
     kv_heads = k.shape[1]
     groups = heads // kv_heads

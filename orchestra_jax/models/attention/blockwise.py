@@ -24,7 +24,7 @@ _State = tuple[tuple[Array, ...], tuple[Array, ...]]
 
 @dataclass(frozen=True)
 class _Plan:
-    """Which block of queries meets which block of keys. The past's key blocks come first, then the chunk's.
+    """The pairs of query blocks and key blocks that meet. The past's key blocks come first, then the chunk's.
 
     Attributes:
         length: queries of a row.
@@ -46,23 +46,24 @@ class _Plan:
         return -(-self.length // self.bk)
 
     def last_queries(self) -> Int[np.ndarray, " nq"]:
-        """Index of the last query of each block."""
+        """Return the index of the last query of each block."""
         return np.minimum((np.arange(self.q_blocks) + 1) * self.bq, self.length) - 1
 
     def pairs(self) -> tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"]]:
-        """(query blocks, key blocks) without the key blocks that lie wholly above the diagonal."""
+        """Return (query blocks, key blocks) without the key blocks that lie wholly above the diagonal."""
         counts = self.past + self.last_queries() // self.bk + 1
         return np.repeat(np.arange(self.q_blocks), counts), np.concatenate([np.arange(count) for count in counts])
 
 
 class _Mask(NamedTuple):
-    """What decides whether a query sees a key, by blocks.
+    """The arrays that decide whether a query sees a key, by blocks.
 
     Attributes:
-        order: a query sees the keys whose order is at most its own index; -1 is a valid entry of the past, and the
-            row's length an entry that no query sees.
-        q_segments, k_segments: a query sees the chunk's keys of its own segment; None: all.
-        visited: whether any query of any row sees any key of a pair of blocks; None: every pair of the plan is visited.
+        order: number of each key; a query sees the keys whose order is at most its own index. -1 stands for a valid
+            entry of the past, the row's length for an entry that no query sees.
+        q_segments, k_segments: segments of queries and keys; a query sees the chunk's keys of its own segment. None:
+            there are no segments.
+        visited: whether any query of any row may see any key of a pair of blocks; None: every pair is visited.
     """
 
     order: Int[Array, "nk #B bk"]
@@ -81,7 +82,9 @@ def blockwise_attention(
     segment_ids: Int[Array, "B S"] | None = None,
     block: int = 512,
 ) -> Float[Array, "B S H d"]:
-    """`models.attention.attention` without an array of S x (M + S); reverse mode only, gradients flow into `past`.
+    """Compute `attention.base.attention` without an array of S x (M + S).
+
+    It has a reverse mode only; gradients flow into `past`.
 
     Key blocks above the diagonal are never computed; with segments or past lengths, nor are pairs of blocks in which no
     query of any row sees a key. Lengths that `block` does not divide are padded inside. Products run in the inputs'
@@ -113,12 +116,12 @@ def blockwise_attention(
 
 
 def _block_size(length: int, block: int) -> int:
-    """The size of equal blocks that pad `length` least, a multiple of 8."""
+    """Return the size of equal blocks that pad `length` least, a multiple of 8."""
     return -(-length // (8 * -(-length // block))) * 8
 
 
 def _split(x: Array, block: int, *, axis: int) -> Array:
-    """Pads `axis` with zeros and cuts it into blocks, whose number becomes the first axis."""
+    """Pad `axis` with zeros and cut it into blocks; their number becomes the first axis."""
     count = -(-x.shape[axis] // block)
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, count * block - x.shape[axis])
@@ -129,6 +132,8 @@ def _split(x: Array, block: int, *, axis: int) -> Array:
 def _mask(
     plan: _Plan, past_length: int, past_lengths: Int[Array, " B"] | None, segment_ids: Int[Array, "B S"] | None
 ) -> _Mask:
+    """Return which query sees which key, and which pairs of blocks hold none that do."""
+    # Order of the past's keys: -1 where valid. Order of the chunk's keys: their own index, and no less in the padding.
     slots = jnp.arange(plan.past * plan.bk)
     valid = slots < (jnp.full((1, 1), past_length) if past_lengths is None else past_lengths[:, None])
     chunk = jnp.minimum(jnp.arange(plan.chunk_blocks * plan.bk), plan.length)
@@ -137,20 +142,24 @@ def _mask(
     if past_lengths is None and segment_ids is None:
         return _Mask(order, None, None, None)
 
-    rows, columns = plan.pairs()
-    visited = order.min(-1)[columns] <= plan.last_queries()[rows, None]
+    # A pair is visited if the last query of the one block may see the first key of the other.
+    q_block, k_block = plan.pairs()
+    in_order = order.min(-1)[k_block] <= plan.last_queries()[q_block, None]
     if segment_ids is None:
-        return _Mask(order, None, None, visited.any(-1))
-    # Padding becomes the highest id: ids ascend along a row then, and far blocks have ranges that do not overlap.
+        return _Mask(order, None, None, in_order.any(-1))
+
+    # And if some query and key may have the same segment: the ranges of the two blocks' ids overlap. Padding becomes
+    # the highest id: ids ascend along a row then, and ranges of blocks that are far apart do not overlap.
     ids = jnp.where(segment_ids == 0, jnp.iinfo(segment_ids.dtype).max, segment_ids)
     q_ids, k_ids = _split(ids, plan.bq, axis=1), _split(ids, plan.bk, axis=1)
-    k_ids = jnp.pad(k_ids, ((plan.past, 0), (0, 0), (0, 0)))
-    overlap = (k_ids.min(-1)[columns] <= q_ids.max(-1)[rows]) & (q_ids.min(-1)[rows] <= k_ids.max(-1)[columns])
-    return _Mask(order, q_ids, k_ids, (visited & (overlap | (columns < plan.past)[:, None])).any(-1))
+    k_ids = jnp.pad(k_ids, ((plan.past, 0), (0, 0), (0, 0)))  # the past has no segments
+    overlap = (k_ids.min(-1)[k_block] <= q_ids.max(-1)[q_block]) & (q_ids.min(-1)[q_block] <= k_ids.max(-1)[k_block])
+    in_past = (k_block < plan.past)[:, None]
+    return _Mask(order, q_ids, k_ids, (in_order & (overlap | in_past)).any(-1))
 
 
 def _scan_pairs(plan: _Plan, mask: _Mask, step: Callable[[_State, Array, Array], _State], state: _State) -> _State:
-    """Replaces blocks (i, j) of `state` by step(blocks, i, j), for one visited pair after the other."""
+    """Replace blocks (i, j) of `state` by step(blocks, i, j), for one visited pair after the other."""
 
     pairs = tuple(jnp.asarray(blocks, jnp.int32) for blocks in plan.pairs())
     count = pairs[0].shape[0]
@@ -181,7 +190,7 @@ def _put(x: Array, block: Array, index: Array) -> Array:
 
 
 def _scores(plan: _Plan, mask: _Mask, q: Array, k: Array, i: Array, j: Array) -> Float[Array, "B Hkv G*bq bk"]:
-    """Scores of query block i and key block j; _MASKED where a query does not see a key."""
+    """Return the scores of query block i and key block j; _MASKED where a query does not see a key."""
     products = _dot("bhqd,bhkd->bhqk", _at(q, i), _at(k, j))
     order = _at(mask.order, j)[:, None, :]
     seen = order <= (i * plan.bq + jnp.arange(plan.bq))[:, None]
@@ -207,7 +216,7 @@ def _attend(plan: _Plan, q: _QBlocks, k: _KBlocks, v: _KBlocks, mask: _Mask) -> 
 
 
 def _forward(plan: _Plan, q: _QBlocks, k: _KBlocks, v: _KBlocks, mask: _Mask) -> tuple[_QBlocks, _Residuals]:
-    """The output, and with it the logarithm of each query's partition function for the backward pass."""
+    """Return the output, and the logarithm of each query's partition function among the residuals."""
 
     def step(blocks: _State, i: Array, j: Array) -> _State:
         (out, highest, total), _ = blocks
@@ -227,7 +236,7 @@ def _forward(plan: _Plan, q: _QBlocks, k: _KBlocks, v: _KBlocks, mask: _Mask) ->
 
 
 def _backward(plan: _Plan, residuals: _Residuals, d_out: _QBlocks) -> tuple[_QBlocks, _KBlocks, _KBlocks, None]:
-    """With weights P, dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K and dK = dS^T Q."""
+    """Return the gradients. With weights P: dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K, dK = dS^T Q."""
     q, k, v, mask, out, partition = residuals
     inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
 

@@ -26,7 +26,7 @@ def cudnn_attention(
     *,
     segment_ids: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B S H d"]:
-    """`models.attention.base.attention` without a past, where `require_support` lets it.
+    """Compute `attention.base.attention` without a past, where `require_support` lets it.
 
     Each segment must be one run of equal ids, as `rl.batching` packs them. A row of more than `max_segments(S)` runs,
     which cuDNN would have no room for, comes out as NaN: the learner then skips the update and says so.
@@ -59,12 +59,12 @@ def cudnn_attention(
 
 
 def repeats(heads: int, kv_heads: int) -> int:
-    """How often each key head of packed rows is repeated, so that this jax finds its keys; 1 where it finds them."""
+    """Return how often each key head of packed rows is repeated, so that this jax finds its keys; 1 where it does."""
     return heads // kv_heads if jax.__version_info__ < _GROUPED_SINCE else 1
 
 
 def max_segments(length: int) -> int:
-    """Most runs of equal segment ids (padding counts as one) in a packed row of `length` tokens.
+    """Return the most runs of equal segment ids (padding counts as one) in a packed row of `length` tokens.
 
     cuDNN's softmax statistics take 4 * rows * max_segments * heads * length bytes, so the bound is kept to segments of
     256 tokens on average.
@@ -75,7 +75,7 @@ def max_segments(length: int) -> int:
 def segment_table(
     segment_ids: Int[Array, "B S"], limit: int
 ) -> tuple[Int[Array, "B limit+1"], Int[Array, "B limit"], Bool[Array, " B"]]:
-    """(offsets, lengths, whether the row has no more than `limit` segments), as cuDNN takes them.
+    """Return (offsets, lengths, whether the row has no more than `limit` segments), as cuDNN takes them.
 
     A segment is a run of equal ids. Padding is one too: every position is written then, and it sees padding only.
     Offsets are the first position of each segment; both int32 tables are filled up with -1. A row of more segments than
@@ -93,7 +93,7 @@ def segment_table(
 
 
 def require_support(device: Any, dtype: Any, head_dim: int, *, packed: bool) -> None:
-    """Raises ValueError, with what to change, if cuDNN cannot attend on this device with these inputs."""
+    """Raise ValueError, with what to change, if cuDNN cannot attend on this device with these inputs."""
     if device.platform != "gpu" or "cuda" not in device.client.platform_version:
         raise ValueError(
             f"Attention backend 'cudnn' needs an NVIDIA GPU and JAX runs on {device.platform}; {_USE_XLA}."
@@ -117,7 +117,7 @@ def require_support(device: Any, dtype: Any, head_dim: int, *, packed: bool) -> 
 
 
 def is_supported(device: Any, dtype: Any, head_dim: int, *, packed: bool) -> bool:
-    """Whether cuDNN attends on this device with these inputs, under the jax that is installed."""
+    """Return whether cuDNN attends on this device with these inputs, under the jax that is installed."""
     try:
         require_support(device, dtype, head_dim, packed=packed)
         if packed:
@@ -128,7 +128,7 @@ def is_supported(device: Any, dtype: Any, head_dim: int, *, packed: bool) -> boo
 
 
 def _packed_function() -> tuple[Callable[..., Array], Any]:
-    """jax's own cuDNN attention with segment offsets, and its mask type for causal segments."""
+    """Return jax's own cuDNN attention with segment offsets, and its mask type for causal segments."""
     try:
         module = importlib.import_module(_PACKED_MODULE)
         return module.dot_product_attention, module.MaskType.PADDING_CAUSAL

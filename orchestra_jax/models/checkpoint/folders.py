@@ -8,13 +8,13 @@ from pathlib import Path
 
 @contextmanager
 def whole_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Gives `.NAME.partial` beside the folder to write into, which takes the folder's place if nothing is raised.
+    """Give `.NAME.partial` beside the folder to write into; it takes the folder's place if nothing is raised.
 
-    A process that is killed leaves the partial folder to the next save. One writer per folder. Who may enter the folder
-    may read its files (safetensors keeps them to their owner).
+    A process that is killed leaves the partial folder to the next save. A folder has one writer. Everybody who may
+    enter the folder may read its files (safetensors keeps them to their owner).
 
     Args:
-        folder: absolute.
+        folder: absolute path.
         overwrite: replace an existing folder, whatever it holds.
 
     Raises:
@@ -41,7 +41,7 @@ def whole_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def _open_to_readers(folder: Path) -> None:
-    """Gives the files below the folder the mode that others have that are made in it."""
+    """Give the files below the folder the mode that new files in it have."""
     mode = folder.stat().st_mode & 0o666
     for file in folder.rglob("*"):
         if file.is_file():

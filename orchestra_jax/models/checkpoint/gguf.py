@@ -1,4 +1,4 @@
-"""A Llama model in llama.cpp's file format, GGUF, as a Hugging Face folder: weights dequantised, tokenizer rebuilt.
+"""Conversion of a Llama model in llama.cpp's format, GGUF, to a Hugging Face folder: weights and tokenizer.
 
 Needs the package `gguf`. llama.cpp rotates neighbouring pairs (x_2i, x_2i+1) where Hugging Face rotates halves
 (x_i, x_i+d/2), and its files hold the rows of q and k in its own order: they are put back.
@@ -19,18 +19,25 @@ if TYPE_CHECKING:
 
 _CONTROL = 3  # llama.cpp's type of a token that text never contains
 _NAMES = {
-    "attn_q": "q", "attn_k": "k", "attn_v": "v", "attn_output": "o",
-    "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down", "attn_norm": "input_norm", "ffn_norm": "post_norm",
-}  # fmt: skip
+    "attn_q": "q",
+    "attn_k": "k",
+    "attn_v": "v",
+    "attn_output": "o",
+    "ffn_gate": "gate",
+    "ffn_up": "up",
+    "ffn_down": "down",
+    "attn_norm": "input_norm",
+    "ffn_norm": "post_norm",
+}
 
 
 def convert(source: Path, folder: Path, *, dtype: str = "float32", overwrite: bool = False) -> LlamaConfig:
-    """Writes the folder that `checkpoint.load`, `tokenizer.load`, transformers and SGLang read.
+    """Write a folder that `checkpoint.load`, `tokenizer.load`, transformers and SGLang read.
 
     Args:
         source: the .gguf file.
-        folder: where to; complete or absent afterwards.
-        dtype: of the weights: float32 keeps what the file says exactly.
+        folder: the new folder; complete or absent afterwards.
+        dtype: dtype of the weights; float32 keeps the file's values exactly.
         overwrite: replace an existing folder.
 
     Raises:
@@ -74,7 +81,7 @@ def _config(fields: dict[str, Any], *, tied: bool) -> LlamaConfig:
 
 
 def _params(config: LlamaConfig, tensors: Any) -> dict[str, Any]:
-    """The parameter tree in fp32, in host memory."""
+    """Return the parameter tree in fp32, in host memory."""
     from gguf.quants import dequantize
 
     params: dict[str, Any] = {f"layers_{layer}": {} for layer in range(config.num_layers)}
@@ -95,16 +102,16 @@ def _params(config: LlamaConfig, tensors: Any) -> dict[str, Any]:
 
 
 def to_halves(matrix: np.ndarray, heads: int) -> np.ndarray:
-    """Rows [heads * d, in] whose pairs are neighbours, with the first of all pairs of a head before the second."""
+    """Reorder rows [heads * d, in] whose pairs are neighbours: the first of all pairs of a head before the second."""
     pairs = matrix.reshape(heads, -1, 2, matrix.shape[1])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(matrix.shape)
 
 
 def build_tokenizer(fields: dict[str, Any]) -> "PreTrainedTokenizerFast":
-    """SmolLM2's tokenizer: single digits, then GPT-2's words as bytes.
+    """Build SmolLM2's tokenizer: single digits, then GPT-2's words as bytes.
 
     Args:
-        fields: the file's, by name.
+        fields: the file's fields, by name.
 
     Raises:
         ValueError: a tokenizer of another kind.
@@ -122,7 +129,7 @@ def build_tokenizer(fields: dict[str, Any]) -> "PreTrainedTokenizerFast":
     )
     backend.decoder = decoders.ByteLevel()
     types = fields["tokenizer.ggml.token_type"]
-    control = [token for token, of in zip(tokens, types, strict=True) if of == _CONTROL]
+    control = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {role: fields.get(f"tokenizer.ggml.{name}_token_id") for role, name in roles.items()}

@@ -12,12 +12,12 @@ from orchestra_jax.models.decoder import abstract_params
 
 @dataclass(frozen=True)
 class Source:
-    """Where a parameter comes from.
+    """The tensors of a parameter in Hugging Face's files.
 
     Attributes:
         names: the tensor, or one tensor for each place along a stacked parameter's leading axes, the last one fastest.
         transpose: whether the tensor is [out, in] where the parameter is [in, out].
-        stack: sizes of these axes: of layers, of experts.
+        stack: sizes of these axes (layers, experts).
     """
 
     names: tuple[str, ...]
@@ -25,13 +25,13 @@ class Source:
     stack: tuple[int, ...] = ()
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
-        """The name of every tensor and its place along the leading axes."""
+        """Return the name of every tensor and its place along the leading axes."""
         places = itertools.product(*(range(size) for size in self.stack))
         return list(zip(self.names, places, strict=True))
 
 
 def sources(config: DecoderConfig) -> dict[str, Any]:
-    """A tree shaped like the parameters, with a `Source` for every leaf.
+    """Return a tree shaped like the parameters, with a `Source` for every leaf.
 
     Raises:
         ValueError: the family has no tensor name for one of its parameters.

@@ -50,13 +50,13 @@ def load(
     family: ModelFamily | None = None,
     **overrides: Any,
 ) -> tuple[DecoderConfig, dict[str, Any]]:
-    """Reads a checkpoint; with several processes, each reads only what its own devices hold.
+    """Read a checkpoint; with several processes, each reads only the shards of its own devices.
 
     Args:
         folder: holds config.json and the safetensors files; or a model's id on the hub.
-        mesh: where to place the parameters; None: JAX's default device.
-        rules: how to split them over the mesh; None: the default `ShardingRules`.
-        family: of the model; None: the registered one that config.json names.
+        mesh: devices for the parameters; None: JAX's default device.
+        rules: rules that split them over the mesh; None: the default `ShardingRules`.
+        family: the model's family; None: the registered one that config.json names.
         overrides: fields of the config, such as scan_layers, remat or attention, which config.json does not hold.
             `param_dtype` casts while reading and is the files' own dtype if absent (the widest, if they mix);
             `dtype` is `param_dtype` if absent.
@@ -100,13 +100,13 @@ def save(
     overwrite: bool = False,
     alone: bool = False,
 ) -> None:
-    """Writes a checkpoint that transformers and SGLang load, a tied head is left out.
+    """Write a checkpoint that transformers and SGLang load; a tied head is left out.
 
     Under its own name the folder is complete or absent, see `whole_folder`. With several processes all must call this,
     unless `alone`: parameters are gathered tensor by tensor, and process 0 writes.
 
     Args:
-        dtype: of the files; None: each parameter's own.
+        dtype: dtype of the files; None: each parameter's own.
         tokenizer: saved into the folder; its end-of-turn and padding ids go to config.json.
         max_shard_bytes: largest file, unless one tensor alone is larger.
         overwrite: replace an existing folder, whatever it holds.
@@ -134,7 +134,7 @@ def save(
 
 
 def _open(folder: Path, opened: ExitStack) -> dict[str, Any]:
-    """Lazy slices of every tensor in the folder's files, by name; valid until `opened` closes."""
+    """Return lazy slices of every tensor in the folder's files, by name; valid until `opened` closes."""
     if (folder / _ONE_FILE).is_file():
         names = [_ONE_FILE]
     elif (folder / _INDEX).is_file():
@@ -158,7 +158,7 @@ def _open(folder: Path, opened: ExitStack) -> dict[str, Any]:
 
 
 def _expected(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Shape in the file of every tensor that the config needs."""
+    """Return the shape in the file of every tensor that the config needs."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def add(source: Source, leaf: jax.ShapeDtypeStruct) -> None:
@@ -220,7 +220,7 @@ def _some(names: Sequence[str]) -> str:
 def _place(
     source: Source, leaf: jax.ShapeDtypeStruct, sharding: NamedSharding | None, tensors: Mapping[str, Any]
 ) -> Array:
-    """One parameter on its devices, read one distinct shard after the other."""
+    """Put one parameter on its devices, read one distinct shard after the other."""
     if sharding is None:
         whole = (slice(None),) * leaf.ndim
         return _put(_read(source, leaf, whole, tensors), [None])[0]
@@ -243,7 +243,7 @@ def _put(host: np.ndarray, devices: Sequence[jax.Device | None]) -> list[Array]:
 def _read(
     source: Source, leaf: jax.ShapeDtypeStruct, index: tuple[slice, ...], tensors: Mapping[str, Any]
 ) -> np.ndarray:
-    """The part of a parameter at `index` (a slice per axis), in the parameter's dtype."""
+    """Return the part of a parameter at `index` (a slice per axis), in the parameter's dtype."""
     ranges = [range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True)]
     # JAX drops its reference to the last buffer that it copied at a later call or at a garbage collection.
     gc.collect(0)
@@ -264,14 +264,14 @@ def _read(
 
 @dataclass(frozen=True)
 class HostTensor:
-    """One tensor as the files hold it: a parameter, or a part of a stacked one, still where the parameter is.
+    """One tensor as the files hold it: a parameter, or a part of a stacked one, on the devices of the parameter.
 
     Attributes:
-        name: Hugging Face's.
+        name: Hugging Face's name.
         param: the parameter, on its devices or in host memory.
-        place: which one of a stacked parameter: numbers along its leading axes.
+        place: its numbers along the leading axes of a stacked parameter.
         transpose: whether the tensor is [out, in] where the parameter is [in, out].
-        dtype: of the tensor: float32, bfloat16 or float16.
+        dtype: dtype of the tensor: float32, bfloat16 or float16.
     """
 
     name: str
@@ -288,10 +288,11 @@ class HostTensor:
 
     @property
     def nbytes(self) -> int:
+        """Size of the tensor in bytes."""
         return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
     def to_host(self) -> np.ndarray:
-        """Contiguous, in the file's layout; a collective where the parameter spans several processes."""
+        """Return the tensor in host memory; a collective where the parameter spans several processes."""
         if not isinstance(self.param, jax.Array):
             part = self.param[self.place] if self.place else self.param
             return np.ascontiguousarray(part.T if self.transpose else part, jnp.dtype(self.dtype))
@@ -303,7 +304,7 @@ class HostTensor:
 
 @functools.partial(jax.jit, static_argnames=("transpose", "dtype"))
 def _cut(param: Array, place: tuple[int, ...], *, transpose: bool, dtype: str) -> Array:
-    """A copy on the devices, cast there: converting the parameter itself would cache its host copy for its life."""
+    """Copy and cast a part on the devices: converting the parameter itself would cache its host copy for its life."""
     part = param
     for number in place:
         part = jax.lax.dynamic_index_in_dim(part, number, keepdims=False)
@@ -312,10 +313,10 @@ def _cut(param: Array, place: tuple[int, ...], *, transpose: bool, dtype: str) -
 
 
 def host_tensors(config: DecoderConfig, params: Params, dtype: str | None = None) -> list[HostTensor]:
-    """Every tensor of a checkpoint, none of them cast or gathered yet.
+    """Return every tensor of a checkpoint, none of them cast or gathered yet.
 
     Args:
-        dtype: of the tensors; None: each parameter's own.
+        dtype: dtype of the tensors; None: each parameter's own.
 
     Raises:
         ValueError: the parameters' structure, shapes or dtype are not the config's or not storable.
