@@ -1,4 +1,4 @@
-"""Finished and unfinished runs side by side: one row for each, its settings and its figures.
+"""Finished and unfinished runs side by side: a row for each with its settings and figures.
 
 runs = load("multirun/quickstart/*")
 runs.frame()                     # a pandas.DataFrame, where pandas is installed
@@ -26,15 +26,15 @@ Row = dict[str, Any]
 
 
 class Runs(list[Row]):
-    """Rows of runs, as `load` describes them; a list of plain dicts that lack what a run does not have."""
+    """Rows of runs, see `load`: plain dicts, which lack the columns that a run does not have."""
 
     @property
     def columns(self) -> list[str]:
-        """Every column of any row, in the order of the rows."""
+        """All columns, in the order of the rows."""
         return list(dict.fromkeys(key for row in self for key in row))
 
     def frame(self) -> "pandas.DataFrame":
-        """The rows as a pandas.DataFrame.
+        """Return the rows as a pandas.DataFrame.
 
         Raises:
             ImportError: pandas is not installed.
@@ -46,7 +46,7 @@ class Runs(list[Row]):
         return pandas.DataFrame(list(self), columns=self.columns)
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """The rows as CSV with a header, also written to `path`; what a run lacks, or is null, is empty."""
+        """Return the rows as CSV with a header, and write it to `path` if given; missing and null values are empty."""
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
         writer.writeheader()
@@ -59,7 +59,7 @@ class Runs(list[Row]):
 
 
 def load(*patterns: str | Path) -> Runs:
-    """One row for each run's folder that a pattern such as "multirun/*" matches, sorted by path.
+    """Return a row for each run's folder that a pattern such as "multirun/*" matches, sorted by path.
 
     Columns: `run` (the folder), `name`, `seed`, `steps`; of run.json `commit`, `dirty`, `host`, `started`, `ended`,
     `outcome` (of the last start that was not refused) and `starts`; every setting that was given to one of the runs or
@@ -86,7 +86,7 @@ def load(*patterns: str | Path) -> Runs:
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
-    """What the folder of a run, or of an evaluation alone, holds; None: it is none."""
+    """Return the record and summaries in the folder of a run or of an evaluation alone; None: it is neither."""
     inner = folder / EVALUATION
     kept = {"record": record.read(folder) or record.read(inner) or {}, "summary": _json(folder / SUMMARY)}
     kept[EVALUATION] = _json(inner / SUMMARY)
@@ -103,7 +103,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _facts(kept: Mapping[str, Any]) -> Row:
-    """What is the same column for every run."""
+    """Return the columns that every run has."""
     found, summary = kept["record"], kept["summary"]
     config = found.get("config", {})
     row = {name: config.get(name, summary.get(name)) for name in _OF_SUMMARY}
@@ -117,7 +117,7 @@ def _facts(kept: Mapping[str, Any]) -> Row:
 
 
 def _settings(records: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """By run: the settings that were given to any of them, or in which they differ."""
+    """Return for each run the settings that were given to any of them, or in which they differ."""
     configs = [dict(flat(found.get("config", {}))) for found in records]
     given, groups = dict[str, None](), [dict[str, Any]() for _ in records]
     for found, own in zip(records, groups, strict=True):
@@ -143,7 +143,7 @@ def _settings(records: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _flat(node: Mapping[str, Any]) -> Row:
-    """Figures by their path; what is not finite is null, as in strict JSON."""
+    """Return figures by their path; one that is not finite is null, as in strict JSON."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in flat(node)

@@ -99,9 +99,15 @@ def _ended(trajectory: Trajectory, number: int, last: Turn, reason: str) -> Traj
             sequences.append(kept)
     sequences[-1] = (*sequences[-1][:-1], last)
     return replace(
-        trajectory, sequences=tuple(sequences), status=Status.NO_ANSWER, reason=reason, answer=None, solved=False,
-        ledger=_rows_until(trajectory, number), criteria={},
-    )  # fmt: skip
+        trajectory,
+        sequences=tuple(sequences),
+        status=Status.NO_ANSWER,
+        reason=reason,
+        answer=None,
+        solved=False,
+        ledger=_rows_until(trajectory, number),
+        criteria={},
+    )
 
 
 def _rows_until(trajectory: Trajectory, number: int) -> tuple[Usage, ...]:

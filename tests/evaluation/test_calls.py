@@ -1,6 +1,8 @@
-"""Whom calls go to, by hand; a catalogue's instance says what its models cost."""
+"""Figures of calls, by hand: which models are asked, what several calls gain, and the entropy of calls."""
 
 import itertools
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +14,13 @@ from orchestra_jax.evaluation.calls import (
     model_family,
     model_figures,
     offered_models,
+    several_figures,
     strongest_models,
+    tool_entropy,
 )
 from orchestra_jax.evaluation.results.tables import share_of_calls
-from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn
+from orchestra_jax.training.metrics import rollout_metrics
+from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 FAMILIES = {
     "gpt-5": "gpt-5", "gpt-5-mini": "gpt-5", "openai/gpt-5-2025-08-07": "gpt-5", "gpt-4o": "gpt-4o", "o3-mini": "o3",
@@ -77,3 +82,92 @@ def test_intervals_are_over_questions() -> None:
     means = [sum(one.strongest for one in some) / sum(one.count for one in some) for some in draws]
     assert interval == (pytest.approx(np.min(means)), pytest.approx(np.max(means)))
     assert share_of_calls([]) == share_of_calls([[(0, 0)]]) == (None, None)
+
+
+# --- several calls for a question ---
+
+
+def answered(family: str, results: Sequence[ToolResult], answer: str | None) -> Trajectory:
+    task = Task("t", "?", ("7",), (), Preference("", ""), family=family)
+    turns = tuple(Turn((), (), (), 0, "stop", "", (ToolCall("a", {}),), (result,)) for result in results)
+    return Trajectory(task, 0, 0, (turns,), Status.COMPLETED, "", answer, answer == "7", ())
+
+
+def result_of(text: str, usd: float = 0.0, **kinds: bool) -> ToolResult:
+    return ToolResult(text, (Usage("m", cost_usd=usd),), **kinds)
+
+
+def test_what_the_calls_after_the_first_gain() -> None:
+    runs = [
+        answered("sum", [result_of("7", 0.1)], "7"),
+        answered("sum", [result_of("5", 0.1), result_of("The answer is 7", 0.4)], "7"),
+        answered("sum", [result_of("7", 0.2), result_of("5", 0.2)], "5"),
+        answered("code", [result_of("broken", is_error=True), result_of("7", 0.3)], "7"),
+        answered("code", [result_of("7"), result_of("no more calls", refused=True)], "7"),
+        answered("code", [], None),
+    ]
+    failed = replace(runs[1], status=Status.FAILED)
+    found = several_figures([*runs, failed])["several"]
+    assert found.pop("share_by_family") == pytest.approx({"code": 1 / 3, "sum": 2 / 3})
+    wanted = {"share": 0.5, "first_silent": 1 / 3, "first_right": 1 / 3, "answer_right": 2 / 3}
+    assert found == pytest.approx(wanted | {"first_cost": 0.1, "cost": 0.4})
+
+
+def test_nothing_is_said_without_calls() -> None:
+    assert several_figures([answered("code", [], "7")]) == {}
+    alone = several_figures([answered("sum", [result_of("7")], "7")])
+    assert alone == {"several": {"share": 0.0, "share_by_family": {"sum": 0.0}}}
+
+
+# --- entropy ---
+
+
+def calling(
+    calls: Sequence[ToolCall], menu: Sequence[str], names: Mapping[str, str] | None = None, status=Status.COMPLETED
+) -> Trajectory:
+    extra = {"instance": {"tools": names}} if names else {}
+    task = Task("t", "?", ("yes",), tuple(ToolSpec(n, "", {}) for n in menu), Preference("accuracy", ""), extra=extra)
+    turn = Turn((1,), (2,), (-0.1,), 0, "stop", "", tuple(calls), tuple(ToolResult("") for _ in calls))
+    return Trajectory(task, 0, 0, ((turn,),), status, "", "yes", True, ())
+
+
+def calls_of(*names: str) -> list[ToolCall]:
+    return [ToolCall(name, {}) for name in names]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_is_the_mean_surprise_of_a_call(seed: int):
+    rng, menu = np.random.default_rng(seed), list("abcdefg")[: 3 + seed]
+    weights = rng.dirichlet(np.ones(len(menu)))
+    runs = [calling(calls_of(*rng.choice(menu, size=rng.integers(0, 5), p=weights)), menu) for _ in range(20)]
+    flat = [call.name for run in runs for call in run.calls]
+    surprise = [-math.log2(flat.count(name) / len(flat)) for name in flat]
+    found = tool_entropy(runs)
+    assert found["entropy"] == pytest.approx(sum(surprise) / len(surprise))
+    assert found["entropy_share"] == pytest.approx(found["entropy"] / math.log2(len(menu)))
+
+
+def test_its_ends_and_what_is_not_known():
+    even, one = calling(calls_of("a", "b", "c", "d"), "abcd"), calling(calls_of("a", "a", "a"), "abcd")
+    assert tool_entropy([even]) == {"entropy": 2.0, "entropy_share": 1.0}
+    assert tool_entropy([one]) == {"entropy": 0.0, "entropy_share": 0.0}
+    assert tool_entropy([calling([], "abcd"), calling([], "")]) == {}
+    assert tool_entropy([calling(calls_of("a"), "a")]) == {"entropy": 0.0}  # there is no other tool
+    failed = calling(calls_of("b", "c", "e"), "abcde", status=Status.FAILED)
+    assert tool_entropy([one, failed]) == tool_entropy([one])
+
+
+def test_an_alias_is_no_tool_and_handing_in_the_answer_no_choice():
+    first = calling(calls_of("expert-1", "answer"), ["expert-1", "expert-2", "answer"],
+                 {"expert-1": "math/x", "expert-2": "generalist/y", "answer": "answer"})  # fmt: skip
+    second = calling(calls_of("expert-2"), ["expert-1", "expert-2"], {"expert-2": "math/x", "expert-1": "generalist/y"})
+    assert tool_entropy([first, second]) == {"entropy": 0.0, "entropy_share": 0.0}
+    chosen = [ToolCall("answer", {"model": "answer-1"}), ToolCall("answer", {"model": "answer-2"})]
+    released = calling(chosen, ["search", "answer"], {"answer-1": "generalist/x", "answer-2": "generalist/y"})
+    assert tool_entropy([released]) == {"entropy": 1.0, "entropy_share": 1.0}
+
+
+def test_every_step_has_it():
+    runs = [calling(calls_of("a"), "abcd"), calling(calls_of("b"), "abcd")]
+    found = rollout_metrics(runs, np.zeros((1, 2)), np.ones(1, bool))
+    assert (found["tools/entropy"], found["tools/entropy_share"]) == (1.0, 0.5)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from orchestra_jax.evaluation.intervals import bootstrap
 from orchestra_jax.evaluation.results import published
-from orchestra_jax.evaluation.results.measured import Measured, Outcome, cost, question_mean, solved
+from orchestra_jax.evaluation.results.measured import Measured, MeasuredSample, cost, question_mean, solved
 from orchestra_jax.evaluation.results.offering import UNSEEN_PRICES, UNSEEN_TOOLS
 from orchestra_jax.evaluation.results.text_table import TextTable, span
 from orchestra_jax.evaluation.terminal import number
@@ -25,7 +25,7 @@ LACKING = (
 )
 
 
-def differences(first: Measured, second: Measured, figure: Callable[[Outcome], float]) -> list[float]:
+def differences(first: Measured, second: Measured, figure: Callable[[MeasuredSample], float]) -> list[float]:
     """Return by how much the second's mean is higher, for every question that both answered, sorted by name."""
     both = sorted(first.items.keys() & second.items.keys())
     return [question_mean(second.items[name], figure) - question_mean(first.items[name], figure) for name in both]
@@ -189,7 +189,7 @@ def question_scores(one: Measured, base: Measured) -> dict[str, float] | None:
     return {name: float(np.mean(some)) for name, some in found.items()}
 
 
-def _features(items: Sequence[Outcome], width: int) -> Float[np.ndarray, "E F"]:
+def _features(items: Sequence[MeasuredSample], width: int) -> Float[np.ndarray, "E F"]:
     """Return M of each, tools in the order of its menu; nothing is normalised, and counts are counts as in Eq. 5."""
     counts = np.zeros((len(items), 1, width), np.float32)
     for row, item in enumerate(items):
@@ -200,7 +200,7 @@ def _features(items: Sequence[Outcome], width: int) -> Float[np.ndarray, "E F"]:
     return np.asarray(feature_matrix(*map(jnp.asarray, (counts, right, spent, seconds))))[:, 0]
 
 
-def _weights(item: Outcome, width: int) -> Float[np.ndarray, " F"]:
+def _weights(item: MeasuredSample, width: int) -> Float[np.ndarray, " F"]:
     """Return P with 0 for the tools that a menu lacks."""
     own = item.weights or ()
     return np.array([*own[:-3], *[0.0] * (width + 3 - len(own)), *own[-3:]], np.float32)

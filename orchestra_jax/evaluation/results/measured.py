@@ -26,7 +26,7 @@ _Place = tuple[str, int]  # a question's id and a sample's number
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MeasuredSample:
     """One sample of a question.
 
     Attributes:
@@ -77,7 +77,7 @@ class Measured:
     source: str
     benchmark: str
     offer: Offering
-    items: Mapping[str, Sequence[Outcome]]
+    items: Mapping[str, Sequence[MeasuredSample]]
     failed: int
     variant: tuple[str, ...] = ()
     as_published: bool = True
@@ -99,11 +99,11 @@ class Measured:
 
     @property
     def whole(self) -> bool:
-        """Whether it is a benchmark of the paper's kind as a whole, and no part or variant of one."""
+        """True for a whole benchmark in the paper's variant."""
         return self.as_published and "." not in self.benchmark.partition(" at temperature")[0]
 
     @property
-    def all_items(self) -> list[Outcome]:
+    def all_items(self) -> list[MeasuredSample]:
         """The samples of all questions."""
         return [item for samples in self.items.values() for item in samples]
 
@@ -117,11 +117,11 @@ class Measured:
         kept = {key: [item for item in items if item.family == name] for key, items in self.items.items()}
         return replace(self, items={key: items for key, items in kept.items() if items})
 
-    def mean(self, figure: Callable[[Outcome], float]) -> float | None:
+    def mean(self, figure: Callable[[MeasuredSample], float]) -> float | None:
         """Return the mean over all samples, or None if there is none."""
         return float(np.mean([figure(item) for item in self.all_items])) if self.items else None
 
-    def interval(self, figure: Callable[[Outcome], float]) -> Interval | None:
+    def interval(self, figure: Callable[[MeasuredSample], float]) -> Interval | None:
         """Return the interval of the mean by bootstrap over the questions."""
         means = [question_mean(samples, figure) for samples in self.items.values()]
         return bootstrap(means, weights=[len(samples) for samples in self.items.values()])
@@ -132,17 +132,17 @@ class Measured:
         return self.interval(solved) if self.samples > 1 else wilson(sum(item.solved for item in items), len(items))
 
 
-def question_mean(samples: Sequence[Outcome], figure: Callable[[Outcome], float]) -> float:
+def question_mean(samples: Sequence[MeasuredSample], figure: Callable[[MeasuredSample], float]) -> float:
     """Return the mean over the samples of a question."""
     return float(np.mean([figure(item) for item in samples]))
 
 
-def solved(item: Outcome) -> float:
+def solved(item: MeasuredSample) -> float:
     """Return 1 for a solved question, else 0."""
     return float(item.solved)
 
 
-def cost(item: Outcome) -> float:
+def cost(item: MeasuredSample) -> float:
     """Return the dollars of a sample."""
     return item.cost
 
@@ -158,7 +158,7 @@ def measured(folder: Path) -> list[Measured]:
     trained = record.read(folder) or {}
     evaluated = record.read(kept) or trained
     found: dict[tuple[str, str], Measured] = {}
-    read: dict[tuple[str, str], dict[_Place, tuple[Outcome | None, str | None]]] = {}
+    read: dict[tuple[str, str], dict[_Place, tuple[MeasuredSample | None, str | None]]] = {}
     for file in sorted(kept.glob("trajectories/*/*.jsonl"), key=lambda file: (file.parent.name == AFTER, file)):
         if (named := _FILE.fullmatch(file.name)) is None:
             continue
@@ -181,8 +181,8 @@ def measured(folder: Path) -> list[Measured]:
     return [_filled(one, read[key]) for key, one in found.items()]
 
 
-def _filled(one: Measured, rows: Mapping[_Place, tuple[Outcome | None, str | None]]) -> Measured:
-    items: dict[str, list[Outcome]] = {}
+def _filled(one: Measured, rows: Mapping[_Place, tuple[MeasuredSample | None, str | None]]) -> Measured:
+    items: dict[str, list[MeasuredSample]] = {}
     # By name, not as they ended, so that the same questions of two runs are resampled alike.
     for (name, _), (item, _) in sorted(rows.items(), key=lambda row: row[0]):
         if item is not None:
@@ -223,7 +223,7 @@ def _identity(folder: Path, phase: str, found: Mapping[str, Any]) -> str:
     return made[-1] if made else str(found.get("config", {}).get("policy") or folder.resolve())
 
 
-def _read(file: Path) -> Iterator[tuple[_Place, Outcome | None, str | None]]:
+def _read(file: Path) -> Iterator[tuple[_Place, MeasuredSample | None, str | None]]:
     """Yield the place of every line, its outcome if it did not fail, and the policy's own model."""
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -234,7 +234,7 @@ def _read(file: Path) -> Iterator[tuple[_Place, Outcome | None, str | None]]:
             raise ValueError(f"{str(file)!r}, line {number} is no trajectory: evaluate again. ({error})") from error
 
 
-def _outcome(row: Mapping[str, Any]) -> Outcome:
+def _outcome(row: Mapping[str, Any]) -> MeasuredSample:
     turns = [turn for turns in row["sequences"] for turn in turns]
     called = [pair for turn in turns for pair in zip(turn["calls"], turn["results"], strict=False)]
     keys = row["menu"]["tools"] if isinstance(row["menu"], dict) else {}
@@ -242,7 +242,7 @@ def _outcome(row: Mapping[str, Any]) -> Outcome:
     calls = [called_tool(str(call["name"]), call["arguments"], keys) for call in made]
     named, family = Counter(str(call["name"]) for call in made), str(row.get("family", ""))
     figures = bool(row["solved"]), float(row["cost_usd"]), float(row["latency_s"])
-    item = Outcome(*figures, Counter(calls), named, family=family)
+    item = MeasuredSample(*figures, Counter(calls), named, family=family)
     if "weights" not in row:
         return item
     wanted, tools = row["weights"], tuple(map(str, row["tools"]))

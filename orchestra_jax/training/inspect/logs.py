@@ -22,7 +22,7 @@ _STOPS = {"length": "max_tokens", "abort": "unknown"}  # Inspect's names of the 
 
 
 def write_logs(groups: Iterable[StoredGroup], folder: Path, *, name: str, reward: RewardConfig) -> list[Path]:
-    """Writes `step-000012.eval` for each step; texts are marked as not to be trusted, so the viewer renders none.
+    """Write `step-000012.eval` for each step. Texts are marked as untrusted, so that the viewer renders none of them.
 
     Args:
         groups: in the order of their steps.
@@ -96,7 +96,7 @@ def _log(step: int, name: str, samples: Sequence["EvalSample"]) -> Any:
 
 
 def _samples(group: StoredGroup, model: str, reward: RewardConfig) -> Iterator["EvalSample"]:
-    """One sample for each member, with the figures that the update used."""
+    """Yield a sample for each member, with the figures that the update used."""
     from inspect_ai.log import EvalError, EvalSample
     from inspect_ai.model import ModelOutput
     from inspect_ai.scorer import Score
@@ -105,10 +105,13 @@ def _samples(group: StoredGroup, model: str, reward: RewardConfig) -> Iterator["
     for n, member in enumerate(group.members):
         messages, events = _history(member, model)
         figures = {
-            "solved": bool(member.solved), "reward": group.rewards[n], "advantage": group.advantages[n],
-            "cost_usd": member.cost_usd, "seconds": member.latency_s,
+            "solved": bool(member.solved),
+            "reward": group.rewards[n],
+            "advantage": group.advantages[n],
+            "cost_usd": member.cost_usd,
+            "seconds": member.latency_s,
             **{f"term: {term['name']}": term["term"] for term in terms[n]},
-        }  # fmt: skip
+        }
         failed = EvalError(message=_text(member.reason), traceback="", traceback_ansi="")
         yield EvalSample(
             id=f"{group.group:04d} {_text(task.id)}",
@@ -119,19 +122,23 @@ def _samples(group: StoredGroup, model: str, reward: RewardConfig) -> Iterator["
             output=ModelOutput.from_content(model, _text(member.answer or "")),
             scores={key: Score(value=value, answer=_text(member.answer or "")) for key, value in figures.items()},
             metadata={
-                "step": group.step, "status": str(member.status), "reason": _text(member.reason),
-                "family": task.family, "preference": task.preference.name, "kept": group.kept,
+                "step": group.step,
+                "status": str(member.status),
+                "reason": _text(member.reason),
+                "family": task.family,
+                "preference": task.preference.name,
+                "kept": group.kept,
                 "criteria": dict(member.criteria),
             },
             events=events,
             model_usage={model: _usage([row for row in member.ledger if row.role == "orchestrator"])},
             total_time=member.latency_s,
             error=failed if member.status is Status.FAILED else None,
-        )  # fmt: skip
+        )
 
 
 def _history(member: Trajectory, model: str) -> tuple[list[Any], list[Any]]:
-    """Messages, and an event for each generation and call."""
+    """Return the messages, and an event for each generation and call."""
     from inspect_ai.event import ModelEvent, ToolEvent
     from inspect_ai.model import ChatMessageTool, ChatMessageUser, GenerateConfig
     from inspect_ai.tool import ToolInfo, ToolParams
@@ -148,20 +155,28 @@ def _history(member: Trajectory, model: str) -> tuple[list[Any], list[Any]]:
         output = _output(turn, row, model, number)
         events.append(
             ModelEvent(
-                model=model, input=list(messages), tools=tools, tool_choice="auto", config=GenerateConfig(),
-                output=output, working_time=row.seconds if row else None,
+                model=model,
+                input=list(messages),
+                tools=tools,
+                tool_choice="auto",
+                config=GenerateConfig(),
+                output=output,
+                working_time=row.seconds if row else None,
             )
-        )  # fmt: skip
+        )
         said = output.choices[0].message
         messages.append(said)
         for call, result in zip(said.tool_calls or [], turn.results, strict=False):
             text = _text(result.text)
             events.append(
                 ToolEvent(
-                    id=call.id, function=call.function, arguments=call.arguments, result=text,
+                    id=call.id,
+                    function=call.function,
+                    arguments=call.arguments,
+                    result=text,
                     failed=result.is_error or result.refused,
                 )
-            )  # fmt: skip
+            )
             messages.append(ChatMessageTool(content=text, tool_call_id=call.id, function=call.function))
         if turn.heard is not None:
             messages.append(ChatMessageUser(content=_text(turn.heard)))
@@ -195,7 +210,7 @@ def _usage(rows: Sequence[Usage]) -> Any:
 
 
 def _schema(spec: Any) -> dict[str, Any]:
-    """What Inspect knows of a JSON schema: an object's properties and which of them must be there."""
+    """Return the part of a JSON schema that Inspect knows: properties, and which of them are required."""
     known = {key: value for key, value in spec.parameters.items() if key in ("properties", "required")}
     return {"type": "object", **_clean(known)}
 
@@ -205,7 +220,7 @@ def _asked(task: Task) -> str:
 
 
 def _clean(value: Any) -> Any:
-    """A JSON value whose texts are all `_text`."""
+    """Return a JSON value with all its texts cleaned by `_text`."""
     if isinstance(value, dict):
         return {_text(str(key)): _clean(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -214,5 +229,5 @@ def _clean(value: Any) -> Any:
 
 
 def _text(value: str) -> str:
-    """Without halves of surrogate pairs, which are no characters of a log."""
+    """Return a text without halves of surrogate pairs, which a log cannot hold."""
     return value.encode("utf-8", "replace").decode()

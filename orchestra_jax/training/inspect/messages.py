@@ -17,7 +17,7 @@ OURS = "orchestra_jax"  # key of the bag
 
 
 def tool_info(spec: ToolSpec) -> Any:
-    """The tool for any model: name, description with its price in words, and schema."""
+    """Return the tool for any model: name, description with its price in words, and schema."""
     from inspect_ai.tool import ToolInfo, ToolParams
 
     shown = to_openai(spec)["function"]
@@ -32,7 +32,7 @@ def tool_info(spec: ToolSpec) -> Any:
 
 
 def tool_spec(info: Any) -> ToolSpec:
-    """The tool as ours; one of Inspect's own has no price."""
+    """Return the tool as ours; one of Inspect's own has no price."""
     own = (info.options or {}).get(OURS)
     if own:
         return ToolSpec(**{**own, "traits": tuple(own["traits"])})
@@ -40,7 +40,7 @@ def tool_spec(info: Any) -> ToolSpec:
 
 
 def to_inspect(messages: Sequence[Mapping[str, Any]], said: Sequence[Any]) -> list[Any]:
-    """Chat completions as Inspect's messages; the assistant's are those that the model itself gave, in order."""
+    """Return chat completions as Inspect's messages; the assistant's are the model's own, in order."""
     from inspect_ai.model import ChatMessageSystem, ChatMessageTool, ChatMessageUser
 
     given, found = iter(said), list[Any]()
@@ -58,12 +58,12 @@ def to_inspect(messages: Sequence[Mapping[str, Any]], said: Sequence[Any]) -> li
 
 
 def to_ours(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Inspect's messages as our chat format takes them: an assistant's text with its calls in it."""
+    """Return Inspect's messages for our chat format: an assistant's text has its calls in it."""
     return [{"role": message.role, "content": _text(message)} for message in messages]
 
 
 def arguments_text(call: Any) -> str:
-    """The JSON of a call's arguments; what is none where the model wrote none, which makes it malformed."""
+    """Return the JSON of a call's arguments; where the model wrote no JSON, a text that is none either."""
     return "{" if call.parse_error else json.dumps(call.arguments)
 
 

@@ -34,7 +34,8 @@ class Sampled:
 
     Attributes:
         text: as it was sampled; None: the conversation has no room for another turn.
-        prompt: tokens of the conversation.
+        generation: likewise.
+        prompt: the number of tokens of the conversation.
     """
 
     text: str | None
@@ -46,7 +47,7 @@ class Policy:
     """An engine in a thread of its own that answers conversations.
 
     Args:
-        path: what `policy` of experiments/evaluate.py may name, but no endpoint and no baseline.
+        path: as `policy` of experiments/evaluate.py, but no endpoint and no baseline.
         overrides: settings.
 
     Raises:
@@ -55,7 +56,7 @@ class Policy:
 
     def __init__(self, path: str, overrides: Sequence[str] = ()) -> None:
         subject = subject_of(compose(*overrides, f"policy={path}", name="evaluate"))
-        # Nobody says how many conversations are under way: the engine cannot wait for all of them.
+        # The engine cannot wait for all conversations, as nobody says how many there are.
         self.cfg: RunConfig = replace(subject.cfg, rollout=replace(subject.cfg.rollout, lockstep=False))
         keep_compiled(self.cfg)
         self._chat: ChatFormat = make_chat(self.cfg)
@@ -75,9 +76,13 @@ class Policy:
         temperature: float,
         seed: int | None,
     ) -> Sampled:
-        """The next turn of a conversation; from any event loop.
+        """Return the next turn of a conversation; any event loop may await it.
 
         Args:
+            messages: the conversation so far.
+            tools: on offer.
+            most: the most new tokens.
+            temperature: of sampling; 0 is greedy.
             seed: None: another one each time, so that the epochs of a question are samples of their own.
         """
         seed = next(self._numbers) if seed is None else seed
@@ -92,16 +97,21 @@ class Policy:
         return Sampled(self._chat.decode(found.token_ids), found, len(ids))
 
     def count(self, text: str) -> int:
+        """Return the number of tokens of a text."""
         return len(self._chat.encode(text))
 
     def close(self) -> None:
-        """Ends the engine; closing twice is harmless."""
+        """End the engine; closing twice is harmless."""
         atexit.unregister(self.close)
         self._opened.close()
 
 
 def provider() -> Any:
-    """The class that Inspect makes a model of; raises ImportError without inspect-ai."""
+    """Return the class that Inspect makes a model of.
+
+    Raises:
+        ImportError: inspect-ai is not installed.
+    """
     from inspect_ai.model import GenerateConfig, ModelAPI, ModelOutput
 
     class OrchestraAPI(ModelAPI):
@@ -161,7 +171,7 @@ def _output(model: str, found: Sampled) -> Any:
     read = parse_tool_calls(found.text)
     calls = [] if isinstance(read, ParseError) or found.generation.finish_reason != "stop" else read
     written = len(found.generation.token_ids)
-    # What is no call stays in the text, for whoever reads it.
+    # Text that is no call stays, for the reader.
     content = final_answer(found.text).partition(OPEN)[0].strip() if calls else found.text
     message = ChatMessageAssistant(
         content=content,
@@ -187,4 +197,4 @@ def _output(model: str, found: Sampled) -> Any:
             total_tokens=found.prompt + written,
             input_tokens_cache_read=found.generation.cached_tokens or None,
         ),
-    )  # fmt: skip
+    )

@@ -10,7 +10,7 @@ BENCHMARKS = tuple(sorted(path.stem for path in (CONF / "benchmark").glob("*.yam
 
 
 def register() -> None:
-    """Makes provider and tasks known to Inspect."""
+    """Register provider and tasks with Inspect."""
     from inspect_ai import task
     from inspect_ai.model import modelapi
 
@@ -20,7 +20,7 @@ def register() -> None:
 
 
 def orchestra() -> Any:
-    """The class of `--model orchestra/FOLDER`."""
+    """Return the class of `--model orchestra/FOLDER`."""
     from orchestra_jax.training.inspect.provider import provider
 
     return provider()

@@ -41,7 +41,7 @@ class InspectEngine:
         temperature: float,
         sample: tuple[int, ...],
     ) -> Reply | None:
-        """See `MessageEngine.converse`; Inspect retries, and what it cannot have ends the sample in an error."""
+        """Ask Inspect's model. Inspect retries, and ends the sample in an error if that fails."""
         from inspect_ai.model import GenerateConfig
 
         config = GenerateConfig(max_tokens=max_tokens, temperature=temperature)
@@ -58,7 +58,7 @@ class InspectEngine:
         row = Usage(
             "orchestrator",
             "orchestrator",
-            # Inspect counts what was read from a cache, or written to it, apart.
+            # Inspect counts tokens that were read from a cache, or written to it, apart.
             prompt_tokens=used.input_tokens + cached + (used.input_tokens_cache_write or 0) if used else 0,
             cached_tokens=cached,
             completion_tokens=used.output_tokens if used else 0,
@@ -75,7 +75,7 @@ class InspectEngine:
 
 
 def benchmark_task(name: str, settings: str = "") -> Any:
-    """A benchmark of conf/benchmark as an Inspect task, at temperature 0 unless `settings` say otherwise.
+    """Return a benchmark of conf/benchmark as an Inspect task, at temperature 0 unless `settings` say otherwise.
 
     Raises:
         ConfigError: it lacks something, such as its data.
@@ -104,11 +104,13 @@ def benchmark_task(name: str, settings: str = "") -> Any:
     budget = Budget(spending.limits(cfg.budget, "run"), name="run")
     samples = [
         Sample(
-            id=f"{part} {task.id}", input="\n\n".join(filter(None, (task.question, task.preference.instruction))),
-            target=list(task.answer), metadata={"place": place, "benchmark": part, "family": task.family},
+            id=f"{part} {task.id}",
+            input="\n\n".join(filter(None, (task.question, task.preference.instruction))),
+            target=list(task.answer),
+            metadata={"place": place, "benchmark": part, "family": task.family},
         )
         for place, (part, task) in enumerate(asked)
-    ]  # fmt: skip
+    ]
 
     @solver(name="orchestrate")
     def orchestrate() -> Any:
@@ -118,9 +120,13 @@ def benchmark_task(name: str, settings: str = "") -> Any:
             engine = InspectEngine(get_model())
             place = state.metadata["place"]
             (found,) = await collector.collect(
-                engine, [asked[place][1]], budget=budget, temperature=cfg.evaluation.temperature,
-                seed=(cfg.evaluation.seed, state.epoch), numbers=[place],
-            )  # fmt: skip
+                engine,
+                [asked[place][1]],
+                budget=budget,
+                temperature=cfg.evaluation.temperature,
+                seed=(cfg.evaluation.seed, state.epoch),
+                numbers=[place],
+            )
             if found.status is Status.FAILED:
                 raise RuntimeError(f"Failed for infrastructure reasons: {found.reason}")
             state.messages = state.messages + _told(found, engine.said)
@@ -136,13 +142,13 @@ def benchmark_task(name: str, settings: str = "") -> Any:
 
 
 def figures(found: Trajectory) -> dict[str, float]:
-    """The figures of a trajectory, `FIGURES`."""
+    """Return the FIGURES of a trajectory."""
     values = found.solved, found.completed, found.cost_usd, found.latency_s, len(found.calls)
     return dict(zip(FIGURES, map(float, values), strict=True))
 
 
 def _scorer() -> Any:
-    """What our environment found: no model is asked again."""
+    """Return a scorer that repeats the figures of our environment; no model is asked again."""
     from inspect_ai.scorer import Score, mean, scorer, stderr
 
     @scorer(metrics={name: [mean(), stderr()] for name in FIGURES}, name="orchestra_jax")
@@ -156,7 +162,7 @@ def _scorer() -> Any:
 
 
 def _told(found: Trajectory, said: Sequence[Any]) -> list[Any]:
-    """The messages after the first: what the model said, what its calls gave, and what the user answered."""
+    """Return the messages after the first: the model's, the results of its calls, and the user's."""
     from inspect_ai.model import ChatMessageTool, ChatMessageUser
 
     messages = list[Any]()

@@ -1,4 +1,4 @@
-"""From a run's folder to what shows its rollouts, pages or logs of Inspect; also while the run goes on."""
+"""Pages and Inspect's logs of the rollouts in a run's folder, also while the run goes on."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -21,13 +21,13 @@ Track = Callable[[list[int]], Iterable[int]]
 
 
 def pages_of(run: Path, out: Path | None = None, steps: int = 0, track: Track = iter) -> Path:
-    """Writes pages of a run's rollouts.
+    """Write pages of a run's rollouts.
 
     Args:
         run: its folder.
-        out: where to; None: `view` in it.
-        steps: so many of them, evenly from the first to the last; 0: all.
-        track: is given the steps, and gives them again as they are worked on: a progress bar.
+        out: folder of the pages; None: `view` in the run's.
+        steps: the number of steps to show, evenly from the first to the last; 0: all.
+        track: yields the given steps as they are worked on, such as a progress bar.
 
     Returns:
         The index.
@@ -49,7 +49,7 @@ def pages_of(run: Path, out: Path | None = None, steps: int = 0, track: Track = 
 
 
 def inspect_logs_of(run: Path, out: Path | None = None, steps: int = 0, track: Track = iter) -> list[Path]:
-    """Writes logs of Inspect, by default into `inspect` in the run's folder; otherwise as `pages_of`.
+    """Write logs of Inspect, by default into `inspect` in the run's folder; otherwise as `pages_of`.
 
     Raises:
         ImportError: inspect-ai is not installed.
@@ -74,7 +74,7 @@ def _rollouts(run: Path, steps: int, track: Track) -> tuple[RunConfig, Iterator[
 
 
 def _decode(cfg: RunConfig) -> Decode | None:
-    """The policy's tokenizer; None where its folder is no longer there."""
+    """Return the decoding of the policy's tokenizer, or None if its folder is no longer there."""
     try:
         decode: Decode = make_chat(cfg).tokenizer.decode
     except (OSError, ValueError):
