@@ -1,7 +1,7 @@
 """Menus of worlds: a domain's own tools, and beside them experts and tools of the run's catalogue with prices (§3.3).
 
-The domain's tools are free and instant: what they cost is the policy's own tokens. `tools=none` offers nothing beside
-them. A preference is about what has a price, so its weights name none of the domain's tools.
+The domain's tools are free and instant: only the policy's own tokens cost something. `tools=none` offers nothing beside
+them. A preference is about tools with a price, so its weights name none of the domain's tools.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ class WorldMenus:
     """The menus of a run's episodes in worlds of databases; it owns the catalogue's tools.
 
     Args:
-        cfg: of the run; `tools.*` say what stands beside the domain's tools.
+        cfg: settings of the run; `tools.*` say what stands beside the domain's tools.
         domain: names of all tools of the domains.
-        answers: of some tasks, see `tools.build.make_tools`.
+        answers: answers of some tasks, see `tools.build.make_tools`.
 
     Raises:
         ConfigError: a tool cannot be used, or has the name of one of the domain's.
@@ -43,21 +43,21 @@ class WorldMenus:
 
     @staticmethod
     def problems(cfg: WorldConfig) -> list[str]:
-        """One sentence, with the fix, for everything that the tools beside the domain's lack."""
+        """Return one sentence, with the fix, for everything that the tools beside the domain's lack."""
         return tool_problems(without_judge(cfg))
 
     @property
     def largest(self) -> int:
-        """Most tools beside the domain's."""
+        """Most tools of a menu beside the domain's."""
         return self._tools.catalogue.largest
 
     def pose(self, task: Task, draw: int, split: str) -> Task:
-        """The task with what an instance offers beside its own tools, and a preference where the run has them.
+        """Return the task with an instance's tools beside its own, and a preference if the run has them.
 
         Args:
-            task: its tools are the domain's.
-            draw: of its place in the stream; another one offers other tools and prices.
-            split: "train" or "eval", of the catalogue and of the preferences' wordings.
+            task: task with the domain's tools alone.
+            draw: number of its place in the stream; another one offers other tools and prices.
+            split: "train" or "eval", for the catalogue and for the preferences' wordings.
         """
         training, settings = split == "train", self._cfg.evaluation
         seed = instance_seed(self._cfg.seed if training else settings.seed, task.id, draw)
@@ -73,12 +73,12 @@ class WorldMenus:
         )
 
     def executor(self, task: Task, handlers: Mapping[str, ToolHandler], budget: Budget) -> ToolExecutor:
-        """Executes the calls of an episode.
+        """Return the executor of an episode's calls.
 
         Args:
-            task: of `pose`.
-            handlers: of the domain's tools.
-            budget: of the trajectory.
+            task: task that `pose` made.
+            handlers: handlers of the domain's tools.
+            budget: budget of the trajectory.
         """
         record = task.extra["instance"]
         free = {name: _free(name, handler) for name, handler in handlers.items()}
@@ -90,7 +90,7 @@ class WorldMenus:
         return offered_experts(self._catalogue(record["split"]), task, plan.call_input, plan.call_output)
 
     async def close(self) -> None:
-        """Ends the catalogue's tools."""
+        """End the catalogue's tools."""
         await self._tools.close()
 
     def _catalogue(self, split: str) -> Catalogue:
@@ -98,19 +98,19 @@ class WorldMenus:
 
 
 def without_judge(cfg: WorldConfig) -> WorldConfig:
-    """The same run that asks no judge: states are compared, and what is said by its words."""
+    """Return the settings without a judge: worlds compare states and words."""
     return replace(cfg, tools=replace(cfg.tools, judge="match"))
 
 
 def offered_names(cfg: WorldConfig) -> list[str]:
-    """What the tools beside a domain's may be called in menus without aliases."""
+    """Return the names that tools beside a domain's may have in menus without aliases."""
     tools = cfg.tools.opened
     experts = [f"{role}-{model}" for role, models in tools.experts.items() for model in models]
     return [*tools.names, *experts, *tools.simulated]
 
 
 def _free(name: str, handler: ToolHandler) -> ToolHandler:
-    """The same handler, whose call costs no dollar and takes no time, whatever the machine does."""
+    """Return the handler with calls that cost nothing and take no time, whatever the machine does."""
 
     async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         result = as_result(await handler(arguments, budget))

@@ -17,18 +17,18 @@ from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
-_PART = "part"  # in a task's extra: where it came from
+_PART = "part"  # key of a task's extra: the part that it came from
 _OPTIONS = "env.options."
 
 
 class MixedTasks:
     """An endless stream that draws every task from one of several streams; see `data.pipeline.TaskIterator`.
 
-    Which one depends on the seed and the place in the stream alone, so the state is that place and those of the parts.
+    The draw depends on the seed and the place in the stream alone, so the state is that place and the parts' states.
 
     Args:
-        streams: by part, each giving `unit` tasks at a time, which stay together.
-        weights: of the parts, up to a factor.
+        streams: streams by part, each giving `unit` tasks at a time, which stay together.
+        weights: weights of the parts, up to a factor.
         batch_size: tasks of a batch, a multiple of `unit`.
     """
 
@@ -53,15 +53,15 @@ class MixedTasks:
         for _ in range(self._units):
             name = self._drawn(self._place)
             self._place += 1
-            batch += (tagged(task, name) for task in next(self._streams[name]))
+            batch += (with_part(task, name) for task in next(self._streams[name]))
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """JSON."""
+        """Return the position, as JSON."""
         return {"place": self._place, "parts": {name: stream.get_state() for name, stream in self._streams.items()}}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on where `get_state` was asked."""
+        """Go on from a position of `get_state`."""
         self._place = state["place"]
         for name, stream in self._streams.items():
             stream.set_state(state["parts"][name])
@@ -72,7 +72,7 @@ class MixedTasks:
 
 
 class MixtureEnvironment(Environment):
-    """See the module."""
+    """Several environments as one."""
 
     def __init__(self, cfg: WorldConfig) -> None:
         if wrong := self.problems(cfg):
@@ -99,7 +99,7 @@ class MixtureEnvironment(Environment):
                 return [str(error)]
             others = " or ".join(f"env={other}" for other in weights if other != name)
             hint = f" Without {name}: {others}." if others else ""
-            # What is no setting of its own, such as a tool's server, the other parts need too.
+            # The other parts need shared things too, such as a tool's server.
             found += [_named(name, each) + hint if _OPTIONS in each else each for each in wrong]
         return list(dict.fromkeys(found))
 
@@ -116,9 +116,9 @@ class MixtureEnvironment(Environment):
         return MixedTasks(streams, self._weights, seed=self._cfg.seed, batch_size=batch_size, unit=unit)
 
     def held_out(self, count: int) -> Sequence[Task]:
-        """Of each part by its weight; where one has too few, the others give more."""
+        """Return tasks of each part by its weight; if one has too few, the others give more."""
         found = {name: part.held_out(count) for name, part in self._parts.items()}
-        return [tagged(task, name) for name, task in _by_weight(found, self._weights, count)]
+        return [with_part(task, name) for name, task in _by_weight(found, self._weights, count)]
 
     def reset(self, task: Task, budget: Budget) -> Episode:
         return self._of(task).reset(task, budget)
@@ -128,15 +128,15 @@ class MixtureEnvironment(Environment):
         return None if None in sizes else max(size for size in sizes if size is not None)
 
     def demonstrations(self) -> Demonstrations | None:
-        """Those of the first part that has any."""
+        """Return the demonstrations of the first part that has any."""
         for name, part in self._parts.items():
             if (found := part.demonstrations()) is not None:
-                tasks, gate = ([tagged(task, name) for task in some] for some in (found.tasks, found.gate))
+                tasks, gate = ([with_part(task, name) for task in some] for some in (found.tasks, found.gate))
                 return replace(found, tasks=tasks, gate=gate)
         return None
 
     def baselines(self) -> Mapping[str, Script]:
-        """Those that every part has."""
+        """Return the baselines that every part has."""
         scripts = {name: part.baselines() for name, part in self._parts.items()}
         common = set.intersection(*(set(each) for each in scripts.values()))
         return {script: _routed({name: each[script] for name, each in scripts.items()}) for script in sorted(common)}
@@ -156,18 +156,22 @@ class MixtureEnvironment(Environment):
 
 
 def part_of(cfg: WorldConfig, name: str) -> WorldConfig:
-    """The run as one of its parts sees it: with that environment and its own options."""
+    """Return the settings that a part of the mixture sees: its environment and its own options."""
     env = replace(cfg.env, name=name, options=dict(cfg.env.options.get(name) or {}))
-    return replace(cfg, env=env, data=replace(cfg.data, note=None))  # of what questions alone lack
+    return replace(cfg, env=env, data=replace(cfg.data, note=None))  # the note is about questions alone
 
 
-def tagged(task: Task, part: str) -> Task:
-    """The task with the part that it came from."""
+def with_part(task: Task, part: str) -> Task:
+    """Return the task with the name of its part."""
     return replace(task, extra={**task.extra, _PART: part})
 
 
 def _weights(cfg: WorldConfig) -> dict[str, float]:
-    """The weight of each part; raises ConfigError: one is none."""
+    """Return the weight of each part.
+
+    Raises:
+        ConfigError: the parts or their options are wrong.
+    """
     parts = cfg.env.options.get("parts") or {}
     given = list(parts.values()) if isinstance(parts, Mapping) else []
     if not given or not all(isinstance(each, int | float) and each > 0 for each in given):
@@ -182,14 +186,14 @@ def _weights(cfg: WorldConfig) -> dict[str, float]:
 
 
 def _named(part: str, sentence: str) -> str:
-    """A part's sentence with the names that its options have here."""
+    """Return a part's sentence with the names that its options have here."""
     return sentence.replace(_OPTIONS, f"{_OPTIONS}{part}.")
 
 
 def _by_weight(
     found: Mapping[str, Sequence[Task]], weights: Mapping[str, float], count: int
 ) -> Iterator[tuple[str, Task]]:
-    """Up to `count` tasks, at every place as near to the weights as whole numbers can be."""
+    """Yield up to `count` tasks, at every place as near to the weights as whole numbers can be."""
     taken = dict.fromkeys(found, 0)
     for _ in range(count):
         left = [name for name in found if taken[name] < len(found[name])]

@@ -1,4 +1,4 @@
-"""The environments by name, and what is asked of one before it is made."""
+"""The environments by name."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ ENVIRONMENTS: Registry[Callable[[WorldConfig], Environment]] = Registry(
 
 
 def make_environment(cfg: WorldConfig) -> Environment:
-    """The environment of the run.
+    """Make the environment of the run.
 
     Raises:
         ConfigError: there is none of this name, or something that it needs cannot be used.
@@ -34,7 +34,7 @@ def make_environment(cfg: WorldConfig) -> Environment:
 
 
 def environment_class(cfg: WorldConfig) -> type[Environment]:
-    """Who is asked for `problems`, `chat` and `forecast`; `Environment` itself where a function makes the run's.
+    """Return the class to ask for `problems`, `chat` and `forecast`; `Environment` if a function makes the run's.
 
     Raises:
         ConfigError: there is no environment of this name.

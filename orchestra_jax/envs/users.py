@@ -1,6 +1,6 @@
 """Users of conversations that a language model plays, with tools of their own where the world gives them some.
 
-What the user called and read is a part of what the model is shown, and none of what the policy reads. A failure is an
+The model that plays a user sees the user's calls and their results; the policy reads none of them. A failure is an
 infrastructure failure, and costs nothing twice: asked again with the same words, the user goes on from the calls that
 they made already.
 """
@@ -19,13 +19,13 @@ from orchestra_jax.tools.experts.roles import UserSimulator
 from orchestra_jax.tools.schema import validate_arguments
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolSpec, Usage, UserTurn
 
-SCRIPTED = "scripted"  # env.options.user of a user without a model
+SCRIPTED = "scripted"  # env.options.user for a user without a model
 GREETING = "Hello, I need your help."  # the first words of a user who tells the rest when asked
 STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")  # anywhere in the user's words they end everything
-MOST_CALLS = 12  # of a user before they say something
+MOST_CALLS = 12  # most calls of a user before they say something
 _TRIES = 2  # samples asked for until one of them can be read
 _SAY = "say"
-_TURNS = 10  # of a conversation, in a forecast
+_TURNS = 10  # turns of a conversation in a forecast
 _TOOLS = (
     "\n\nYou have these tools, which only you can use, and nobody sees that you do:\n{tools}\n\nIn each step write "
     'one JSON object and nothing else: {{"action": "say" or the name of a tool, "arguments": "{{...}}", the arguments '
@@ -39,12 +39,13 @@ class SimulatedUser:
     """One user in one conversation.
 
     Args:
-        client: the model.
-        situation: who the user is, what they know and want.
-        budget: of the trajectory; its parent pays, for the user is not the policy's to pay.
-        system: what the model is told; by default that of `UserSimulator` with the situation.
-        tools, act: what the user can do, and how: a call to the text that it gives.
-        opening: what the user has said already.
+        client: client of the model that plays the user.
+        situation: description of the user, what they know and want.
+        budget: budget of the trajectory; its parent pays, because the policy does not pay for its user.
+        system: system message of the model; None: that of `UserSimulator` with the situation.
+        tools: tools of the user.
+        act: executes a call of the user and returns its text.
+        opening: first words, which the user has said already.
     """
 
     def __init__(
@@ -58,20 +59,23 @@ class SimulatedUser:
         act: Callable[[ToolCall], str] | None = None,
         opening: str = GREETING,
     ) -> None:
+        self._name, self._budget = client.expert.name, budget.parent or budget
         self._tools, self._act = {spec.name: spec for spec in tools}, act
-        told = "\n".join(json.dumps([spec.name, spec.description, dict(spec.parameters)]) for spec in tools)
         self._simulator = UserSimulator(client, situation, system)
         if tools:
-            self._simulator = UserSimulator(client, situation, self._simulator.system + _TOOLS.format(tools=told))
-        self._name, self._budget = client.expert.name, budget.parent or budget
+            told = [json.dumps([spec.name, spec.description, dict(spec.parameters)]) for spec in tools]
+            self._simulator.system += _TOOLS.format(tools="\n".join(told))
         self._past = [{"role": "user", "content": opening}]
-        self._asked, self._steps, self._rows = "", list[dict[str, str]](), tuple[Usage, ...]()
+        # The words that are being answered, and what the user did and paid for since they were heard.
+        self._asked = ""
+        self._steps: list[dict[str, str]] = []
+        self._rows: tuple[Usage, ...] = ()
 
     async def reply(self, text: str) -> UserTurn:
-        """What the user says to these words of the policy's.
+        """Return what the user says to these words of the policy.
 
         Raises:
-            InfrastructureError: the model failed, wrote what cannot be read, or called and called; nothing was said.
+            InfrastructureError: the model failed, wrote what cannot be read, or made too many calls; nothing was said.
             BudgetExceeded: see `ExpertClient.chat`.
         """
         if text != self._asked:
@@ -88,14 +92,14 @@ class SimulatedUser:
         raise InfrastructureError(f"The user {self._name!r} made {MOST_CALLS} calls without a word.")
 
     async def _next(self, conversation: Sequence[Mapping[str, str]]) -> tuple[ToolCall | None, str, bool]:
-        """A call of the user's, or their words and whether they end the conversation."""
+        """Return a call of the user, or their words and whether they end the conversation."""
         for sample in range(_TRIES):
-            form = _form(self._tools) if self._tools and not sample else None
+            form = _step_format(self._tools) if self._tools and not sample else None
             turn = await self._simulator.reply(conversation, budget=self._budget, sample=sample, response_format=form)
             self._rows += turn.usage
             if not self._tools:
                 return None, turn.text, turn.done
-            if (read := _read(turn.text, turn.done)) is not None:
+            if (read := _read_step(turn.text, turn.done)) is not None:
                 return *read, turn.done
         raise InfrastructureError(f"The user {self._name!r} wrote no step that can be read; use another model.")
 
@@ -109,7 +113,7 @@ class SimulatedUser:
 
 
 def policy_names(cfg: WorldConfig) -> set[str]:
-    """What the policy may be called where a model is named: of an endpoint its own names, else of its weights."""
+    """Return the names that the policy's model may have: those of its endpoint, or else of its weights."""
     policy = cfg.policy or ""
     if policy.startswith("baseline:"):
         return set()
@@ -117,18 +121,19 @@ def policy_names(cfg: WorldConfig) -> set[str]:
         found = [cfg.evaluation.endpoint.model, cfg.evaluation.endpoint.price]
     else:
         found = [policy or cfg.model.path]
-    return {_plain(name) for name in found if name}
+    return {_last_part(name) for name in found if name}
 
 
 def user_problems(cfg: WorldConfig, user: object, allowed: object) -> list[str]:
-    """Why a user cannot be the one in `env.options.user`; without a model nothing can be wrong.
+    """Return one sentence if a user cannot be the one in `env.options.user`.
 
     Args:
+        user: `env.options.user`.
         allowed: `env.options.user_is_policy`.
     """
     if not isinstance(user, str) or not user:
         return [f"env.options.user must be {SCRIPTED} or the name of a model, not {user!r}."]
-    if user != SCRIPTED and allowed is not True and _plain(user) in policy_names(cfg):
+    if user != SCRIPTED and allowed is not True and _last_part(user) in policy_names(cfg):
         return [
             f"env.options.user={user} is the policy itself, which would talk with itself: take another model, or set "
             "env.options.user_is_policy=true."
@@ -137,7 +142,7 @@ def user_problems(cfg: WorldConfig, user: object, allowed: object) -> list[str]:
 
 
 def user_forecast(cfg: WorldConfig, user: str, prices: PriceList) -> str | None:
-    """What a model that plays the user will cost, in a sentence; None: nobody does, or no list sells it."""
+    """Return a sentence on the cost of a model that plays the user; None: there is none, or no list sells it."""
     if user not in prices.entries:
         return None
     plan = cfg.plan
@@ -146,11 +151,11 @@ def user_forecast(cfg: WorldConfig, user: str, prices: PriceList) -> str | None:
     return f"The user {user} costs about ${_TURNS * turn:.2g} a conversation of {_TURNS} turns of {tokens}."
 
 
-def _plain(name: str) -> str:
+def _last_part(name: str) -> str:
     return Path(name).name.lower()
 
 
-def _form(tools: Mapping[str, ToolSpec]) -> dict[str, Any]:
+def _step_format(tools: Mapping[str, ToolSpec]) -> dict[str, Any]:
     text = {"type": "string"}
     properties = {"action": {**text, "enum": [_SAY, *tools]}, "arguments": text, "words": text}
     schema = {
@@ -162,8 +167,8 @@ def _form(tools: Mapping[str, ToolSpec]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "step", "strict": True, "schema": schema}}
 
 
-def _read(text: str, done: bool) -> tuple[ToolCall | None, str] | None:
-    """The call or the words of a step; None: neither can be read."""
+def _read_step(text: str, done: bool) -> tuple[ToolCall | None, str] | None:
+    """Return the call or the words of a step; None: neither can be read."""
     inner = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
     if any(stop in inner for stop in STOPS) and not inner.startswith("{"):
         return None, inner

@@ -23,18 +23,18 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|> assistant{% endif %}"
 )
-# What every conversation says beside the environment's own words.
+# Words of every conversation beside the environment's own.
 _FRAME = " system user assistant tool cents seconds; 0"
 _CALL = '\n{"name": "", "arguments": {"": ""}}\n'
 
 
 def word_chat(texts: Iterable[str], scaffolds: Sequence[str] = ()) -> OwnChat:
-    """A chat whose tokenizer has one token for every word of `texts`, and none for other words.
+    """Return a chat whose tokenizer has one token for every word of `texts`, and none for other words.
 
     Args:
-        texts: all that is asked, answered and called, names of tools and arguments included.
-        scaffolds: literal strings that become one token each; where there are any, they and `texts` hold every part
-            of a call that is not an argument.
+        texts: all questions, answers and calls, names of tools and arguments included.
+        scaffolds: literal strings that become one token each. If there are any, they and `texts` hold every part of a
+            call that is not an argument.
     """
     said = [*texts, _FRAME, *([] if scaffolds else [_CALL])]
     return OwnChat(tokenizer=build_word_tokenizer(said, CHAT_TEMPLATE, scaffolds), compact_menu=True)

@@ -102,7 +102,7 @@ class OrchestratorPrice:
 
 @dataclass(frozen=True)
 class PlayerSettings:
-    """What the episodes of one collector share.
+    """The settings that all episodes of a collector share.
 
     Attributes:
         environment: makes the episodes.

@@ -48,7 +48,7 @@ class Speaker(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether the context has no room for another turn."""
+        """True if the context has no room for another turn."""
         ...
 
     async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:

@@ -47,7 +47,7 @@ class QAEpisode(ToolEpisode):
     """One question under one menu.
 
     Args:
-        budget: of the trajectory; the judge is charged to its parent.
+        budget: budget of the trajectory; the judge is charged to its parent.
         system: system message.
         judge: decides on answers that do not match; None: those are wrong.
     """
@@ -59,13 +59,13 @@ class QAEpisode(ToolEpisode):
         self._judge, self._budget = judge, budget
 
     async def score(self, answer: str) -> bool | Score:
-        """Equal to a reference, or the judge finds it so; it is asked only about answers that are not equal."""
+        """Return whether the answer equals a reference, or else whether the judge finds it right."""
         if matches(extract_answer(answer), self.task.answer):
             return True
         if self._judge is None:
             return False
         reply = without_thinking(answer)
-        # The judge is not the policy's to pay: the trajectory's own budget does not hold for it.
+        # The policy does not pay for the judge: the trajectory's own budget does not hold for it.
         payer = self._budget.parent or self._budget
         verdict = await self._judge.judge(
             self.task.question, marked_answer(reply) or reply, self.task.answer, budget=payer
@@ -175,7 +175,7 @@ class QAEnvironment(Environment):
 
 
 def _questions(cfg: WorldConfig) -> str:
-    """What the run trains and evaluates on, in a sentence or two."""
+    """Return a sentence or two on the questions of training and evaluation."""
     data = cfg.data
     files = ", ".join(f"{source.path} ({source.source})" for source in data.training())
     held_out = data.evaluation()
@@ -185,7 +185,7 @@ def _questions(cfg: WorldConfig) -> str:
 
 
 def _read(cfg: WorldConfig, sources: Sequence[SourceConfig]) -> tuple[list[list[Question]], list[Question]]:
-    """The training questions of each source, and those of evaluation: a file of their own, or held out of the first.
+    """Read the training questions of each source, and those of evaluation: their own file, or part of the first.
 
     Raises:
         ConfigError: a file cannot be read.

@@ -63,7 +63,7 @@ class QuickstartEnvironment(Environment):
 
     def __init__(self, cfg: WorldConfig) -> None:
         self._cfg, self.world = cfg, QuickstartWorld(cfg.env.seed)
-        self._tools, self._evaluated = ordered(cfg.tools.names), ordered(cfg.tools.evaluated.names)
+        self._tools, self._evaluated = ordered_tools(cfg.tools.names), ordered_tools(cfg.tools.evaluated.names)
         self._sandbox = _sandbox(cfg)
         self._indices = {
             "local_search": LocalIndex.build([Passage("", text) for text in self.world.local_corpus]),
@@ -162,8 +162,8 @@ class QuickstartEnvironment(Environment):
         return self._experts[name].answer(task.question, task.answer[0], task.family, task.extra["distractors"])
 
 
-def ordered(names: Sequence[str]) -> tuple[str, ...]:
-    """These tools, all where none is named, in the order of the world's list, on which what is drawn depends."""
+def ordered_tools(names: Sequence[str]) -> tuple[str, ...]:
+    """Return these tools, or all if none is named, in the order of the world's list, on which draws depend."""
     return tuple(name for name in TOOL_NAMES if name in (names or TOOL_NAMES))
 
 

@@ -1,4 +1,4 @@
-"""What the quickstart world is made of: tools and their skills, prices, and the lists that its facts are drawn from."""
+"""The data of the quickstart world: tools and their skills, prices, and the lists that its facts are drawn from."""
 
 from collections.abc import Mapping, Sequence
 
@@ -31,9 +31,11 @@ TOOL_NAMES = tuple(OFFERS)
 # Price lists that no training sees: dearer by this factor, or with the offers of rivals swapped.
 DEARER = 3
 SWAPPED: Mapping[str, str] = {
-    "local_search": "web_search", "web_search": "local_search",
-    "expert_small": "expert_large", "expert_large": "expert_small",
-}  # fmt: skip
+    "local_search": "web_search",
+    "web_search": "local_search",
+    "expert_small": "expert_large",
+    "expert_large": "expert_small",
+}
 
 _QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 _CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
@@ -80,7 +82,7 @@ ATTRIBUTES: Mapping[str, tuple[list[str], str, str]] = {
 
 
 def success_probability(tool: str, family: str) -> float:
-    """Chance that one good call of the tool answers a question of the family."""
+    """Return the chance that one good call of the tool answers a question of the family."""
     if tool in SKILLS:
         return SKILLS[tool][family]
     table = {("python", "arith"): 1.0, ("local_search", "lookup"): 1 - STALE, ("web_search", "lookup"): 1.0}
@@ -88,5 +90,5 @@ def success_probability(tool: str, family: str) -> float:
 
 
 def pick(values: Sequence[str], rng: np.random.Generator) -> str:
-    """As `rng.choice`, which makes an array of all values first."""
+    """Return a random value; `rng.choice` would make an array of all values first."""
     return values[int(rng.integers(len(values)))]

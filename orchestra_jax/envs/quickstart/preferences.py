@@ -1,4 +1,4 @@
-"""What a user of the quickstart world may ask for: sentences of each split, and the vector P."""
+"""Preferences of the quickstart world's users: sentences of each split, and the vector P."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -8,7 +8,7 @@ import numpy as np
 from orchestra_jax.envs.quickstart.facts import pick, success_probability
 from orchestra_jax.types import Preference, ToolSpec
 
-# What a user may ask for, by kind of preference; a wording is a phrase in a frame.
+# By kind of preference; a wording is a phrase in a frame.
 PHRASES: Mapping[str, tuple[str, ...]] = {
     "accuracy": (
         "be right", "get it right", "make no mistake", "give the right answer", "be accurate",
@@ -44,7 +44,7 @@ PREFERENCE_SHARES = {
 
 @cache
 def wordings(kind: str, split: str) -> tuple[str, ...]:
-    """The sentences of one kind of preference. No sentence is in both splits, though every phrase and frame is."""
+    """Return the sentences of one kind of preference. No sentence is in both splits; every phrase and frame is."""
     found = []
     for f, frame in enumerate(FRAMES):
         for p, phrase in enumerate(PHRASES[kind]):
@@ -57,7 +57,7 @@ def wordings(kind: str, split: str) -> tuple[str, ...]:
 def draw_preference(
     kind: str, split: str, family: str, menu: tuple[ToolSpec, ...], rng: np.random.Generator
 ) -> Preference:
-    """Wording and vector P (its elements sum to 1); tools are weighted only where they can answer the question."""
+    """Draw a wording, with its vector P (its elements sum to 1); only tools that can answer have weights."""
     wording = pick(wordings(kind, split), rng)
     able = [spec for spec in menu if success_probability(spec.name, family) >= 0.5]
     local = {spec.name: 0.5 for spec in able if spec.local}

@@ -15,9 +15,9 @@ class QuickstartQuestion:
     """A question before it is posed under a menu and a preference.
 
     Attributes:
-        family, text, answer: what is asked and the truth.
-        keywords: words of the question that make a good query (lookup) or program (arith). Elsewhere no tool makes use
-            of them, but calls that are demonstrated there teach copying, for which arithmetic alone is too rare.
+        family, text, answer: kind, words and truth.
+        keywords: words of the question that make a good query (lookup) or program (arith). In other families no tool
+            uses them, but demonstrated calls there teach copying, for which arithmetic alone is too rare.
         distractors: plausible wrong answers.
     """
 
@@ -29,7 +29,7 @@ class QuickstartQuestion:
 
 
 def is_held_out(*facts: object) -> bool:
-    """Whether a question about these numbers or names, in whatever order, belongs to the evaluation split."""
+    """Return whether a question about these numbers or names, in any order, belongs to the evaluation split."""
     return zlib.crc32(repr(sorted(map(str, facts))).encode()) % 5 == 0
 
 

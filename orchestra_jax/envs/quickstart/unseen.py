@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.envs.base import Environment
-from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS, QuickstartEnvironment, ordered
+from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS, QuickstartEnvironment, ordered_tools
 from orchestra_jax.envs.quickstart.facts import TOOL_NAMES
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
@@ -18,22 +18,24 @@ Parts = Mapping[str, Sequence[Task]]
 
 
 def every_preference(environment: Environment, cfg: WorldConfig) -> Parts:
-    """Every kind of preference."""
-    return _posed(_world(environment), cfg, "", tuple(PREFERENCE_SHARES), ordered(cfg.tools.evaluated.names), "eval")
+    """Pose every kind of preference."""
+    return _posed(
+        _world(environment), cfg, "", tuple(PREFERENCE_SHARES), ordered_tools(cfg.tools.evaluated.names), "eval"
+    )
 
 
 def unseen_prices(environment: Environment, cfg: WorldConfig) -> Parts:
-    """Price lists as in training, all prices three times as high, and rivals' offers swapped (`facts.SWAPPED`)."""
-    world, tools = _world(environment), ordered(cfg.tools.evaluated.names)
+    """Pose price lists as in training, prices three times as high, and rivals' offers swapped (`facts.SWAPPED`)."""
+    world, tools = _world(environment), ordered_tools(cfg.tools.evaluated.names)
     lists = {"usual": "eval", "dearer": "dearer", "swapped": "swapped"}
     parts = [_posed(world, cfg, f"{name}_", PAIRED_KINDS, tools, prices) for name, prices in lists.items()]
     return {part: tasks for found in parts for part, tasks in found.items()}
 
 
 def unseen_tools(environment: Environment, cfg: WorldConfig) -> Parts:
-    """Menus of tools.names, and menus of every tool of the world: what is in these alone was in no policy step."""
+    """Pose menus of tools.names, and menus of every tool of the world, some of which no policy step has seen."""
     world = _world(environment)
-    seen = _posed(world, cfg, "seen_", PAIRED_KINDS, ordered(cfg.tools.names), "eval")
+    seen = _posed(world, cfg, "seen_", PAIRED_KINDS, ordered_tools(cfg.tools.names), "eval")
     return {**seen, **_posed(world, cfg, "every_", PAIRED_KINDS, TOOL_NAMES, "eval")}
 
 

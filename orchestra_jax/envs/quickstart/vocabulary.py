@@ -1,4 +1,4 @@
-"""The words of the quickstart world: what its questions, menus, preferences, tools and answers can say."""
+"""The words of the quickstart world's questions, menus, preferences, tools and answers."""
 
 from collections.abc import Iterator
 
@@ -17,12 +17,12 @@ SCAFFOLDS = (
 
 
 def quickstart_chat() -> OwnChat:
-    """The chat of every quickstart world: the words do not depend on its seed."""
+    """Return the chat of every quickstart world: the words do not depend on its seed."""
     return word_chat(texts(), SCAFFOLDS)
 
 
 def texts() -> Iterator[str]:
-    """Texts that together hold every word; all numbers are in a word tokenizer anyway."""
+    """Yield texts that together hold every word; all numbers are in a word tokenizer anyway."""
     names = f" {' '.join(FIRST_NAMES)} {' '.join(LAST_NAMES)}"
     yield names
     for attribute, (values, question, sentence) in ATTRIBUTES.items():

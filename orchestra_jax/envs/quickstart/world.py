@@ -47,7 +47,7 @@ TRAINING_SHARES = (0.14, 0.34, 0.38, 0.14)
 
 
 class QuickstartWorld:
-    """Everything that is fixed by the seed: people and their facts, the two corpora, price lists."""
+    """All that the seed fixes: people and their facts, the two corpora, price lists."""
 
     def __init__(self, seed: int = 0, people: int = 1600, price_lists: int = 64) -> None:
         self.seed = seed
@@ -89,14 +89,16 @@ class QuickstartWorld:
 
     @cached_property
     def local_corpus(self) -> list[str]:
+        """Sentences of the local copy, partly out of date."""
         return self._passages(self.local_facts)
 
     @cached_property
     def web_corpus(self) -> list[str]:
+        """Sentences of the web, all true."""
         return self._passages(self.facts)
 
     def question(self, family: str, split: str, rng: np.random.Generator) -> QuickstartQuestion:
-        """A random question of the family; no question, whatever the order of its parts, is in both splits."""
+        """Draw a question of the family; no question, whatever the order of its parts, is in both splits."""
         if family == "lookup":
             return self._lookup(split, rng)
         while True:
@@ -121,10 +123,10 @@ class QuickstartWorld:
         *,
         full: bool = False,
     ) -> tuple[ToolSpec, ...]:
-        """A random subset of `tools` that can still answer the question, or all of them.
+        """Draw a subset of `tools` that can still answer the question, or all of them.
 
         Args:
-            prices: whose price lists one is drawn from: the split's, "dearer" or "swapped".
+            prices: source of the price list: a split, "dearer" or "swapped".
         """
         able = [name for name in tools if success_probability(name, family) >= 0.5]
         # Mostly all the tools that can do it, so that there is something to choose; sometimes just one of them.
@@ -141,7 +143,7 @@ class QuickstartWorld:
         return tuple(menu[i] for i in rng.permutation(len(menu)))
 
     def task(self, split: str, index: int, tools: Sequence[str] = TOOL_NAMES) -> Task:
-        """Instance `index` of the split: question, menu and preference drawn from (seed, split, index)."""
+        """Return instance `index` of the split: question, menu and preference drawn from (seed, split, index)."""
         return self.paired_tasks(split, index, 1, tools=tools)[0]
 
     def paired_tasks(
@@ -152,11 +154,10 @@ class QuickstartWorld:
         shares: Sequence[float] = FAMILY_SHARES,
         tools: Sequence[str] = TOOL_NAMES,
     ) -> list[Task]:
-        """Instance `index` under `count` different preferences; families are drawn by `shares`, menus from `tools`.
+        """Return instance `index` under `count` different preferences; families are drawn by `shares`.
 
-        The further ones are those that call for another tool, as far as there are such: in one step the policy sees
-        the same question and menu with different right choices, and what it learns of the preference cannot be drowned
-        by what it learns of the family.
+        Preferences that call for different tools come first: in one step the policy sees the same question and menu
+        with different right choices, so that learning the family does not drown learning the preference.
         """
         rng = np.random.default_rng([self.seed, 1 + ("train", "eval").index(split), index])
         family = FAMILIES[int(rng.choice(4, p=shares))]
@@ -184,7 +185,7 @@ class QuickstartWorld:
     def swap_tasks(
         self, index: int, kinds: Sequence[str], tools: Sequence[str] = TOOL_NAMES, prices: str = "eval"
     ) -> list[Task]:
-        """Held-out question `index` with all of `tools` on the menu, posed once under each kind of preference."""
+        """Return held-out question `index` with all of `tools` on the menu, once under each kind of preference."""
         rng = np.random.default_rng([self.seed, 3, index])
         family = FAMILIES[int(rng.choice(4, p=FAMILY_SHARES))]
         question = self.question(family, "eval", rng)
@@ -197,12 +198,13 @@ class QuickstartWorld:
 
     @staticmethod
     def pose(task_id: str, question: QuickstartQuestion, menu: tuple[ToolSpec, ...], preference: Preference) -> Task:
+        """Return the task of a question under a menu and a preference."""
         extra = {"keywords": question.keywords, "distractors": question.distractors}
         return Task(task_id, question.text, (question.answer,), menu, preference, question.family, extra)
 
 
 def expected_utility(task: Task, tools: Sequence[ToolSpec] = ()) -> dict[str, float]:
-    """What one call of each tool is worth to the user, knowing the family and every skill, price and latency.
+    """Return the worth of one call of each tool to the user, given the family and every skill, price and latency.
 
     Success probability times P . features, with cost and latency min-max normalised over `tools` (Eq. 2 with one run
     of each as the group), by default the whole menu.
@@ -224,6 +226,6 @@ def expected_utility(task: Task, tools: Sequence[ToolSpec] = ()) -> dict[str, fl
 
 
 def best_tool(task: Task, tools: Sequence[ToolSpec] = ()) -> str:
-    """The tool with the highest expected utility for the user."""
+    """Return the tool with the highest expected utility for the user."""
     expected = expected_utility(task, tools)
     return max(expected, key=expected.__getitem__)
