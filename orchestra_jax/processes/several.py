@@ -1,12 +1,14 @@
-"""What several processes of a run exchange: values, and the first error of any of them."""
+"""Exchange values, errors and whole weights between the processes of a run."""
 
 import asyncio
+import functools
 import pickle
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -67,3 +69,31 @@ def _portable(error: Exception | None) -> Any:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
+
+
+def on_host(params: Any, dtype: str | None) -> Any:
+    """Return whole parameters in this process's host memory, gathered one layer's tensor after the other.
+
+    Args:
+        dtype: dtype to cast to on the devices, before they travel; None: they keep their own.
+    """
+
+    def gathered(leaf: jax.Array) -> np.ndarray:
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+    def whole(leaf: jax.Array) -> np.ndarray:
+        kept = jnp.dtype(dtype or leaf.dtype)
+        if leaf.ndim < 3:
+            return gathered(_cut(leaf, None, kept))
+        out = np.empty(leaf.shape, kept)  # stacked layers
+        for layer in range(len(out)):
+            out[layer] = gathered(_cut(leaf, layer, kept))
+        return out
+
+    with jax.transfer_guard("allow"):  # explicit, but JAX does not count it as such
+        return jax.tree.map(whole, params)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _cut(param: jax.Array, layer: int | None, dtype: jnp.dtype) -> jax.Array:
+    return (param if layer is None else jax.lax.dynamic_index_in_dim(param, layer, keepdims=False)).astype(dtype)

@@ -1,11 +1,8 @@
-"""From a configuration to the parts of a run: chat, policy, collector. Checks first, builds after."""
+"""Build the parts of a run from its configuration: checks first, then chat, policy and collector."""
 
-import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
-from urllib.parse import urlsplit
 
 import jax
 from jax.sharding import Mesh
@@ -16,7 +13,6 @@ from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.registry import environment_class
-from orchestra_jax.io import hub
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.decoder import abstract_params, init_params
@@ -33,10 +29,7 @@ from orchestra_jax.rollout.watchdog import describe
 
 
 def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
-    """Checks that everything the run needs is there, before anything is made.
-
-    Args:
-        processes: of the run.
+    """Check that everything the run needs is there, before anything is made.
 
     Raises:
         ConfigError: one sentence for each thing that is missing.
@@ -46,8 +39,9 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
         found.append(problem)
     if cfg.rollout.engine is EngineName.sglang:
         from orchestra_jax.engines.sglang.gpus import gpu_conflicts
+        from orchestra_jax.engines.sglang.server_check import silent_servers
 
-        found += _unreachable(cfg.rollout.urls) + gpu_conflicts(cfg.rollout)
+        found += silent_servers(cfg.rollout.urls) + gpu_conflicts(cfg.rollout)
     try:
         mesh = device_mesh(cfg.mesh)
         if processes is not None and processes.count > 1:
@@ -60,29 +54,30 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
             found += process_problems(cfg, count, devices, tensor, processes.beside)
     except ValueError as error:
         found.append(str(error))
-    for check in (price_book, _preset):
-        try:
-            check(cfg)
-        except ValueError as error:
-            found.append(str(error))
+    try:
+        price_book(cfg)
+    except ValueError as error:
+        found.append(str(error))
+    try:
+        if cfg.model.path is None:
+            preset_config(cfg.model, vocab_size=1)
+    except ValueError as error:
+        found.append(str(error))
     found += environment_class(cfg).problems(cfg)
-    found = found or _not_to_be_had(cfg)
-    if found:
+    if found := found or _hub_problems(cfg):
         raise ConfigError("\n".join(dict.fromkeys(found)))
 
 
-def _preset(cfg: RunConfig) -> None:
-    """Raises ValueError: the family has no such preset, or there is no such family."""
-    if cfg.model.path is None:
-        preset_config(cfg.model, vocab_size=1)
-
-
-def _not_to_be_had(cfg: RunConfig) -> list[str]:
-    """A sentence for every id on the hub that cannot be had; fetches what is not in the cache yet."""
+def _hub_problems(cfg: RunConfig) -> list[str]:
+    """Return a sentence for every id that the hub does not give; fetch what is not in the cache yet."""
     model, evaluated = cfg.model, cfg.data.evaluation()
     key = "data.path" if cfg.data.path is not None else "data.mixture"
     sources = [(key, source.path) for source in cfg.data.training()]
     sources += [("data.eval_path", evaluated.path)] if evaluated and cfg.evaluation.questions else []
+    if not (sources or model.path or model.tokenizer):
+        return []
+    from orchestra_jax.io import hub
+
     found = [hub.problem("model.path", model.path, "model")] if model.path else []
     if model.tokenizer and model.tokenizer not in ("environment", model.path):
         found.append(hub.problem("model.tokenizer", model.tokenizer, "model", hub.SMALL))
@@ -90,31 +85,17 @@ def _not_to_be_had(cfg: RunConfig) -> list[str]:
     return [problem for problem in found if problem]
 
 
-def _unreachable(urls: Sequence[str]) -> list[str]:
-    """A sentence for the first server that accepts no connection."""
-    for url in urls:
-        parts = urlsplit(url)
-        try:
-            socket.create_connection((parts.hostname, parts.port or 80), timeout=5.0).close()
-        except OSError as error:
-            return [
-                f"No SGLang server answers at {url} ({error}): start it, set rollout.urls=[http://HOST:PORT], or let "
-                "the run start its own with rollout.urls=[] rollout.server.python=PATH."
-            ]
-    return []
-
-
 def keep_compiled(cfg: RunConfig) -> None:
-    """Has every program of this process compiled once for all later starts; JAX_COMPILATION_CACHE_DIR wins."""
+    """Keep every compiled program of this process for later starts. JAX_COMPILATION_CACHE_DIR wins."""
     if cfg.compilation_cache is None or jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     jax.config.update("jax_compilation_cache_dir", str(Path(cfg.compilation_cache).expanduser().absolute()))
-    # By default what compiles in less than a second is compiled again.
+    # By default JAX keeps no program that compiles in less than a second.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def policy_config(cfg: RunConfig, chat: ChatFormat) -> DecoderConfig:
-    """The policy's architecture: a checkpoint's, or a preset with a vocabulary of the tokenizer's size.
+    """Return the policy's architecture: a checkpoint's, or a preset with a vocabulary of the tokenizer's size.
 
     Raises:
         ConfigError: the checkpoint's config.json cannot be read, its vocabulary is not the tokenizer's, or there is no
@@ -126,7 +107,7 @@ def policy_config(cfg: RunConfig, chat: ChatFormat) -> DecoderConfig:
         config = read_config(cfg.model.path, **run_settings(cfg.model))
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error
-    # Without the added ones: some released tokenizers have one for pictures that their text models lack.
+    # Without added tokens: some released tokenizers have one for pictures that their text models lack.
     if (known := chat.tokenizer.vocab_size) > config.vocab_size:
         raise ConfigError(
             f"The run's tokenizer has {known} tokens, and the policy in {cfg.model.path!r} knows {config.vocab_size}: "
@@ -136,7 +117,7 @@ def policy_config(cfg: RunConfig, chat: ChatFormat) -> DecoderConfig:
 
 
 def make_policy(cfg: RunConfig, chat: ChatFormat, mesh: Mesh | None = None) -> tuple[DecoderConfig, Params]:
-    """Architecture and starting weights, a checkpoint's or random ones; on a mesh no device ever holds all of them.
+    """Return architecture and starting weights, a checkpoint's or random ones. No device of a mesh ever holds all.
 
     Raises:
         ConfigError: the checkpoint cannot be read.
@@ -160,7 +141,7 @@ def _random_params(config: DecoderConfig, key: PRNGKeyArray, mesh: Mesh | None) 
 
 
 def make_collector(cfg: RunConfig, environment: Environment, chat: ChatFormat | None) -> Collector:
-    """Episodes of the environment under the run's limits and prices."""
+    """Return a collector of the environment's episodes under the run's limits and prices."""
     return Collector(
         environment,
         chat,

@@ -1,4 +1,4 @@
-"""A policy on benchmarks, without training."""
+"""Evaluate a policy on benchmarks, without training."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,6 @@ from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.record import RunRecord, Start
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine
-from orchestra_jax.engines.start import start_engine, write_first_model
 from orchestra_jax.envs.base import DO_NOTHING, EXPERT, RANDOM, Baseline, Environment
 from orchestra_jax.envs.baselines import baseline
 from orchestra_jax.envs.registry import environment_class, make_environment
@@ -34,23 +33,23 @@ from orchestra_jax.rollout.messages import MessageEngine
 from orchestra_jax.tools.base import unreachable
 from orchestra_jax.tools.experts.judge import JUDGE_PROMPT
 from orchestra_jax.training.build import keep_compiled, make_collector, make_policy, preflight
-from orchestra_jax.training.main import device_names, exit_status, recorded, working_in
+from orchestra_jax.training.main import STOPS, device_names, exit_status, working_in
 from orchestra_jax.training.subject import Subject, policy_model, subject_of
 from orchestra_jax.training.summary import write_summary
-from orchestra_jax.training.weights import engine_params
+from orchestra_jax.training.weights import engine_params, start_run_engine
 from orchestra_jax.types import ReplayMiss
 
 FOLDER = "evaluation"  # of the run's folder
 
 
 def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
-    """Evaluates what `policy` names (`training.subject`): a table and a summary.json.
+    """Evaluate the policy that `policy` names (`training.subject`); print a table and write summary.json.
 
-    Every trajectory is written as it ends, and the same command goes on from there after a stop. With
-    evaluation.dry_run nothing is made and nothing asked: it tells what it will cost.
+    Every trajectory is written as it ends, and after a stop the same command continues from there. With
+    evaluation.dry_run nothing is made and nobody asked: the costs are told.
 
     Args:
-        start: for the record in the evaluation's folder, run.json; None: this process's command line.
+        start: command line for run.json in the evaluation's folder; None: this process's.
 
     Raises:
         SystemExit: see `exit_status`.
@@ -64,7 +63,7 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
         exit_status(),
         joined(cfg.mesh) as processes,
         exit_status(processes, cfg.output_dir),
-        recorded(cfg, folder, "evaluate", start, processes) as record,
+        RunRecord(folder, cfg, "evaluate", start, stops=STOPS, writes=processes.first) as record,
         working_in(folder, processes),
     ):
         try:
@@ -89,8 +88,8 @@ def _report(found: dict[str, Any], folder: Path) -> None:
     print(f"summary.json is in {folder}")
 
 
-def _list(disagreements: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Writes what judge and exact match differ about, a line of JSON each."""
+def _write_disagreements(disagreements: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write the answers that judge and exact match differ about, a line of JSON each."""
     lines = "".join(json.dumps(each) + "\n" for each in disagreements)
     (folder / "disagreements.jsonl").write_text(lines, encoding="utf-8")
 
@@ -113,7 +112,7 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: RunRec
                 evaluator = Evaluator(cfg, collector, engine, money.run, folder / "trajectories", processes)
                 figures = loop.run(evaluator.evaluate("policy", subject.identity(), policy_model(cfg), caps))
                 if cfg.tools.judge != "match" and processes.first:
-                    _list(evaluator.disagreements, folder)
+                    _write_disagreements(evaluator.disagreements, folder)
                 return {
                     "name": cfg.name,
                     "policy": subject.name,
@@ -128,14 +127,14 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: RunRec
 
 
 def _checked(cfg: RunConfig, processes: Processes) -> tuple[Subject, ChatFormat | None, Environment]:
-    """What is evaluated, how it is written in tokens, and what on; everything that it needs is there.
+    """Return the policy, its chat format and the environment, after checks that everything they need is there.
 
     Raises:
-        ConfigError: something is not, one sentence for each thing.
+        ConfigError: something is missing; one sentence for each thing.
     """
     if not (cfg.evaluation.questions and cfg.evaluation.benchmarks):
         raise ConfigError("There is nothing to evaluate on: set evaluation.benchmarks and evaluation.questions.")
-    subject = subject_of(_own_record(cfg, processes))
+    subject = subject_of(_with_own_calls(cfg, processes))
     cfg = subject.cfg
     keep_compiled(cfg)
     preflight(cfg, processes)
@@ -147,22 +146,22 @@ def _checked(cfg: RunConfig, processes: Processes) -> tuple[Subject, ChatFormat 
     environment = make_environment(cfg)
     if subject.baseline is not None:
         _baseline(subject, environment)
-    # The policy speaks no tokens of ours, but baselines do.
+    # The policy uses no tokens of ours, but baselines do.
     words = replace(cfg, model=replace(cfg.model, tokenizer="environment"))
     own = environment.baselines() and environment_class(cfg).chat(cfg) is not None
     return subject, make_chat(words) if own else None, environment
 
 
 def _baseline(subject: Subject, environment: Environment) -> Baseline:
-    """The script that `policy` names; raises ConfigError: there is none."""
+    """Return the script that `policy` names; raise ConfigError if there is none."""
     found, limits = chosen_tasks(environment, subject.cfg), subject.cfg.rollout.limits
     tasks = [task for name, some in found.items() for part in in_parts(name, some).values() for task in part]
     # The answer is a turn of its own.
     return baseline(environment, str(subject.baseline), tasks, min(limits.max_calls, limits.max_turns - 1))
 
 
-def _own_record(cfg: RunConfig, processes: Processes) -> RunConfig:
-    """The config with a file of recorded calls for each process, where several machines would write one."""
+def _with_own_calls(cfg: RunConfig, processes: Processes) -> RunConfig:
+    """Give each process a file of recorded calls of its own, if several machines would write one."""
     replay = cfg.replay
     if processes.count == processes.beside or replay.mode in (ReplayMode.off, ReplayMode.replay) or not replay.path:
         return cfg
@@ -178,7 +177,7 @@ def engine_of(
     loop: LoopThread,
     chat: ChatFormat | None,
 ) -> Iterator[Engine | MessageEngine | Baseline]:
-    """Who speaks for the policy, for as long as this lasts; a baseline needs the environment."""
+    """Yield what speaks for the policy, for as long as the block lasts. A baseline needs the environment."""
     cfg = subject.cfg
     if subject.baseline is not None and environment is not None:
         yield _baseline(subject, environment)
@@ -194,6 +193,7 @@ def engine_of(
             loop.run(endpoint.close())
         return
     assert chat is not None
+    lora, base = None, None
     with processes.together():
         mesh = device_mesh(cfg.mesh)
         model, params = make_policy(cfg, chat, mesh)
@@ -201,20 +201,19 @@ def engine_of(
             from orchestra_jax.models.lora import load_peft
 
             lora, trained = load_peft(subject.adapters, model)
-            trained = jax.tree.map(np.asarray, trained)  # on no device: the policy may be on those of all processes
-    if subject.adapters is None:
-        params = engine_params(cfg, params, None, None, mesh)
-    else:
-        params = engine_params(cfg, trained, params, lora, mesh)
-    with processes.together():
-        if processes.first and processes.count > 1:
-            write_first_model(cfg.rollout, model, params, folder)
-    with processes.together():
-        starting = start_engine(
-            cfg.rollout, model, params, 0, tokenizer_size=len(chat.tokenizer), directory=folder, processes=processes
-        )
-        serving = loop.run(starting)
-    del params
+            # On no device: the policy may be on those of all processes.
+            base, params = params, jax.tree.map(np.asarray, trained)
+    serving = start_run_engine(
+        cfg,
+        model,
+        engine_params(cfg, params, base, lora, mesh),
+        0,
+        tokenizer_size=len(chat.tokenizer),
+        directory=folder,
+        loop=loop,
+        processes=processes,
+    )
+    del params, base
     try:
         yield serving.engine
     finally:
@@ -222,11 +221,7 @@ def engine_of(
 
 
 def _dry_run(cfg: RunConfig) -> None:
-    """Prints what the evaluation will cost; writes nothing and asks nobody.
-
-    Raises:
-        ConfigError: it lacks something.
-    """
+    """Print what the evaluation will cost. Nothing is written and nobody asked."""
     subject, _, environment = _checked(replace(cfg, replay=replace(cfg.replay, mode=ReplayMode.off)), Processes())
     with LoopThread() as loop:
         try:
@@ -236,7 +231,7 @@ def _dry_run(cfg: RunConfig) -> None:
 
 
 def _forecast(cfg: RunConfig, environment: Environment, subject: Subject) -> str | None:
-    """What the evaluation will cost outside, in a sentence; None: nothing."""
+    """Return a sentence about what the evaluation will pay outside, or None if nothing."""
     tasks = chosen_tasks(environment, cfg)
     counts = {
         name: sum(map(len, some.values())) if isinstance(some, dict) else len(some) for name, some in tasks.items()
@@ -245,6 +240,6 @@ def _forecast(cfg: RunConfig, environment: Environment, subject: Subject) -> str
     calls = {DO_NOTHING: 0, RANDOM: 1}.get(name, 1 if name.startswith(EXPERT) else None)
     asked = [name.removeprefix(EXPERT)] if name.startswith(EXPERT) else None
     own = subject.url is not None
-    if subject.baseline is not None:  # it says the same each time
+    if subject.baseline is not None:  # a script says the same each time
         cfg = replace(cfg, evaluation=replace(cfg.evaluation, samples=1, greedy=False))
     return evaluation_cost(cfg, price_book(cfg).base, counts, own=own, asked=asked, calls=calls)

@@ -1,19 +1,18 @@
-"""What is evaluated: a checkpoint, the policy that a run exported, a model behind an endpoint, or a baseline."""
+"""The subject of an evaluation: a checkpoint, a run's exported policy, a model behind an endpoint, or a baseline."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestra_jax.config import record
-from orchestra_jax.config.checks import POLICY_FOLDER as POLICY_FOLDER
-from orchestra_jax.config.checks import missing_policy, no_policy
+from orchestra_jax.config.checks import POLICY_FOLDER, missing_policy, no_policy
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.evaluation.calls import model_family
 from orchestra_jax.io import hub
 
-BASELINE = "baseline:"  # before the name of a script
+BASELINE = "baseline:"  # prefix of a script's name
 _ADAPTERS = "adapter_config.json"
-_GENERATIONS = 9  # of runs that went on from each other's export
+_GENERATIONS = 9  # most runs that each started from the export of the one before
 
 
 @dataclass(frozen=True)
@@ -21,11 +20,11 @@ class Subject:
     """The policy of an evaluation.
 
     Attributes:
-        name: for reports.
-        cfg: the config with what this policy needs.
-        url: of the endpoint; None: cfg.model.path is sampled by our engines.
-        adapters: folder of those on top of cfg.model.path, None without.
-        baseline: name of a script (`envs.baselines`), for which no model speaks.
+        name: name in reports.
+        cfg: config with the settings that this policy needs.
+        url: address of the endpoint; None: our engines sample cfg.model.path.
+        adapters: folder of the adapters on top of cfg.model.path, or None.
+        baseline: name of a script (`envs.baselines`) that plays instead of a model, or None.
     """
 
     name: str
@@ -36,11 +35,11 @@ class Subject:
 
     @property
     def own(self) -> bool:
-        """Whether weights of ours are sampled by our engines."""
+        """Whether our own engines sample the policy."""
         return self.url is None and self.baseline is None
 
     def identity(self) -> str:
-        """What tells it from others, also from one that was at the same place before."""
+        """Return a text that differs for every other policy, also for an earlier one in the same place."""
         if self.baseline is not None:
             return self.name
         if self.url is not None:
@@ -52,7 +51,7 @@ class Subject:
         return repr([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
 
     def parents(self) -> list[dict[str, object]]:
-        """What it is made from, for the record of the evaluation."""
+        """Return what the policy is made from, for the record of the evaluation."""
         if self.baseline is not None:
             return []
         if self.url is not None:
@@ -62,7 +61,7 @@ class Subject:
 
 
 def subject_of(cfg: RunConfig) -> Subject:
-    """What `policy` names: an address, a baseline, a folder, an id of the hub; else model.path or the run's export.
+    """Return what `policy` names (address, baseline, folder, hub id); else model.path or the run's export.
 
     Raises:
         ConfigError: there is no such policy.
@@ -90,10 +89,10 @@ def subject_of(cfg: RunConfig) -> Subject:
 
 
 def policy_model(cfg: RunConfig) -> str | None:
-    """The name of the policy's own model: of an endpoint its own, of a checkpoint its folder's or id's.
+    """Return the name of the policy's model: an endpoint's model, or a checkpoint's folder or id.
 
-    The export of a run is of the model that the run began with. None: no model of conf/models.yaml is of its family, so
-    a folder may be called anything.
+    A run's export counts as the model that the run began with. None if no model of conf/models.yaml is of its family: a
+    folder may have any name.
     """
     if cfg.policy is not None and cfg.policy.startswith(("http://", "https://")):
         return cfg.evaluation.endpoint.price or cfg.evaluation.endpoint.model
@@ -112,13 +111,13 @@ def policy_model(cfg: RunConfig) -> str | None:
 
 
 def _no_model(cfg: RunConfig) -> RunConfig:
-    """The config where no weights, tokenizer or engine of ours take part."""
+    """Return the config without weights, tokenizer or engine of ours."""
     model = replace(cfg.model, path=None, random_init=True, tokenizer=None)
     return replace(cfg, model=model, rollout=replace(cfg.rollout, engine=EngineName.embedded))
 
 
 def _own(cfg: RunConfig) -> Subject:
-    """model.path, or what the run of this name exported."""
+    """Return model.path, or what the run of this name exported."""
     exported = Path(cfg.output_dir) / POLICY_FOLDER
     if (exported / _ADAPTERS).exists() and cfg.model.path is not None and cfg.model.lora.rank:
         return Subject(str(exported), cfg, adapters=exported)
@@ -129,14 +128,14 @@ def _own(cfg: RunConfig) -> Subject:
 
 
 def _checkpoint(cfg: RunConfig, path: str) -> Subject:
-    """A checkpoint brings its own tokenizer, unless the environment's words are asked for."""
+    """Return a checkpoint with its own tokenizer, unless the environment's words are asked for."""
     own = cfg.model.tokenizer != "environment" and (hub.is_id(path) or (Path(path) / "tokenizer.json").is_file())
     tokenizer = path if own else cfg.model.tokenizer
     return Subject(path, replace(cfg, model=replace(cfg.model, path=path, tokenizer=tokenizer)))
 
 
 def _adapted(cfg: RunConfig, folder: Path) -> Subject:
-    """Adapters on the base that their file names."""
+    """Return adapters on the base that their file names."""
     from orchestra_jax.models.lora import adapter_base
 
     try:

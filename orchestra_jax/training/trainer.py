@@ -1,17 +1,13 @@
-"""The loop of a run: rollouts, rewards and advantages, the update, the new weights to the engine; all of it resumes."""
+"""The loop of a run: collect trajectories, score them, update the policy, push its weights to the engine."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.engines.base import RunEngine
-from orchestra_jax.engines.start import start_engine, write_first_model
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.io.event_loop import LoopThread
@@ -20,18 +16,11 @@ from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch
-from orchestra_jax.rl.groups import group_arrays, trained_groups
+from orchestra_jax.rl.groups import trained_groups
 from orchestra_jax.rl.optimizer import learning_rate
-from orchestra_jax.rl.setup import (
-    adapters,
-    device_mesh,
-    policy_learner,
-    policy_updates,
-    reward_groups,
-    warm_learner,
-)
+from orchestra_jax.rl.setup import adapters, device_mesh, policy_learner, policy_updates, warm_learner
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.source import RolloutSource
+from orchestra_jax.rollout.source import RolloutSource, groups_of_process
 from orchestra_jax.training.build import make_collector, make_policy, policy_config
 from orchestra_jax.training.checkpointing import Checkpoints, RunState, newest_checkpoint
 from orchestra_jax.training.loggers.base import RunLog
@@ -47,24 +36,29 @@ from orchestra_jax.training.metrics import (
     update_metrics,
     whole_step,
 )
+from orchestra_jax.training.rewards import GroupRewards
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
-from orchestra_jax.training.subject import policy_model
 from orchestra_jax.training.update import update
 from orchestra_jax.training.weights import (
     abstract_reference,
     engine_params,
     fingerprint,
+    start_run_engine,
     starting_adapters,
     starting_reference,
 )
-from orchestra_jax.types import OutOfTime, ReplayMiss, Trajectory
+from orchestra_jax.types import OutOfTime, ReplayMiss
 
 
 class Trainer:
-    """Owns the parts and the state of one run. The environment's processes belong to `loop`.
+    """The parts and the state of one run.
+
+    Args:
+        environment: its processes belong to `loop`.
 
     Attributes:
-        origin: the checkpoint that it goes on from; None: it begins anew.
+        origin: checkpoint that the run continues from; None: it begins.
+        base: frozen parameters under the adapters of LoRA, else None.
 
     Raises:
         ConfigError: the folder holds another run.
@@ -81,56 +75,79 @@ class Trainer:
     ) -> None:
         self.cfg, self.money, self.loop, self.processes = cfg, money, loop, processes or Processes()
         self.directory, self._began = Path(cfg.output_dir), time.monotonic()
-        self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg.model.lora)
+
+        # The run so far.
         self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep, self.processes)
+        with self.processes.together():
+            saved = self.checkpoints.run_meta(cfg)
+        self.origin = newest_checkpoint(self.directory / "checkpoints")
+
+        # The policy and its learners. Weights that a checkpoint of the run will replace are not loaded.
+        self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg.model.lora)
         params: Params | None = None
         with self.processes.together():
-            meta = self.checkpoints.run_meta(cfg)
-            self.origin = newest_checkpoint(self.directory / "checkpoints")
-            if meta is None or self.lora is not None:
+            if saved is None or self.lora is not None:
                 self.model, params = make_policy(cfg, chat, self.mesh)
             else:
-                self.model = policy_config(cfg, chat)  # the weights are the checkpoint's
-            self.collector = make_collector(cfg, environment, chat)
-            self._menu = environment.largest_menu()  # K of the rewards' arrays
+                self.model = policy_config(cfg, chat)
         self.policy = policy_learner(
             cfg.algorithm, cfg.rollout, cfg.steps, self.model, mesh=self.mesh, adapters=self.lora
         )
+        self.schedule = learning_rate(cfg.algorithm.optimizer, policy_updates(cfg.algorithm, cfg.steps))
         warms = cfg.warm_start.steps and (cfg.model.path is None or cfg.warm_start.pretrained)
         self.warm = warm_learner(cfg.warm_start, self.model, mesh=self.mesh, adapters=self.lora) if warms else None
-        self.schedule = learning_rate(cfg.algorithm.optimizer, policy_updates(cfg.algorithm, cfg.steps))
-        self.base: Any = None  # what LoRA freezes
+        self.base: Any = None
         if self.lora is not None:
             self.base = self.policy.place_params(cast(Params, params))
             with self.processes.together():
                 params = starting_adapters(cfg, self.model, self.lora)
-        self.state, position = self._restore_or_init(meta, params)
-        del params  # used up
-        self.serving = self._start_engine(len(chat.tokenizer))
+        self.state, position = self._restore_or_init(saved, params)
+        del params  # its buffers are the state's now
+
+        # The engine, and the parts that sample with it.
+        self.serving = start_run_engine(
+            cfg,
+            self.model,
+            self._engine_params(),
+            self.state.version,
+            tokenizer_size=len(chat.tokenizer),
+            directory=self.directory,
+            loop=loop,
+            processes=self.processes,
+        )
         self.engine = self.serving.engine
         with self.processes.together():
+            self.collector = make_collector(cfg, environment, chat)
+            groups = len(groups_of_process(cfg.algorithm, self.processes))
+            self.rewards = GroupRewards(cfg, groups, environment.largest_menu())
             tasks = environment.train_tasks(cfg.algorithm.tasks_per_step)
             self.rollouts = RolloutSource(
-                cfg, self.collector, self.engine, tasks, loop, self.processes, lambda found: self._score(found)[2]
+                cfg, self.collector, self.engine, tasks, loop, self.processes, self.rewards.informative
             )
             if position is not None:
                 self.rollouts.set_state(position)
             trajectories = self.directory / "evaluation" / "trajectories"
             self.evaluator = Evaluator(cfg, self.collector, self.engine, money.run, trajectories, self.processes)
-            next_step = self.state.step + 1 if self.state.phase == "policy" else 1
-            self.files = RolloutFiles(self.directory, next_step, self.processes, on=cfg.logger.rollouts)
+            self.files = RolloutFiles(self.directory, self.next_step, self.processes, on=cfg.logger.rollouts)
+
+        # What may stop it.
         self.interrupt = CleanInterrupt(cfg.checkpoint.grace_s, self._out_of_time)
         if self.processes.lifeline is not None:
             self.processes.lifeline.on_late = self._give_up
         money.share()
 
+    @property
+    def next_step(self) -> int:
+        """Number of the policy step that comes next."""
+        return self.state.step + 1 if self.state.phase == "policy" else 1
+
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Heeds Ctrl-C, SIGTERM and SIGHUP, and at the end, however it comes, closes everything.
+        """Heed Ctrl-C, SIGTERM and SIGHUP during the block, and close everything at its end, however it comes.
 
         Raises:
             Halted: a budget is used up, or a call was never recorded; the last finished step is saved.
-            Interrupted: it was stopped, and the step under way took too long; likewise.
+            Interrupted: the run was stopped, and the step under way took too long; the last finished step is saved.
         """
         with self.interrupt:
             try:
@@ -160,15 +177,15 @@ class Trainer:
     # --- policy optimisation ---
 
     def optimise(self, log: RunLog) -> None:
-        """Policy steps until the last one; each is evaluated, logged, shown and saved as configured.
+        """Take policy steps until the last one; evaluate, log, show and save as configured.
 
         Raises:
-            Interrupted: Ctrl-C or another signal; the checkpoint of the last finished step is written.
+            Interrupted: a signal came; the last finished step is saved.
         """
         cfg, state = self.cfg, self.state
         with ProgressBar(cfg.steps, phase="policy", start=state.step) as progress:
             while state.step < cfg.steps:
-                metrics = self._policy_step()
+                metrics = self.policy_step()
                 refused: BudgetExceeded | ReplayMiss | OutOfTime | None = None
                 if cfg.evaluation.every and state.step % cfg.evaluation.every == 0 and state.step < cfg.steps:
                     try:
@@ -186,39 +203,43 @@ class Trainer:
                 self.stop_if_asked()
         self.rollouts.stop()
 
-    def _policy_step(self) -> dict[str, float]:
-        """One step of the method: rollouts, rewards, advantages, update, and the new weights to the engine."""
-        cfg, state, start = self.cfg, self.state, time.monotonic()
-        budget = self.money.step()
+    def policy_step(self) -> dict[str, float]:
+        """Take one step of the method, and return its metrics: collect, score, update, push the weights."""
+        state, budget, began = self.state, self.money.step(), time.monotonic()
+
         trajectories, ages = self.rollouts.take(state.step, state.version, budget)
-        rolled = time.monotonic()
-        with self.processes.together():
-            self.loop.run(self.serving.free_gpus())
-        rewards, advantages, kept = self._score(trajectories)
-        trained, size = trained_groups(kept, self.rollouts.per_step), cfg.algorithm.group_size
+        collected = time.monotonic()
+        self.free_gpus()
+
+        rewards, advantages, kept = self.rewards.reward_and_advantage(trajectories)
+
+        size = self.cfg.algorithm.group_size
+        groups = trained_groups(kept, self.rewards.per_step)
+        numbers = [g * size + m for g in groups for m in range(size)]
+        members = [trajectories[number] for number in numbers]
         rate = float(self.schedule(int(state.trained.step)))
-        indices = [g * size + m for g in trained for m in range(size)]
-        members = [trajectories[index] for index in indices]
         scored: list[MicroBatch] | None = [] if self.files.on else None
         state.trained, updates = update(
-            cfg,
+            self.cfg,
             self.policy,
             state.trained,
             members,
-            advantages[trained].reshape(-1),
+            advantages[groups].reshape(-1),
             step=state.step,
             base=self.base,
             reference=self.base if state.reference is None else state.reference,
             scored=scored,
         )
-        learner = {indices[n]: own for n, own in own_logprobs(members, scored or []).items()}
-        del scored  # its arrays leave the devices
-        self.sync_engine()
+        learner = {numbers[n]: own for n, own in own_logprobs(members, scored or []).items()}
+        del scored  # frees its arrays on the devices
+
+        self.push_weights()
+
         state.step += 1
         self.files.add(state.step, trajectories, rewards, advantages, kept, learner)
         whole = whole_step(self.processes, StepPart(trajectories, rewards, kept, self.money.run.spent, budget.spent))
         if self.processes.first:
-            shown = whole.trajectories[::size][: cfg.logger.trajectories]
+            shown = whole.trajectories[::size][: self.cfg.logger.trajectories]
             write_transcripts(self.directory / "trajectories", state.step, shown)
         return {
             **rollout_metrics(whole.trajectories, whole.rewards, whole.kept),
@@ -226,88 +247,60 @@ class Trainer:
             **update_metrics(updates),
             **spending_metrics(whole.spent, whole.step_spent),
             "lr": rate,
-            "time/rollout": rolled - start,
-            "time/update": time.monotonic() - rolled,
+            "time/rollout": collected - began,
+            "time/update": time.monotonic() - collected,
         }
 
-    def _score(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
-        """What `reward_groups` gives for whole groups, however many: in parts as large as a step without more groups.
-
-        So nothing is compiled anew, and a group's figures are the same to the bit whatever was collected after it.
-        """
-        members, parts = self.cfg.algorithm.group_size, []
-        part = self.rollouts.per_step * members
-        for first in range(0, len(trajectories), part):
-            found = trajectories[first : first + part]
-            arrays = group_arrays([*found, *trajectories[: part - len(found)]], members, self._menu)
-            self._menu = arrays.tool_counts.shape[-1]
-            parts.append(reward_groups(arrays, self.cfg.reward, self.cfg.algorithm.advantage))
-        return [np.concatenate(figures)[: len(trajectories) // members] for figures in zip(*parts, strict=True)]
-
     def begin_policy_phase(self) -> None:
-        """Ends the warm start: the policy optimizer, the reference of the KL, and the figures before training."""
+        """End the warm start: make the policy optimizer and the reference of the KL, and evaluate before training."""
         state = self.state
         if self.warm is not None:
-            # Takes over the parameters, and the warm start's moments go before its own come.
+            # The warm start's moments are freed before the policy's are made.
             state.trained = replace(state.trained, opt_state=None)
             state.trained = self.policy.init(state.trained.params, donate=True)
-        self.sync_engine()
+        self.push_weights()
         state.phase, state.step = "policy", 0
         state.reference = starting_reference(self.cfg, state.trained.params)
         state.notes["before"] = self.evaluate("before")
         self.save()
 
-    def sync_engine(self) -> None:
-        """Hands the engine the current weights under a new version."""
+    def free_gpus(self) -> None:
+        """Take back the GPU memory that servers share with the learner, until the next `push_weights`."""
+        with self.processes.together():
+            self.loop.run(self.serving.free_gpus())
+
+    def push_weights(self) -> None:
+        """Give the engine the current weights under a new version."""
         self.state.version += 1
         params = self._engine_params()
         with self.processes.together():
             self.loop.run(self.engine.update_weights(params, self.state.version))
 
     def evaluate(self, when: str) -> dict[str, Any]:
-        """Figures of the current weights, by benchmark; nothing with evaluation.questions=0.
+        """Return figures of the current weights, by benchmark; none with evaluation.questions=0.
 
-        What an earlier process of this run left of the same evaluation, of the same weights to the bit, is not asked
-        again.
+        Trajectories that an earlier process of this run has kept of the same evaluation of the same weights, equal to
+        the bit, are not sampled again.
         """
         if not self.evaluator.benchmarks:
             return {}
         print(f"Evaluating on {' and '.join(self.evaluator.benchmarks)} ({when}) ...", flush=True)
-        return self.loop.run(
-            self.evaluator.evaluate(when, fingerprint((self.state.trained.params, self.base)), policy_model(self.cfg))
-        )
+        weights = fingerprint((self.state.trained.params, self.base))
+        return self.loop.run(self.evaluator.evaluate(when, weights, _policy_model(self.cfg)))
 
     # --- state ---
 
     def seconds(self) -> float:
-        """Wall clock of the whole run, earlier processes included."""
+        """Return the wall-clock seconds of the whole run, earlier processes included."""
         return self.state.seconds + time.monotonic() - self._began
 
     def save(self) -> None:
-        """Saves everything that the run needs to continue from the last finished step."""
+        """Save everything that the run needs to continue from the last finished step."""
         self.files.flush()  # no step before a checkpoint is done again
         self.checkpoints.save_run(self.cfg, self.state, self.rollouts.get_state(), self.seconds())
 
-    def _save_last_finished(self) -> None:
-        """Saves what the step under way has not changed; what was spent since is in the run's budget."""
-        state = self.state
-        if (state.step and self.warm) if state.phase == "warm_start" else "before" in state.notes:
-            self.save()
-
-    def _out_of_time(self) -> None:
-        """Ends the rollouts or the evaluation under way in all processes; none then waits for another's."""
-        if self.processes.lifeline is not None:
-            self.processes.lifeline.late()
-        self._give_up()
-
-    def _give_up(self) -> None:
-        reason = OutOfTime(f"the next one did not end within checkpoint.grace_s={self.cfg.checkpoint.grace_s:g}")
-        self.loop.call_soon(self.collector.give_up, reason)
-
     def stop_if_asked(self) -> None:
-        """Raises:
-        Interrupted: a signal came; the last finished step is saved.
-        """
+        """Save the last finished step and raise Interrupted, if any process got a signal."""
         words = self.processes.gather((self.interrupt.asked, self.money.run.get_state()))
         self.money.share([spent for _, spent in words])
         if any(asked for asked, _ in words):
@@ -317,39 +310,47 @@ class Trainer:
                 f"Stopped after step {self.state.step} of {self.state.phase}; the same command continues from there."
             )
 
-    def _restore_or_init(self, meta: Any, params: Params | None) -> tuple[RunState, dict[str, Any] | None]:
-        """The state and position in the tasks of the newest checkpoint, or a fresh state on `params` and None.
+    def _save_last_finished(self) -> None:
+        """Save the last finished step, which the step under way has not changed; its bill is in the run's budget."""
+        state = self.state
+        if (state.step and self.warm) if state.phase == "warm_start" else "before" in state.notes:
+            self.save()
+
+    def _out_of_time(self) -> None:
+        """End the rollouts or the evaluation under way in all processes, so that none waits for another's."""
+        if self.processes.lifeline is not None:
+            self.processes.lifeline.late()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        reason = OutOfTime(f"the next one did not end within checkpoint.grace_s={self.cfg.checkpoint.grace_s:g}")
+        self.loop.call_soon(self.collector.give_up, reason)
+
+    def _restore_or_init(self, saved: Any, params: Params | None) -> tuple[RunState, dict[str, Any] | None]:
+        """Return the newest checkpoint's state and position in the tasks, or a fresh state on `params` and None.
 
         A checkpoint's arrays go straight to where they belong: nothing of their size is made beside them.
 
         Args:
-            meta: of the newest checkpoint, or None.
-            params: used up; of the policy or the adapters.
+            saved: meta of the newest checkpoint, or None.
+            params: starting weights of the policy or the adapters; they are used up.
         """
         first = self.warm or self.policy
-        if meta is None:
+        if saved is None:
             return RunState(first.init(cast(Params, params), donate=True)), None
-        if meta["phase"] == "warm_start":
-            return self.checkpoints.restore_run(meta, first.abstract_state(), None), None
+        if saved["phase"] == "warm_start":
+            return self.checkpoints.restore_run(saved, first.abstract_state(), None), None
         like = self.policy.abstract_state()
-        return self.checkpoints.restore_run(meta, like, abstract_reference(self.cfg, like.params)), meta["data"]
-
-    def _start_engine(self, tokenizer_size: int) -> RunEngine:
-        params, version = self._engine_params(), self.state.version
-        with self.processes.together():
-            if self.processes.first and self.processes.count > 1:
-                write_first_model(self.cfg.rollout, self.model, params, self.directory)
-        with self.processes.together():
-            starting = start_engine(
-                self.cfg.rollout,
-                self.model,
-                params,
-                version,
-                tokenizer_size=tokenizer_size,
-                directory=self.directory,
-                processes=self.processes,
-            )
-            return self.loop.run(starting)
+        return self.checkpoints.restore_run(saved, like, abstract_reference(self.cfg, like.params)), saved["data"]
 
     def _engine_params(self) -> Params:
         return engine_params(self.cfg, self.state.trained.params, self.base, self.lora, self.mesh)
+
+
+def _policy_model(cfg: RunConfig) -> str | None:
+    """Return the name of the policy's own model, if it is one that conf/models.yaml knows."""
+    if cfg.model.path is None and cfg.policy is None:
+        return None
+    from orchestra_jax.training.subject import policy_model
+
+    return policy_model(cfg)

@@ -20,16 +20,17 @@ from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import Task, ToolCall, ToolResult, Trajectory
 
 Cut = Callable[[Sequence[TokenSequence]], list[MicroBatch]]
+_SPARE = 1.08  # a packed batch holds so many times the mean tokens: for longer batches, and what packing wastes
 
 
 def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> None:
-    """Supervised steps on the environment's demonstrations, until the policy copies well enough or the steps are done.
+    """Take supervised steps on the environment's demonstrations until the policy copies well enough, or all are done.
 
-    Every warm_start.check_every steps the copying is measured and everything saved.
+    Every warm_start.check_every steps the copying is measured and everything is saved.
 
     Raises:
         ConfigError: the environment has no demonstrations, or one of them did not end with an answer.
-        Interrupted: Ctrl-C or another signal; the checkpoint of the last finished step is written.
+        Interrupted: a signal came; the last finished step is saved.
     """
     cfg, settings, state = trainer.cfg, trainer.cfg.warm_start, trainer.state
     demonstrations = environment.demonstrations()
@@ -41,26 +42,18 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
     with ProgressBar(settings.steps, phase="warm start", start=state.step, every=50) as progress:
         progress.print(f"Making {settings.demonstrations} demonstrations with random tools ...")
         rows = trainer.loop.run(_all_rows(trainer, demonstrations))
-        size, shards, processes = settings.batch_size, learner.shards, trainer.processes
-        cut = _cutter(cfg, rows, shards, processes)
-        batches = supervised_batches(rows, size, cut, cfg.seed, state.step, processes)
+        cut = _cutter(cfg, rows, learner.shards, trainer.processes)
+        batches = supervised_batches(rows, settings.batch_size, cut, cfg.seed, state.step, trainer.processes)
         copied = state.notes.get("copy_accuracy", 0.0)
         while state.step < settings.steps and copied < settings.min_copy_accuracy:
-            with processes.together():
-                trainer.loop.run(trainer.serving.free_gpus())
+            trainer.free_gpus()
             batch = next(batches)
             with jax.transfer_guard("disallow"):
                 state.trained, metrics = learner.supervised_step(state.trained, batch, base=trainer.base)
             state.step += 1
             if state.step % settings.check_every == 0 or state.step == settings.steps:
-                trainer.sync_engine()
-                # On tasks that no demonstration was made of.
-                seed, budget = (cfg.seed, 1, state.step), trainer.money.run
-                numbers, gate = processes.mine(range(len(demonstrations.gate))), processes.mine(demonstrations.gate)
-                sampling = trainer.collector.collect(trainer.engine, gate, budget=budget, seed=seed, numbers=numbers)
-                sampled = trainer.loop.run(share_all(processes, sampling))
-                copied = copy_accuracy(sampled, demonstrations.reference_call, demonstrations.answer_from)
-                state.notes["copy_accuracy"] = copied
+                trainer.push_weights()
+                copied = state.notes["copy_accuracy"] = _measure(trainer, demonstrations)
                 trainer.save()
             progress.update(state.step, {"loss": metrics["loss"], "copied": copied})
             trainer.stop_if_asked()
@@ -71,8 +64,22 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
             )
 
 
+def _measure(trainer: Trainer, demonstrations: Demonstrations) -> float:
+    """Return the copy accuracy on the gate's tasks, of which no demonstration was made."""
+    processes, gate = trainer.processes, demonstrations.gate
+    sampling = trainer.collector.collect(
+        trainer.engine,
+        processes.mine(gate),
+        budget=trainer.money.run,
+        seed=(trainer.cfg.seed, 1, trainer.state.step),
+        numbers=processes.mine(range(len(gate))),
+    )
+    sampled = trainer.loop.run(share_all(processes, sampling))
+    return copy_accuracy(sampled, demonstrations.reference_call, demonstrations.answer_from)
+
+
 async def _all_rows(trainer: Trainer, demonstrations: Demonstrations) -> list[TokenSequence]:
-    """The rows of all demonstrations; each process plays its share."""
+    """Return the rows of all demonstrations. Each process plays its share."""
 
     async def play() -> list[list[TokenSequence]]:
         played = await trainer.collector.play(
@@ -88,10 +95,10 @@ async def _all_rows(trainer: Trainer, demonstrations: Demonstrations) -> list[To
 
 
 def demonstration_rows(demonstrations: Sequence[Trajectory], max_new_tokens: int) -> list[TokenSequence]:
-    """The demonstrations as rows; the script's tokens carry loss, prompts and observations do not.
+    """Return the demonstrations as rows. The script's tokens carry loss; prompts and observations do not.
 
     Raises:
-        ConfigError: a demonstration did not end with an answer, or a turn of it is longer than the policy's may be.
+        ConfigError: a demonstration did not end with an answer, or a turn of it is longer than a turn of the policy.
     """
     for demonstration in demonstrations:
         if not demonstration.completed:
@@ -109,7 +116,7 @@ def demonstration_rows(demonstrations: Sequence[Trajectory], max_new_tokens: int
 
 
 def _cutter(cfg: RunConfig, rows: Sequence[TokenSequence], shards: int, processes: Processes) -> Cut:
-    """How a process's part of a batch becomes micro-batches: packed, or as the update's rows are."""
+    """Return what makes micro-batches of a process's part of a batch: packed, or like the update's rows."""
     if not cfg.warm_start.packing:
         unpacked = policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length)
         return lambda rows: policy_batches(rows, unpacked, shards)
@@ -120,10 +127,6 @@ def _cutter(cfg: RunConfig, rows: Sequence[TokenSequence], shards: int, processe
     return lambda rows: pack(rows, shapes, shards)
 
 
-# Tokens that a batch's rows hold beyond its mean number: for batches that are longer, and what packing wastes.
-_SPARE = 1.08
-
-
 def demonstration_shapes(
     rows: Sequence[TokenSequence],
     batch_size: int,
@@ -131,10 +134,10 @@ def demonstration_shapes(
     response_fractions: tuple[float, ...],
     shards: int = 1,
 ) -> PackShapes:
-    """Packed rows of twice the longest demonstration, of which a batch of mean length fills whole micro-batches.
+    """Return packed rows of twice the longest demonstration; a batch of mean length fills whole micro-batches.
 
     Args:
-        micro_tokens: tokens of a micro-batch on one batch shard, at most, as far as a demonstration fits.
+        micro_tokens: most tokens of a micro-batch on one batch shard, unless a demonstration has more.
         shards: batch shards of the mesh.
     """
     lengths = [len(row.tokens) for row in rows]
@@ -148,10 +151,10 @@ def demonstration_shapes(
 def supervised_batches(
     rows: Sequence[TokenSequence], batch_size: int, cut: Cut, seed: int, start: int, processes: Processes | None = None
 ) -> Iterator[list[MicroBatch]]:
-    """Endless shuffled batches from step `start` on; step n is the same wherever the iterator began.
+    """Yield shuffled batches without end, from step `start` on. Step n is the same wherever the iterator began.
 
     Args:
-        cut: makes micro-batches of this process's rows of a batch.
+        cut: function that makes micro-batches of this process's rows of a batch.
         processes: each gets its part of every batch.
     """
     mine = (processes or Processes()).mine
@@ -169,14 +172,13 @@ def copy_accuracy(
     reference_call: Callable[[Task, str], ToolCall],
     answer_from: Callable[[Sequence[ToolResult]], str],
 ) -> float:
-    """Share of calls with arguments, and of final answers, that are copied exactly.
-
-    Args:
-        trajectories: sampled by the policy.
-        reference_call: the call of a tool with well-copied arguments.
-        answer_from: the well-copied answer after these results.
+    """Return the share of calls with arguments, and of final answers, that the policy copied exactly.
 
     A malformed trajectory counts as one failed copy, so a policy that breaks the format cannot pass the gate.
+
+    Args:
+        reference_call: function that returns the call of a tool with well-copied arguments.
+        answer_from: function that returns the well-copied answer after some results.
     """
     copied: list[bool] = []
     for trajectory in trajectories:

@@ -1,28 +1,28 @@
-"""The policy's weights outside the update: as the reference, and for the engine."""
+"""The policy's weights outside the update: at the start, as the reference, for the engine, and exported."""
 
-import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from orchestra_jax.config.checks import POLICY_FOLDER
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.engines.base import RunEngine
+from orchestra_jax.engines.start import start_engine, write_first_model
+from orchestra_jax.io.event_loop import LoopThread
+from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
+from orchestra_jax.processes import Processes
 
-if TYPE_CHECKING:  # needed with adapters only
+if TYPE_CHECKING:
     from orchestra_jax.models.lora import LoRA
 
 
-def _keeps_reference(cfg: RunConfig) -> bool:
-    return cfg.algorithm.loss.kl_coef > 0 and not cfg.model.lora.rank
-
-
 def starting_adapters(cfg: RunConfig, model: DecoderConfig, lora: "LoRA") -> dict[str, Any]:
-    """The adapters that training starts from: those of model.lora.path, or fresh ones.
+    """Return the adapters that training starts from: those of model.lora.path, or fresh ones.
 
     Raises:
         ConfigError: the folder cannot be read, or its adapters are of another rank, alpha, matrices or layers.
@@ -44,9 +44,9 @@ def starting_adapters(cfg: RunConfig, model: DecoderConfig, lora: "LoRA") -> dic
 
 
 def starting_reference(cfg: RunConfig, params: Params) -> Any:
-    """A frozen copy of the policy for the KL, sharded like it, or in host memory as numpy arrays.
+    """Return a frozen copy of the policy for the KL, sharded like it, or in host memory as numpy arrays.
 
-    None without a KL, and under LoRA's adapters, whose base is there anyway.
+    None without a KL, and with LoRA, whose base is the reference.
     """
     if not _keeps_reference(cfg):
         return None
@@ -60,7 +60,7 @@ def starting_reference(cfg: RunConfig, params: Params) -> Any:
 
 
 def abstract_reference(cfg: RunConfig, params: Any) -> Any:
-    """What `starting_reference` of `params` looks like, for a checkpoint to be restored into; takes no memory.
+    """Return the shapes, dtypes and shardings of `starting_reference`, to restore a checkpoint into.
 
     Args:
         params: shapes, dtypes and shardings of the policy.
@@ -73,25 +73,29 @@ def abstract_reference(cfg: RunConfig, params: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding), params)
 
 
+def _keeps_reference(cfg: RunConfig) -> bool:
+    return cfg.algorithm.loss.kl_coef > 0 and not cfg.model.lora.rank
+
+
 def engine_params(cfg: RunConfig, trained: Any, base: Params | None, lora: "LoRA | None", mesh: Mesh | None) -> Params:
-    """The policy as the engine of the run takes it: a plain tree, adapters merged in.
+    """Return the policy as the run's engine takes it: a plain tree, adapters merged in.
 
     Args:
         trained: the policy, or its adapters.
-        base: what the adapters change, else None.
+        base: frozen parameters under the adapters, else None.
     """
-    params = trained
+    params, embedded = trained, cfg.rollout.engine is EngineName.embedded
     if base is not None and lora is not None:
         from orchestra_jax.models.lora import merge
 
         params = jax.jit(merge, static_argnums=2)(base, trained, lora)
     if jax.process_count() > 1:
-        # Once, all processes together: an engine may need them again when no other process takes part.
-        params = on_host(params, cfg.rollout.serving_dtype if cfg.rollout.engine is EngineName.sglang else None)
-        if cfg.rollout.engine is EngineName.embedded:
-            params = jax.device_put(params, jax.local_devices()[0])
-        return params
-    if cfg.rollout.engine is EngineName.sglang:
+        from orchestra_jax.processes.several import on_host
+
+        # Once, by all processes together: an engine may need them again when no other process takes part.
+        params = on_host(params, None if embedded else cfg.rollout.serving_dtype)
+        return jax.device_put(params, jax.local_devices()[0]) if embedded else params
+    if not embedded:
         return params  # gathered part by part on its way out
     if mesh is not None:
         params = jax.device_put(params, jax.local_devices()[0])
@@ -99,50 +103,62 @@ def engine_params(cfg: RunConfig, trained: Any, base: Params | None, lora: "LoRA
     return jax.tree.map(jnp.copy, params) if cfg.rollout.max_staleness else params
 
 
-def on_host(params: Params, dtype: str | None) -> Params:
-    """Whole parameters in this process's host memory, gathered one layer's tensor after the other.
+def start_run_engine(
+    cfg: RunConfig,
+    model: DecoderConfig,
+    params: Params,
+    version: int,
+    *,
+    tokenizer_size: int,
+    directory: Path,
+    loop: LoopThread,
+    processes: Processes,
+) -> RunEngine:
+    """Start the engine of this process; see `engines.start.start_engine`."""
+    with processes.together():
+        if processes.first and processes.count > 1:
+            write_first_model(cfg.rollout, model, params, directory)
+    with processes.together():
+        starting = start_engine(
+            cfg.rollout,
+            model,
+            params,
+            version,
+            tokenizer_size=tokenizer_size,
+            directory=directory,
+            processes=processes,
+        )
+        return loop.run(starting)
 
-    Args:
-        dtype: they are cast to it on the devices, before they travel; None: they keep their own.
-    """
 
-    def gathered(leaf: jax.Array) -> np.ndarray:
-        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+def export_policy(cfg: RunConfig, model: DecoderConfig, trained: Any, lora: "LoRA | None", tokenizer: Any) -> None:
+    """Write the policy so that transformers and SGLang load it, or its adapters so that PEFT loads them."""
+    folder = Path(cfg.output_dir) / POLICY_FOLDER
+    if lora is None:
+        checkpoint.save(folder, model, trained, tokenizer=tokenizer, overwrite=True)
+    else:
+        from orchestra_jax.models.lora import save_peft
 
-    def whole(leaf: jax.Array) -> np.ndarray:
-        kept = jnp.dtype(dtype or leaf.dtype)
-        if leaf.ndim < 3:
-            return gathered(_cut(leaf, None, kept))
-        out = np.empty(leaf.shape, kept)  # stacked layers
-        for layer in range(len(out)):
-            out[layer] = gathered(_cut(leaf, layer, kept))
-        return out
-
-    with jax.transfer_guard("allow"):  # explicit, but JAX does not count it as such
-        return jax.tree.map(whole, params)
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _cut(param: jax.Array, layer: int | None, dtype: jnp.dtype) -> jax.Array:
-    return (param if layer is None else jax.lax.dynamic_index_in_dim(param, layer, keepdims=False)).astype(dtype)
+        save_peft(folder, model, trained, lora, str(cfg.model.path), tokenizer=tokenizer, overwrite=True)
+    print(f"The policy is in {folder}" + (" (adapters in PEFT's format)." if lora else "."), flush=True)
 
 
 def fingerprint(params: Any) -> str:
-    """The same text for the same weights, to the bit and however they are sharded; another one for others.
+    """Return a text that is the same for the same weights, to the bit and however they are sharded.
 
-    All processes must call it together. It is counted where the weights are: integers add up to the same in any order.
+    All processes must call it together. It is computed where the weights are: sums of integers do not depend on order.
     """
     return repr([int(number) for mark in jax.device_get(_marks(params)) for number in mark])
 
 
 @jax.jit
 def _marks(params: Any) -> list[tuple[jax.Array, jax.Array]]:
-    """Two numbers for each array; as scalars, every process has them."""
+    """Return two numbers for each array; as scalars, every process has them."""
     return [_mark(leaf) for leaf in jax.tree.leaves(params)]
 
 
 def _mark(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sums over all elements of a hash of their bits and places (Murmur3's last steps)."""
+    """Return sums over all elements of a hash of their bits and places (Murmur3's last steps)."""
     word = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
     place = jnp.zeros(leaf.shape, jnp.uint32)
     for axis, size in enumerate(leaf.shape):

@@ -18,7 +18,8 @@ from orchestra_jax.config.schema import MeshConfig
 from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.processes import Processes, joined
-from orchestra_jax.training.weights import fingerprint, on_host
+from orchestra_jax.processes.several import on_host
+from orchestra_jax.training.weights import fingerprint
 
 
 def agree(processes: Processes) -> None:

@@ -18,6 +18,7 @@ from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.setup import reward_groups
 from orchestra_jax.training import trainer as trainer_module
 from orchestra_jax.training.loggers.jsonl import read_metrics
+from orchestra_jax.training.rewards import GroupRewards
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import Preference, Trajectory, Usage
 from tests.rl.trajectories import task, trajectory, turn
@@ -48,15 +49,16 @@ class Parts(Trainer):
 
     def __init__(self, trajectories: list[Trajectory], directory: Path) -> None:
         parts: Any = SimpleNamespace
-        self.cfg, self.processes, self._menu, self.base = CFG, Processes(), 4, None
+        self.cfg, self.processes, self.base = CFG, Processes(), None
+        self.rewards = GroupRewards(CFG, 3, 4)
         self.state = parts(step=0, version=1, reference=None, trained=parts(step=0))
         self.money: Any = parts(step=lambda: Budget(), run=parts(spent=Spending(9.0, 1, 1)))
-        self.rollouts = parts(per_step=3, take=lambda *_: (trajectories, {"groups/collected": 5.0}))
+        self.rollouts = parts(take=lambda *_: (trajectories, {"groups/collected": 5.0}))
         self.loop, self.serving = parts(run=lambda _: None), parts(free_gpus=lambda: None)
         self.files = parts(add=lambda *_: None, on=True)
         self.directory, self.policy, self.schedule = directory, None, lambda _: 1e-3  # type: ignore[assignment]
 
-    def sync_engine(self) -> None:
+    def push_weights(self) -> None:
         pass
 
 
@@ -75,7 +77,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list:
 
 def test_the_update_sees_the_groups_with_a_gradient_and_the_figures_all_of_them(tmp_path: Path, seen: list):
     trajectories = collected(False, True, False, True, True)
-    metrics = Parts(trajectories, tmp_path)._policy_step()
+    metrics = Parts(trajectories, tmp_path).policy_step()
     ((groups, advantages),) = seen
     assert groups == [1, 1, 3, 3, 4, 4]
     np.testing.assert_allclose(advantages, [1, -1] * 3, rtol=1e-5)
@@ -89,7 +91,7 @@ def test_the_update_sees_the_groups_with_a_gradient_and_the_figures_all_of_them(
 
 
 def test_at_the_cap_the_first_of_the_others_fill_up(tmp_path: Path, seen: list):
-    Parts(collected(False, False, False, False, True), tmp_path)._policy_step()
+    Parts(collected(False, False, False, False, True), tmp_path).policy_step()
     ((groups, advantages),) = seen
     assert groups == [0, 0, 1, 1, 4, 4]
     np.testing.assert_allclose(advantages, [0, 0, 0, 0, 1, -1], rtol=1e-5)
@@ -97,7 +99,7 @@ def test_at_the_cap_the_first_of_the_others_fill_up(tmp_path: Path, seen: list):
 
 def test_a_step_without_more_groups_is_given_as_it_was_collected(tmp_path: Path, seen: list):
     trajectories = collected(True, False, True)
-    Parts(trajectories, tmp_path)._policy_step()
+    Parts(trajectories, tmp_path).policy_step()
     ((groups, advantages),) = seen
     assert groups == [t.group for t in trajectories]
     # A menu of four tools, as the trainer's: the same bits as without this feature.
@@ -107,12 +109,13 @@ def test_a_step_without_more_groups_is_given_as_it_was_collected(tmp_path: Path,
     )
 
 
-def test_a_group_scores_the_same_whatever_comes_after_it(tmp_path: Path):
+def test_a_group_scores_the_same_whatever_comes_after_it():
     trajectories = collected(*[True, False, True, True, False, True, True, True])
-    trainer = Parts([], tmp_path)
-    whole = trainer._score(trajectories)
+    rewards = GroupRewards(CFG, 3, 4)
+    whole = rewards.reward_and_advantage(trajectories)
     for count in range(3, 9):
-        for figures, expected in zip(trainer._score(trajectories[: count * MEMBERS]), whole, strict=True):
+        part = rewards.reward_and_advantage(trajectories[: count * MEMBERS])
+        for figures, expected in zip(part, whole, strict=True):
             assert figures.tobytes() == expected[:count].tobytes()
 
 

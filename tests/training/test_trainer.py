@@ -27,7 +27,7 @@ from orchestra_jax.evaluation.group_files import read_groups
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rl.groups import GroupArrays
 from orchestra_jax.rl.setup import kl_scale, reward_groups
-from orchestra_jax.training import trainer
+from orchestra_jax.training import rewards
 from orchestra_jax.training.checkpointing import newest_checkpoint
 from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.loggers.jsonl import read_metrics
@@ -49,7 +49,7 @@ MICRO = (
 # argv: where to stop ("warm_start 3 SIGKILL", or nothing), then the script and its overrides.
 DRIVER = """
 import os, runpy, signal, sys, time
-from orchestra_jax.training import trainer
+from orchestra_jax.training import rewards, trainer
 from tests.training.micro import score_by_index
 
 def stop_if_asked(self, original=trainer.Trainer.stop_if_asked):
@@ -62,7 +62,7 @@ def stop_if_asked(self, original=trainer.Trainer.stop_if_asked):
     original(self)
 
 stop = sys.argv[1].split()
-trainer.reward_groups, trainer.Trainer.stop_if_asked = score_by_index, stop_if_asked
+rewards.reward_groups, trainer.Trainer.stop_if_asked = score_by_index, stop_if_asked
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -86,7 +86,7 @@ def config(directory: Path, *overrides: str) -> RunConfig:
 def train_here(directory: Path, *overrides: str) -> None:
     """As `train`, in this process: half the CPU time, where a process of its own is not what is tested."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "reward_groups", score_by_index)
+        patch.setattr(rewards, "reward_groups", score_by_index)
         run(config(directory, *overrides))
 
 

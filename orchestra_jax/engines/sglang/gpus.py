@@ -1,9 +1,9 @@
-"""Which GPUs are the trainer's and which are the servers', checked before either takes memory for long.
+"""Check which GPUs are the trainer's and which are the servers', before either takes memory for long.
 
-JAX takes every GPU that its process sees, and 75 % of its memory at once. So beside servers the trainer is started with
+JAX takes every GPU that its process sees, and 75 % of its memory at once. So a trainer beside servers is started with
 CUDA_VISIBLE_DEVICES, which the servers of the run do not inherit (`rollout.server.gpus` names theirs). On shared GPUs
-JAX's own allocator would keep what the first update took; "platform" gives it back, at the price of an allocation from
-the driver for every buffer.
+JAX's own allocator would keep what the first update took. "platform" gives it back, but allocates every buffer from
+the driver.
 """
 
 import os
@@ -19,7 +19,7 @@ _KEEPS = ("", "default", "bfc")  # allocators that give nothing back
 
 
 def gpu_conflicts(rollout: RolloutConfig) -> list[str]:
-    """One sentence for servers of the run that get in the way of this process on a GPU; none where JAX has no GPU."""
+    """Return a sentence if servers of the run get in the way of this process on a GPU; none if JAX has no GPU."""
     if rollout.urls or rollout.server.device != "cuda":
         return []
     found = [device.local_hardware_id for device in jax.local_devices() if device.platform == "gpu"]
@@ -27,11 +27,11 @@ def gpu_conflicts(rollout: RolloutConfig) -> list[str]:
 
 
 def server_problems(server: ServerOptions, trainer: int, node: int | None = None) -> list[str]:
-    """One sentence for each thing that is wrong with rollout.server.gpus; the planner and a run ask the same.
+    """Return a sentence for each thing that is wrong with rollout.server.gpus, for the planner and for a run.
 
     Args:
-        trainer: GPUs of the process.
-        node: GPUs of its node; None: not known.
+        trainer: number of GPUs of the process.
+        node: number of GPUs of its node, if known.
     """
     found, taken = [], sorted(gpu for gpus in server.gpus for gpu in gpus)
     if len(set(taken)) < len(taken) or (node is not None and any(gpu >= node for gpu in taken)):
@@ -46,7 +46,7 @@ def server_problems(server: ServerOptions, trainer: int, node: int | None = None
 
 
 def _conflicts(rollout: RolloutConfig, local: Sequence[int], environment: Mapping[str, str]) -> list[str]:
-    """`local`: numbers of JAX's GPUs among those that its process sees."""
+    """Return `gpu_conflicts`, where `local` are the numbers of JAX's GPUs among those that its process sees."""
     if not local:
         return []
     server = rollout.server
@@ -75,7 +75,7 @@ def _conflicts(rollout: RolloutConfig, local: Sequence[int], environment: Mappin
 
 
 def _numbers(local: Sequence[int], visible: str | None) -> list[int]:
-    """The node's numbers of JAX's GPUs; none where CUDA_VISIBLE_DEVICES has names instead of numbers."""
+    """Return the node's numbers of JAX's GPUs; none if CUDA_VISIBLE_DEVICES has names instead of numbers."""
     if visible is None:
         return list(local)
     names = visible.split(",")

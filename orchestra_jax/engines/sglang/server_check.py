@@ -1,9 +1,11 @@
-"""Whether a running server fits the policy: its model, the model's shape, its numerics, the length of its context."""
+"""Check that a running server answers and fits the policy: model, shape, numerics, length of its context."""
 
 import json
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from orchestra_jax.engines.sglang.protocol import CONTEXT_SPARE
 from orchestra_jax.io.http_json import JsonClient
@@ -15,10 +17,10 @@ _DTYPES = {"half": "float16", "float": "float32"}  # SGLang's short names
 
 
 async def check_server(server: JsonClient, config: DecoderConfig, max_length: int, dtype: str | None = None) -> str:
-    """Compares what the server says of itself with the policy's config, the longest sequence and the serving dtype.
+    """Compare what the server says about itself with the policy's config, the longest sequence and the serving dtype.
 
     Returns:
-        What it computes in, such as "bfloat16, its LM head in float32".
+        The dtype it computes in, such as "bfloat16, its LM head in float32".
 
     Raises:
         ValueError: one sentence about what does not fit.
@@ -31,7 +33,7 @@ async def check_server(server: JsonClient, config: DecoderConfig, max_length: in
             f"{server.url} serves {info['architectures']}, but the policy is a {config.architecture}; start it "
             "with the policy's model."
         )
-    # SGLang tells neither sizes nor vocabulary; its model's folder does, where we can read it.
+    # SGLang tells neither sizes nor vocabulary, but its model's folder does, if we can read it.
     file = Path(str(info.get("model_path"))) / "config.json"
     model = json.loads(file.read_text()) if file.is_file() else {}
     for key, ours in _SHAPE.items() if model else ():
@@ -58,9 +60,23 @@ async def check_server(server: JsonClient, config: DecoderConfig, max_length: in
 
 
 def _computes_in(details: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
-    """The server's dtype; None where it does not say, or says `auto` of a model whose folder is not here."""
+    """Return the server's dtype; None if it does not say, or says `auto` for a model whose folder is not here."""
     said = details.get("dtype")
     if said == "auto" and model:
         stored = model.get("dtype") or model.get("torch_dtype") or "float32"
         return "float16" if stored == "float32" else str(stored)  # what SGLang makes of it
     return None if said in (None, "auto") else _DTYPES.get(str(said), str(said))
+
+
+def silent_servers(urls: Sequence[str]) -> list[str]:
+    """Return a sentence for the first server that accepts no connection."""
+    for url in urls:
+        parts = urlsplit(url)
+        try:
+            socket.create_connection((parts.hostname, parts.port or 80), timeout=5.0).close()
+        except OSError as error:
+            return [
+                f"No SGLang server answers at {url} ({error}): start it, set rollout.urls=[http://HOST:PORT], or let "
+                "the run start its own with rollout.urls=[] rollout.server.python=PATH."
+            ]
+    return []
