@@ -203,17 +203,19 @@ def engine_of(
             lora, trained = load_peft(subject.adapters, model)
             # On no device: the policy may be on those of all processes.
             base, params = params, jax.tree.map(np.asarray, trained)
+    params = engine_params(cfg, params, base, lora, mesh)
+    del base  # its memory is the engine's
     serving = start_run_engine(
         cfg,
         model,
-        engine_params(cfg, params, base, lora, mesh),
+        params,
         0,
         tokenizer_size=len(chat.tokenizer),
         directory=folder,
         loop=loop,
         processes=processes,
     )
-    del params, base
+    del params
     try:
         yield serving.engine
     finally:
