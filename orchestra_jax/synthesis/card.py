@@ -12,7 +12,7 @@ from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.synthesis.stages import StageResult, write_whole
 
 CARD, README = "card.json", "README.md"
-_EXAMPLES = 3  # of each reason, in words
+_EXAMPLES = 3  # examples of each reason
 
 
 def card(

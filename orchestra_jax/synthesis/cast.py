@@ -157,7 +157,7 @@ def make_cast(cfg: WorldConfig, settings: SynthesisConfig, budget: Budget, repla
     prices, limiters, clients = price_book(cfg).base, dict[str, Limiter](), dict[str, ExpertClient]()
     for role, name in names.items():
         expert = experts[name]
-        if expert.temperature is not None:  # null: it takes none
+        if expert.temperature is not None:  # the model takes a temperature
             expert = replace(expert, temperature=settings.temperature if role in _DRAWN else 0.0)
         limiter = limiters.setdefault(expert.provider, Limiter(expert.concurrency, expert.requests_per_minute))
         clients[role] = ExpertClient(expert, prices, replay=replay, limiter=limiter)

@@ -80,7 +80,7 @@ async def _run(cfg: WorldConfig, settings: SynthesisConfig, folder: Path, money:
             await replay.drain()
     except (OSError, ValueError, ImportError, MissingPrice, MissingKey, IsolationError) as error:
         raise ConfigError(str(error)) from error
-    except (InfrastructureError, WorldError) as error:  # of the sandbox; that of a model ends its stage
+    except (InfrastructureError, WorldError) as error:  # the sandbox failed; a failure of a model ends its stage
         raise Halted(f"{error} The same command goes on.") from error
     finally:
         bars.close()

@@ -114,7 +114,7 @@ async def propose(request: WordingRequest, out: StageOut, cast: Cast) -> None:
     value = await cast.ask("writer", _proposal_prompt(request), PROPOSAL, check=lambda value: _flaw(value, request))
     weights = {name: weight for name, weight in value["weights"].items() if weight}
     prefers = {name: weight for name, weight in weights.items() if name not in ("low_cost", "fast")}
-    compute = max(weights.get("low_cost", 0.0), weights.get("free", 0.0))  # free tools are wanted for their price
+    compute = max(weights.get("low_cost", 0.0), weights.get("free", 0.0))  # a wish for free tools is a wish to save
     for place, instruction in enumerate(value["instructions"]):
         out.keep(
             {

@@ -1,4 +1,4 @@
-"""What scripted models write about a bicycle rental, faults included; each is marked with what becomes of it."""
+"""Texts of scripted models about a bicycle rental; a comment on each fault names its consequence."""
 
 import json
 import re
@@ -127,7 +127,7 @@ HARDER = {
 
 
 def reply(body: dict[str, Any]) -> str:
-    """What the scripted models answer."""
+    """Return the answer of a scripted model."""
     if not body["messages"][0]["content"].startswith("You help to build data sets"):
         return solver(body)
     text, first = asked(body), len(body["messages"]) == 2
@@ -164,7 +164,7 @@ GUESSED = {"Greet me and say 7.": "Here you are: 7."}
 
 
 def solver(body: dict[str, Any]) -> str:
-    """Plays the golden calls and says what they answered, every second time; some things it cannot or need not."""
+    """Play the golden calls and tell their results, in every second attempt, with some faults."""
     said = [message["content"] for message in body["messages"]]
     turns = next(turns for user, turns in ANSWERS.items() if user == said[1])
     if said[1] in GUESSED:

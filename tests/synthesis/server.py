@@ -14,7 +14,7 @@ from tests.tools.openai_stub import StubOpenAI
 
 @contextmanager
 def serving(reply: Callable[[dict[str, Any]], str]) -> Iterator[StubOpenAI]:
-    """The server while it answers as `reply` says."""
+    """Start the server, which answers with `reply`."""
     stub = StubOpenAI()
     stub.reply = reply
     with LoopThread() as loop:
@@ -26,7 +26,7 @@ def serving(reply: Callable[[dict[str, Any]], str]) -> Iterator[StubOpenAI]:
 
 
 def configured(folder: Path, url: str | None, *overrides: str) -> RunConfig:
-    """A synthesis in `folder` by models that are the server's."""
+    """Return the configuration of a synthesis in `folder` with the server's models."""
     models = ("writer", "checker", "programmer", "evolver", "solver")
     return cli.compose(
         f"output_dir={folder}", f"tools.server.url={url or 'null'}", "tools.server.retries=0",
@@ -40,5 +40,5 @@ def synthesised(cfg: RunConfig) -> bool:
 
 
 def asked(body: dict[str, Any]) -> str:
-    """The request of a body, whatever was said after it."""
+    """Return the request of a body without the messages after it."""
     return body["messages"][1]["content"].split("\n\nJSON schema of your reply:")[0]

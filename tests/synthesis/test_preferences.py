@@ -21,7 +21,7 @@ OPENINGS = ("Hear me out", "One more thing", "By the way")
 
 
 def proposal(body):
-    """What the scripted writer proposes, and what the scripted reader finds: features are named by their own words."""
+    """Answer as the scripted writer or the scripted reader; features are named by their own words."""
     text = asked(body)
     if "The user's words: " in text:
         words = text.partition("The user's words: ")[2]

@@ -1,4 +1,4 @@
-"""What generated functions may say. The sandbox is the second wall: tests/envs/database/test_remote.py."""
+"""The check of generated functions. The sandbox is the second wall: tests/envs/database/test_remote.py."""
 
 import pytest
 

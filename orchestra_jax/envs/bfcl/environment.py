@@ -37,7 +37,7 @@ class BFCLEpisode(ToolEpisode):
         self._scenario, self._budget = scenario, budget
         self._apis, self._referee = EpisodeApis(scenario), golden.TurnReferee(scenario)
         self._said: list[str] = []
-        self._calls = 0  # of this turn
+        self._calls = 0  # number in this turn
         super().__init__(task, self._executor_of(scenario.offered(0)), initial_messages(task, SYSTEM))
         self.tools = scenario.offered(0)
 
@@ -134,7 +134,7 @@ def _task(scenario: BFCLScenario) -> Task:
     return Task(
         id=scenario.id,
         question=scenario.words[0] or "",
-        answer=(),  # a state, no words
+        answer=(),  # a state decides, no words
         tools=scenario.tools,
         preference=Preference("accuracy", ""),
         family=scenario.kind,

@@ -19,7 +19,7 @@ from orchestra_jax.types import ToolCall, ToolSpec
 PACKAGE = "bfcl_eval"
 SETS = ("base", "miss_func", "miss_param", "long_context")
 MISSING = "BFCL needs the package bfcl-eval: run pip install --no-deps bfcl-eval mpmath"
-# Class of an API -> its module in the package, and the file of its functions.
+# Class of an API -> name of its module and of the file of its functions.
 APIS: Mapping[str, str] = {
     "GorillaFileSystem": "gorilla_file_system",
     "MathAPI": "math_api",

@@ -21,8 +21,8 @@ from orchestra_jax.envs.words import word_chat
 from orchestra_jax.tools.experts.roles import ROLES
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec
 
-_ASKED = sorted({role.argument for role in ROLES.values()})  # of experts: take the request as it is
-CALLS_SHARES = (0.4, 0.45, 0.15)  # requests that are answered after one, two and three calls
+_ASKED = sorted({role.argument for role in ROLES.values()})  # arguments of experts, which take the request as it is
+CALLS_SHARES = (0.4, 0.45, 0.15)  # shares of requests that are answered after one, two and three calls
 
 
 def random_tools(rows: Mapping[str, TaskRow], tasks: Sequence[Task], gate: Sequence[Task]) -> Demonstrations:
@@ -36,20 +36,20 @@ def random_tools(rows: Mapping[str, TaskRow], tasks: Sequence[Task], gate: Seque
     def script(task: Task, observed: Sequence[ToolResult]) -> ToolCall | str:
         row = rows[task.extra["task"]]
         rng = np.random.default_rng(_digest(f"{task.id}/{task.extra['instance']['seed']}"))
-        place = 0  # in the plan, of which every step has been observed but the last
+        place = 0  # index of this request's first step; all steps but the current one have been observed
         for number in range(len(row.turns)):
             count = 1 + int(rng.choice(len(CALLS_SHARES), p=CALLS_SHARES))
             drawn = rng.random(count)
             if len(observed) < place + count:
                 read, called = [result.text for result in observed], set[str]()
-                for step in range(place, len(observed) + 1):  # what was called before follows from what was read
+                for step in range(place, len(observed) + 1):  # results tell which calls were made before
                     left = [tool for tool in task.tools if tool.name not in called]
                     fitting = fitting_tools(row, left, number, read[:step])
                     tool = fitting[int(drawn[step - place] * len(fitting))]
                     called.add(tool.name)
                 return copied_call(row, tool, number, read)
             if len(observed) == place + count:
-                return told(observed[place:])
+                return last_text(observed[place:])
             place += count + 1
         return DONE
 
@@ -57,10 +57,10 @@ def random_tools(rows: Mapping[str, TaskRow], tasks: Sequence[Task], gate: Seque
         spec = next(spec for spec in task.tools if spec.name == tool)
         return copied_call(rows[task.extra["task"]], spec, 0, [])
 
-    return Demonstrations(tasks=tasks, gate=gate, script=script, reference_call=reference_call, answer_from=told)
+    return Demonstrations(tasks=tasks, gate=gate, script=script, reference_call=reference_call, answer_from=last_text)
 
 
-def told(results: Sequence[ToolResult]) -> str:
+def last_text(results: Sequence[ToolResult]) -> str:
     """Return the text of the last result."""
     return results[-1].text if results else DONE
 
@@ -130,7 +130,7 @@ def _texts(worlds: Sequence[WorldFolder]) -> Iterator[str]:
             for number, turn in enumerate(row.turns):
                 yield from (turn.user, *(json.dumps(dict(call.arguments)) for call in turn.calls), *turn.facts)
                 for spec in found.world.specs.values():
-                    with contextlib.suppress(WorldError):  # a tool of others' that has a bug
+                    with contextlib.suppress(WorldError):  # a foreign tool has a bug
                         yield opened(found.world, row.goal).call(copied_call(row, spec, number, read)).text
                 read += [session.call(call).text for call in turn.calls]
                 yield from read

@@ -22,8 +22,8 @@ from orchestra_jax.types import ToolCall, ToolResult, ToolSpec
 
 HAND_OVER = "transfer_to_human_agents"
 _READS = ("get_", "find_", "search_", "list_", "check_", "can_", "calculate", "grep", HAND_OVER)
-_FILES = {"telecom": ("db.toml", "user_db.toml")}  # of the others: db.json
-_PREFIX = "banking_"  # of the package's own: the bank's policy names its tools without
+_FILES = {"telecom": ("db.toml", "user_db.toml")}  # the others have db.json
+_PREFIX = "banking_"  # the package's; the bank's policy names the tools without it
 _SYSTEM = (
     "You help customers under the policy below. In each turn either write to the customer or call tools, not both.\n\n"
     "<policy>\n{policy}\n</policy>"
@@ -49,7 +49,7 @@ class Tau2Domain:
         self.name, layout, root = name, LAYOUTS[name], package.needed()
         self.functions: dict[str, dict[str, Callable[..., Any]]] = {AGENT: {}, USER: {}}
         self.specs: dict[str, tuple[ToolSpec, ...]] = {AGENT: (), USER: ()}
-        self.kinds: dict[str, Any] = {}  # class of what holds the data of each side
+        self.kinds: dict[str, Any] = {}  # the class that holds the data of each side
         for who, side in ((AGENT, layout.agent), (USER, layout.user)):
             if side is not None:
                 self._read_side(who, side)

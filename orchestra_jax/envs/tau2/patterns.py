@@ -5,7 +5,7 @@ import re
 from time import monotonic
 from typing import Any
 
-MOST_S = 2.0  # of one search; the bank's documents take some milliseconds
+MOST_S = 2.0  # seconds of one search; the bank's documents take some milliseconds
 TOO_LONG = "the pattern takes too long; write a simpler one"
 
 
@@ -25,7 +25,7 @@ class TimedPattern:
     """A pattern that searches texts until its deadline."""
 
     def __init__(self, pattern: str, flags: int) -> None:
-        engine = importlib.import_module("regex")  # of transformers; it reads as `re` does, and can be stopped
+        engine = importlib.import_module("regex")  # comes with transformers; has the syntax of `re`, and can be stopped
         self._pattern, self._end = engine.compile(pattern, engine.IGNORECASE if flags else 0), monotonic() + MOST_S
 
     def findall(self, text: str) -> list[Any]:

@@ -26,7 +26,7 @@ _STOP, _TRANSFER, _ = STOPS
 _LOOKS = ("check_", "can_", "run_speed_test")
 _COMMON = {"toggle", "check", "set", "run", "make", "can", "grant", "for"}
 _SAME = {"restart": "reboot", "phone": "device", "permissions": "permission", "pay": "payment", "apps": "app"}
-_GIVEN = "discoverable_tool_name"  # argument of a call of what another gave
+_GIVEN = "discoverable_tool_name"  # argument that names a tool which the policy gave
 
 
 class ScriptedUser:

@@ -11,7 +11,7 @@ from orchestra_jax.tools.schema import check_spec
 from orchestra_jax.types import ToolSpec
 
 _SECTION = re.compile(r"^(?:Args|Returns|Raises):$", re.MULTILINE)
-_ARGUMENT = re.compile(r" {4}(\w+)(?: \([^)]*\))?: +(.*)")  # one that goes on is indented deeper
+_ARGUMENT = re.compile(r" {4}(\w+)(?: \([^)]*\))?: +(.*)")  # its further lines are indented deeper
 
 
 def spec_of(name: str, function: Callable[..., Any]) -> ToolSpec:
@@ -33,7 +33,7 @@ def spec_of(name: str, function: Callable[..., Any]) -> ToolSpec:
         else:
             properties[argument]["default"] = parameter.default
     parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    # What a call gives is written in its docstring, and what it raises is read where it happens.
+    # The sections on results and errors are left out: the policy reads both when it calls.
     spec = ToolSpec(name, _SECTION.split(text)[0].strip(), parameters)
     check_spec(spec)
     return spec

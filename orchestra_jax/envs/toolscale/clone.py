@@ -17,7 +17,7 @@ from orchestra_jax.envs.database.objects import ObjectTable, holding
 from orchestra_jax.envs.database.state import WrongKind
 from orchestra_jax.envs.toolscale import stand_ins
 
-_CHECK_EVERY = 100  # calls of tools that may write nothing, of which one is looked at whole
+_CHECK_EVERY = 100  # one of so many calls of tools that may not write is compared whole
 _SECTION = re.compile(r"(Args|Arguments|Returns|Raises|Notes?|Examples?):\s*")
 _ARGUMENT = re.compile(r"\s+(\w+)(?: \([^)]*\))?:\s*(.*)")
 

@@ -74,7 +74,7 @@ async def solve_all(
         task = task_row(row)
         after, _ = await asyncio.to_thread(golden.replay, world, task.goal)
         attempts = (attempt(cast, world, task, after, number, settings.turns) for number in range(settings.attempts))
-        ended = await asyncio.gather(*attempts, return_exceptions=True)  # none goes on behind the stage's back
+        ended = await asyncio.gather(*attempts, return_exceptions=True)  # so that no attempt goes on after the stage
         tried = [each for each in ended if isinstance(each, SolverAttempt)]
         errors = [each for each in ended if isinstance(each, BaseException)]
         # If the model could not be asked, nothing is known about the task, whatever else was found.

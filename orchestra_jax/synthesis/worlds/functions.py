@@ -150,21 +150,21 @@ def _try_all(functions: Sequence[Row], out: StageOut, schema: Row, entries: Sequ
         InfrastructureError: the sandbox does not even load a function that is known to be right.
     """
     try:
-        for row in _told(functions, schema, entries, isolation):
+        for row in _described(functions, schema, entries, isolation):
             out.keep(row)
         return
     except (WorldError, CallTooLong):
         pass
     except InfrastructureError:
-        _told([{"name": "known_good", "kind": "generic", "code": _KNOWN_GOOD}], schema, entries, isolation)
+        _described([{"name": "known_good", "kind": "generic", "code": _KNOWN_GOOD}], schema, entries, isolation)
     for function in functions:
         try:
-            out.keep(_told([function], schema, entries, isolation)[0])
+            out.keep(_described([function], schema, entries, isolation)[0])
         except (WorldError, CallTooLong, InfrastructureError) as error:
             out.reject("does not load", f"{function['name']}: {error or 'it takes too long'}", function["code"])
 
 
-def _told(functions: Sequence[Row], schema: Row, entries: Sequence[Row], isolation: str) -> list[Row]:
+def _described(functions: Sequence[Row], schema: Row, entries: Sequence[Row], isolation: str) -> list[Row]:
     """Return the functions with the descriptions and parameters that the sandbox reads off them."""
     world = remote(schema, entries, functions, "", isolation)
     try:

@@ -50,7 +50,7 @@ async def make(
         "near_duplicates": sum(stage.reasons.get("near-duplicate", 0) for stage in stages.done),
     }
     found = card(settings, cfg, stages.done, figures)
-    save_card(folder, found, settings.domain, schema.get("about", ""), told(found))
+    save_card(folder, found, settings.domain, schema.get("about", ""), in_words(found))
     if not kept:
         empty = next((stage.name for stage in stages.done if not stage.rows), stages.done[-1].name)
         return f"No world came of it: nothing is left after the stage {empty}; {folder / README} says why.", False
@@ -74,7 +74,7 @@ def _opened(
     return contextlib.closing(functions.remote(schema, entries, tools, policy, str(sandbox.isolation), sandbox.workers))
 
 
-def told(found: Row) -> list[str]:
+def in_words(found: Row) -> list[str]:
     """Return the figures of a world's card in words."""
 
     def counts(name: str) -> str:

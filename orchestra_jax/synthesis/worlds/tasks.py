@@ -77,7 +77,7 @@ async def make(stages: Stages, settings: SynthesisConfig, cast: Cast, domain: "W
             if (earlier := seen.add(" / ".join(turn["user"] for turn in row["turns"]))) is not None:
                 out.reject("near-duplicate", f"{row['id']} repeats: {earlier}", row)
                 continue
-            # Variants of an intent are on one side, or training would hold what evaluation asks.
+            # Variants of an intent are in one split, or training would have the tasks of evaluation.
             intent = "-".join(row["id"].removeprefix(f"{settings.domain}-").split("-")[:2])
             held_out = _drawn(f"split {intent}") % 10_000 < settings.eval_share * 10_000
             out.keep({**row, "split": "eval" if held_out else "train"})

@@ -20,7 +20,7 @@ def forget():
 
 @pytest.fixture
 def package(monkeypatch, tmp_path):
-    """Makes the package importable; takes what `made.write` takes."""
+    """Make the package importable; takes the arguments of `made.write`."""
 
     def install(*arguments):
         monkeypatch.syspath_prepend(made.write(tmp_path, *arguments))

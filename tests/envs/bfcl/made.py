@@ -36,7 +36,7 @@ def said(*words):
 
 
 def write(root: Path, golden=("add(3)", "read()")) -> Path:
-    """Writes the package below `root`; `golden` are the calls that answer the first turn and the last."""
+    """Write the package below `root`; `golden` are the calls that answer the first turn and the last."""
     data, code = (
         root / "bfcl_eval" / "data",
         root / "bfcl_eval" / "eval_checker" / "multi_turn_eval" / "func_source_code",

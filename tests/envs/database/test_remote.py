@@ -170,7 +170,7 @@ def test_an_entry_that_is_all_that_was_deleted_is_gone(world: RemoteWorld) -> No
 
 
 def call_until_it_fails(session: Session) -> None:
-    """What runs inside dies a moment after its outermost process."""
+    """Call until a call fails: the inner process dies a moment after the outer one."""
     for _ in range(3000):
         session.call(call("get_customer", customer="C1"))
         time.sleep(0.01)

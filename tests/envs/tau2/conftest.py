@@ -14,7 +14,7 @@ from tests.envs.tau2 import made
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """Makes the made package the one that is found."""
+    """Let the made package be found."""
     root = str(made.write(tmp_path_factory.mktemp("package")))
     sys.path.insert(0, root)
     importlib.invalidate_caches()

@@ -236,7 +236,7 @@ TEXTS = {
 
 
 def write(root: Path) -> Path:
-    """Writes the package below `root`."""
+    """Write the package below `root`."""
     base = root / "inspect_evals"
     for name, text in CODE.items():
         file = base / f"{name}.py"

@@ -45,7 +45,7 @@ def test_doing_nothing_solves_what_need_not_change(everything):
 
 
 def test_turns_that_raise_are_no_score_on_the_19_tasks_that_need_nothing(everything, monkeypatch):
-    """In the package's own loop a policy or a user whose every turn raises scores 1.0 on them."""
+    """The package's own loop gives 1.0 to a policy or a user whose every turn raises."""
     idle = play(everything, everything.baselines()["do_nothing"], everything.held_out(50))
     tasks = [found.task for found in idle if found.solved]
     assert len(tasks) == 19

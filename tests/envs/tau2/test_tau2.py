@@ -1,4 +1,4 @@
-"""τ²-Bench's conversations on a made package of its form: who solves what, what is reported, what is left out."""
+"""τ²-Bench's conversations on a made package of its form: solved tasks, reports, tasks that are left out."""
 
 import asyncio
 import sys
@@ -36,7 +36,7 @@ def test_golden_calls_solve_every_task_and_doing_nothing_what_need_not_change(en
 
 
 def test_every_turn_that_raises_is_no_score_where_nothing_need_change(environment, monkeypatch):
-    """In the package's own loop a policy or a user whose every turn raises scores 1.0 on such tasks."""
+    """The package's own loop gives 1.0 to a policy or a user whose every turn raises."""
     task = task_of(environment, "airline-1")
 
     def raises(task, observed):

@@ -155,7 +155,7 @@ TABLES: dict[str, Any] = {
 
 
 def write(folder: Path) -> Path:
-    """A clone, with the databases where the authors keep them."""
+    """Write a clone, with the databases where the authors keep them."""
     code = folder / "evaluation/tau2-bench/tau2/domains"
     data = folder / "evaluation/data_dir/tau2/domains/library"
     for path, text in {
@@ -172,7 +172,7 @@ def write(folder: Path) -> Path:
 
 
 def row(number: int, actions: list[tuple[str, dict[str, Any]]], facts: list[str] | None = None) -> dict[str, Any]:
-    """A task in the columns of the data set, nulls and all."""
+    """Return a task in the columns of the data set, nulls included."""
     names = {name: None for _, arguments in actions for name in arguments}
     return {
         "id": str(number),

@@ -39,7 +39,9 @@ class FolderTools:
         session.ids = Counter(request["ids"])
         session.state.apply(request["delta"])
         call = ToolCall(request["name"], request["arguments"])
-        random.seed(canonical([request["seed"], call.name, call.arguments]))  # who draws draws the same again
+        random.seed(
+            canonical([request["seed"], call.name, call.arguments])
+        )  # a tool that draws gets the same draws again
         effect = self._world.perform(session, call)
         session.state.write(effect.changes)  # raises here, as a bug of the tool, if the changes are no JSON
         delta = dict[str, dict[str, Any]]()

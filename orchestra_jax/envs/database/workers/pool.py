@@ -28,7 +28,7 @@ _OURS = (
 )
 _SCHEMA = ("jsonschema", "jsonschema_specifications", "referencing", "rpds", "attr", "attrs", "typing_extensions")
 _PYDANTIC = ("pydantic", "pydantic_core", "annotated_types", "typing_inspection")
-_MOST_BYTES = 32 << 20  # of one answer
+_MOST_BYTES = 32 << 20  # the longest answer
 
 
 @dataclass(frozen=True)

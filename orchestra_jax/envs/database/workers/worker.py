@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from orchestra_jax.tools.python import kernel, seccomp
 
 _FILES, _FILE_BYTES, _PROCESSES = 64, 1 << 20, 8
-_REASON = 2000  # characters of what went wrong
+_REASON = 2000  # characters of an exception
 
 
 class Adapter(Protocol):
@@ -64,7 +64,7 @@ def _confine(config: dict[str, Any], mapped: int, sealed: bool) -> None:
     os.setsid()
     if sealed:
         kernel.confine_snippet(seccomp.snippet_filter())
-    kernel.die_with_parent()  # after the change of the user, which forgets it
+    kernel.die_with_parent()  # a change of the user would undo it
     limits = [
         (resource.RLIMIT_AS, mapped + (config["memory_mb"] << 20)),
         (resource.RLIMIT_FSIZE, _FILE_BYTES),
@@ -119,7 +119,7 @@ def main() -> None:
     os.environ.clear()
     module, _, name = config["adapter"].partition(":")
     made_by = getattr(importlib.import_module(module), name)
-    with contextlib.suppress(ConnectionError):  # the host gave this worker up
+    with contextlib.suppress(ConnectionError):  # the host has dropped this worker
         channel.send({"isolation": [config["isolation"]]})
         lines = channel.lines()
         payload = next(lines, None)
