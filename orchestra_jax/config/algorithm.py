@@ -19,14 +19,15 @@ from orchestra_jax.config.ranges import ConfigError, Settings, above, at_least, 
 
 @dataclass(frozen=True)
 class LossConfig(Settings):
-    """Which loss, and its constants. Hashable, so it can be a static argument of jit.
+    """The loss and its constants; hashable, so that it can be a static argument of jit.
 
     Attributes:
         loss: a name of `rl.losses.LOSSES`, which says what each is, or `module:attribute` (docs/add_a_loss.md).
         clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high]; 0.2 and 0.28 in the paper's script.
         dual_clip: if given (10 in the script), the loss of a token with A < 0 is at most `-A * dual_clip`; no effect on
             cispo.
-        kl_coef: weight of the KL to the reference policy, 0 keeps no reference; 1e-4 in the script.
+        kl_coef: weight of the KL to the reference policy, 0 keeps no reference; 1e-4 in the script. It may fade over
+            the run: algorithm.kl_fade and kl_final, read by `rl.setup`.
         kl: estimator of that KL; k2 in the script.
         aggregation: "token" is the mean over all masked tokens of the batch, "sequence" the mean over sequences of each
             sequence's token mean, "constant" the sum over tokens divided by `constant`. None takes the published
@@ -42,8 +43,8 @@ class LossConfig(Settings):
             [floor, cap] and by 0 outside.
         importance_cap: the cap above.
         importance_floor: the floor of icepop, None for 1 / cap.
-        importance_level: whose w: "token", "sequence" (the product of a sequence's w, at all of its tokens) or
-            "geometric" (their geometric mean).
+        importance_level: the w that is used: "token", "sequence" (the product of a sequence's w, at all of its tokens)
+            or "geometric" (their geometric mean).
         mask_geometric_low, mask_geometric_high: the policy term of a sequence whose geometric mean of w lies outside is
             0; None for no bound. The mean hardly depends on length: it finds another policy, not long trajectories.
         mask_product_low, mask_product_high: the same for the product of w, which grows with length: rounding of .02 a
@@ -89,13 +90,13 @@ class LossConfig(Settings):
 
     @property
     def masks(self) -> bool:
-        """Whether any sequence can be masked."""
+        """True if any sequence can be masked."""
         bounds = (self.mask_geometric_low, self.mask_geometric_high, self.mask_product_low, self.mask_product_high)
         return any(bound is not None for bound in (*bounds, self.mask_veto))
 
     @property
     def corrects(self) -> bool:
-        """Whether anything is done about rollout log-probs that differ from the learner's."""
+        """True if rollout log-probs that differ from the learner's are corrected or masked."""
         return self.importance is not Importance.none or self.masks
 
     @property
@@ -157,8 +158,8 @@ class AlgorithmConfig(Settings):
     loss: LossConfig = field(default_factory=lambda: LossConfig(loss="sequence"))
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(b2=0.999))
-    kl_final: float = within(1.0, 0, 1)  # share of loss.kl_coef that is left after kl_fade, falling linearly
-    kl_fade: float = within(1.0, 0, 1)  # share of the run's steps over which loss.kl_coef falls
+    kl_final: float = within(1.0, 0, 1)  # share of loss.kl_coef that is left after the fade, which is linear
+    kl_fade: float = within(1.0, 0, 1)  # share of the run's steps over which loss.kl_coef fades to kl_final of it
     entropy_coef: float = at_least(0.0, 0)  # weight of the entropy bonus, a mean over tokens
     filtered_rows: FilteredRows = FilteredRows.drop  # what the KL and the entropy bonus do with rows without advantage
     epochs: int = at_least(1, 1)  # passes over a step's samples

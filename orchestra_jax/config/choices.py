@@ -1,4 +1,4 @@
-"""What can be chosen by name and is fixed: one list of names per concept. Open lists are registries."""
+"""Fixed lists of names that a setting can take, one list per concept; open lists are registries."""
 
 from enum import StrEnum
 
@@ -21,12 +21,14 @@ class Choice(StrEnum):
 
 
 class DType(Choice):
+    """Floating-point type of arrays."""
+
     float32 = "float32"
     bfloat16 = "bfloat16"
 
 
 class Remat(Choice):
-    """What the backward pass recomputes in a layer: nothing, all of it, or all but outputs of matrix products."""
+    """Recomputation in the backward pass of a layer: nothing, all of it, or all but outputs of matrix products."""
 
     none = "none"
     full = "full"
@@ -34,6 +36,8 @@ class Remat(Choice):
 
 
 class AttentionBackend(Choice):
+    """Kernel of attention."""
+
     auto = "auto"  # cuDNN for long rows on GPUs that have it, else XLA
     xla = "xla"
     cudnn = "cudnn"
@@ -59,7 +63,7 @@ class OptimizerName(Choice):
 
 
 class Schedule(Choice):
-    """Of the learning rate after the warm-up."""
+    """Course of the learning rate after the warm-up."""
 
     constant = "constant"
     linear = "linear"
@@ -75,19 +79,23 @@ class KL(Choice):
 
 
 class Aggregation(Choice):
+    """Mean over tokens, mean over sequences of their token means, or sum divided by a constant."""
+
     token = "token"
     sequence = "sequence"
     constant = "constant"
 
 
 class Importance(Choice):
+    """Correction for rollout log-probs: none, truncated weights (tis), or weights that are 0 outside (icepop)."""
+
     none = "none"
     tis = "tis"
     icepop = "icepop"
 
 
 class RatioLevel(Choice):
-    """Over what the ratio of learner to engine is taken: a token, a sequence's product, or its geometric mean."""
+    """Extent of the ratio of learner to engine: a token, a sequence's product, or its geometric mean."""
 
     token = "token"
     sequence = "sequence"
@@ -108,14 +116,14 @@ class FilteredRows(Choice):
 
 
 class InvalidMode(Choice):
-    """What happens to members of a group that are malformed or gave no answer."""
+    """Treatment of members of a group that are malformed or gave no answer."""
 
     drop = "drop"
     zero_reward = "zero_reward"
 
 
 class ToolFeature(Choice):
-    """What m_t of Eq. 2 is: calls of the tool, 0 or 1, or its share of all calls."""
+    """The feature m_t of Eq. 2: calls of the tool, 0 or 1, or its share of all calls."""
 
     count = "count"  # type: ignore[assignment]  # a method of str
     used = "used"
@@ -123,19 +131,21 @@ class ToolFeature(Choice):
 
 
 class EngineName(Choice):
-    """Who samples: the embedded engine in this process, or SGLang servers."""
+    """The sampler: the embedded engine in this process, or SGLang servers."""
 
     embedded = "embedded"
     sglang = "sglang"
 
 
 class Device(Choice):
+    """Device of the servers that the run starts."""
+
     cuda = "cuda"
     cpu = "cpu"
 
 
 class History(Choice):
-    """Whether earlier turns keep their reasoning.
+    """Treatment of the reasoning of earlier turns.
 
     keep: a trajectory is one sequence that only grows. strip_thinking: the chat template renders every turn anew;
     Qwen3's drops the reasoning before the last user message, and keeps that of the tool calls since. drop_thinking: the
@@ -148,7 +158,7 @@ class History(Choice):
 
 
 class QuestionFormat(Choice):
-    """What a file of tasks holds; auto: known by the fields of its rows."""
+    """Format of a file of tasks; auto: known by the fields of its rows."""
 
     auto = "auto"
     gsm8k = "gsm8k"
@@ -162,12 +172,14 @@ class QuestionFormat(Choice):
 
 
 class OnBadRow(Choice):
+    """Treatment of a row that no question can be made of."""
+
     error = "error"
     skip = "skip"
 
 
 class Role(Choice):
-    """What an expert is called for."""
+    """Part that an expert plays."""
 
     query_writer = "query_writer"
     code_writer = "code_writer"
@@ -176,18 +188,22 @@ class Role(Choice):
 
 
 class MenuForm(Choice):
+    """Form of the menu: a tool for each expert, the paper's three released functions, or nothing."""
+
     separate = "separate"
     released = "released"
     none = "none"
 
 
 class WebProvider(Choice):
+    """Provider of web search."""
+
     tavily = "tavily"
     wikipedia = "wikipedia"
 
 
 class SandboxIsolation(Choice):
-    """What keeps the sandbox's programs apart from the machine; auto: the strongest that there is."""
+    """Isolation of the sandbox's programs from the machine; auto: the strongest that there is."""
 
     auto = "auto"
     bubblewrap = "bubblewrap"
@@ -196,6 +212,8 @@ class SandboxIsolation(Choice):
 
 
 class ReplayMode(Choice):
+    """Use of the record of calls."""
+
     off = "off"
     record = "record"
     replay = "replay"
@@ -203,13 +221,15 @@ class ReplayMode(Choice):
 
 
 class Compiler(Choice):
+    """Compiler of a plan."""
+
     auto = "auto"
     cuda = "cuda"
     cpu = "cpu"
 
 
 class SynthesisTarget(Choice):
-    """What experiments/synthesize.py makes."""
+    """Product of experiments/synthesize.py."""
 
     world = "world"
     preferences = "preferences"

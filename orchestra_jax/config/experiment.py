@@ -1,4 +1,4 @@
-"""What a run's configuration changes of the experiment that it is based on."""
+"""Tell what a run's configuration changes of the experiment that it is based on."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from orchestra_jax.config.checks import flat
 
 
 def changed_settings(config: DictConfig) -> str:
-    """Every setting that differs from `+experiment=NAME` alone, a line each; "" where no experiment was chosen.
+    """Return every setting that differs from `+experiment=NAME` alone, a line each; "" without an experiment.
 
     Args:
         config: what Hydra composed, inside its `main` function.

@@ -1,7 +1,7 @@
-"""Rules of single fields: what values a setting may have, and the error for one that it may not.
+"""Rules of single fields: the values that a setting may have, and the sentence for one that it may not.
 
-What every value keeps to without being told: a number is one that a float of 32 bits holds, a whole number has 32 bits
-(lengths and seeds have no more in JAX), and a text is not empty, no longer than a path, and on one line of UTF-8.
+Every value keeps to these rules without being told: a number is one that a float of 32 bits holds, a whole number has
+32 bits (lengths and seeds have no more in JAX), and a text is not empty, no longer than a path, and on one line.
 """
 
 import math
@@ -23,36 +23,36 @@ _SHOWN = 300  # characters of a value that a sentence repeats: a path is not cut
 
 
 class ConfigError(ValueError):
-    """The run cannot start as configured; the message says what to change."""
+    """An error of the user's settings; the message says what to change."""
 
 
 def within(default: float | None, low: float, high: float) -> Any:
-    """A number with low <= value <= high."""
+    """Return the field of a number with low <= value <= high."""
     return field(default=default, metadata={"low": low, "high": high})
 
 
 def at_least(default: float | None, low: float) -> Any:
-    """A number with value >= low."""
+    """Return the field of a number with value >= low."""
     return field(default=default, metadata={"low": low})
 
 
 def above(default: float | None, low: float) -> Any:
-    """A number with value > low."""
+    """Return the field of a number with value > low."""
     return field(default=default, metadata={"above": low})
 
 
 def seconds(default: float | None) -> Any:
-    """A time above 0 that every clock and lock can wait."""
+    """Return the field of a time above 0 that every clock and lock can wait."""
     return field(default=default, metadata={"above": 0, "high": 1e9})
 
 
 def several(default: Sequence[Any] = (), **rule: Any) -> Any:
-    """A list whose every entry keeps to a rule: low, high, above, url; with some=True it may not be empty."""
+    """Return the field of a list whose entries keep to low, high, above or url; with some=True it may not be empty."""
     return field(default_factory=lambda: list(default), metadata=rule)
 
 
 def text(default: str | None, **rule: Any) -> Any:
-    """A text under a rule: url (an http address; "if http": or a path), address (HOST:PORT), blank (may be empty)."""
+    """Return the field of a text: url (an http address; "if http": or a path), address (HOST:PORT), blank (allowed)."""
     return field(default=default, metadata=rule)
 
 
@@ -77,23 +77,23 @@ class Settings:
 
 
 def choices_of(kind: Any) -> type[StrEnum] | None:
-    """The StrEnum of a field's type, None where it has another type."""
+    """Return the StrEnum of a field's type, or None if it has another type."""
     parts = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     found = [part for part in parts if isinstance(part, type) and issubclass(part, StrEnum)]
     return found[0] if found else None
 
 
 def unknown_choice(key: str, value: str, choices: list[Any]) -> str:
-    """The sentence for a value that is none of the choices."""
+    """Return the sentence for a value that is none of the choices."""
     near = get_close_matches(value[:_SHOWN], choices, n=1)
     return f"{key}={shown(value)} is unknown: use {f'{near[0]}, or ' if near else ''}one of {', '.join(choices)}."
 
 
 def range_problem(key: str, value: Any, rule: Mapping[str, Any]) -> str | None:
-    """The sentence for a value that breaks the rule of its field, else None; None as value is always allowed.
+    """Return the sentence for a value that breaks the rule of its field, or None; the value None is always allowed.
 
-    Entries of lists keep to the rule too. What a mapping holds, such as the options of an environment of one's own,
-    is free but for what has no written form.
+    Entries of lists keep to the rule too. Values of a mapping, such as an environment's options, are free as long as
+    they have a written form.
     """
     if isinstance(value, Mapping):
         named = ((f"{key}.{shown(name)}", item) for name, item in value.items())
@@ -110,7 +110,7 @@ def range_problem(key: str, value: Any, rule: Mapping[str, Any]) -> str | None:
 
 
 def shown(value: object) -> str:
-    """A value as a sentence repeats it: on one line, not too long, and with nothing that a terminal cannot print."""
+    """Return a value as a sentence repeats it: on one line, not too long, with nothing that a terminal cannot print."""
     if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to write the digits of a longer one
         return f"a number of about {value.bit_length() * 3 // 10} digits"
     plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value)[: _SHOWN + 1])
@@ -158,7 +158,7 @@ def _text_problem(key: str, value: str, rule: Mapping[str, Any]) -> str | None:
 
 
 def is_url(value: str) -> bool:
-    """Whether it is an http address that can be taken apart."""
+    """Return whether a text is an http address that can be taken apart."""
     return value.startswith(("http://", "https://")) and _parts(value)
 
 

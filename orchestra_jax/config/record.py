@@ -1,4 +1,4 @@
-"""What a run was: `run.json` in its folder, and Hydra's own files beside it.
+"""The record of a run: `run.json` in its folder, and Hydra's own files beside it.
 
 The first start writes the file: the resolved config and the parents. Every start adds an entry to `starts` (command,
 overrides, commit, packages, machine, dates, MCP servers, the checkpoint it went on from, how it ended) and changes
@@ -36,7 +36,7 @@ _HYDRA = ".hydra"
 
 @dataclass(frozen=True)
 class Start:
-    """What was typed.
+    """The words that were typed.
 
     Attributes:
         command: the words of the command line.
@@ -50,7 +50,7 @@ class Start:
 
     @classmethod
     def of(cls, config: DictConfig) -> "Start":
-        """The start whose config Hydra composed, inside its `main` function."""
+        """Return the start whose config Hydra composed, inside its `main` function."""
         hydra = HydraConfig.get()
         overrides = hydra.overrides.task
         files = {"config": config, "hydra": OmegaConf.create({"hydra": hydra}), "overrides": overrides}
@@ -62,9 +62,11 @@ class RunRecord:
     """The record of one start; a context manager around everything that it does.
 
     Args:
-        folder: of the run.
-        kind: "train" or "evaluate".
-        stops: what is raised where a run is stopped and may go on.
+        folder: the run's folder.
+        cfg: its settings.
+        kind: the command, such as "train".
+        start: the words that were typed; None: this process's command line.
+        stops: errors that stop a run which may go on.
         writes: False in all processes of a run but the first.
     """
 
@@ -89,12 +91,12 @@ class RunRecord:
     def begin(
         self, *, origin: str | None = None, parents: Sequence[Mapping[str, Any]] = (), devices: Sequence[str] = ()
     ) -> None:
-        """Notes that the start is accepted.
+        """Note that the start is accepted.
 
         Args:
             origin: the checkpoint that it goes on from; None: it begins anew.
-            parents: what the run is made from, see `parent`.
-            devices: of the first process.
+            parents: runs and folders that it is made from, see `parent`.
+            devices: devices of the first process.
 
         Raises:
             ConfigError: the file that is there is no record of a run.
@@ -116,7 +118,7 @@ class RunRecord:
             _replace(self._folder / _HYDRA / name, text)
 
     def add(self, name: str, value: Any) -> None:
-        """Notes something that this start found out before it began; see `note`."""
+        """Note something that this start found out before it began; see `note`."""
         self._notes[name] = value
 
     def __enter__(self) -> "RunRecord":
@@ -131,7 +133,7 @@ class RunRecord:
         outcome = "done" if error is None else "stopped" if isinstance(error, self._stops) else "failed"
         end = {"ended": _now(), "outcome": "refused" if self._place is None else outcome}
         end |= {"reason": str(error) or type(error).__name__} if error is not None else {}
-        # What ends the start is said in any case; a full disk must not be said instead.
+        # The error that ends the start is told in any case; a full disk must not be told instead.
         with contextlib.suppress(OSError, ConfigError), self._changing() as found:
             if self._place is None:
                 found["starts"].append(self._entry() | end)
@@ -155,7 +157,7 @@ class RunRecord:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, Any]]:
-        """The record, {} if there is none; what was made of it is written when this ends."""
+        """Give the record, {} if there is none, to be changed; it is written when this ends."""
         with _alone(self._folder):
             found = read(self._folder) or {}
             yield found
@@ -166,13 +168,13 @@ _current: ContextVar[RunRecord | None] = ContextVar("record", default=None)
 
 
 def note(name: str, value: Any) -> None:
-    """Adds JSON to the entry of the start that is being made here, such as the servers that it found; else nothing."""
+    """Add JSON, such as the servers that were found, to the entry of the start under way; without one do nothing."""
     if (record := _current.get()) is not None:
         record.add(name, value)
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """The record in a folder; None: there is none.
+    """Return the record in a folder, or None if there is none.
 
     Raises:
         ConfigError: the file is no record.
@@ -190,7 +192,7 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def parent(key: str, path: Path) -> dict[str, Any]:
-    """What a run is made from: a setting's name, the folder, and the run that left it, where it has a record."""
+    """Return a folder that a run is made from: the setting that names it, its path, and the run that left it."""
     path = path.resolve()
     home = next((folder for folder in (path, *path.parents[:2]) if (folder / FILE_NAME).is_file()), None)
     found: dict[str, Any] = {"setting": key, "path": str(path)}
@@ -205,7 +207,7 @@ def _now() -> str:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Writes a file that is whole or the one before."""
+    """Write a file so that it is whole, or still the one before."""
     part = file.with_name(f".{file.name}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(file)
@@ -213,7 +215,7 @@ def _replace(file: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keeps other starts from changing the record meanwhile, on disks that know locks."""
+    """Keep other starts from changing the record meanwhile, on disks that know locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
@@ -224,7 +226,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _commit() -> tuple[str | None, bool | None]:
-    """The commit of the checkout that this package lies in, and whether a file of it was changed since."""
+    """Return the commit of the checkout that this package lies in, and whether a file of it was changed since."""
     root = Path(orchestra_jax.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None, None
@@ -241,7 +243,7 @@ def _commit() -> tuple[str | None, bool | None]:
 
 
 def _versions() -> dict[str, str]:
-    """Python, this package, and what it depends on as far as it is installed."""
+    """Return the versions of Python, this package, and its dependencies as far as they are installed."""
     found = {"python": platform.python_version(), "orchestra-jax": orchestra_jax.__version__}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         asked = importlib.metadata.requires("orchestra-jax") or []

@@ -1,4 +1,4 @@
-"""Registries: what can be chosen by name, also from a package or a file of the user's own."""
+"""Registries: open lists of names, which a package or a file of the user can add to."""
 
 import importlib
 import sys
@@ -19,12 +19,12 @@ class Registry(Generic[T]):
     the module is installed or lies in the working directory.
 
     Attributes:
-        concept: what is chosen, as messages name it: "environment".
+        concept: the thing that is chosen, as messages name it: "environment".
         key: the configuration key that chooses it: "env.name".
-        group: entry points that other packages register under; None for none.
+        group: entry points that other packages register under; None: there are none.
 
     Args:
-        builtin: own names, each with an object or with a `module:attribute` string that is imported when first used.
+        builtin: own names, each with an object, or a `module:attribute` string that is imported when it is used.
     """
 
     def __init__(self, concept: str, key: str, *, group: str | None = None, builtin: dict[str, "T | str"]) -> None:
@@ -32,11 +32,11 @@ class Registry(Generic[T]):
         self._builtin = builtin
 
     def names(self) -> tuple[str, ...]:
-        """All names that can be chosen, sorted; imports nothing."""
+        """Return all names that can be chosen, sorted; import nothing."""
         return tuple(sorted({*self._builtin, *self._installed()}))
 
     def problem(self, name: str) -> str | None:
-        """One sentence with the fix where nothing has this name, else None; a `module:attribute` is not looked for."""
+        """Return one sentence with the fix if nothing has this name; a `module:attribute` is not looked for."""
         if ":" in name or name in self.names():
             return None
         near = get_close_matches(name, self.names(), n=2)
@@ -47,7 +47,7 @@ class Registry(Generic[T]):
         )
 
     def get(self, name: str) -> T:
-        """What the name stands for.
+        """Return the object that the name stands for.
 
         Raises:
             ConfigError: nothing has this name, or it cannot be imported.

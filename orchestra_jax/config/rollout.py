@@ -23,12 +23,12 @@ class RolloutLimits(Settings):
 
     @property
     def turns_used_up(self) -> str:
-        """Why a trajectory ends that takes no more turns."""
+        """The reason of a trajectory that may take no more turns."""
         return f"no answer within {self.max_turns} turns"
 
     @property
     def calls_used_up(self) -> str:
-        """Why one ends whose next calls would be too many."""
+        """The reason of a trajectory whose next calls would be too many."""
         return f"more than {self.max_calls} tool calls"
 
 
@@ -71,6 +71,6 @@ class RolloutConfig(Settings):
 
     @property
     def serving_dtype(self) -> DType:
-        """What servers sample in, never what they would choose: SGLang's `auto` makes float16 of float32."""
+        """The dtype that servers sample in; they do not choose it, as SGLang's `auto` makes float16 of float32."""
         on_cpu = not self.urls and self.server.device is Device.cpu
         return self.weight_dtype or (DType.float32 if on_cpu else DType.bfloat16)

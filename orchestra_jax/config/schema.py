@@ -84,7 +84,7 @@ class RewardConfig(Settings):
 
 @dataclass(frozen=True)
 class EnvConfig(Settings):
-    """What the policy acts in."""
+    """The environment that the policy acts in."""
 
     name: str = "quickstart"  # of envs.registry.ENVIRONMENTS, or module:class of a file of your own
     seed: int = at_least(0, 0)  # seed of a generated world, kept apart from the run's
@@ -148,7 +148,7 @@ class SourceConfig(Settings):
 
 @dataclass(frozen=True)
 class DataConfig(Settings):
-    """Where tasks come from. `path` wins over `mixture`; without `eval_path`, rows of `path` are held out."""
+    """The tasks. `path` wins over `mixture`; without `eval_path`, rows of `path` are held out."""
 
     source: QuestionFormat = QuestionFormat.auto  # format of `path`
     path: str | None = None  # file or folder of training questions
@@ -163,11 +163,11 @@ class DataConfig(Settings):
     preferences_per_question: int = at_least(1, 1)  # that each training question is posed under within a step
 
     def training(self) -> list[SourceConfig]:
-        """The files to train on: `path`, else the mixture; empty for a generated world."""
+        """Return the files to train on: `path`, else the mixture; none for a generated world."""
         return [SourceConfig(self.source, self.path)] if self.path is not None else list(self.mixture)
 
     def evaluation(self) -> SourceConfig | None:
-        """The file to evaluate on, or None where `eval_questions` rows of the training file are held out."""
+        """Return the file to evaluate on, or None if `eval_questions` rows of the training file are held out."""
         return SourceConfig(self.eval_source, self.eval_path) if self.eval_path is not None else None
 
 
@@ -238,7 +238,7 @@ class EvaluationConfig(Settings):
 
 @dataclass(frozen=True)
 class CheckpointConfig(Settings):
-    """What a killed run continues from, and what it leaves."""
+    """Checkpoints that a killed run continues from, and the policy that it leaves."""
 
     every: int = at_least(50, 1)  # training steps
     keep: int = at_least(2, 1)  # newest checkpoints kept
@@ -248,7 +248,7 @@ class CheckpointConfig(Settings):
 
 @dataclass(frozen=True)
 class LoggerConfig(Settings):
-    """Where a run's figures go; metrics.jsonl is written in any case."""
+    """Loggers of a run's figures; metrics.jsonl is written in any case."""
 
     names: list[str] = field(default_factory=lambda: ["jsonl", "tensorboard"])  # training.loggers, or module:attribute
     project: str = "orchestra_jax"  # of Weights & Biases
@@ -258,7 +258,7 @@ class LoggerConfig(Settings):
 
 @dataclass(frozen=True)
 class PlanConfig(Settings):
-    """What experiments/plan.py is asked beside the run itself; training ignores it."""
+    """Questions to experiments/plan.py beside the run itself; training ignores them."""
 
     gpu: str = "h100-80gb"  # a GPU of planning/gpus.py
     mfu: float = within(0.4, 0.001, 1)  # assumed share of its dense bf16 peak
@@ -282,7 +282,6 @@ class WorldConfig(Settings):
     """Settings that environments, tools, money and evaluations read; `RunConfig` adds those of the training."""
 
     seed: int = at_least(0, 0)  # of everything random in the run
-    output_dir: str = "outputs/${name}"  # folder
     steps: int = at_least(250, 0)  # training steps
     policy: str | None = (
         None  # of experiments/evaluate.py: a checkpoint, a run's folder, http://HOST/v1, or baseline:NAME
@@ -307,6 +306,7 @@ class RunConfig(WorldConfig):
     """One training run. The same name is the same folder: running it again resumes it."""
 
     name: str = "quickstart"  # of the run
+    output_dir: str = "outputs/${name}"  # folder
     compilation_cache: str | None = "~/.cache/orchestra_jax"  # folder of compiled programs for later starts; null: none
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

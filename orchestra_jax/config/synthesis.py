@@ -1,4 +1,4 @@
-"""Settings of experiments/synthesize.py: what is made, by which models, and how much of it; docs/synthesis.md."""
+"""Settings of experiments/synthesize.py: the product, its models, and how much is made; docs/synthesis.md."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from orchestra_jax.config.ranges import Settings, at_least, text, within
 
 @dataclass(frozen=True)
 class SynthesisModels(Settings):
-    """Who plays which part: models of the price list, at tools.server or as tools.experts_file says."""
+    """The models of each part: names of the price list, at tools.server or as tools.experts_file says."""
 
     writer: str = "gpt-5"  # subjects, schema, entries, intents, tasks; wordings of preferences
     checker: str = "gpt-5-mini"  # finds implausible entries; reads wordings without being told what they mean
@@ -19,7 +19,7 @@ class SynthesisModels(Settings):
 
 @dataclass(frozen=True)
 class SynthesisConfig(Settings):
-    """What experiments/synthesize.py makes; training ignores it."""
+    """A synthesis; training ignores it."""
 
     make: SynthesisTarget = SynthesisTarget.world  # a world's folder, or a file of preferences
     domain: str = text("library")  # of the world, in a word: the name of its folder

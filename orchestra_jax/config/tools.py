@@ -1,4 +1,4 @@
-"""Settings of what can be called; docs/tools.md."""
+"""Settings of tools; docs/tools.md."""
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MenuRule(Settings):
-    """How the menus of instances are drawn (section 3.3)."""
+    """The draw of each instance's menu (section 3.3)."""
 
     form: MenuForm = MenuForm.separate  # a tool for each expert; the paper's three functions; or nothing to call
     subset: bool = False  # a random subset per instance, else everything
@@ -26,7 +26,7 @@ class MenuRule(Settings):
 
 @dataclass(frozen=True)
 class EvaluationOffer(Settings):
-    """What evaluation offers in the place of what training does."""
+    """Tools that evaluation offers instead of the training's."""
 
     own: bool = False  # false: evaluation offers tools.names, mcp, experts and menu, and what follows is unused
     names: list[str] = field(default_factory=list)  # see tools.names
@@ -70,7 +70,7 @@ class WebConfig(Settings):
 
 @dataclass(frozen=True)
 class SandboxConfig(Settings):
-    """Where python runs."""
+    """The sandbox that runs python."""
 
     timeout_s: float = seconds(10.0)  # seconds per execution
     workers: int = at_least(2, 1)  # processes
@@ -80,7 +80,7 @@ class SandboxConfig(Settings):
 
 @dataclass(frozen=True)
 class ToolsConfig(Settings):
-    """What can be called; docs/tools.md."""
+    """The tools; docs/tools.md."""
 
     names: list[str] = field(default_factory=list)  # plain tools, also module:function of your own (docs/add_a_tool.md)
     mcp: list[Any] = field(default_factory=list)  # MCP servers: commands, addresses, or mappings (docs/mcp.md)

@@ -1,4 +1,4 @@
-"""A plan in one look: memory of a GPU, seconds of the update and of the rollouts, dollars; and what that assumes."""
+"""A plan in one look: memory of a GPU, seconds of the update and of the rollouts, dollars, and all assumptions."""
 
 import re
 from collections.abc import Sequence
@@ -10,11 +10,10 @@ from orchestra_jax.config.choices import EngineName, ReplayMode
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.planning.assumed import turns
 from orchestra_jax.planning.gpus import GIB
 from orchestra_jax.planning.layout import Layout
 from orchestra_jax.planning.plan import Plan
-from orchestra_jax.planning.rollouts import Assumed, Rollouts, Servers, estimate
+from orchestra_jax.planning.rollouts import Assumed, Rollouts, Servers, estimate, turns
 from orchestra_jax.tools.catalogue import role_seconds
 from orchestra_jax.training.forecast import StepCost, step_cost
 
@@ -22,7 +21,7 @@ _SHARE = re.compile(r"--mem-fraction-static[= ]([0-9.]+)")  # of a server's flag
 
 
 def show_glance(cfg: RunConfig, plan: Plan, layout: Layout, console: Console) -> None:
-    """Prints the table and, below it, what it assumes.
+    """Print the table and, below it, its assumptions.
 
     Raises:
         ConfigError: the price list is not there.
@@ -46,7 +45,7 @@ def show_glance(cfg: RunConfig, plan: Plan, layout: Layout, console: Console) ->
 
 
 def servers_of(cfg: RunConfig, plan: Plan, layout: Layout) -> Servers:
-    """The servers of a layout, and the memory that they have; the embedded engine counts as one for each process."""
+    """Return the servers of a layout and their memory; the embedded engine counts as one for each process."""
     rollout, waiting = cfg.rollout, sum(plan.state.values()) - plan.state["gradients"]
     if rollout.engine is EngineName.embedded:
         return Servers(layout.nodes, 1, rollout.slots, plan.usable - waiting, waiting)
@@ -63,10 +62,10 @@ def servers_of(cfg: RunConfig, plan: Plan, layout: Layout) -> Servers:
 
 
 def assumptions(cfg: RunConfig, prices: PriceList, cost: StepCost | None) -> Assumed:
-    """Turns, calls and their mean seconds, the judge's verdict among them where one is asked.
+    """Return the assumed turns, calls and their mean seconds, and the seconds of the judge's verdict.
 
-    A model's seconds are those of its role in the price list, a verdict's the shortest that the list has of the judge:
-    it is a short text.
+    A model's seconds are those of its role in the price list. A verdict is a short text, so its seconds are the
+    shortest that the list has for the judge.
     """
     plan, experts = cfg.plan, cfg.tools.experts
     found = [role_seconds(model, role, prices) for role, models in experts.items() for model in models]
@@ -76,7 +75,7 @@ def assumptions(cfg: RunConfig, prices: PriceList, cost: StepCost | None) -> Ass
         each = plan.call_seconds
     calls = plan.calls if cost else 0
     verdict = min(prices.latencies.get(cfg.tools.judge, {}).values(), default=0.0)
-    return Assumed(turns(cfg), plan.mfu, plan.bandwidth, calls, each, verdict if cost else 0.0)
+    return Assumed(turns(plan, cfg.rollout.limits), plan.mfu, plan.bandwidth, calls, each, verdict if cost else 0.0)
 
 
 def _memory(plan: Plan, rollouts: Rollouts) -> Sequence[tuple[str, str, str]]:
@@ -130,11 +129,11 @@ def _dollars(cfg: RunConfig, cost: StepCost | None) -> Sequence[tuple[str, str, 
 
 
 def _said(cfg: RunConfig, plan: Plan, rollouts: Rollouts, assumed: Assumed) -> Sequence[str]:
-    """Every number that is assumed, with its key."""
+    """Return a sentence for every number that is assumed, with its key."""
     job, options = plan.job, cfg.plan
-    each = f"plan.call_seconds={assumed.call_seconds:g}" if options.call_seconds is not None else (
-        f"{assumed.call_seconds:.1f} s, the price list's mean (or plan.call_seconds)"
-    )  # fmt: skip
+    each = f"{assumed.call_seconds:.1f} s, the price list's mean (or plan.call_seconds)"
+    if options.call_seconds is not None:
+        each = f"plan.call_seconds={assumed.call_seconds:g}"
     said = [
         f"Assumed of a trajectory: plan.turns={assumed.turns}, plan.tokens={job.tokens} at its end, plan.response="
         f"{job.response:g} of what the update trains sampled: {rollouts.sampled:,.0f} tokens, on average with "
@@ -142,7 +141,7 @@ def _said(cfg: RunConfig, plan: Plan, rollouts: Rollouts, assumed: Assumed) -> S
         f"Assumed of a server: decoding reads weights, keys and values at plan.bandwidth={assumed.bandwidth:g} of "
         f"{plan.gpu.bandwidth / 1e12:.2f} TB/s ({_short(1e3 * rollouts.token_s)} ms a token), prefill runs at plan.mfu="
         f"{assumed.mfu:g}, and its cache keeps what a turn has from the turns before.",
-    ]  # fmt: skip
+    ]
     if assumed.calls:
         said.append(
             f"Assumed of experts: plan.calls={assumed.calls} calls of plan.call_input={options.call_input} + "

@@ -1,4 +1,4 @@
-"""GPUs as data: what the planner needs to compile for one, and to tell how fast and how full it would be."""
+"""GPUs as data: enough to compile for one, and to tell how fast and how full it would be."""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -26,7 +26,7 @@ class Gpu:
         l2: bytes of L2 cache.
         shared: bytes of shared memory of a multiprocessor; a block may have 1 KiB less.
         threads: most threads of a multiprocessor.
-        source: where the figures are from.
+        source: the documents that the figures are from.
     """
 
     label: str
@@ -45,7 +45,7 @@ class Gpu:
     source: str
 
     def target_config(self) -> str:
-        """The GPU as XLA's `GpuTargetConfigProto` in text form: enough to compile for it where there is none.
+        """Return the GPU as XLA's `GpuTargetConfigProto` in text form: enough to compile for it without one.
 
         The versions of cuDNN and CUDA are ones that jax 0.10 accepts; they do not change what is planned.
         """
@@ -128,7 +128,7 @@ GPUS: dict[str, Gpu] = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of that name; case and the memory's size may be left out where they say nothing ("H100").
+    """Return the GPU of that name; case and the memory's size may be left out where they say nothing ("H100").
 
     Raises:
         ValueError: unknown or ambiguous name; the message lists the known ones.

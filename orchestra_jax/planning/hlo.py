@@ -1,4 +1,4 @@
-"""What one run of a compiled program does, counted in its text: matrix FLOPs, bytes, collectives.
+"""Count what one run of a compiled program does, from its text: matrix FLOPs, bytes, collectives.
 
 XLA's own cost analysis counts the body of a loop once, whatever its length, and an executable that was compiled for a
 GPU without one has none. Here every loop counts as often as it runs, which is written into the text.
@@ -35,11 +35,11 @@ class Collective:
 
     Attributes:
         kind: as XLA names it.
-        devices: of a group.
+        devices: devices of a group.
         per_node: most devices of a group that share a node; fewer than `devices` where it spans nodes.
-        count: runs.
+        count: number of runs.
         bytes: whole (gathered, or not yet scattered) arrays, per device.
-        wire_bytes: what each device sends with ring algorithms.
+        wire_bytes: bytes that each device sends with ring algorithms.
     """
 
     kind: str
@@ -55,9 +55,9 @@ class ProgramCost:
     """One run of a program on one device.
 
     Attributes:
-        flops: of matrix products and convolutions, two per multiply-add.
-        bytes: read and written by all kernels, as if no kernel found another's output in a cache.
-        collectives: by kind and group.
+        flops: FLOPs of matrix products and convolutions, two per multiply-add.
+        bytes: bytes that all kernels read and write, as if none found another's output in a cache.
+        collectives: collectives by kind and group.
         uncounted: custom calls whose FLOPs are unknown, and loops of unknown length (counted as one run).
     """
 
@@ -68,7 +68,7 @@ class ProgramCost:
 
 
 def program_cost(text: str, devices_per_node: int = 8) -> ProgramCost:
-    """Counts a compiled program, `jax.stages.Compiled.as_text()`.
+    """Count a compiled program, `jax.stages.Compiled.as_text()`.
 
     Args:
         devices_per_node: devices i and j share a node where i // devices_per_node == j // devices_per_node.
@@ -126,7 +126,7 @@ class _Counter:
         self.done: dict[str, _Tally] = {}
 
     def run(self, name: str) -> _Tally:
-        """One run of a computation."""
+        """Return the tally of one run of a computation."""
         if name not in self.done:
             total = _Tally()
             instructions = self.computations[name]
@@ -176,7 +176,7 @@ class _Counter:
             total.bytes += _plain_bytes(i, operands)
 
     def reach(self, i: _Instruction) -> tuple[int, int]:
-        """Devices of the largest group of a collective, and most of them that share a node."""
+        """Return the devices of a collective's largest group, and how many of them share a node at most."""
         groups = max(_groups(i.rest), key=len, default=[0])
         nodes = Counter(device // self.devices_per_node for device in groups)
         return len(groups), max(nodes.values())
@@ -203,7 +203,7 @@ def _computations(text: str) -> dict[str, list[_Instruction]]:
 
 
 def _closing(text: str, opened: int) -> int:
-    """One past the parenthesis that closes the one at `opened`."""
+    """Return the place behind the parenthesis that closes the one at `opened`."""
     depth = 0
     for k in range(opened, len(text)):
         depth += (text[k] == "(") - (text[k] == ")")
@@ -225,7 +225,7 @@ def _called(i: _Instruction, *keys: str) -> Iterator[str]:
 
 
 def _groups(rest: str) -> Iterator[Sequence[int]]:
-    """Device groups of a collective, in any of XLA's three notations; pairs for a permutation."""
+    """Yield the device groups of a collective, in any of XLA's three notations; pairs for a permutation."""
     if found := re.search(r"source_target_pairs=\{(.*?)\}\}", rest):
         yield from ([int(n) for n in pair.split(",")] for pair in re.findall(r"(\d+,\d+)", found[1]))
     elif found := re.search(r"replica_groups=mesh\[(.*?)\] ?\{(.*?)\}", rest):
@@ -252,7 +252,7 @@ def _is_gemm(i: _Instruction) -> bool:
 
 
 def _is_unknown(i: _Instruction) -> bool:
-    # Helpers of XLA's without arithmetic of weight.
+    # Helpers of XLA whose arithmetic does not count.
     helpers = ("AllocateBuffer", "Sharding", "SPMD", "TopK", "annotate", "Pin", "Unpin", "MoveTo")
     return not _is_gemm(i) and not any(word in _target(i) for word in helpers)
 
@@ -282,7 +282,7 @@ def _plain_bytes(i: _Instruction, operands: Sequence[_Instruction]) -> float:
 
 
 def _fusion_bytes(inside: Sequence[_Instruction], operands: Sequence[_Instruction], i: _Instruction) -> float:
-    """Operands and results of a fusion; an array that it only slices or updates in place counts with that part."""
+    """Return the bytes of a fusion; an array that it only slices or updates in place counts with that part."""
     by_name = {instruction.name: instruction for instruction in inside}
     users: dict[str, list[_Instruction]] = {}
     for instruction in inside:

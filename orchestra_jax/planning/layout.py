@@ -1,4 +1,4 @@
-"""Which GPUs of which nodes a run would use: its processes, its servers, and what cannot start."""
+"""The GPUs and nodes that a run would use: its processes, its servers, and the reasons why it cannot start."""
 
 import math
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from orchestra_jax.rollout.source import groups_of_process
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of a run are.
+    """The place of each part of a run.
 
     Attributes:
-        nodes: with trainers; there is one process on each.
-        trainer: GPUs of each of them that the trainer has.
-        servers: GPUs of each server that a process starts itself; none where they are elsewhere, or in the trainer.
-        turns: the servers have the trainer's GPUs in turns.
-        urls: servers elsewhere.
+        nodes: nodes with a trainer; there is one process on each.
+        trainer: the trainer's GPUs on each of these nodes.
+        servers: GPUs of each server that a process starts itself; empty if they run on other hosts, or in the trainer.
+        turns: True if servers and trainer use the same GPUs in turns.
+        urls: number of servers on other hosts.
         groups: most groups of a step that one process collects.
         problems: one sentence, with the fix, for each thing that cannot run.
     """
@@ -34,7 +34,7 @@ class Layout:
     problems: tuple[str, ...]
 
     def text(self) -> str:
-        """What `experiments/plan.py` prints."""
+        """Return the sentence that `experiments/plan.py` prints."""
         each = "one process" if self.nodes == 1 else f"{self.nodes} processes, one on each node,"
         where = f"{each} with {self.trainer} GPU{'s' if self.trainer > 1 else ''} for the trainer"
         if self.urls:
@@ -49,7 +49,7 @@ class Layout:
 
 
 def layout_of(cfg: RunConfig) -> Layout:
-    """The layout of a run on nodes of `plan.gpus_per_node` GPUs, started with one process a node."""
+    """Return the layout of a run on nodes of `plan.gpus_per_node` GPUs, started with one process a node."""
     rollout, server, node = cfg.rollout, cfg.rollout.server, cfg.plan.gpus_per_node
     devices = math.prod(size for size in (cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor) if size > 0)
     own = rollout.engine is EngineName.sglang and not rollout.urls

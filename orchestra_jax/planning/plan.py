@@ -1,4 +1,4 @@
-"""Does a run fit, and how fast could it be? Compiles the real update for a named GPU, without the GPU.
+"""Compile the real update for a named GPU, without the GPU: does a run fit, and how fast could it be?
 
 With jax[cuda12] installed, XLA compiles for the GPU itself (`jax.experimental.topologies`); otherwise for as many
 virtual CPU devices, whose memory figures are too high for bf16 models. Nothing is allocated or run either way.
@@ -24,7 +24,7 @@ from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.sharding import MeshSharding, make_mesh
-from orchestra_jax.planning.fused import attention_flops, in_its_place, uses_cudnn
+from orchestra_jax.planning.fused import attention_flops, stand_in_attention, uses_cudnn
 from orchestra_jax.planning.gpus import GPUS, Gpu
 from orchestra_jax.planning.hlo import Collective, ProgramCost, program_cost
 from orchestra_jax.rl.batching import BatchShape
@@ -38,18 +38,18 @@ class Job:
     """One training step to plan.
 
     Attributes:
-        model, learner, optimizer, adapters: what is trained, and how.
+        model, learner, optimizer, adapters: the policy and its update.
         mesh: devices along data, fsdp and tensor.
         shape: the part of a micro-batch on one batch shard.
         sequences: trajectories of a step.
-        tokens: of each trajectory's longest sequence.
+        tokens: length of each trajectory's longest sequence.
         response: share of the tokens that was sampled and carries loss.
         epochs, minibatches: passes over the step's trajectories, and optimizer steps of one.
         reference: dtype of the reference policy that scores every trajectory once, sharded as the policy is; None: no
             KL. With adapters their base is the reference.
         offload: whether the reference waits in host memory during the updates.
         forks: sequences of a trajectory; its k-th sequence has k / forks of `tokens`, as its context grows evenly.
-        row_sequences: of a packed row, at most; None: as many as fit.
+        row_sequences: most sequences of a packed row; None: as many as fit.
         scored: forward passes over the step's tokens in which the learner scores them beside the updates.
     """
 
@@ -72,11 +72,12 @@ class Job:
 
     @property
     def devices(self) -> int:
+        """Number of devices."""
         return math.prod(self.mesh)
 
     @property
     def shards(self) -> int:
-        """Batch shards."""
+        """Number of batch shards."""
         return self.mesh[0] * self.mesh[1]
 
     @property
@@ -86,12 +87,12 @@ class Job:
 
     @property
     def update_tokens(self) -> int:
-        """Of all sequences of a step: what one epoch runs."""
+        """Tokens of all sequences of a step, which one epoch runs."""
         return self.sequences * sum(self.lengths)
 
     @property
     def micro_batches(self) -> int:
-        """Of one training step, all epochs and mini-batches together; unpacked rows all count at the full width."""
+        """Micro-batches of one training step, all epochs together; unpacked rows all count at the full width."""
         lengths = self.lengths * math.ceil(self.sequences / self.minibatches)
         if self.shape.packed:
             shapes = PackShapes(
@@ -110,9 +111,7 @@ class Job:
         experts that the token has), and causal attention:
         2 * tokens * heads * head_dim per layer and token of a sequence for the scores and the mix together.
         """
-        m = self.model
-        head = m.hidden_size * m.vocab_size
-        layers = num_params(m) - m.idle_params() - head * (1 if m.tie_word_embeddings else 2)
+        m, (layers, head) = self.model, active_weights(self.model)
         attention = 2 * sum(length**2 for length in self.lengths) * m.num_heads * m.head_dim * m.num_layers
         return self.update_tokens * (2.0 * layers + 2.0 * head * self.response) + self.sequences * attention
 
@@ -129,6 +128,12 @@ class Job:
     def model_flops(self) -> float:
         """Model FLOPs of a training step; the reference policy adds one forward pass, the learner's scores theirs."""
         return self.update_flops + self.forward_flops * ((1.0 if self.reference else 0.0) + self.scored)
+
+
+def active_weights(model: DecoderConfig) -> tuple[float, int]:
+    """Return the weights that a token is multiplied with: in the layers, without idle experts, and in the head."""
+    head = model.hidden_size * model.vocab_size
+    return num_params(model) - model.idle_params() - head * (1 if model.tie_word_embeddings else 2), head
 
 
 @dataclass(frozen=True)
@@ -150,15 +155,15 @@ class Program:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found out.
+    """The answer of the planner.
 
     Attributes:
-        job, gpu: the question.
+        job, gpu: the step that was asked about, and the GPU.
         usable: bytes per device that the run may take.
         compiled_for: "cuda" or "cpu".
-        notes: what to know about the figures.
+        notes: remarks on the figures.
         programs: "gradients" of one micro-batch, and "update".
-        state: bytes per device of what lives through the whole step: parameters, base, reference, optimizer, gradients.
+        state: bytes per device of arrays that live through the step: parameters, base, reference, optimizer, gradients.
         mfu: assumed share of the GPU's peak.
     """
 
@@ -182,25 +187,28 @@ class Plan:
 
     @property
     def peak(self) -> int:
+        """Bytes per device at the peak of the step."""
         return max(self.peaks.values())
 
     @property
     def fits(self) -> bool:
+        """True if the peak is within what the run may take."""
         return self.peak <= self.usable
 
     @property
     def updates(self) -> int:
+        """Optimizer steps of a training step."""
         return self.job.epochs * self.job.minibatches
 
     def per_step(self, figure: str) -> float:
-        """`flops` or `bytes` of one device in a whole training step, as compiled."""
+        """Return `flops` or `bytes` of one device in a whole training step, as compiled."""
         return self.job.micro_batches * float(getattr(self.programs["gradients"].cost, figure)) + self.updates * float(
             getattr(self.programs["update"].cost, figure)
         )
 
     @property
     def collectives(self) -> list[Collective]:
-        """Of one device in a whole training step."""
+        """Collectives of one device in a whole training step."""
         total: dict[tuple[str, int, int], np.ndarray] = {}
         for name, times in (("gradients", self.job.micro_batches), ("update", self.updates)):
             for c in self.programs[name].cost.collectives:
@@ -210,9 +218,9 @@ class Plan:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of a training step: arithmetic at the assumed MFU; all bytes from device memory; all that links carry.
+        """Seconds of a training step for arithmetic at the assumed MFU, for all bytes of memory, and for all links.
 
-        Caches make the second less, overlap with arithmetic hides much of the third.
+        Caches make the second one shorter, and overlap with arithmetic hides much of the third.
         """
         # fp32 products run as TF32.
         rate = self.gpu.tflops * 1e12 * (1.0 if self.job.model.dtype == "bfloat16" else 0.5)
@@ -223,7 +231,7 @@ class Plan:
         }
 
     def rate(self, c: Collective) -> float:
-        """Bytes/s that a device sends in a collective: its link, or its share of the node's network adapters."""
+        """Return the bytes/s that a device sends in a collective: its link's, or its share of the node's adapters."""
         if c.per_node == c.devices:
             return self.gpu.link
         # NCCL runs one ring over each adapter, so a group's members in a node share all of theirs.
@@ -231,10 +239,13 @@ class Plan:
 
 
 def make_plan(job: Job, gpu: Gpu, options: PlanConfig) -> Plan:
-    """Compiles the step of `job` for `gpu` and counts.
+    """Compile the step of `job` for `gpu` and count.
 
     Args:
-        options: its mfu, gpus_per_node, memory_fraction (the rest is CUDA's, NCCL's and the libraries') and compiler.
+        job: the step.
+        gpu: the GPU to compile for.
+        options: the settings mfu, gpus_per_node, memory_fraction (the rest is for CUDA, NCCL
+            and libraries) and compiler.
 
     Raises:
         ConfigError: the mesh has no fixed size or does not fill its nodes, the compiler does not start, or JAX already
@@ -247,7 +258,7 @@ def make_plan(job: Job, gpu: Gpu, options: PlanConfig) -> Plan:
     devices, compiled_for, notes = _devices(job.devices, gpu, options)
     compiled_model, kernel_flops = job.model, 0.0
     if uses_cudnn(job.model, gpu):
-        compiled_model = job.model.replace(attention=in_its_place)
+        compiled_model = job.model.replace(attention=stand_in_attention)
         if job.shape.length**2 > DENSE_SCORES:
             kernel_flops = attention_flops(job.model, job.shape.length, job.shape.rows) / job.mesh[2]
         notes = (*notes, "cuDNN's attention is counted by the arrays it reads and writes, and by its causal FLOPs.")
@@ -289,7 +300,7 @@ def make_plan(job: Job, gpu: Gpu, options: PlanConfig) -> Plan:
 
 
 def _state_bytes(job: Job, lowered: Mapping[str, jax.stages.Lowered], shardings: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes per device of the long-lived arrays, as the programs take them."""
+    """Return the bytes per device of the long-lived arrays, as the programs take them."""
     sums, params, base, *_ = lowered["gradients"].args_info[0]
     of_sums, of_params, of_base, *_ = shardings["gradients"]
     state, of_state = lowered["update"].args_info[0][0], shardings["update"][0]
@@ -315,7 +326,7 @@ def _bytes(tree: Any, shardings: Any) -> int:
 
 
 def _devices(count: int, gpu: Gpu, options: PlanConfig) -> tuple[Sequence[Any], str, tuple[str, ...]]:
-    """Devices to compile for, "cuda" or "cpu", and notes."""
+    """Return the devices to compile for, "cuda" or "cpu", and notes."""
     per_node, compiler = options.gpus_per_node, options.compiler
     nodes, alone = max(1, math.ceil(count / per_node)), min(count, per_node)
     if nodes * alone != count:
@@ -353,7 +364,7 @@ def _installed(module: str) -> bool:
 
 
 def reserve_cpu_devices(count: int) -> None:
-    """Makes JAX start with that many virtual CPU devices; without effect where it runs already."""
+    """Make JAX start with that many virtual CPU devices; this does nothing if it runs already."""
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count)
 
@@ -370,7 +381,7 @@ def _cpu_devices(count: int) -> Sequence[Any]:
 
 
 def smallest_gpu(plan: Plan) -> str | None:
-    """The known GPU with the least memory that the plan's peak fits into; None if there is none."""
+    """Return the known GPU with the least memory that the plan's peak fits into, or None."""
     fraction = plan.usable / plan.gpu.memory
     fitting = [name for name, gpu in GPUS.items() if plan.peak <= gpu.memory * fraction]
     return min(fitting, key=lambda name: GPUS[name].memory, default=None)

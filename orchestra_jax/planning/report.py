@@ -8,11 +8,11 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.families import preset_config, read_config, run_settings
-from orchestra_jax.planning.assumed import forks
 from orchestra_jax.planning.glance import show_glance
 from orchestra_jax.planning.gpus import GIB, GPUS, find_gpu
 from orchestra_jax.planning.layout import layout_of
 from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices, smallest_gpu
+from orchestra_jax.planning.rollouts import forks
 from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
 from orchestra_jax.rl.packing import PackShapes
 from orchestra_jax.rl.setup import adapters, learner_config, policy_shapes, ratio_spans_rows, separate_old_pass
@@ -21,7 +21,7 @@ from orchestra_jax.training.forecast import forecast
 
 
 def run(cfg: RunConfig) -> bool:
-    """Plans a run as `cfg.plan` says, prints the answer, and returns whether it fits and can run.
+    """Plan a run as `cfg.plan` says, print the answer, and return whether it fits and can run.
 
     Raises:
         ConfigError: the GPU, the mesh or the model is not known.
@@ -47,11 +47,11 @@ def run(cfg: RunConfig) -> bool:
 
 
 def job_of(cfg: RunConfig) -> Job:
-    """The step of a run at its largest shape: packed rows, or unpacked ones that hold the longest trajectory whole."""
+    """Return the step of a run at its largest shape: packed rows, or rows that hold the longest trajectory whole."""
     algorithm, model = cfg.algorithm, model_config(cfg)
     shapes = policy_shapes(algorithm, cfg.model, cfg.rollout.limits.max_length)
     updates = algorithm.epochs * algorithm.minibatches
-    # Before every update but the first, what a trajectory's sequences have to know of each other.
+    # Before every update but the first, the ratio of a trajectory needs the scores of its sequences in other rows.
     spans_rows = ratio_spans_rows(algorithm.loss, cfg.rollout.history)
     related = algorithm.epochs * (updates - 1) / updates if spans_rows else 0.0
     return Job(
@@ -68,14 +68,14 @@ def job_of(cfg: RunConfig) -> Job:
         reference=algorithm.reference_dtype if algorithm.loss.kl_coef > 0 else None,
         offload=algorithm.reference_offload,
         adapters=adapters(cfg.model.lora),
-        forks=forks(cfg),
+        forks=forks(cfg.plan, cfg.rollout),
         row_sequences=shapes.row_sequences if isinstance(shapes, PackShapes) else None,
         scored=related + (1.0 if separate_old_pass(algorithm) else 0.0),
     )
 
 
 def largest_shape(shapes: MicroShapes | PackShapes, response: float) -> BatchShape:
-    """The largest of the compiled shapes for a share of sampled tokens; prefixes stay in their rows."""
+    """Return the largest of the compiled shapes for a share of sampled tokens; prefixes stay in their rows."""
     if isinstance(shapes, PackShapes):
         positions = shapes.rows * shapes.row_length
         return shapes.batch_shape(select_size(int(positions * response), positions, shapes.response_fractions))
@@ -95,7 +95,7 @@ def largest_shape(shapes: MicroShapes | PackShapes, response: float) -> BatchSha
 
 
 def model_config(cfg: RunConfig) -> DecoderConfig:
-    """Architecture and numerics; needs no weights, and a checkpoint's folder only for a size that is no preset."""
+    """Return architecture and numerics; this needs no weights, and a checkpoint's folder only without a preset."""
     m = cfg.model
     vocabulary = {}
     try:
@@ -109,7 +109,7 @@ def model_config(cfg: RunConfig) -> DecoderConfig:
 
 
 def show(plan: Plan, console: Console) -> None:
-    """Prints the plan."""
+    """Print the plan."""
     job, gpu = plan.job, plan.gpu
     rows = f"{job.shape.rows} x {job.shape.length}"
     size, idle = num_params(job.model), job.model.idle_params()
@@ -146,7 +146,7 @@ def show(plan: Plan, console: Console) -> None:
 
 
 def _sequences(job: Job) -> str:
-    """Of one trajectory."""
+    """Return the sequences of one trajectory in words."""
     if job.forks == 1:
         return f"{job.tokens:,} tokens"
     return (
@@ -156,7 +156,7 @@ def _sequences(job: Job) -> str:
 
 
 def advice(plan: Plan) -> list[str]:
-    """What to change where the run does not fit, what suffices first; the new peaks are estimates."""
+    """Return the changes that make a run smaller, sufficient ones first; the new peaks are estimates."""
     job, state, program = plan.job, plan.state, plan.programs["gradients"]
     optimizer, trained = state["optimizer"], state["parameters"] + state["optimizer"] + state["gradients"]
     found: list[tuple[int | None, str]] = []
@@ -244,16 +244,13 @@ def _work(plan: Plan) -> Table:
 
 
 def _collectives(plan: Plan) -> Table:
-    table = Table(
-        "collective", "GPUs", "of a node", "runs", "arrays", "sent", "at", "seconds",
-        title="Collectives of a training step, one device", title_justify="left", min_width=60,
-    )  # fmt: skip
+    columns = ("collective", "GPUs", "of a node", "runs", "arrays", "sent", "at", "seconds")
+    table = Table(*columns, title="Collectives of a training step, one device", title_justify="left", min_width=60)
     for c in plan.collectives:
         rate = plan.rate(c)
-        table.add_row(
-            c.kind, str(c.devices), str(c.per_node), f"{c.count:,.0f}", _si(c.bytes, "B"), _si(c.wire_bytes, "B"),
-            _si(rate, "B/s"), f"{c.wire_bytes / rate:.2f}",
-        )  # fmt: skip
+        sizes = (_si(c.bytes, "B"), _si(c.wire_bytes, "B"), _si(rate, "B/s"))
+        seconds = f"{c.wire_bytes / rate:.2f}"
+        table.add_row(c.kind, str(c.devices), str(c.per_node), f"{c.count:,.0f}", *sizes, seconds)
     return table
 
 

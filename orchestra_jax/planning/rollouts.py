@@ -1,4 +1,4 @@
-"""A roofline of a step's rollouts: how long servers decode and prefill, and how long calls of experts are waited for.
+"""A roofline of a step's rollouts: seconds of decoding, of prefill, and of waiting for experts.
 
 A decoding step reads all weights once (of a mixture's experts those that its tokens are sent to), and the keys and
 values of every sequence that it serves; it takes the longer of these bytes at a share of the memory's bandwidth and of
@@ -10,20 +10,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestra_jax.config.choices import History
+from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
+from orchestra_jax.config.schema import PlanConfig
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.decoder import num_params
 from orchestra_jax.planning.gpus import Gpu
-from orchestra_jax.planning.plan import Job
+from orchestra_jax.planning.plan import Job, active_weights
 
 _DTYPE_BYTES = 2  # bfloat16, of weights and of keys and values
 
 
 @dataclass(frozen=True)
 class Servers:
-    """Who samples.
+    """The servers that sample.
 
     Attributes:
-        count, gpus: servers, and GPUs of each.
+        count, gpus: number of servers, and GPUs of each.
         slots: sequences that one of them may have under way.
         room: bytes of each of its GPUs for weights, keys and values.
         waiting: bytes of the trainer on each of these GPUs.
@@ -38,15 +41,15 @@ class Servers:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What is not computed.
+    """Figures that are assumed, not computed.
 
     Attributes:
         turns: generations of a trajectory.
-        mfu: share of the peak arithmetic, of prefill and of decoding.
-        bandwidth: share of the memory's bandwidth, of decoding.
+        mfu: share of the peak arithmetic that prefill and decoding reach.
+        bandwidth: share of the memory's bandwidth that decoding reaches.
         calls: calls of experts of a trajectory, one after the other.
-        call_seconds: of one on average.
-        verdict_seconds: of the judge's answer at the end.
+        call_seconds: mean seconds of a call.
+        verdict_seconds: seconds of the judge's answer at the end.
     """
 
     turns: int
@@ -62,7 +65,7 @@ class Rollouts:
     """The rollouts of one step.
 
     Attributes:
-        servers: who samples.
+        servers: the servers that sample.
         concurrent: sequences that one server decodes side by side; 0: it cannot hold its weights and one sequence.
         wanted: as many as its slots and its share of the trajectories allow.
         weights, cache: bytes of each GPU for weights, and for the keys and values of `concurrent` sequences.
@@ -86,12 +89,12 @@ class Rollouts:
 
     @property
     def seconds(self) -> float:
-        """All after each other; what overlaps (calls of some with tokens of others) makes it less."""
+        """Seconds of all parts, one after another: an upper bound, as calls overlap with tokens of others."""
         return self.decode_s + self.prefill_s + self.calls_s
 
 
 def estimate(job: Job, gpu: Gpu, servers: Servers, assumed: Assumed) -> Rollouts:
-    """The roofline of a step's rollouts on these servers.
+    """Return the roofline of a step's rollouts on these servers.
 
     Where the cache does not hold all that the slots allow, fewer sequences run side by side.
     """
@@ -104,8 +107,7 @@ def estimate(job: Job, gpu: Gpu, servers: Servers, assumed: Assumed) -> Rollouts
     concurrent = max(0, min(wanted, int((servers.room - weights) // each)))
     bandwidth = gpu.bandwidth * assumed.bandwidth
     rate = servers.gpus * gpu.tflops * 1e12 * assumed.mfu
-    head = m.hidden_size * m.vocab_size
-    layers = num_params(m) - m.idle_params() - head * (1 if m.tie_word_embeddings else 2)
+    layers, head = active_weights(m)
     read = weights - m.idle_params(concurrent) * _DTYPE_BYTES / servers.gpus
     attention = 4.0 * m.num_layers * m.num_heads * m.head_dim  # times the tokens that are attended to
     token_s = max(
@@ -130,13 +132,29 @@ def estimate(job: Job, gpu: Gpu, servers: Servers, assumed: Assumed) -> Rollouts
     )
 
 
+def turns(plan: PlanConfig, limits: RolloutLimits) -> int:
+    """Return the generations of a trajectory: a call in each but the last, if nothing else is set."""
+    return min(plan.turns or plan.calls + 1, limits.max_turns)
+
+
+def forks(plan: PlanConfig, rollout: RolloutConfig) -> int:
+    """Return the sequences of a trajectory in the update: where reasoning is dropped, a turn that thought ends one.
+
+    `strip_thinking` keeps what was thought since the last user message, so its trajectories stay whole.
+    """
+    if rollout.history is not History.drop_thinking:
+        return 1
+    before = turns(plan, rollout.limits) - 1
+    return 1 + (before if plan.thoughts is None else min(before, plan.thoughts))
+
+
 def cache_bytes(model: DecoderConfig) -> int:
-    """Keys and values of one token."""
+    """Return the bytes of the keys and values of one token."""
     return 2 * model.num_layers * model.num_kv_heads * model.head_dim * _DTYPE_BYTES
 
 
 def mean_context(lengths: Sequence[int], response: float, turns: int) -> float:
-    """Tokens before a sampled token, on average over a trajectory.
+    """Return the mean number of tokens before a sampled token of a trajectory.
 
     A sequence's sampled tokens are at its end where a trajectory has several; one that holds all turns has them at the
     end of each n-th of it.
