@@ -282,6 +282,7 @@ class WorldConfig(Settings):
     """Settings that environments, tools, money and evaluations read; `RunConfig` adds those of the training."""
 
     seed: int = at_least(0, 0)  # of everything random in the run
+    output_dir: str = "outputs/${name}"  # folder
     steps: int = at_least(250, 0)  # training steps
     policy: str | None = (
         None  # of experiments/evaluate.py: a checkpoint, a run's folder, http://HOST/v1, or baseline:NAME
@@ -306,7 +307,6 @@ class RunConfig(WorldConfig):
     """One training run. The same name is the same folder: running it again resumes it."""
 
     name: str = "quickstart"  # of the run
-    output_dir: str = "outputs/${name}"  # folder
     compilation_cache: str | None = "~/.cache/orchestra_jax"  # folder of compiled programs for later starts; null: none
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
