@@ -57,7 +57,7 @@ class OfferedTools:
         self.tools = [to_openai(spec)["function"] for spec in self._instance.tools]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """One call; its line is in the file when this returns.
+        """Execute one call; its line is in the file when this returns.
 
         Raises:
             InfrastructureError: it failed through no fault of the caller; what its tries cost stands in spent.jsonl.
@@ -81,7 +81,7 @@ class OfferedTools:
 
 
 def served(cfg: RunConfig) -> RunConfig:
-    """The same settings with one fixed menu of all that can be called by itself.
+    """Return the settings with one fixed menu of all that can be called by itself.
 
     Nobody poses a task here, so nothing is drawn, judged or answered, and experts that are simulated know nothing.
     """
@@ -91,7 +91,7 @@ def served(cfg: RunConfig) -> RunConfig:
 
 
 def problems(cfg: RunConfig) -> list[str]:
-    """One sentence, with the fix, for everything that the tools lack; starts nothing."""
+    """Return a sentence, with the fix, for everything that the tools lack; start nothing."""
     lacking = [each for each in missing_inputs(cfg) if each.startswith(("tools.", "replay."))]
     return ([] if installed() else [MISSING]) or lacking or tool_problems(cfg)
 

@@ -69,7 +69,7 @@ class Spending:
 
 @dataclass(frozen=True, slots=True)
 class _Amount:
-    """A Spending whose dollars are exact: what was added can be taken away again without a rest."""
+    """A Spending with exact dollars: an amount that was added can be taken away again without a rest."""
 
     usd: Fraction = Fraction(0)
     tokens: int = 0
@@ -90,7 +90,7 @@ class _Amount:
 
 
 def total(amounts: Sequence[Spending]) -> Spending:
-    """The sum."""
+    """Return the sum of amounts."""
     usd, tokens, calls = (sum(getattr(amount, name) for amount in amounts) for name in ("usd", "tokens", "calls"))
     return Spending(float(usd), tokens, calls)
 
@@ -101,10 +101,10 @@ class Budget:
     Calls are made in one event loop; other threads may read meanwhile.
 
     Attributes:
-        limits: what may be spent here; the parents' limits hold as well.
-        name: "run", "step", "trajectory": says in an error which limit it was.
+        limits: the most that may be spent here; the parents' limits hold as well.
+        name: "run", "step" or "trajectory", for errors.
         parent: the budget that this one is a part of.
-        journal: of one without a parent: where every call is noted before it is made; None: nowhere.
+        journal: bill in which every call is noted before it is made; only the outermost budget is given one.
     """
 
     def __init__(
@@ -127,23 +127,23 @@ class Budget:
 
     @property
     def spent(self) -> Spending:
-        """What the settled calls cost."""
+        """Sum of what the settled calls cost."""
         with self._lock:
             return self._spent.rounded()
 
     @property
     def reserved(self) -> Spending:
-        """The worst cases of the calls in flight."""
+        """Sum of the worst cases of the calls in flight."""
         with self._lock:
             return self._reserved.rounded()
 
     def by_name(self) -> dict[str, Spending]:
-        """What was spent, by model or tool."""
+        """Return what was spent, by model or tool."""
         with self._lock:
             return {name: amount.rounded() for name, amount in self._spent_by.items()}
 
     async def acquire(self, worst: Usage, *, note: bool = True) -> "Reservation":
-        """Sets the worst case of a call aside, here and in all parents, or nowhere.
+        """Set the worst case of a call aside, here and in all parents, or nowhere.
 
         Waits as long as only calls in flight are in the way: many calls at once rarely cost their worst case. A caller
         that waits must hold no reservation, or two of them could wait for each other. Those that wait for the same
@@ -173,7 +173,7 @@ class Budget:
         return call
 
     def get_state(self) -> dict[str, Any]:
-        """What was spent at this level, for a checkpoint's JSON.
+        """Return what was spent at this level, as JSON for a checkpoint.
 
         Calls in flight count at their worst case: they are paid for, and a restored run cannot know how much.
         """
@@ -184,7 +184,7 @@ class Budget:
         return {name: [str(amount.usd), amount.tokens, amount.calls] for name, amount in amounts.items()}
 
     def set_state(self, state: Mapping[str, Sequence[Any]]) -> None:
-        """Replaces what was spent at this level by what `get_state` returned; the parents have states of their own."""
+        """Replace what was spent at this level by what `get_state` returned; the parents have states of their own."""
         amounts = {
             name: _Amount(Fraction(usd), int(tokens), int(calls)) for name, (usd, tokens, calls) in state.items()
         }
@@ -195,7 +195,7 @@ class Budget:
     # All below: the caller holds the lock.
 
     def _over(self, used: _Amount) -> tuple[str, float, float] | None:
-        """(what, used, limit) of the first limit that `used` is above. Dollars are compared as they are reported."""
+        """Return (unit, used, limit) of the first limit that `used` exceeds; dollars are compared rounded."""
         for what in ("usd", "tokens", "calls"):
             limit, amount = getattr(self.limits, what), getattr(used.rounded(), what)
             if limit is not None and amount > limit:
@@ -203,7 +203,7 @@ class Budget:
         return None
 
     def _try(self, call: "Reservation") -> "Budget | None":
-        """Sets a call aside at all levels; else returns the outermost level at which calls in flight are in its way.
+        """Set a call aside at all levels; else return the outermost level at which calls in flight are in its way.
 
         Raises:
             BudgetExceeded: it does not fit beside what is spent.
@@ -242,7 +242,7 @@ class Budget:
             level._admit()
 
     def _admit(self) -> None:
-        """Lets those that wait at this level go on, until calls in flight are in the way of one."""
+        """Let the calls that wait at this level go on, until calls in flight are in the way of one."""
         while self._waiting:
             call = self._waiting[0]
             if not call._granted.done():
@@ -275,7 +275,7 @@ class Reservation:
         self._open = False
 
     async def note(self) -> None:
-        """Puts the call into the journal, on the disk if it may cost money; the request leaves after this.
+        """Put the call into the journal, on the disk if it may cost money; the request leaves after this.
 
         Raises:
             BudgetExceeded: the journal cannot be written (scope ""); the worst case is given back.
@@ -293,7 +293,7 @@ class Reservation:
             raise _unwritable(error) from error
 
     def settle(self, row: Usage) -> None:
-        """Replaces the worst case by what was billed; raises RuntimeError: it was settled or released before."""
+        """Replace the worst case by what was billed; raise RuntimeError: it was settled or released before."""
         if not self._open:
             raise RuntimeError(f"This reservation of {self._name!r} is settled or released; acquire one per call.")
         billed = _Amount.of(row)
@@ -304,7 +304,7 @@ class Reservation:
             self._budget._free(self, row)
 
     def release(self) -> None:
-        """Gives the worst case back, as nothing was billed; does nothing after `settle`."""
+        """Give the worst case back, as nothing was billed; do nothing after `settle`."""
         if self._open:
             with self._budget._lock:
                 self._budget._free(self, None)

@@ -31,7 +31,7 @@ _FRACTION = re.compile(r"\d{1,1000}(/0*[1-9]\d{0,999})?", re.ASCII)
 
 
 def read_bill(file: Path) -> tuple[State, State]:
-    """What the file says was paid, and the worst cases of the calls that were in flight at its end.
+    """Read what was paid, and the worst cases of the calls that were in flight at the end of the file.
 
     Raises:
         ConfigError: a line is broken that is not the last.
@@ -41,10 +41,10 @@ def read_bill(file: Path) -> tuple[State, State]:
 
 
 class Journal:
-    """Adds to the bill in `file`, which is made if it is not there.
+    """Adds lines to the bill in `file`, which is made if it is not there.
 
     Attributes:
-        paid, in_flight: what `read_bill` found. What was in flight is noted as paid from now on.
+        paid, in_flight: the two sums that `read_bill` found. Calls that were in flight are noted as paid from now on.
 
     Raises:
         ConfigError: a line of the file is broken.
@@ -62,22 +62,22 @@ class Journal:
             self._write({"call": call, "name": name, "paid": [usd, tokens]})
 
     def reserve(self, worst: Usage) -> int:
-        """Notes what a call may cost; returns its number. OSError: it could not, so the call must not be made."""
+        """Note the worst case of a call and return its number; raise OSError: the call must not be made."""
         self._calls += 1
         self._write({"call": self._calls, "name": worst.name, "worst": _amount(worst)})
         return self._calls
 
     def end(self, call: int, billed: Usage | None) -> None:
-        """Notes what the call cost; None: nothing was billed. OSError: it could not; the worst case stands."""
+        """Note what the call cost, or None if nothing was billed; raise OSError: its worst case stands."""
         self._write({"call": call} if billed is None else {"call": call, "name": billed.name, "paid": _amount(billed)})
 
     def take_over(self, spent: Mapping[str, Sequence[Any]]) -> None:
-        """Notes what another process spent, for good."""
+        """Note for good what another process spent."""
         self._write({"spent": spent})
         os.fsync(self._file)
 
     async def durable(self) -> None:
-        """Returns once all that was noted until now would survive a loss of power; calls at once share one sync."""
+        """Wait until all notes would survive a loss of power; callers at the same time share one sync."""
         wanted = self._written
         while self._durable < wanted:
             if self._syncing is None:
@@ -85,7 +85,7 @@ class Journal:
             await asyncio.shield(self._syncing)
 
     def close(self) -> None:
-        """Ends the writing."""
+        """Close the file."""
         os.fsync(self._file)
         os.close(self._file)
 
@@ -114,7 +114,7 @@ class Journal:
 
 
 def _read(file: Path) -> tuple[list[_Amounts], dict[int, _Amounts]]:
-    """What was paid, line by line, and by its number every call that was in flight."""
+    """Return what was paid, line by line, and every call that was in flight, by its number."""
     paid, in_flight = list[_Amounts](), dict[int, _Amounts]()
     *lines, _ = file.read_bytes().split(b"\n") if file.exists() else [b""]
     for number, text in enumerate(lines, 1):
@@ -141,7 +141,7 @@ def _read(file: Path) -> tuple[list[_Amounts], dict[int, _Amounts]]:
 
 
 def _checked(name: Any, usd: Any, tokens: Any, calls: Any) -> _Amounts:
-    """The amounts of a line that has one of each; dollars as `State` has them, or a number.
+    """Return the amounts of a line, checked; dollars are a number, or a text as in `State`.
 
     Raises:
         ValueError, TypeError: it has not.

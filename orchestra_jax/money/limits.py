@@ -1,4 +1,4 @@
-"""How fast one provider may be called: requests at a time, requests per minute, and the pauses it asks for."""
+"""Limits of one provider: requests at a time, requests per minute, and the pauses that it asks for."""
 
 import asyncio
 import time
@@ -7,10 +7,11 @@ from orchestra_jax.io.stopwatch import waiting
 
 
 class Limiter:
-    """Shared by everything that calls one provider, in one event loop.
+    """The limits of one provider, shared by all its callers in one event loop.
 
     Requests start at least 60 / requests_per_minute seconds apart, so that no minute ever holds more than allowed. (A
-    bucket that fills up, as in aiolimiter, would let nearly twice as many through in its first minute.)
+    bucket that fills up, as in the package aiolimiter, would let nearly twice as many through in its first minute, and
+    knows no pauses. Waiting is not counted as work.)
 
     Args:
         concurrency: requests that are under way at once; more wait in the order of arrival.
@@ -33,7 +34,7 @@ class Limiter:
         self._next_start = 0.0  # on the monotonic clock
 
     async def acquire(self) -> None:
-        """Returns when the next request may start; `release` must follow once it has ended."""
+        """Wait until the next request may start; `release` must follow once it has ended."""
         with waiting():
             await self._places.acquire()
             try:
@@ -47,9 +48,9 @@ class Limiter:
                 raise
 
     def release(self) -> None:
-        """Ends a request that `acquire` let through."""
+        """End a request that `acquire` let through."""
         self._places.release()
 
     def pause(self, seconds: float) -> None:
-        """Lets no request start for so long: what a provider asks for by Retry-After holds for all its callers."""
+        """Let no request start for so long: a provider's Retry-After holds for all its callers."""
         self._next_start = max(self._next_start, time.monotonic() + seconds)

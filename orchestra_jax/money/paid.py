@@ -1,4 +1,4 @@
-"""The path of one paid call: recorded answer, budget, the provider's limits, requests, the bill, the record.
+"""The way of one paid call: recorded answer, budget, limits of the provider, requests, bill, record.
 
 Money follows requests, not callers. Every HTTP request has its own reservation and its own task, which is not cancelled
 with the caller: a caller may give up, but the request still ends, and its cost is settled.
@@ -36,11 +36,11 @@ class MissingKey(ValueError):  # noqa: N818  named like the fact it states
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing was billed: the request never got there, or the provider said no.
+    """A request that was not billed: it never got there, or the provider said no.
 
     Attributes:
         reason: one sentence with the server and the status.
-        retry: whether a further request may do better.
+        retry: True if a further request may do better.
         wait_s: seconds that the provider asks everybody to wait (Retry-After), None where it does not say.
     """
 
@@ -51,7 +51,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The request was sent and its answer cannot be read: it may have been billed, and is charged at its worst."""
+    """A request whose answer cannot be read: it may have been billed, and is charged at its worst."""
 
     reason: str
 
@@ -63,16 +63,20 @@ Ended = tuple[Outcome, Usage | None]  # and the row that was settled, None where
 
 
 class PaidCalls:
-    """Makes paid calls of one provider.
+    """Makes the paid calls of one provider.
+
+    One call makes at most `retries` + 1 requests. The HTTP clients below never repeat a request; the trajectory above
+    repeats a call that failed `rollout.limits.retries` times, so a call of a trajectory makes at most (retries + 1) x
+    (rollout.limits.retries + 1) requests.
 
     Args:
-        limiter: of the provider.
-        replay: None neither records nor replays.
+        limiter: limits of the provider.
+        replay: the record; None: calls are neither recorded nor replayed.
         timeout_s: how long a caller waits for one request; the request itself may take GRACE_S longer.
-        retries: further requests after those that were refused or lost.
+        retries: most further requests after those that were refused or lost.
         backoff_s: pause before the first retry; it doubles each time and is jittered by half. A provider's own
             Retry-After comes first.
-        prepare: called before the first request of a call, and raises where there is no point in making one.
+        prepare: function that is called before the first request of a call; it raises if no request can be made.
     """
 
     def __init__(
@@ -94,14 +98,14 @@ class PaidCalls:
     async def call(
         self, kind: str, request: Mapping[str, Any], worst: Usage, send: Send, *, budget: Budget
     ) -> Recorded:
-        """The answer to one call, from the record or from the provider.
+        """Return the answer to one call, from the record or from the provider.
 
         Args:
-            kind: the kind of call, for the record.
-            request: what identifies the call: JSON without secrets.
-            worst: the row of the dearest way that one request can end.
-            send: makes one request; it is cut after timeout_s + GRACE_S seconds.
-            budget: is charged with every request that is billed.
+            kind: kind of the call in the record.
+            request: JSON that identifies the call, without secrets.
+            worst: ledger row of the dearest way that one request can end.
+            send: function that makes one request; it is cut after timeout_s + GRACE_S seconds.
+            budget: budget that is charged with every request that is billed.
 
         Raises:
             BudgetExceeded: the worst case does not fit; nothing was sent, or nothing more.
@@ -117,10 +121,10 @@ class PaidCalls:
         return await self._replay.call(kind, request, run)
 
     async def close(self, patience_s: float = CLOSE_S) -> None:
-        """Waits for requests whose callers gave up; those that take longer are cut and charged at their worst.
+        """Wait for requests whose callers gave up; those that take longer are cut and charged at their worst.
 
-        No request is made afterwards, also for those that waited. Drain and close a `Replay` after its clients: late
-        answers are still recorded.
+        No request is made afterwards, not even for callers that wait. Drain and close a `Replay` after its clients:
+        late answers are still recorded.
         """
         self._closed.set()
         if self._open:
@@ -159,7 +163,7 @@ class PaidCalls:
         raise AssertionError
 
     async def _start(self, budget: Budget, worst: Usage, send: Send) -> asyncio.Task[Ended]:
-        """Starts one request once budget and provider let it; the task owns the reservation and the provider's slot."""
+        """Start one request once budget and provider let it; the task owns the reservation and the provider's slot."""
         self._check_open(worst)
         reservation = await budget.acquire(worst, note=False)
         try:
@@ -181,7 +185,7 @@ class PaidCalls:
             raise InfrastructureError(f"The client of {worst.name} is closed.")
 
     async def _request(self, reservation: Reservation, worst: Usage, send: Send) -> Ended:
-        """One request to its end; settles what it cost."""
+        """Make one request and settle what it cost."""
         start = time.perf_counter()
         row: Usage | None = worst  # if this task is cancelled: the request may have been billed
         limit = self._timeout_s + GRACE_S
@@ -215,7 +219,7 @@ class PaidCalls:
     async def _record_late(
         self, kind: str, request: Mapping[str, Any], task: asyncio.Task[Ended], charged: tuple[Usage, ...]
     ) -> None:
-        """An answer that came after its caller had left was paid all the same: the next one finds it."""
+        """Record an answer that came after its caller had left: it was paid, and the next caller finds it."""
         outcome, row = await task
         if self._replay is None or not isinstance(outcome, Recorded) or row is None:
             return
@@ -237,7 +241,7 @@ class PaidCalls:
 
 
 def read_key(variable: str, who: str) -> str:
-    """The key of a provider, from the environment and nowhere else; raises MissingKey: it is not set."""
+    """Return the key of a provider from the environment; raise MissingKey: it is not set."""
     key = os.environ.get(variable, "").strip()
     if not key:
         raise MissingKey(

@@ -29,7 +29,7 @@ class MissingPrice(KeyError):  # noqa: N818  named like the fact it states
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """One entry, all in dollars.
+    """Dollars for one model or tool.
 
     Attributes:
         input, cached_input, output: per million tokens; without `cached_input`, cached tokens cost as much as others.
@@ -46,13 +46,13 @@ class Price:
 
 @dataclass(frozen=True)
 class PriceList:
-    """What models and tools cost on a date.
+    """Prices of models and tools on a date.
 
     Attributes:
-        id: goes into every ledger row.
+        id: name of the list, which every ledger row bears.
         date: ISO date on which the prices held.
-        source: where they come from.
-        entries: price by model or tool.
+        source: origin of the prices.
+        entries: prices by model or tool.
         latencies: mean seconds by model and use ("answer", "search", ...), for menus; may be empty.
     """
 
@@ -64,7 +64,7 @@ class PriceList:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "PriceList":
-        """Reads {id, date, source, entries: {name: {input, cached_input, output, call, second}}, latencies: {...}}.
+        """Read {id, date, source, entries: {name: {input, cached_input, output, call, second}}, latencies: {...}}.
 
         Raises:
             ValueError: an unknown or missing key, or a price that is negative or no number.
@@ -99,7 +99,7 @@ class PriceList:
 
     @classmethod
     def load(cls, path: str | Path) -> "PriceList":
-        """Reads a file of conf/pricing. `base: NAME` in it completes it with the list NAME of the same folder.
+        """Read a file of conf/pricing. `base: NAME` in it completes it with the list NAME of the same folder.
 
         Raises:
             FileNotFoundError: no such file.
@@ -131,7 +131,7 @@ class PriceList:
         seconds: float = 0.0,
         calls: int = 1,
     ) -> float:
-        """Dollars of `calls` calls of the model or tool `name` that together took these tokens and seconds.
+        """Return the dollars of `calls` calls of the model or tool `name` that together took these tokens and seconds.
 
         `prompt_tokens` are all input tokens; `cached_tokens` are the part of them that came from the provider's cache.
 
@@ -154,14 +154,14 @@ class PriceList:
         return tokens / 1e6 + calls * price.call + seconds * price.second
 
     def over(self, base: "PriceList") -> "PriceList":
-        """This list, completed by `base` with what it does not sell; the id names both."""
+        """Return this list, completed by entries of `base` that it lacks; the id names both."""
         entries = {**base.entries, **self.entries}
         latencies = {**base.latencies, **self.latencies}
         both = {"id": f"{self.id}+{base.id}", "source": f"{self.source}; else {base.source}"}
         return replace(self, **both, entries=entries, latencies=latencies)
 
     def scaled(self, seed: int, low: float, high: float) -> "PriceList":
-        """Every entry's prices times a factor of its own, log-uniform in [low, high].
+        """Return the list with every entry's prices times a factor of its own, log-uniform in [low, high].
 
         The factor depends on the seed and the entry's name only. The id records seed and range, so a ledger row tells
         how to make its list again.

@@ -1,4 +1,4 @@
-"""The budget of a run and of its steps, and what is kept of it across restarts."""
+"""The budget of a run and of its steps, kept across restarts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,7 +18,7 @@ class Halted(Exception):  # noqa: N818  an event, no error
 
 
 def limits(budget: BudgetConfig, level: str) -> Limits:
-    """The limits of the level "run", "step" or "trajectory"."""
+    """Return the limits of the level "run", "step" or "trajectory"."""
     return Limits(*(getattr(budget, f"{level}_{unit}") for unit in ("usd", "tokens", "calls")))
 
 
@@ -49,14 +49,14 @@ class RunBudget:
 
     @property
     def spent(self) -> Spending:
-        """What all processes spent, the others until the last `share`."""
+        """Sum of what all processes spent, the others until the last `share`."""
         return total([self.run.spent, self._others.spent])
 
     def share(self, states: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """Deals out what is left of the run's budget among the processes; all of them call this.
+        """Deal out what is left of the run's budget among the processes; all of them call this.
 
         Args:
-            states: `run.get_state()` of every process; None: they exchange them.
+            states: `run.get_state()` of every process; None: the processes exchange them.
         """
         processes = self._processes
         if processes.count == 1:
@@ -69,16 +69,16 @@ class RunBudget:
         self.run.limits = _share(limits(self._config, "run"), processes, whole.spent, own.spent)
 
     def step(self) -> Budget:
-        """The budget of a new step, or this process's share of it."""
+        """Return the budget of a new step, or this process's share of it."""
         share = _share(limits(self._config, "step"), self._processes, Spending(), Spending())
         return Budget(share, name="step", parent=self.run)
 
     def close(self) -> None:
-        """Ends the writing of the bill; every call has ended."""
+        """Close the bill; every call has ended."""
         self._journal.close()
 
     def summary(self) -> dict[str, Any]:
-        """Dollars, tokens and calls of all processes, in all and by model or tool, dearest first."""
+        """Return dollars, tokens and calls of all processes, in all and by model or tool, dearest first."""
         whole = self.run
         if self._processes.count > 1:
             whole = Budget()
@@ -88,7 +88,7 @@ class RunBudget:
 
 
 def bill(directory: Path) -> tuple[State, State]:
-    """What the files of all processes of a run say was paid, and what was in flight at their end, at worst."""
+    """Read from the files of all processes what a run paid, and the worst cases of calls in flight at their end."""
     files = [_file(directory, 0), *_files_of_others(directory, 1)]
     paid, in_flight = zip(*(read_bill(file) for file in files), strict=True)
     return added(paid), added(in_flight)
@@ -99,13 +99,13 @@ def _file(directory: Path, index: int) -> Path:
 
 
 def _files_of_others(directory: Path, count: int) -> list[Path]:
-    """Of processes that the run had before it was restarted with `count` of them."""
+    """Return the files of processes that the run had before it was restarted with `count` of them."""
     found = {int(file.stem.removeprefix("spent-")): file for file in directory.glob("spent-[0-9]*.jsonl")}
     return [file for index, file in sorted(found.items()) if index >= count]
 
 
 def _share(whole: Limits, processes: Processes, spent: Spending, own: Spending) -> Limits:
-    """What one process may have spent when its share of what is left is used up too."""
+    """Return the limits of one process: what it spent and its share of what is left."""
     if processes.count == 1:
         return whole
 

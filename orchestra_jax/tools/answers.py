@@ -24,7 +24,7 @@ ANSWER_TOOL = ToolSpec(
 
 
 def extract_answer(text: str) -> str:
-    r"""The final answer within a reply.
+    r"""Return the final answer within a reply.
 
     In this order: the last `\boxed{...}`, the last `<answer>...</answer>`, what follows the last `####` on its line,
     else the last line that is not empty, without a leading "The answer is". Reasoning in `<think>` does not count.
@@ -40,7 +40,7 @@ def extract_answer(text: str) -> str:
 
 
 def marked_answer(reply: str) -> str | None:
-    r"""The last `\boxed{...}`, else the last `<answer>...</answer>`; None where neither is."""
+    r"""Return the last `\boxed{...}`, else the last `<answer>...</answer>`; None if there is neither."""
     boxed = _last_boxed(reply)
     if boxed is not None:
         return boxed.strip()
@@ -49,7 +49,7 @@ def marked_answer(reply: str) -> str | None:
 
 
 def tagged(text: str, tag: str) -> list[str]:
-    """What stands between each `<tag>` and the next `</tag>`, in order; in linear time, unlike a regular expression."""
+    """Return the texts between each `<tag>` and the next `</tag>`; in linear time, unlike a regular expression."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     found = list[str]()
     start = text.find(opening)
@@ -60,7 +60,7 @@ def tagged(text: str, tag: str) -> list[str]:
 
 
 def without_thinking(text: str) -> str:
-    """The reply without its reasoning: `<think>` blocks, and what a server that cuts the opening tag left of one.
+    """Return the reply without its reasoning: `<think>` blocks, and the rest of one whose opening tag a server cut.
 
     A block that never ends is all reasoning: the model ran out of tokens.
     """
@@ -71,7 +71,7 @@ def without_thinking(text: str) -> str:
 
 
 def matches(answer: str, references: Sequence[str]) -> bool:
-    """Whether the answer equals one of the references.
+    """Return whether the answer equals one of the references.
 
     Two numbers are compared as numbers ("$1,234.0" equals "1234"), other texts as they are (answers in Morse code are
     punctuation only) or after `normalize`. An empty answer matches nothing.
@@ -88,7 +88,7 @@ def matches(answer: str, references: Sequence[str]) -> bool:
 
 
 def parse_number(text: str) -> Decimal | None:
-    """The number that the whole text is, currency, percent sign, thousands commas and a final dot aside; else None."""
+    """Read a text that is a number, with or without currency, percent sign, commas and final dot; else return None."""
     core = text.strip().replace("\\", "").replace("\u2212", "-").strip("*")
     core = core.removesuffix(".").strip("$€£% ")
     if core[:1] in ("-", "+"):  # "-$5"
@@ -99,7 +99,7 @@ def parse_number(text: str) -> Decimal | None:
 
 
 def normalize(text: str) -> str:
-    """SQuAD's normalisation: lower case, no punctuation, no articles, single spaces.
+    """Normalise a text as SQuAD does: lower case, no punctuation, no articles, single spaces.
 
     Unlike SQuAD's, punctuation between digits stays (else 1.5 and 15 were equal) but for thousands commas, a minus
     sign before a number stays, and a text of articles only keeps them (the choice "A").
@@ -112,7 +112,7 @@ def normalize(text: str) -> str:
 
 
 def _without_blocks(text: str) -> str:
-    """The text without each `<think>` up to the next `</think>`."""
+    """Return the text without each `<think>` up to the next `</think>`."""
     kept, position = list[str](), 0
     while (start := text.find("<think>", position)) >= 0 and (end := text.find("</think>", start)) >= 0:
         kept.append(text[position:start])
@@ -121,7 +121,7 @@ def _without_blocks(text: str) -> str:
 
 
 def _last_boxed(text: str) -> str | None:
-    r"""Content of the last `\boxed{...}` with its braces balanced; None without one."""
+    r"""Return the content of the last `\boxed{...}` with balanced braces; None without one."""
     closes, open_ = dict[int, int](), list[int]()
     for brace in _BRACE.finditer(text):
         if brace[0] == "{":

@@ -1,4 +1,8 @@
-"""What a tool is, and the decorator that makes one of a function."""
+"""Tools: the class to subclass, the decorator that makes one of a function, and the registry of their names.
+
+The setting `tools.names` is read in two namespaces: as names of this registry, and by env=quickstart as names of the
+tools of its generated world (conf/tools/quickstart.yaml).
+"""
 
 import inspect
 import socket
@@ -24,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass
 class ToolContext:
-    """What a run's tools are made from: its settings, what is really paid, and the record of calls."""
+    """The material of a run's tools: its settings, the price list that is paid, and the record of calls."""
 
     cfg: WorldConfig
     prices: PriceList
@@ -33,11 +37,11 @@ class ToolContext:
 
     @property
     def live(self) -> bool:
-        """Whether calls are made at all, or only replayed: then a tool opens nothing."""
+        """True if calls are made; False if they are only replayed, so that a tool opens nothing."""
         return self.cfg.replay.mode != "replay"
 
     def share(self, make: "Callable[[ToolContext], T]") -> T:
-        """What `make` makes of this context: once, for all tools that ask for it."""
+        """Return what `make` makes of this context; it is made once, for all tools that ask for it."""
         if make not in self._shared:
             self._shared[make] = make(self)
         return cast(T, self._shared[make])
@@ -47,11 +51,11 @@ class Tool:
     """A plain tool of a run. Subclass it for a tool that opens something; else decorate a function with `tool`.
 
     Attributes:
-        spec: what the policy sees. `price_usd` is the tool's own price per call, where the price list has no entry of
-            its name; None: every price list needs one.
-        listed: whether price lists name it at all; False for what is never charged.
-        settings: what its answers depend on beside the arguments, for the record of calls; None: it keeps no record, or
-            does so itself.
+        spec: name, description and arguments as the policy sees them. `price_usd` is the tool's own price per call,
+            used if the price list has no entry of its name; None: every price list needs one.
+        listed: False for a tool that no price list names, since it is never charged.
+        settings: all that its answers depend on beside the arguments, for the record of calls; None: it keeps no
+            record, or does so itself.
     """
 
     spec: ToolSpec
@@ -59,23 +63,23 @@ class Tool:
     settings: Mapping[str, Any] | None = MappingProxyType({})
 
     def __init__(self, context: ToolContext) -> None:
-        """Opens what the tool needs; a subclass that needs nothing leaves this as it is."""
+        """Open what the tool needs; a subclass that needs nothing leaves this as it is."""
 
     async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult | str:
-        """Executes a call. Its ledger rows bear tokens and seconds, and dollars only where something is really paid.
+        """Execute a call. Its ledger rows bear tokens and seconds, and dollars only if something is really paid.
 
         Raises:
-            InfrastructureError: it failed through no fault of the policy; the sample is invalid.
+            InfrastructureError: the tool failed through no fault of the policy; the sample is invalid.
             BudgetExceeded: the budget does not allow the call.
         """
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Releases what the tool opened."""
+        """Release what the tool opened."""
 
     @classmethod
     def problems(cls, cfg: WorldConfig, prices: PriceList) -> list[str]:
-        """One sentence, with the fix, for everything in the `WorldConfig` that the tool lacks; starts nothing."""
+        """Return a sentence, with the fix, for everything that the tool lacks; start nothing."""
         return []
 
 
@@ -119,7 +123,7 @@ def tool(
     latency_s: float | None = None,
     local: bool = False,
 ) -> FunctionTool | Callable[[ToolFunction], FunctionTool]:
-    '''Decorator that makes a tool of an async function, also without parentheses.
+    '''Make a tool of an async function, also without parentheses.
 
     The first paragraph of its docstring describes the tool, "Args:" its arguments, and their annotations make the JSON
     schema: str, int, float, bool, Literal, list, dict, "X | None". An argument with a default may be left out. One that
@@ -142,10 +146,10 @@ def tool(
         ('area', ['width', 'height'])
 
     Args:
-        name: what the policy calls; the function's own by default.
-        price_usd: dollars per call, where the price list has no entry of this name; 0 is free.
+        name: name of the tool; the function's own by default.
+        price_usd: dollars per call if the price list has no entry of this name; 0 is free.
         latency_s: seconds per call that the menu shows and the reward counts; None: measured.
-        local: whether it runs on the user's own machine.
+        local: True if it runs on the user's own machine.
 
     Raises:
         TypeError: the function is not async, or an argument has a type that is none of these.
@@ -165,7 +169,7 @@ def tool(
 
 
 def unreachable(name: str, url: str | None, key: str = "tools.*") -> list[str]:
-    """One sentence where nothing answers at the address of `name`; an address that is no URL is none of a server."""
+    """Return one sentence if nothing answers at the address of `name`; a text that is no URL is no server's address."""
     if not (url or "").startswith("http"):
         return []
     parts = urlsplit(str(url))

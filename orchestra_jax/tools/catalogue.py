@@ -52,13 +52,13 @@ class Entry:
     """One tool of the catalogue.
 
     Attributes:
-        spec: without price and latency; its name is what the menu shows without aliases.
+        spec: the tool without price and latency, under its name in menus without aliases.
         handler: executes a call; its rows bear what was really paid, or no dollars yet.
-        role: of an expert, see ROLES; "" for a plain tool.
-        model: of an expert: its name in price lists.
+        role: role of an expert, see ROLES; "" for a plain tool.
+        model: name of an expert in price lists.
         billed: entries of the price list that a call is charged by, the model first; none for a simulated expert,
             whose rows and spec bear its own price.
-        for_task: of a simulated expert, which has to know the task: makes its handler for an episode.
+        for_task: function that makes the handler for an episode; only a simulated expert has to know the task.
     """
 
     spec: ToolSpec
@@ -69,18 +69,18 @@ class Entry:
     for_task: Callable[[Task], ToolHandler] | None = None
 
     def within(self, task: Task) -> "Entry":
-        """The entry in an episode of `task`."""
+        """Return the entry in an episode of `task`."""
         return self if self.for_task is None else replace(self, handler=self.for_task(task))
 
     @property
     def key(self) -> str:
-        """What the tool is, whatever a menu calls it: "python", "generalist/gpt-5"."""
+        """Identity of the tool, whatever a menu calls it: "python", "generalist/gpt-5"."""
         return f"{self.role}/{self.model}" if self.role else self.spec.name
 
 
 @dataclass(frozen=True)
 class Instance:
-    """What one task offers.
+    """The menu of one task.
 
     Attributes:
         tools: the menu with prices and latencies.
@@ -131,18 +131,18 @@ class Catalogue:
 
     @property
     def _required(self) -> list[str]:
-        """Keys of what every menu has."""
+        """Keys of the tools that every menu has."""
         return [key for key in self.entries if key == ANSWER_TOOL.name or key in self.rule.always]
 
     @property
     def largest(self) -> int:
-        """Tools of the largest menu."""
+        """Number of tools in the largest menu."""
         if self.rule.form == "released":
             return len(_FUNCTIONS)
         return self._sizes(len(self.entries))[1]
 
     def instance(self, seed: int) -> Instance:
-        """The instance of a seed, always the same."""
+        """Return the instance of a seed, always the same."""
         rng = np.random.default_rng(seed)
         draw = self.book.draw(rng)
         make = self._functions if self.rule.form == "released" else self._menu
@@ -159,7 +159,7 @@ class Catalogue:
         budget: Budget,
         own: Mapping[str, ToolHandler] = MappingProxyType({}),
     ) -> ToolExecutor:
-        """Executes the calls of an episode of `task`, which has the tools of the instance of `record`.
+        """Make the executor of an episode of `task`, which has the tools of the instance of `record`.
 
         One is made for each episode, as the released form keeps notes. `own` are handlers of further tools, which the
         task brings and no list prices: they are charged what their rows and specs say.
@@ -174,7 +174,7 @@ class Catalogue:
         return ToolExecutor(task.tools, {**handlers, **own}, budget, shown, paid)
 
     def _menu(self, rng: np.random.Generator, prices: PriceList) -> tuple[tuple[ToolSpec, ...], dict[str, str]]:
-        """The separate form: the chosen tools, in random order where names or subset are random."""
+        """Draw a menu of the separate form, in random order if names or subset are random."""
         chosen = list(self.entries.values())
         if self.rule.subset or self.rule.aliases:
             size = self._size(rng, len(chosen))
@@ -190,7 +190,7 @@ class Catalogue:
         return tools, {name: entry.key for name, entry in names.items()}
 
     def _aliases(self, rng: np.random.Generator, count: int) -> list[str]:
-        """What so many experts are called, in the order of the menu."""
+        """Return names for so many experts, in the order of the menu."""
         if not self.rule.letters:
             return [f"expert-{number}" for number in range(1, count + 1)]
         names = list(ascii_uppercase)
@@ -199,14 +199,14 @@ class Catalogue:
         return [names[index] for index in rng.permutation(len(names))[:count]]
 
     def _hosted(self, rng: np.random.Generator, chosen: Sequence[Entry]) -> set[str]:
-        """Models that run on the user's own machines in this instance, whatever their roles."""
+        """Draw the models that run on the user's own machines in this instance, whatever their roles."""
         if not self.rule.self_hosted:
             return set()
         able = sorted({entry.model for entry in chosen if OPEN_WEIGHTS in entry.spec.traits})
         return {model for model in able if rng.random() < self.rule.self_hosted}
 
     def _functions(self, rng: np.random.Generator, prices: PriceList) -> tuple[tuple[ToolSpec, ...], dict[str, str]]:
-        """The released form: three functions, whose models are named by number in random order."""
+        """Draw a menu of the released form: three functions, whose models are numbered in random order."""
         tools, names = list[ToolSpec](), dict[str, str]()
         for use, (function, description) in _FUNCTIONS.items():
             offered = [entry for entry in self.entries.values() if entry.role and ROLES[entry.role].use == use]
@@ -226,18 +226,18 @@ class Catalogue:
         return tuple(tools), names
 
     def _size(self, rng: np.random.Generator, count: int) -> int:
-        """How many of `count` tools or models are offered."""
+        """Draw how many of `count` tools or models are offered."""
         fewest, most = self._sizes(count)
         return int(rng.integers(fewest, most + 1))
 
     def _sizes(self, count: int) -> tuple[int, int]:
-        """Fewest and most that are offered of `count`."""
+        """Return the fewest and the most that are offered of `count`."""
         most = min(self.rule.most or count, count) if self.rule.subset else count
         return min(self.rule.fewest, most) if self.rule.subset else count, most
 
 
 def _released(question: str, choices: Mapping[str, Entry], handlers: Mapping[str, ToolHandler]) -> ToolHandler:
-    """The functions of one episode in the released form; what they find is told to those that are called later."""
+    """Make the functions of one episode in the released form; later calls are told what earlier ones found."""
     notes = list[str]()
 
     async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
@@ -255,7 +255,7 @@ def _released(question: str, choices: Mapping[str, Entry], handlers: Mapping[str
 
 
 def price_words(price: Price) -> str:
-    """A price as the menu states it, e.g. "$1.25 per million input tokens, $10 per million output tokens"."""
+    """Return a price as the menu states it, e.g. "$1.25 per million input tokens, $10 per million output tokens"."""
     parts = [
         (price.input, "per million input tokens"),
         (price.output, "per million output tokens"),
@@ -266,7 +266,7 @@ def price_words(price: Price) -> str:
 
 
 def _accounted(entry: Entry, paid: PriceList) -> ToolHandler:
-    """The entry's handler. One that reports no row spent nothing: the ledger gets a row that says so."""
+    """Wrap the entry's handler: a call that reports no row spent nothing, and gets a row that says so."""
     nothing = Usage(entry.model or entry.spec.name, price_list=paid.id)
 
     async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
@@ -277,9 +277,9 @@ def _accounted(entry: Entry, paid: PriceList) -> ToolHandler:
 
 
 def _priced(entry: Entry, name: str, prices: PriceList, hosted: bool) -> ToolSpec:
-    """The tool as the menu shows it. Prices are words of the description, since calls are charged by their rows.
+    """Return the tool as the menu shows it. Prices are words of the description, since calls are charged by their rows.
 
-    What no list names is charged by its spec, whose price the chat format puts into words.
+    A tool that no list names is charged by its spec, whose price the chat format puts into words.
     """
     spec, latency = replace(entry.spec, name=name, local=entry.spec.local or hosted), _latency(entry, prices)
     if not entry.billed:
@@ -307,7 +307,7 @@ def _latency(entry: Entry, prices: PriceList) -> float | None:
 
 
 def role_seconds(model: str, role: str, prices: PriceList) -> float | None:
-    """Mean seconds of an expert in a role; of its other uses where that one was not measured; None: nothing was."""
+    """Return the mean seconds of an expert in a role, else of its other uses; None if none was measured."""
     uses = prices.latencies.get(model)
     return uses.get(ROLES[role].use, sum(uses.values()) / len(uses)) if uses else None
 

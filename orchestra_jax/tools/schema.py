@@ -1,4 +1,4 @@
-"""JSON schema in and out: what a chat template is given, and whether a call's arguments fit."""
+"""JSON schemas of tools: for chat templates, and to check the arguments of calls."""
 
 import json
 import math
@@ -20,7 +20,7 @@ TYPES = {
 
 
 def to_openai(spec: ToolSpec, *, show_price: bool = True) -> dict[str, Any]:
-    """The tool as the OpenAI API and Qwen3's chat template expect it.
+    """Return the tool as the OpenAI API and Qwen3's chat template expect it.
 
     With `show_price` the menu's price and latency, where it has them, end the description: the policy reads them.
     """
@@ -31,7 +31,7 @@ def to_openai(spec: ToolSpec, *, show_price: bool = True) -> dict[str, Any]:
 
 
 def price_note(spec: ToolSpec) -> str:
-    """Price per call, latency and place in words, e.g. "Price: $0.002 per call. Latency: 3 s. Runs locally."."""
+    """Return price per call, latency and place in words, e.g. "Price: $0.002 per call. Latency: 3 s. Runs locally."."""
     parts = []
     if spec.price_usd is not None:
         parts.append(f"Price: ${spec.price_usd:.6g} per call." if spec.price_usd else "Price: free.")
@@ -43,7 +43,7 @@ def price_note(spec: ToolSpec) -> str:
 
 
 def validate_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str | None:
-    """None when `arguments` fit the tool's schema, else one sentence that the policy reads as the observation."""
+    """Return None if `arguments` fit the tool's schema, else one sentence that the policy reads as the observation."""
     if not isinstance(arguments, Mapping):
         return f"The arguments of {spec.name} must be a JSON object, not {_json_type(arguments)}."
     validator = _validator(_key(spec.parameters))
@@ -53,7 +53,7 @@ def validate_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str | No
 
 
 def check_spec(spec: ToolSpec) -> None:
-    """Raises ValueError, in one sentence, when the tool cannot be offered to a policy."""
+    """Raise ValueError, one sentence, if the tool cannot be offered to a policy."""
     if not _NAME.fullmatch(spec.name):
         raise ValueError(f"Tool name {spec.name!r} must be 1 to 64 letters, digits, '_' or '-'.")
     if not spec.description.strip():

@@ -12,10 +12,11 @@ _ARGUMENT = re.compile(r" {4}(\w+)(?: \([^)]*\))?: +(.*)")  # a line below "Args
 
 
 def signature(function: Callable[..., Any], *, filled: type) -> tuple[str, dict[str, Any], str | None]:
-    """A function as a tool: its description, the JSON schema of its arguments, and the argument that is filled in.
+    """Return a function's description, the JSON schema of its arguments, and the name of the argument to fill in.
 
     Args:
-        function: annotated; the first paragraph of its docstring is the description, "Args:" describes the arguments.
+        function: annotated function; the first paragraph of its docstring is the description, "Args:" describes the
+            arguments.
         filled: type of the argument that is no part of the schema.
 
     Raises:
@@ -49,7 +50,7 @@ def signature(function: Callable[..., Any], *, filled: type) -> tuple[str, dict[
 
 
 def _typed(hint: Any) -> dict[str, Any]:
-    """The JSON schema of an annotation; raises LookupError where there is none."""
+    """Return the JSON schema of an annotation; raise LookupError if there is none."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Literal:
         kinds = {TYPES[type(value)] for value in inner}
@@ -64,7 +65,7 @@ def _typed(hint: Any) -> dict[str, Any]:
 
 
 def _described(paragraphs: list[str]) -> dict[str, str]:
-    """Argument -> its description, of the paragraph that begins with "Args:"."""
+    """Return the description of each argument, from the paragraph that begins with "Args:"."""
     found, name = dict[str, str](), ""
     for paragraph in paragraphs:
         if paragraph.startswith("Args:"):

@@ -1,4 +1,4 @@
-"""What is known of the models that come with us: conf/models.yaml."""
+"""Facts about models: conf/models.yaml."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,10 +18,10 @@ class ModelCard:
     """Facts of one model.
 
     Attributes:
-        maker: who trained it.
-        open_weights: whether anybody can run it.
+        maker: company that trained it.
+        open_weights: True if anybody can run it.
         about: strengths and weaknesses for a menu, without name and price.
-        api: what its endpoint takes, as fields of `expert.Expert`.
+        api: fields of `expert.Expert` that its endpoint needs.
     """
 
     maker: str
@@ -31,7 +31,7 @@ class ModelCard:
 
     @property
     def traits(self) -> tuple[str, ...]:
-        """What a user may prefer it for."""
+        """Traits for which a user may prefer the model."""
         return (MADE_BY + self.maker, OPEN_WEIGHTS) if self.open_weights else (MADE_BY + self.maker,)
 
     @property
@@ -42,13 +42,13 @@ class ModelCard:
 
 @cache
 def model_cards() -> Mapping[str, ModelCard]:
-    """The cards by the models' names in price lists."""
+    """Read the cards, by the models' names in price lists."""
     config = OmegaConf.to_container(OmegaConf.load(CARDS))
     assert isinstance(config, dict)
     return {str(name): ModelCard(**card) for name, card in config["models"].items()}
 
 
 def api_fields(model: str) -> Mapping[str, Any]:
-    """What a model's endpoint takes, as fields of `expert.Expert`; nothing of one without a card."""
+    """Return the fields of `Expert` that a model's endpoint needs; none for a model without a card."""
     card = model_cards().get(model)
     return card.api if card else {}

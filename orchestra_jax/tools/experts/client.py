@@ -1,7 +1,7 @@
 """Language models as experts: any endpoint that speaks OpenAI's chat completions.
 
-The `openai` client carries the requests; retries, limits, budgets and the record are ours (money/paid.py), since every
-single attempt is counted.
+The `openai` client carries the requests, each once; retries, limits, budgets and the record are in money/paid.py, since
+every single request is counted.
 """
 
 import json
@@ -44,12 +44,12 @@ for _name in ("httpx", "httpx2"):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an expert wrote.
+    """A reply of an expert.
 
     Attributes:
         text: the reply, "" where there is none.
         usage: a row for the answer, after those of requests whose answer was lost and that may have been billed.
-        finish_reason: "stop" | "length" | "content_filter" | what else the server says.
+        finish_reason: "stop" | "length" | "content_filter" | another word of the server.
     """
 
     text: str
@@ -59,20 +59,20 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class PromptTooLong(Refused):
-    """The server finds the prompt longer than its context."""
+    """A request that the server refused because the prompt is longer than its context."""
 
     def final(self) -> "PromptTooLong":
-        """The same of a prompt that is not cut, so that no further request does better."""
+        """Return the same outcome without a retry: the prompt is not cut, so no further request does better."""
         return replace(self, retry=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Unsupported(Refused):
-    """The server finds something wrong with the fields of the request."""
+    """A request that the server refused because of its fields."""
 
 
 class ExpertClient:
-    """Calls one expert. Needs neither key nor network as long as every answer is in the record.
+    """Calls one expert. It needs neither key nor network as long as every answer is in the record.
 
     A ledger row's seconds are those of the request that was answered, without the wait for a place at the provider.
 
@@ -80,10 +80,10 @@ class ExpertClient:
         counter: counts the tokens of its prompts.
 
     Args:
-        expert: what to call.
-        prices: must have an entry for it.
-        replay: records and replays; None does neither.
-        limiter: of the provider, shared with its other experts; None makes one. `expert_clients` does all this.
+        expert: model to call.
+        prices: price list with an entry for it.
+        replay: the record; None: calls are neither recorded nor replayed.
+        limiter: limits of the provider, shared with its other experts; None makes them. `expert_clients` shares them.
         backoff_s: see `PaidCalls`.
 
     Raises:
@@ -124,15 +124,16 @@ class ExpertClient:
         response_format: Mapping[str, Any] | None = None,
         sample: int = 0,
     ) -> Completion:
-        """One completion.
+        """Ask for one completion.
 
         Args:
             messages: {"role", "content"} each. Too long ones are cut: see `context.fit`; control strings of chat
                 templates are broken up: see `quoting`.
-            role: of the ledger rows: "tool", "judge" or "user_simulator".
-            max_tokens: at most those of the expert.
+            budget: budget that pays.
+            role: role of the ledger rows: "tool", "judge" or "user_simulator".
+            max_tokens: most tokens of the reply; never more than the expert's own.
             stop: texts that end the completion.
-            response_format: of a structured output. A server that refuses it is asked without, from then on.
+            response_format: format of a structured output. A server that refuses it is asked without from then on.
             sample: another number is another sample of the same request in the record.
 
         Raises:
@@ -174,12 +175,12 @@ class ExpertClient:
         return self._completion(recorded)
 
     def spare(self, text: str, messages: int) -> int:
-        """Tokens that are left for a prompt of so many messages beside this text of it, by our own count."""
+        """Count the tokens that are left for a prompt of so many messages beside this text of it."""
         room = self.expert.context_tokens - self.expert.max_tokens
         return room - self.counter.estimate([{"content": ""}] * messages) - self.counter.count(text)
 
     def check(self) -> None:
-        """Sees that the expert can be called: raises now what `chat` would raise later.
+        """Check that the expert can be called: raise now what `chat` would raise later.
 
         Raises:
             MissingKey: the environment has no key.
@@ -190,18 +191,18 @@ class ExpertClient:
         self._key = read_key(variable, f"Expert {self.expert.name!r}") if variable else ""
 
     def _safe(self, message: ChatMessage) -> dict[str, str]:
-        """The message with texts that every tokenizer takes and none takes for a turn's beginning or end."""
+        """Return the message with texts that every tokenizer takes and none takes for a turn's beginning or end."""
         return {key: self._neutralise(valid_text(value)) for key, value in message.items()}
 
     async def close(self, patience_s: float = CLOSE_S) -> None:
-        """Waits for requests whose callers gave up, until `patience_s`, and drops the connections."""
+        """Wait for requests whose callers gave up, until `patience_s`, and drop the connections."""
         await self._calls.close(patience_s)
         if self._client is not None:
             await self._client.close()
             self._client = None
 
     async def _send_formatted(self, body: dict[str, Any], role: str) -> Outcome:
-        """`_send`, once more without the format of the answer where the server refuses the request because of it."""
+        """Send a request, and once more without the format of the answer if the server refuses it because of that."""
         if not self._formats:
             body.pop("response_format", None)
         outcome = await self._send(body, role)
@@ -217,7 +218,7 @@ class ExpertClient:
         return outcome
 
     async def _send(self, body: Mapping[str, Any], role: str) -> Outcome:
-        """One request, and what became of it. Never raises the client's errors: they hold the request and its key."""
+        """Make one request and return its outcome. The client's errors hold the key and are never raised."""
         client, openai = self._connect(), _openai()
         server = f"{self.expert.name} at {self.expert.provider}"
         start = time.perf_counter()
@@ -247,17 +248,17 @@ class ExpertClient:
         return Recorded(value, (self.prices.priced(row),))
 
     def _answer(self, content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """What is recorded of an answer, and the tokens that it names; raises Unreadable."""
+        """Return what is recorded of an answer, and the tokens that it names; raise Unreadable."""
         reply = read_reply(content)
         return {"text": reply.text, "finish_reason": reply.finish_reason}, reply.tokens
 
     def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
-        """The tokens of a request whose answer names none, by our own count."""
+        """Count the tokens of a request whose answer names none."""
         written = min(self.counter.count(value["text"]), body[self.expert.max_tokens_field])
         return {"prompt_tokens": self.counter.estimate(body["messages"]), "completion_tokens": written}
 
     def _completion(self, recorded: Recorded) -> Completion:
-        """The completion, from a record too that others wrote."""
+        """Return the completion, also from a record that others wrote."""
         value = recorded.value
         if not isinstance(value, dict) or not all(isinstance(value.get(key), str) for key in _RECORDED):
             raise InfrastructureError(
@@ -281,7 +282,7 @@ class ExpertClient:
         return kind(f"{reason}.", retry, retry_after(error.response.headers) if retry else None)
 
     def _connect(self) -> "openai.AsyncOpenAI":
-        """The client, made when it is first needed: a run that is replayed needs neither key nor package."""
+        """Return the client, made when it is first needed: a run that is replayed needs neither key nor package."""
         if self._client is None:
             self.check()
             expert = self.expert
@@ -292,7 +293,7 @@ class ExpertClient:
 def expert_clients(
     experts: Iterable[Expert], prices: PriceList, *, replay: Replay | None = None, backoff_s: float = 0.5
 ) -> dict[str, ExpertClient]:
-    """A client per expert, by name; those of one server share its limits.
+    """Make a client per expert, by name; those of one server share its limits.
 
     Raises:
         ValueError: two experts of one name, or with different limits for one server.

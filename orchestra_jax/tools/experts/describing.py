@@ -29,7 +29,7 @@ TRIES = 3  # descriptions asked for until one may be shown
 
 @dataclass(frozen=True, kw_only=True)
 class DescriptionJob:
-    """What is described, by whom and from what.
+    """A job of describing: the experts, the writer and the tasks.
 
     Attributes:
         experts: the models, writers included.
@@ -62,10 +62,11 @@ class DescriptionJob:
                 raise ValueError(f"{name!r} would describe itself; name a writer that is another model.")
 
     def writer(self, subject: str) -> str:
+        """Return the first writer that is another model than the subject."""
         return next(name for name in self.writers if name != subject)
 
     def clients(self, replay: Replay | None) -> dict[str, ExpertClient]:
-        """A client of each model that takes part."""
+        """Make a client of each model that takes part."""
         names = {*self.subjects, *(self.writer(subject) for subject in self.subjects)}
         return expert_clients((e for e in self.experts if e.name in names), self.prices, replay=replay)
 
@@ -76,7 +77,7 @@ class UnusableDescription(Exception):  # noqa: N818  named like the fact it stat
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What describing is expected to take.
+    """Expected calls, tokens and dollars of describing.
 
     Attributes:
         name: model, or "total".
@@ -93,14 +94,14 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What `describe` came to: descriptions by expert, and one sentence by expert that has none."""
+    """Results of `describe`: descriptions by expert, and one sentence for each expert that has none."""
 
     descriptions: Mapping[str, str]
     problems: Mapping[str, str]
 
 
 async def forecast(job: DescriptionJob) -> tuple[Forecast, ...]:
-    """What `describe` will cost, by model, dearest first, and in total; calls that are recorded cost nothing.
+    """Forecast what `describe` will cost, by model, dearest first, and in total; recorded calls cost nothing.
 
     Expected are as many completion tokens as the recorded replies of the model have, else EXPECTED_TOKENS. The worst
     case is `max_tokens` in every reply and TRIES descriptions; requests that are billed and lost are not in it.

@@ -70,7 +70,7 @@ def sample(examples: Sequence[Question], count: int, seed: int = 0) -> list[Ques
 
 
 def flaw(text: str, subject: Expert, examples: Sequence[Question]) -> str | None:
-    """Why a description may not be shown to a policy, one sentence; None where it may.
+    """Return a sentence on why a description may not be shown to a policy, or None if it may.
 
     No answer may be in it as it stands (but for single letters, "yes" and their like, which tell nothing), no run of
     eight words of a question, not the model's name, and no price.

@@ -74,7 +74,7 @@ def read_refusal(error: "openai.APIStatusError") -> tuple[str, str]:
 
 
 def connect(library: ModuleType, url: str, key: str, timeout_s: float) -> "openai.AsyncOpenAI":
-    """A client that makes each request once, follows no redirect, and reads MOST_BYTES of an answer at most."""
+    """Make a client that makes each request once, follows no redirect, and reads MOST_BYTES of an answer at most."""
 
     class Limited(library.DefaultAsyncHttpxClient):  # type: ignore[name-defined]
         async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a description is written from: an expert's replies to tasks, as the writer reads and the file keeps them."""
+"""Evidence for a description: an expert's replies to tasks, as the writer reads and the file keeps them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ WRITER_SYSTEM = (
 
 @dataclass(frozen=True, slots=True)
 class SampleAnswer:
-    """What an expert came to on one task.
+    """The result of an expert on one task.
 
     Attributes:
         task: its id.
@@ -52,7 +52,7 @@ class SampleAnswer:
 
 
 def question(example: Question) -> list[dict[str, str]]:
-    # What an expert that is a tool is asked with, so that the evidence holds for the tool.
+    """Return the messages that ask an expert a question, as the tool does, so that the evidence holds for the tool."""
     return messages(ROLES[Role.generalist].system, f"Question: {example.question}")
 
 
@@ -85,7 +85,7 @@ def entry(
     examples: Sequence[Question],
     answers: Sequence[SampleAnswer],
 ) -> dict[str, Any]:
-    """What the file keeps of a subject: its description with the evidence, without questions and reference answers."""
+    """Return the file's entry of a subject: its description with the evidence, without questions and references."""
     graded = [answer for answer in answers if answer.right is not None]
     kept = [name for name in SampleAnswer.__slots__ if name != "reply"]
     return {

@@ -1,4 +1,4 @@
-"""What an expert is: a model behind an endpoint, its limits, and the file that lists several."""
+"""An expert: a model behind an endpoint, with its limits; and the file that lists several."""
 
 import math
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Expert:
         max_tokens: most completion tokens of a call, reasoning included.
         temperature: None where the model takes none.
         timeout_s: how long a caller waits for one request.
-        retries: further requests after a status 429 or 5xx, or a broken connection.
+        retries: most further requests after a status 429 or 5xx, or a broken connection; see `PaidCalls`.
         concurrency: requests under way at once, for all experts of this server together.
         requests_per_minute: the same for their rate; None for no limit.
         tokenizer: path of the model's tokenizer.json or its folder. Without it prompts are counted by a third of
@@ -85,7 +85,7 @@ class Expert:
         self._check_extra()
 
     def _check_extra(self) -> None:
-        """Raises ValueError: `extra` is no JSON, or sets what decides of the bill, the record or the answer's form."""
+        """Raise ValueError if `extra` is no JSON, or sets a field that decides bill, record or form of the answer."""
         try:
             CANONICAL.encode(self.extra)
             taken = sorted(_RESERVED & self.extra.keys())
@@ -97,12 +97,12 @@ class Expert:
 
     @property
     def provider(self) -> str:
-        """What limits are shared by: the address."""
+        """Address of the server, whose experts share its limits."""
         return self.base_url.rstrip("/")
 
 
 def read_experts(path: str | Path) -> list[Expert]:
-    """Experts of a YAML file: {defaults: {field: value}, experts: {name: {field: value}}} with the fields of `Expert`.
+    """Read a YAML file: {defaults: {field: value}, experts: {name: {field: value}}} with the fields of `Expert`.
 
     What the file leaves out is as conf/models.yaml has it for a model of this name.
 

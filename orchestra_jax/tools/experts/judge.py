@@ -1,4 +1,4 @@
-"""The judge: whether an answer means one of the references, whatever the answer says to it."""
+"""The judge, which decides whether an answer means one of the references, whatever the answer says to it."""
 
 import hashlib
 import json
@@ -74,7 +74,7 @@ class Judge:
         self._client, self._tries = client, tries
 
     async def judge(self, question: str, answer: str, references: Sequence[str], *, budget: Budget) -> Verdict:
-        """Whether the answer means one of the references.
+        """Judge whether the answer means one of the references.
 
         Raises:
             InfrastructureError: no verdict in any sample: the judge failed, which is not a wrong answer.
@@ -101,7 +101,7 @@ class Judge:
         )
 
     def _messages(self, question: str, answer: str, references: Sequence[str]) -> list[dict[str, str]]:
-        """The prompt, in which the candidate, if anything, is cut: the question, the references and the end stay."""
+        """Return the prompt. If it is too long the candidate is cut; question, references and end stay whole."""
         question, answer, *references = map(valid_text, (question, _break_verdicts(answer), *references))
         quoted = Quotation([question, answer, *references])
         given = [quoted.part("question", question), *(quoted.part("reference answer", each) for each in references)]
@@ -116,9 +116,9 @@ class Judge:
 
 
 def read_verdict(reply: str) -> bool | None:
-    """The verdict that ends a reply without its reasoning: a JSON object, or `<answer>` tags; None where none does.
+    """Read the verdict that ends a reply without its reasoning: a JSON object, or `<answer>` tags; else return None.
 
-    What comes before the end may quote the candidate, and with it verdicts of the candidate's own.
+    The text before the end may quote the candidate, and with it the candidate's own verdicts.
     """
     text = reply.strip().removesuffix("```").rstrip()
     if text.endswith("}"):
@@ -131,7 +131,7 @@ def read_verdict(reply: str) -> bool | None:
 
 
 def _last_object(text: str) -> Any:
-    """The JSON object that ends the text; the whole text where that is one, so that nothing within a string counts."""
+    """Read the JSON object that ends the text; the whole text if it is one, so that nothing within a string counts."""
     for start in (text.find("{"), text.rfind("{")):
         try:
             return read_json(text[start:].encode("utf-8", "replace"))

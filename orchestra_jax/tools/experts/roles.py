@@ -37,15 +37,15 @@ STOP = "###STOP###"
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertRole:
-    """What an expert is called for.
+    """A role of an expert.
 
     Attributes:
-        system: what the model is told.
-        description: what the policy reads about the tool.
-        argument, meaning: its argument beside "context", and what the policy reads about that.
+        system: system message of the model.
+        description: text about the tool for the policy.
+        argument, meaning: its argument beside "context", and the text about it for the policy.
         follows: argument of the tool that takes what the model wrote ("query", "code"); None: the reply is the result.
-        prefix: what the names of its choices begin with in the paper's released form.
-        use: "search" | "reason" | "answer": its function in that form, and whose latency the price list gives.
+        prefix: beginning of the names of its choices in the paper's released form.
+        use: "search" | "reason" | "answer": its function in that form, for which the price list gives latencies.
     """
 
     system: str
@@ -112,7 +112,7 @@ def expert_tool(
     local: bool = False,
     traits: tuple[str, ...] = (),
 ) -> tuple[ToolSpec, ToolHandler]:
-    """A model in a role of ROLES as a tool; `answers.extract_answer` finds the answer in a reply.
+    """Make a tool of a model in a role of ROLES; `answers.extract_answer` finds the answer in a reply.
 
     Args:
         role: a key of ROLES.
@@ -181,7 +181,7 @@ class UserSimulator:
         sample: int = 0,
         response_format: Mapping[str, Any] | None = None,
     ) -> UserTurn:
-        """The user's next words.
+        """Write the user's next words.
 
         Args:
             conversation: {"role": "user" | "assistant", "content"} so far; may be empty, then the user opens.
@@ -202,7 +202,7 @@ class UserSimulator:
 
 
 def python_block(text: str) -> str | None:
-    """The last fenced block that is Python or names no language, closed or not; None without one."""
+    """Return the last fenced block that is Python or names no language, closed or not; None without one."""
     last, start = "", text.find(_FENCE)
     while start >= 0 and (line_end := text.find("\n", start)) >= 0:
         language = _LANGUAGE.match(text, start + len(_FENCE), line_end)
@@ -215,12 +215,12 @@ def python_block(text: str) -> str | None:
 
 
 def messages(system: str, user: str) -> list[dict[str, str]]:
-    """A conversation of two messages."""
+    """Return a conversation of two messages."""
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def _query(text: str) -> str:
-    """What is marked, else a bare line: a page of prose is no query."""
+    """Return the marked query, else a reply of one line: a page of prose is no query."""
     marked = marked_answer(text)
     query = (text if "\n" not in text else "") if marked is None else marked
     return query.strip().strip('"')[:_QUERY_CHARS]

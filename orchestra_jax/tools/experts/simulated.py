@@ -64,7 +64,7 @@ class SimulatedExpert:
             )
 
     def knows(self, question: str, family: str) -> bool:
-        """Whether this expert answers this question rightly.
+        """Return whether this expert answers this question rightly.
 
         Raises:
             ValueError: the skill table has neither the family nor "*".
@@ -75,7 +75,7 @@ class SimulatedExpert:
         return self._draw(question)[0] < skill
 
     def answer(self, question: str, right: str, family: str, distractors: Sequence[str]) -> str:
-        """The right answer, or one of the distractors that differ from it; `question` is what identifies the draw.
+        """Return the right answer, or one of the distractors that differ from it; `question` identifies the draw.
 
         Raises:
             ValueError: an unknown family, or no distractor differs from the right answer.
@@ -90,13 +90,13 @@ class SimulatedExpert:
         return wrong[int(self._draw(question)[1] * len(wrong))]
 
     def fails(self, question: str, attempt: int) -> bool:
-        """Whether the call number `attempt` about a question fails: drawn for each attempt, so that retries succeed."""
+        """Return whether call number `attempt` about a question fails; each has a draw, so retries succeed."""
         return self._draw(f"{question}\x1f{attempt}")[0] < self.failure_rate
 
     def call(
         self, question: str, right: str, family: str, distractors: Sequence[str], *, attempt: int = 0
     ) -> ToolResult:
-        """`answer` as a tool result with its ledger row.
+        """Return `answer` as a tool result with its ledger row.
 
         Raises:
             InfrastructureError: this attempt fails; it costs nothing.
@@ -143,7 +143,7 @@ class SimulatedTool:
         self._asked: Counter[str] = Counter()
 
     def handler(self, task: Task) -> ToolHandler:
-        """The tool within an episode of this task.
+        """Return the handler for an episode of this task.
 
         Its calls raise InfrastructureError as often as `failure_rate` says.
 
@@ -171,7 +171,7 @@ class SimulatedTool:
 
 
 def experts_from_config(config: Mapping[str, Any]) -> list[SimulatedExpert]:
-    """Experts of {seed: 0, experts: {name: {skill: {family: 0.9, "*": 0.5}, price_usd: 0.01, ...}}}.
+    """Read experts of {seed: 0, experts: {name: {skill: {family: 0.9, "*": 0.5}, price_usd: 0.01, ...}}}.
 
     Raises:
         ValueError: an unknown key, no skill, or a value out of its range.
@@ -192,14 +192,14 @@ def experts_from_config(config: Mapping[str, Any]) -> list[SimulatedExpert]:
 
 
 def skills_in_words(skill: Mapping[str, float]) -> str:
-    """A description that tells the truth: 'Answers questions. Right answers: 90% in maths, 40% elsewhere.'"""
+    """Return a description that tells the truth: 'Answers questions. Right answers: 90% in maths, 40% elsewhere.'"""
     named = [f"{share:.0%} in {family}" for family, share in skill.items() if family != ANY]
     rest = [f"{skill[ANY]:.0%} {'elsewhere' if named else 'in all fields'}"] if ANY in skill else []
     return f"Answers questions. Right answers: {', '.join(named + rest)}."
 
 
 def near_numbers(right: str) -> list[str]:
-    """The answer with another number for its last one ("72 km": "71 km", "73 km", ...); empty without a number."""
+    """Return the answer with other numbers for its last one ("72 km": "71 km", "73 km", ...), or nothing."""
     text = _THOUSANDS.sub("", right)
     found = list(_NUMBER.finditer(text))
     if not found:

@@ -24,7 +24,9 @@ _PAGES = 100  # of a tool list, whose end a broken server never reaches
 
 
 class Connection:
-    """Opens at once, and closes once it was `retire`d and its last call has ended. Used in one event loop.
+    """A connection that opens at once, and closes when it was retired and its last call has ended.
+
+    It is used in one event loop.
 
     Attributes:
         retired: it takes no further calls.
@@ -38,11 +40,11 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing of it is left."""
+        """True if nothing of it is left."""
         return self._task.done()
 
     async def open(self, patience_s: float) -> dict[str, Any]:
-        """Waits until it can be used; who the server is and what it offers, as plain JSON.
+        """Wait until it can be used; return the server's name, version and tools as plain JSON.
 
         Raises:
             InfrastructureError: it cannot be started or reached, or not in time, or does not list its tools.
@@ -67,7 +69,7 @@ class Connection:
         return {"server": {"name": name, "version": version, "protocol": client.protocol_version}, "tools": tools}
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> "CallToolResult":
-        """One call; raises what the package raises, and TimeoutError."""
+        """Call a tool; raise what the package raises, and TimeoutError."""
         self._calls += 1
         try:
             async with asyncio.timeout(self._settings.timeout_s):
@@ -77,12 +79,12 @@ class Connection:
             self._end_if_unused()
 
     def retire(self) -> None:
-        """Takes no further calls; those under way, which have a time limit each, may end."""
+        """Take no further calls; those under way, each of which has a time limit, may end."""
         self.retired = True
         self._end_if_unused()
 
     async def close(self) -> None:
-        """Ends it now, and the process with it."""
+        """End it now, and the process with it."""
         self.retired = True
         self._end.set()
         if not self._opened.done():
@@ -93,7 +95,7 @@ class Connection:
             await asyncio.wait([self._task], timeout=_CLOSE_S)
 
     async def _check(self) -> None:
-        """Retires the connection of a server that does not answer."""
+        """Retire the connection of a server that does not answer."""
         try:
             async with asyncio.timeout(_CHECK_S):
                 await (await self._opened).list_tools(cache_mode="bypass")
@@ -145,7 +147,7 @@ class Connection:
 
     @contextlib.asynccontextmanager
     async def _ear(self, stack: contextlib.AsyncExitStack) -> AsyncIterator[Any]:
-        """A file for the standard error of a process, of which the end is kept for the sentence of its failure."""
+        """Open a file for the standard error of a process; its end is kept for the sentence of a failure."""
         loop, (reader, writer) = asyncio.get_running_loop(), os.pipe()
         checks = set[asyncio.Task[None]]()
         os.set_blocking(reader, False)
@@ -176,7 +178,7 @@ class Connection:
 
 
 async def _tools(client: "Client") -> list[dict[str, Any]]:
-    """What the server lists, page by page."""
+    """Return the tools that the server lists, page by page."""
     found, cursor = list[dict[str, Any]](), None
     for _ in range(_PAGES):
         page = await client.list_tools(cursor=cursor)
@@ -191,7 +193,7 @@ async def _tools(client: "Client") -> list[dict[str, Any]]:
 
 
 def _innermost(error: BaseException) -> str:
-    """What went wrong, from within the groups that the package's tasks make of it."""
+    """Return the message of the error within the groups that the package's tasks make of it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return shown(str(error).rstrip(".") or type(error).__name__)

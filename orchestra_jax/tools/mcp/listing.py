@@ -1,4 +1,4 @@
-"""From what a server lists to what a menu offers: names, descriptions, schemas and prices, each checked once."""
+"""The tools of a server's list as a menu offers them: names, descriptions, schemas and prices, each checked once."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,10 +13,11 @@ _LONGEST_NAME = 64
 
 
 def specs(listing: Mapping[str, Any], settings: McpServer) -> dict[str, ToolSpec]:
-    """The tools to offer, by the names that their server has for them.
+    """Return the tools to offer, by the names that their server has for them.
 
     Args:
-        listing: as `McpSession.listing` gives it.
+        listing: list of the server, see `McpSession.listing`.
+        settings: settings of the server.
 
     Raises:
         ValueError: one sentence, with the fix, for the first thing that cannot be offered.
@@ -56,13 +57,13 @@ def _spec(tool: Mapping[str, Any], settings: McpServer) -> ToolSpec:
     )
     check_spec(spec)
     for reference in _references(spec.parameters):
-        if not _leads_somewhere(reference, spec.parameters):
+        if not _is_internal(reference, spec.parameters):
             raise ValueError(f"The parameters of tool {spec.name!r} refer to {shown(reference)}, which is not in them.")
     return spec
 
 
 def _references(node: Any) -> Iterator[str]:
-    """Every `$ref` of a schema."""
+    """Yield every `$ref` of a schema."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             if key in ("$ref", "$dynamicRef") and isinstance(value, str):
@@ -74,8 +75,8 @@ def _references(node: Any) -> Iterator[str]:
             yield from _references(item)
 
 
-def _leads_somewhere(reference: str, root: Any) -> bool:
-    """Whether a reference is to a part of the schema itself: nothing is fetched while a call is checked."""
+def _is_internal(reference: str, root: Any) -> bool:
+    """Return whether a reference is to a part of the schema itself: nothing is fetched while a call is checked."""
     if not reference.startswith("#"):
         return False
     if not reference.startswith("#/"):

@@ -29,9 +29,10 @@ class McpTool(Tool):
     """One tool of a server.
 
     Args:
-        own: its name there.
-        identity: of the server, a part of the key of every recorded call.
-        session: None where calls are only replayed.
+        spec: the tool as menus show it.
+        own: its name at the server.
+        identity: name, version and protocol of the server, a part of the key of every recorded call.
+        session: calls to the server; None if they are only replayed.
     """
 
     def __init__(self, spec: ToolSpec, own: str, identity: Mapping[str, str], session: McpSession | None) -> None:
@@ -59,7 +60,7 @@ class McpServers:
         self.identities: dict[str, Mapping[str, str]] = {}
 
     def tools(self, settings: McpServer) -> list[McpTool]:
-        """The tools of one server, which is started to list them; in the mode "replay" they are as recorded.
+        """Return the tools of one server, which is started to list them; in the mode "replay" they are as recorded.
 
         Raises:
             ValueError: it cannot be used, is another than the recorded one, or has a tool that no menu can offer.
@@ -86,12 +87,12 @@ class McpServers:
         return [McpTool(spec, own, identity, session) for own, spec in specs(listing, settings).items()]
 
     async def close(self) -> None:
-        """Ends every connection and every process."""
+        """End every connection and every process."""
         await asyncio.gather(*(session.close() for session in self._sessions))
         self.stop()
 
     def stop(self) -> None:
-        """The same at once, for a run that cannot begin."""
+        """End everything at once, for a run that cannot begin."""
         if self._background is not None:
             self._background.stop()
 
@@ -105,12 +106,12 @@ class McpServers:
 
 
 def installed() -> bool:
-    """Whether the package `mcp` is there; imports nothing."""
+    """Return whether the package `mcp` is there; import nothing."""
     return importlib.util.find_spec("mcp") is not None
 
 
 def problems(servers: Sequence[McpServer]) -> list[str]:
-    """One sentence, with the fix, for everything that servers lack; starts nothing."""
+    """Return a sentence, with the fix, for everything that servers lack; start nothing."""
     if servers and not installed():
         return [MISSING]
     found = []
@@ -126,7 +127,7 @@ def problems(servers: Sequence[McpServer]) -> list[str]:
 
 
 def _keep(listing: Mapping[str, Any], settings: McpServer, replay: Replay) -> None:
-    """Records what a server offers, for a replay without it; ValueError: the record has calls of another server."""
+    """Record what a server offers, for a replay; raise ValueError: the record has calls of another server."""
     request = {"server": settings.label}
     known = replay.recorded_answer(_LISTED, request) if replay.mode == "replay_or_record" else None
     if known is None:

@@ -21,9 +21,10 @@ class McpSession:
     """The calls of one run to one server. It is started when first needed.
 
     Args:
-        settings: of the server.
-        background: where its connections live.
-        concurrency: calls of this process that are under way at once.
+        settings: settings of the server.
+        background: event loop in which its connections live. The `mcp` package wants a connection closed by the task
+            that opened it, and tools are listed before a run has an event loop.
+        concurrency: most calls of this process that are under way at once.
     """
 
     def __init__(self, settings: McpServer, background: LoopThread, concurrency: int) -> None:
@@ -34,7 +35,7 @@ class McpSession:
         self._starting: asyncio.Task[Connection] | None = None
 
     def listing(self) -> dict[str, Any]:
-        """Who the server is and what it offers, as plain JSON. Blocks.
+        """Return the server's name, version and tools as plain JSON. Blocks.
 
         Raises:
             InfrastructureError: it cannot be started or reached, or does not say.
@@ -42,7 +43,7 @@ class McpSession:
         return self._background.run(self._listing())
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """One call, from any event loop; what the server calls an error is an observation.
+        """Call a tool, from any event loop; an error that the server reports is an observation.
 
         Raises:
             InfrastructureError: it died, hung or broke the protocol; the next call goes to a new connection.
@@ -56,7 +57,7 @@ class McpSession:
             self._limiter.release()
 
     async def close(self) -> None:
-        """Ends its connections, and with them the processes."""
+        """End its connections, and with them the processes."""
         await self._background.result(self._close())
 
     # All below runs in the background's event loop.
@@ -88,7 +89,7 @@ class McpSession:
         return ToolResult(text_of(result), is_error=result.is_error)
 
     async def _connected(self) -> Connection:
-        """The connection that takes calls; a start serves all who wait for it."""
+        """Return the connection that takes calls; a start serves all who wait for it."""
         if self._starting is None:  # the last one is open then
             if self._connections and not self._connections[-1].retired:
                 return self._connections[-1]
@@ -133,7 +134,7 @@ class McpSession:
 
 
 def changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What tells two listings of one server apart, in words."""
+    """Return in words how two listings of one server differ."""
     old, new = (
         (info["name"] or "without a name", info["version"], info["protocol"]) for info in (was["server"], now["server"])
     )
@@ -143,7 +144,7 @@ def changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def text_of(result: Any) -> str:
-    """The observation of a result: its texts, and a note in the place of all else.
+    """Return the observation of a result: its texts, and a note for everything else.
 
     Structured content is shown where there is no text, as servers repeat it there for those that do not know it.
     """

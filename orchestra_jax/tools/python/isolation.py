@@ -1,4 +1,4 @@
-"""How a worker process of the sandbox is started: inside bubblewrap, in namespaces of our own, or in nothing."""
+"""Starts worker processes of the sandbox: inside bubblewrap, in namespaces of our own, or without isolation."""
 
 import contextlib
 import fcntl
@@ -111,7 +111,7 @@ class Launch:
             theirs.close()
 
     def stop(self) -> None:
-        """Kills the processes and removes what they left; may be called twice."""
+        """Kill the processes and remove what they left; may be called twice."""
         self.connection.close()
         self.process.kill()
         self.process.wait()
@@ -142,13 +142,13 @@ class Workspaces:
         self._lock = lock
 
     def remove(self) -> None:
-        """Removes the folder with all that is in it."""
+        """Remove the folder with all that is in it."""
         _remove_folder(self.path)
         os.close(self._lock)
 
 
 def _lock(folder: Path) -> int | None:
-    """The descriptor that holds a folder's lock; None when it is gone, another's, or locked."""
+    """Return the descriptor that holds a folder's lock; None if the folder is gone, another user's, or locked."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -172,7 +172,7 @@ def _remove_folder(folder: str) -> None:
 
 
 def choose(wanted: str) -> str:
-    """The isolation to use: the one that is wanted, for "auto" the first that works on this machine.
+    """Return the isolation to use: the one that is wanted, for "auto" the first that works on this machine.
 
     Raises:
         ValueError: there is no such isolation.
@@ -192,13 +192,13 @@ def choose(wanted: str) -> str:
 
 
 def available() -> bool:
-    """Whether "auto" finds an isolation on this machine."""
+    """Return whether "auto" finds an isolation on this machine."""
     return any(why_not(name) is None for name in ("bubblewrap", "namespaces"))
 
 
 @functools.cache
 def why_not(isolation: str) -> str | None:
-    """Starts a worker to see whether an isolation works on this machine; what stands against it, else None."""
+    """Start a worker to see whether an isolation works on this machine; return the problem, or None."""
     if isolation == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed"
     limits = {"timeout_s": 1.0, "memory_mb": 64, "max_output": 100, "file_mb": 1, "disk_mb": 1, "processes": 1}
@@ -271,7 +271,7 @@ def _interpreter() -> str:
 
 @functools.cache
 def _shown(libraries: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str], list[str], list[str]]:
-    """What the code sees of this machine, read-only: the system's programs and libraries, Python, and the `libraries`.
+    """Return what the code sees of this machine, read-only: the system's programs and libraries, Python, `libraries`.
 
     Returns:
         Paths inside with those of this machine, none below another; links to make; the folders to import the libraries

@@ -1,4 +1,4 @@
-"""What the sandbox's worker asks of the Linux kernel: mounts, capabilities, the filter of system calls.
+"""Calls of the Linux kernel that the sandbox's worker makes: mounts, capabilities, the filter of system calls.
 
 Stdlib only, through ctypes. Every function raises OSError with the call's name where the kernel refuses.
 
@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: object) -> int:
-    """A function of the C library; raises OSError: it gave -1."""
+    """Call a function of the C library; raise OSError if it returns -1."""
     result: int = getattr(_libc, name)(*arguments)
     if result == -1:
         error = ctypes.get_errno()
@@ -50,7 +50,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
 
 
 def seal_worker() -> int:
-    """In the first process of the namespaces: takes from this process what it no longer needs.
+    """Take from this process, the first of the namespaces, what it no longer needs.
 
     Returns:
         A descriptor of /proc, the only way to it from here on.
@@ -94,7 +94,7 @@ def _set_capabilities(names: tuple[str, ...], inherited: bool = False) -> None:
 
 
 def mount_workspace(size_mb: int, files: int) -> None:
-    """An empty tmpfs for one snippet."""
+    """Mount an empty tmpfs for one snippet."""
     options = f"size={size_mb}m,nr_inodes={files},mode=0700,uid={SNIPPET_ID},gid={SNIPPET_ID}"
     mount("tmpfs", WORKSPACE, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
 

@@ -26,7 +26,7 @@ _ROOT = "/proc"
 
 
 def enter_user_namespace() -> None:
-    """Where all capabilities are held, over nothing outside. Ids: see the head of `kernel.py`."""
+    """Enter a user namespace with all capabilities, over nothing outside. `kernel.py` explains the ids."""
     user, group = os.getuid(), os.getgid()
     if user:
         kernel.call("unshare", _CLONE_NEWUSER)

@@ -1,4 +1,4 @@
-"""What a model reads of a snippet that ran: text and error, made from bytes that nobody has checked."""
+"""The observation of a snippet that ran: text and error, made from bytes that nobody has checked."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ _NAMES = {int(number): number.name for number in signal.Signals}  # real-time si
 
 
 def observe(output: bytes, status: int, stopped: str, limits: Mapping[str, Any]) -> tuple[str, bool]:
-    """The observation, and whether it is an error; never raises, whatever a snippet printed and however it ended.
+    """Return the observation, and whether it is an error; never raise, whatever a snippet printed and however it ended.
 
     Args:
         output: what it printed, at least the first `FLOOD_BYTES + 1` bytes.
@@ -31,7 +31,7 @@ def observe(output: bytes, status: int, stopped: str, limits: Mapping[str, Any])
 
 
 def _problem(status: int, stopped: str, limits: Mapping[str, Any]) -> str:
-    """How the code ended, where its own words do not tell."""
+    """Return a sentence on how the code ended, if its own words do not tell."""
     if stopped == "output":
         return f"The code was stopped because it printed more than {FLOOD_BYTES} bytes."
     if stopped == "memory":

@@ -102,7 +102,7 @@ class PythonSandbox:
         self._closed = False
 
     async def run(self, code: str) -> ToolResult:
-        """Executes one snippet; its ledger row carries the seconds it ran, without the wait for a worker.
+        """Run one snippet; its ledger row bears the seconds it ran, without the wait for a worker.
 
         Raises:
             InfrastructureError: the worker died, or the sandbox is closed; the next call gets a new worker.
@@ -122,7 +122,7 @@ class PythonSandbox:
         return ToolResult(text, (Usage(TOOL.name, seconds=answer["seconds"]),), error)
 
     def close(self) -> None:
-        """Stops the workers; calls in flight raise InfrastructureError."""
+        """Stop the workers; calls in flight raise InfrastructureError."""
         self._closed = True
         for worker in (*self._busy, *self._idle):
             worker.stop()
@@ -151,7 +151,7 @@ class PythonSandbox:
             raise InfrastructureError("The Python sandbox is closed; make a new one.")
 
     def _take(self, libraries: frozenset[str]) -> "_Worker":
-        """An idle worker with these libraries, else a new one, for which the longest idle may have to go."""
+        """Return an idle worker with these libraries, else a new one, for which the longest idle may have to go."""
         for worker in reversed(self._idle):
             if worker.libraries == libraries:
                 self._idle.remove(worker)
@@ -189,7 +189,7 @@ class _Worker:
         self._pending: asyncio.Task[tuple[dict[str, Any], bytes]] | None = None
 
     async def request(self, code: bytes) -> tuple[dict[str, Any], bytes]:
-        """What became of one snippet, see `worker.py`, and what it printed, cut where it is a flood.
+        """Run one snippet; return the worker's answer, see `worker.py`, and the output, cut if it is a flood.
 
         Raises:
             InfrastructureError: the process died, gave no answer in time, or was stopped.
@@ -236,7 +236,7 @@ class _Worker:
         self.isolation = tuple(hello["isolation"])
 
     def stop(self) -> None:
-        """Kills the process; may be called twice."""
+        """Kill the process; may be called twice."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.cancel()
@@ -245,7 +245,7 @@ class _Worker:
         self.launch = self._clean = None
 
     async def _receive(self, limit_s: float) -> dict[str, Any]:
-        """One message."""
+        """Receive one message."""
         assert self.launch is not None
         try:
             async with asyncio.timeout(limit_s):
@@ -260,7 +260,7 @@ class _Worker:
 
 
 def named_libraries(code: str) -> frozenset[str]:
-    """The modules that a worker for this code has imported."""
+    """Return the modules that a worker for this code has imported."""
     names = set()
     for source, things in _IMPORT.findall(code):
         first = [thing.split()[0] for thing in things.split(",") if thing.strip()]

@@ -1,4 +1,4 @@
-"""What the process of one snippet does: compiles it, runs it, and shows the last value or the exception.
+"""The process of one snippet: compiles it, runs it, and shows the last value or the exception.
 
 Imported by the worker before it forks; needs only the stdlib.
 """
@@ -34,7 +34,7 @@ def _flush(*streams: object) -> None:
 
 
 def compile_parts(code: str) -> list[types.CodeType]:
-    """Code objects to run in order; the value of the last one is shown when it is not None.
+    """Return code objects to run in order; the value of the last one is shown if it is not None.
 
     The Python AST costs a fork 0.2 ms in copied pages, so first the last statement is guessed from the text. The guess
     holds when both parts compile: then no statement spans the cut, and a tail that is no expression has no value.
@@ -63,7 +63,7 @@ def compile_parts(code: str) -> list[types.CodeType]:
 
 
 def execute(source: bytes) -> int:
-    """Runs the snippet in this process, shows the value of its last line or its exception; the exit code."""
+    """Run the snippet in this process, show the value of its last line or its exception; return the exit code."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     scope = module.__dict__

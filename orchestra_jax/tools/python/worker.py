@@ -108,7 +108,7 @@ class _SnippetRunner:
         return answer["status"]
 
     def run(self, code: int, output: int) -> dict:
-        """What became of one snippet; closes both files."""
+        """Run one snippet and return its status, reason of a stop and seconds; close both files."""
         start = time.monotonic()
         pid = os.fork()
         if pid == 0:
@@ -121,7 +121,7 @@ class _SnippetRunner:
         return {"status": status, "stopped": stopped, "seconds": seconds}
 
     def make_workspace(self) -> None:
-        """An empty one, for the next snippet."""
+        """Make an empty workspace for the next snippet."""
         if self.processes is None:
             self.count += 1
             os.mkdir(os.path.join(self.directory, str(self.count)), 0o700)
@@ -129,7 +129,7 @@ class _SnippetRunner:
             kernel.mount_workspace(self.disk_mb, _WORKSPACE_FILES)
 
     def remove_workspace(self) -> None:
-        """With all that the last snippet left there."""
+        """Remove the workspace with all that the last snippet left there."""
         if self.processes is None:
             shutil.rmtree(os.path.join(self.directory, str(self.count)), ignore_errors=True)
         else:
@@ -192,7 +192,7 @@ class _SnippetRunner:
         return sum(int(kilobytes) << 10 for kilobytes in _UNBACKED.findall(self._read(f"{pid}/status")))
 
     def _read(self, path: str) -> bytes:
-        """A file of /proc; empty when it is gone. It holds bytes: a process calls itself what it likes."""
+        """Read a file of /proc; it is empty when it is gone. It holds bytes: a process calls itself what it likes."""
         try:
             with open(os.open(path, os.O_RDONLY, dir_fd=self.processes), "rb") as file:
                 return file.read()
@@ -217,13 +217,13 @@ class _SnippetRunner:
 
 
 def _allowed(name: int, wanted: tuple[int, int]) -> tuple[int, int]:
-    """A soft and a hard limit, no higher than this process may set them."""
+    """Return a soft and a hard limit, no higher than this process may set them."""
     _, most = resource.getrlimit(name)
     return wanted if most == resource.RLIM_INFINITY else (min(wanted[0], most), min(wanted[1], most))
 
 
 def _isolate(config: dict) -> tuple[tuple[str, ...], int | None]:
-    """What isolates this process from now on, and the descriptor of /proc that is left to it."""
+    """Isolate this process; return what isolates it, and the descriptor of /proc that is left to it."""
     if config["isolation"] == "none":
         kernel.adopt_orphans()
         return (), None

@@ -144,7 +144,7 @@ class DenseIndex(BatchIndex):
 
 
 def read_index(path: str | Path, memory_map: bool = True) -> Any:
-    """A FAISS index from its file; memory-mapped, its vectors stay on disk until they are read."""
+    """Read a FAISS index from its file; memory-mapped, its vectors stay on disk until they are read."""
     faiss = require_faiss()
     # The older IO_FLAG_MMAP maps the lists of IVF only.
     flags = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP) if memory_map else 0

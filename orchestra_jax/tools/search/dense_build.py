@@ -122,7 +122,7 @@ def _clean(directory: Path) -> None:
 
 @contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
-    """A file that is written whole or not at all: it is on the disk before it gets its name."""
+    """Open a file that is written whole or not at all: it is on the disk before it gets its name."""
     partial = path.with_name(f"{path.name}.partial")
     with partial.open("wb") as file:
         yield file
@@ -195,7 +195,7 @@ def write_faiss(
 
 
 def _factory(kind: str, dim: int, count: int) -> Any:
-    """An empty FAISS index for inner products; raises ValueError for neither one of KINDS nor a factory string."""
+    """Make an empty FAISS index for inner products; raise ValueError for neither one of KINDS nor a factory string."""
     faiss = require_faiss()
     # FAISS advises 4 to 16 times the root of the count; every list needs vectors to train on.
     lists = max(1, min(int(4 * count**0.5), count // _TRAINING_ROWS))

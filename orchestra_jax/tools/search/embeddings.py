@@ -79,7 +79,7 @@ class EndpointEmbedder:
         self._client = JsonClient(url, headers=headers, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s)
 
     async def embed(self, texts: Sequence[str], kind: Literal["passage", "query"] = "passage") -> Vectors:
-        """One float32 row of length 1 per text; raises InfrastructureError: the server failed."""
+        """Return a float32 row of length 1 per text; raise InfrastructureError: the server failed."""
         # A server refuses an empty text.
         prompts = [(self._prefix if kind == "query" else "") + (text[: self._max_chars] or " ") for text in texts]
         limit = asyncio.Semaphore(self._concurrency)

@@ -69,7 +69,7 @@ class LocalIndex:
 
     @classmethod
     def build(cls, passages: Iterable[Passage]) -> "LocalIndex":
-        """Indexes titles and texts; about 0.1 ms per passage; raises ValueError: there is no word to index."""
+        """Index titles and texts, in about 0.1 ms per passage; raise ValueError: there is no word to index."""
         collection = tuple(passages)
         words = [_content_words(f"{passage.title} {passage.text}") for passage in collection]
         if not any(words):
@@ -79,7 +79,7 @@ class LocalIndex:
         return cls(collection, scorer)
 
     def search(self, query: str, k: int = 3) -> list[Hit]:
-        """The at most `k` best passages that share a word with the query, best first; equal scores in their order.
+        """Return the at most `k` passages that share a word with the query, best first; equal scores in their order.
 
         Raises:
             ValueError: k < 1.
@@ -96,11 +96,11 @@ class LocalIndex:
         return [Hit(self.passages[index], float(scores[index])) for index in best]
 
     def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
-        """The observation of a search: one "title: text" line per hit, each cut at `max_chars`, or "no results"."""
+        """Return the observation of a search: a "title: text" line per hit, cut at `max_chars`, or "no results"."""
         return render(self.search(query, k), max_chars)
 
     def save(self, directory: str | Path) -> None:
-        """Writes the index and its passages as the folder `directory`, in place of one that was saved there before.
+        """Write the index and its passages as the folder `directory`, in place of one that was saved there before.
 
         Raises:
             ValueError: the folder holds something else.
@@ -124,7 +124,7 @@ class LocalIndex:
 
     @classmethod
     def load(cls, directory: str | Path) -> "LocalIndex":
-        """Reads what `save` wrote; raises FileNotFoundError: there is no saved index."""
+        """Read what `save` wrote; raise FileNotFoundError: there is no saved index."""
         path = Path(directory)
         if not (path / _PARAMETERS).is_file():
             raise FileNotFoundError(f"No local index in {str(path)!r}; write one with LocalIndex.save.")
@@ -136,23 +136,23 @@ class BatchIndex(ABC):
 
     @abstractmethod
     async def search_batch(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
-        """`search` for several queries at once, which takes less time than one by one."""
+        """Search for several queries at once, which takes less time than one by one."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Closes connections."""
+        """Close connections."""
 
     async def search(self, query: str, k: int = 3) -> list[Hit]:
-        """The at most `k` best passages, best first; raises as `search_batch` does."""
+        """Return the at most `k` best passages, best first; raise as `search_batch` does."""
         return (await self.search_batch([query], k))[0]
 
     async def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
-        """The observation of a search, as `LocalIndex.answer` gives it."""
+        """Return the observation of a search, as `LocalIndex.answer` does."""
         return render(await self.search(query, k), max_chars)
 
 
 def search_handler(index: LocalIndex | BatchIndex, k: int = 3) -> ToolHandler:
-    """The handler of `TOOL` on any index; its ledger row carries the seconds that the search took."""
+    """Make the handler of `TOOL` on any index; its ledger row bears the seconds that the search took."""
 
     async def search(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         start = worked()
@@ -164,7 +164,7 @@ def search_handler(index: LocalIndex | BatchIndex, k: int = 3) -> ToolHandler:
 
 
 def render(hits: Iterable[Hit], max_chars: int) -> str:
-    """One "title: text" line per hit, each cut at `max_chars`, or "no results"."""
+    """Return one "title: text" line per hit, each cut at `max_chars`, or "no results"."""
     lines = []
     for hit in hits:
         line = f"{hit.passage.title}: {hit.passage.text}" if hit.passage.title else hit.passage.text
@@ -173,7 +173,7 @@ def render(hits: Iterable[Hit], max_chars: int) -> str:
 
 
 def read_passages(path: str | Path) -> Iterator[Passage]:
-    """Passages of a `.jsonl` file or of a `.json` list, each row with the keys title and text.
+    """Read passages of a `.jsonl` file or of a `.json` list, each row with the keys title and text.
 
     Raises:
         FileNotFoundError: no such file.
@@ -193,7 +193,7 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
 
 
 def content_of(path: str | Path) -> str:
-    """A digest of the passages in a file or in an index's folder, of a dense one with its embedder too; "" of neither.
+    """Return a digest of the passages in a file or an index's folder, with a dense one's embedder; "" if it is neither.
 
     It does not depend on where they lie.
     """
@@ -211,7 +211,7 @@ def content_of(path: str | Path) -> str:
 
 
 def _content_words(text: str) -> list[str]:
-    """The words of `text` in lower case, in their order, without the English stop words of bm25s."""
+    """Return the words of `text` in lower case, in their order, without the English stop words of bm25s."""
     stopwords = _stopwords()
     return [word for word in _WORDS.findall(text.lower()) if word not in stopwords]
 
@@ -225,7 +225,7 @@ def _stopwords() -> frozenset[str]:
 
 
 def _bm25() -> "type[bm25s.BM25]":
-    """The class that scores."""
+    """Return the class that scores."""
     import bm25s
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG and reports every index

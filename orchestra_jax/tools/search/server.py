@@ -176,7 +176,7 @@ class RemoteIndex(BatchIndex):
         return found
 
     async def content(self) -> str:
-        """What the server says of its collection, see `RetrievalServer`; "" where it says nothing.
+        """Return the digest of the server's collection, see `RetrievalServer`; "" if it has none.
 
         Raises:
             InfrastructureError: it does not answer.

@@ -58,11 +58,11 @@ class WebClient(ABC):
     """One provider's two tools, HTTP and money.
 
     Args:
-        prices: must have entries for `search_name` and `extract_name`.
-        url: of the API.
-        search_name, extract_name: of the rows and of the price list.
-        replay: records and replays; None does neither.
-        limiter: of the provider; None makes one of 8 requests at a time.
+        prices: price list with entries for `search_name` and `extract_name`.
+        url: address of the API.
+        search_name, extract_name: names of ledger rows and entries of the price list.
+        replay: the record; None: calls are neither recorded nor replayed.
+        limiter: limits of the provider; None: 8 requests at a time.
         max_results: pages of a search.
         max_chars, page_chars: characters that the policy sees of each result, and of an extracted page.
         timeout_s, retries, backoff_s: see `PaidCalls`.
@@ -106,18 +106,18 @@ class WebClient(ABC):
 
     @abstractmethod
     async def search(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        """Searches for {"query"}."""
+        """Search for {"query"}."""
 
     @abstractmethod
     async def extract(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        """The text of the page {"url"}."""
+        """Return the text of the page {"url"}."""
 
     @abstractmethod
     def _headers(self) -> dict[str, str]:
-        """What every request carries."""
+        """Return the headers of every request."""
 
     def check(self) -> None:
-        """Checks that calls can be made: raises ImportError without aiohttp, MissingKey without a key."""
+        """Check that calls can be made: raise ImportError without aiohttp, MissingKey without a key."""
         require_aiohttp()
         self._headers()
 
@@ -130,7 +130,7 @@ class WebClient(ABC):
     async def _call(
         self, name: str, request: Mapping[str, Any], path: str, fields: Mapping[str, Any], read: Read, budget: Budget
     ) -> Recorded:
-        """What `read` made of the answer to `fields`; `request` is what identifies the call."""
+        """Return what `read` makes of the answer to `fields`; `request` identifies the call."""
         worst = self._prices.priced(Usage(name, seconds=self._timeout_s + GRACE_S))
 
         async def send() -> Outcome:
@@ -139,7 +139,7 @@ class WebClient(ABC):
         return await self._calls.call(name, {"provider": self.provider, **request}, worst, send, budget=budget)
 
     async def _send(self, name: str, path: str, fields: Mapping[str, Any], read: Read) -> Outcome:
-        """One request and how it ended."""
+        """Make one request and return its outcome."""
         if self._client is None:
             self._client = JsonClient(self._url, headers=self._headers(), timeout_s=self._timeout_s + GRACE_S)
         client, start = self._client, time.perf_counter()
@@ -172,14 +172,14 @@ class WebClient(ABC):
         return Refused(reason, retry, retry_after(headers) if retry else None)
 
     def _error(self, error: Any, row: Usage, headers: Mapping[str, str]) -> Outcome:
-        """An error in an answer of status 200, as MediaWiki gives them."""
+        """Return the outcome of an error within an answer of status 200, as MediaWiki gives them."""
         code, said = text_of(error["code"]), text_of(error.get("info"))[:_SHOWN].rstrip(".")
         if code in _WIKI_RETRIED:
             return Refused(f"{self.provider} answered with {code}: {said}.", True, retry_after(headers))
         return Recorded({"error": said}, (replace(row, cost_usd=0.0),), is_error=True)
 
     def _results(self, found: Recorded) -> ToolResult:
-        """The observation of a search: numbered results, each with title, address and text."""
+        """Return the observation of a search: numbered results, each with title, address and text."""
         if found.is_error:
             return self._said(found)
         try:
@@ -192,7 +192,7 @@ class WebClient(ABC):
         return ToolResult("\n\n".join(parts) or NO_RESULTS, found.usage)
 
     def _page(self, url: str, found: Recorded) -> ToolResult:
-        """The observation of an extraction."""
+        """Return the observation of an extraction."""
         if found.is_error:
             return self._said(found)
         if found.value is None:
