@@ -61,7 +61,7 @@ class Quotation:
                 break
 
     def part(self, heading: str, text: str) -> str:
-        """Return one text under its heading; runs of empty lines become one, and of many lines the middle is left out."""
+        """Return a text under its heading; runs of empty lines become one, and the middle of many lines is left out."""
         lines = list[str]()
         for line in _UNSEEN.sub("", text).splitlines():
             if line.strip() or (lines and lines[-1].strip()):
