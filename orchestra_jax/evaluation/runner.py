@@ -72,6 +72,17 @@ class _Player:
     caps: "TurnCaps | None" = None
 
 
+@dataclass(frozen=True)
+class _Work:
+    """Samples of tasks to play; `name` is that of the benchmark or its part."""
+
+    name: str
+    tasks: Sequence[Task]
+    temperature: float
+    samples: int
+    player: _Player
+
+
 class Evaluator:
     """Measures the policy of an engine, or a script, on fixed tasks of the collector's environment.
 
@@ -138,15 +149,15 @@ class Evaluator:
         settings, found = self.cfg.evaluation, dict[str, dict[str, Any]]()
         player = _Player(self.engine, re.sub(r"[^\w-]+", "-", when), identity, policy_model, caps)
         is_script = isinstance(self.engine, Baseline)  # a script says the same each time
-        asked = settings.temperature, 1 if is_script else settings.samples
+        asked = settings.temperature, 1 if is_script else settings.samples, player
         for name, tasks in self.benchmarks.items():
             if isinstance(tasks, Mapping):
-                runs = {part: await self._collect(f"{name}.{part}", tasks[part], *asked, player) for part in tasks}
-                found[name] = {part: self._part_figures(run, asked[1], player) for part, run in runs.items()}
+                work = {part: _Work(f"{name}.{part}", some, *asked) for part, some in tasks.items()}
+                found[name] = {part: await self._figures(each, is_part=True) for part, each in work.items()}
                 continue
-            found[name] = await self._figures(name, tasks, *asked, player)
+            found[name] = await self._figures(_Work(name, tasks, *asked))
             if settings.greedy and settings.temperature and not is_script:
-                found[name]["greedy"] = await self._figures(name, tasks, 0.0, 1, player)
+                found[name]["greedy"] = await self._figures(_Work(name, tasks, 0.0, 1, player))
         return found
 
     async def baselines(self) -> dict[str, dict[str, float | None]]:
@@ -168,103 +179,80 @@ class Evaluator:
         for name, tasks in self.benchmarks.items():
             run = []
             for part, some in in_parts(name, tasks).items():
-                run += await self._collect(part, some, self.cfg.evaluation.temperature, 1, silent)
+                run += await self._collect(_Work(part, some, self.cfg.evaluation.temperature, 1, silent))
             utility = self._utility(run, runs) if name == HELD_OUT else {}
             found[DO_NOTHING if name == HELD_OUT else f"{DO_NOTHING} on {name}"] = summarize(run) | utility
         return found
 
-    async def _figures(
-        self, name: str, tasks: Sequence[Task], temperature: float, samples: int, player: _Player
-    ) -> dict[str, Any]:
-        played = await self._collect(name, tasks, temperature, samples, player)
-        run = player.caps.proper(played) if player.caps else played
-        return {
-            **summarize(run),
-            **_passes(run, samples),
-            **model_figures(run, player.model),
-            **several_figures(run),
-            **(self._utility(run, await self._runs(), samples) if name == HELD_OUT else {}),
-            "intervals": intervals(run, samples),
-            "tool_shares": tool_shares(run),
-            **(player.caps.figures(played, samples) if player.caps else {}),
-        }
+    async def _figures(self, work: _Work, *, is_part: bool = False) -> dict[str, Any]:
+        played, caps = await self._collect(work), work.player.caps
+        run, samples = caps.proper(played) if caps else played, work.samples
+        found: dict[str, Any] = summarize(run)
+        if is_part:
+            found["local_share"] = local_share(run)
+        found |= _passes(run, samples) | model_figures(run, work.player.model)
+        if not is_part:
+            found |= several_figures(run)
+        if work.name == HELD_OUT:
+            found |= self._utility(run, await self._runs(), samples)
+        found["intervals"] = intervals(run, samples)
+        if not is_part:
+            found["tool_shares"] = tool_shares(run)
+        return found | (caps.figures(played, samples) if caps else {})
 
-    def _part_figures(self, played: list[Trajectory], samples: int, player: _Player) -> dict[str, Any]:
-        run = player.caps.proper(played) if player.caps else played
-        return {
-            **summarize(run),
-            "local_share": local_share(run),
-            **_passes(run, samples),
-            **model_figures(run, player.model),
-            "intervals": intervals(run, samples),
-            **(player.caps.figures(played, samples) if player.caps else {}),
-        }
-
-    async def _collect(
-        self, name: str, tasks: Sequence[Task], temperature: float, samples: int, player: _Player
-    ) -> list[Trajectory]:
+    async def _collect(self, work: _Work) -> list[Trajectory]:
         """Return the samples of each task, side by side."""
-        own = self._processes.mine([(number, sample) for number in range(len(tasks)) for sample in range(samples)])
-        run = await share_all(self._processes, self._played(name, tasks, own, temperature, samples, player))
+        run = await share_all(self._processes, self._played(work))
         if any(row.role == "judge" for trajectory in run for row in trajectory.ledger):
             from orchestra_jax.evaluation.judged import disagreements  # only where there is a judge
 
-            self.disagreements += [{"benchmark": name, **found} for found in disagreements(run)]
+            self.disagreements += [{"benchmark": work.name, **found} for found in disagreements(run)]
         return run
 
-    async def _played(
-        self,
-        name: str,
-        tasks: Sequence[Task],
-        own: Sequence[tuple[int, int]],
-        temperature: float,
-        samples: int,
-        player: _Player,
-    ) -> list[Trajectory]:
-        """Return this process's `own` trajectories, by number of the task and of the sample; play what is missing."""
-        files = self._files(name, tasks, temperature, samples, player)
-        played_file = files.get(self.collector.limits)
-        found = dict(played_file.found) if played_file else {}
-        shorter = {limits: file for limits, file in files.items() if limits != self.collector.limits}
-        if shorter and played_file:
+    async def _played(self, work: _Work) -> list[Trajectory]:
+        """Return this process's share of the trajectories; play those that no earlier evaluation left."""
+        own = self._processes.mine([(n, sample) for n in range(len(work.tasks)) for sample in range(work.samples)])
+        shorter = self._files(work)
+        file = shorter.pop(self.collector.limits, None)
+        found = dict(file.found) if file else {}
+        if shorter and file:
             from orchestra_jax.evaluation.turn_caps import cut, ended_by  # only where there are caps
 
-            for limits, file in shorter.items():
-                for place, trajectory in file.found.items():
+            for limits, other in shorter.items():
+                for place, trajectory in other.found.items():
                     if place not in found and not ended_by(trajectory, limits):
                         found[place] = trajectory
-                        played_file.add(trajectory)
-        missing = [place for place in own if place not in found]
-        todo = [tasks[number] for number, _ in missing]
-        options: dict[str, Any] = {"budget": self._budget, "on_done": played_file.add if played_file else None}
+                        file.add(trajectory)
+        missing, player = [place for place in own if place not in found], work.player.engine
+        todo = [work.tasks[number] for number, _ in missing]
+        options: dict[str, Any] = {"budget": self._budget, "on_done": file.add if file else None}
         options["numbers"] = [number for number, _ in missing]
-        if isinstance(player.engine, Baseline):
-            made = await self.collector.play(player.engine.script, todo, silent=player.engine.silent, **options)
+        if isinstance(player, Baseline):
+            made = await self.collector.play(player.script, todo, silent=player.silent, **options)
         else:
             options |= {"members": [sample for _, sample in missing], "seed": (self.cfg.evaluation.seed,)}
-            made = await self.collector.collect(player.engine, todo, temperature=temperature, **options)
+            made = await self.collector.collect(player, todo, temperature=work.temperature, **options)
         found |= zip(missing, made, strict=True)
-        for limits, file in shorter.items():
+        for limits, other in shorter.items():
             for place in own:
-                if place not in file.found:
-                    file.add(cut(found[place], limits))
+                if place not in other.found:
+                    other.add(cut(found[place], limits))
         return [found[place] for place in own]
 
-    def _files(
-        self, name: str, tasks: Sequence[Task], temperature: float, samples: int, player: _Player
-    ) -> dict[RolloutLimits, TrajectoryFile]:
+    def _files(self, work: _Work) -> dict[RolloutLimits, TrajectoryFile]:
         """Open the file of the trajectories under each of the limits; none without a directory."""
         if self._directory is None:
             return {}
-        folders = player.caps.folders(player.folder) if player.caps else {self.collector.limits: player.folder}
+        player, limits_played = work.player, self.collector.limits
+        folders = player.caps.folders(player.folder) if player.caps else {limits_played: player.folder}
         part = f".p{self._processes.index}" if self._processes.index else ""  # 0.7 alone is a temperature
-        file = re.sub(r"[^\w.-]+", "-", f"{name}.t{temperature:g}{part}.jsonl")
+        name = re.sub(r"[^\w.-]+", "-", f"{work.name}.t{work.temperature:g}{part}.jsonl")
         model = None if isinstance(player.engine, Baseline) else player.model
         found = {}
         for limits, folder in folders.items():
-            sampling = f"{player.identity} {temperature} {self.cfg.evaluation.seed} {limits}"
+            sampling = f"{player.identity} {work.temperature} {self.cfg.evaluation.seed} {limits}"
             policy = sampling if player.identity else player.identity
-            found[limits] = TrajectoryFile(self._directory / folder / file, policy, tasks, samples, model)
+            found[limits] = TrajectoryFile(self._directory / folder / name, policy, work.tasks, work.samples, model)
         return found
 
     async def _runs(self) -> dict[str, list[Trajectory]]:

@@ -6,7 +6,7 @@ smaller cap is the beginning of the same one under a larger cap, without the cal
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class TurnCaps:
         """Return the trajectories under the evaluation's own limits."""
         return [cut(trajectory, self.limits) for trajectory in run]
 
-    def figures(self, run: Sequence[Trajectory], samples: int) -> Mapping[str, Any]:
+    def figures(self, run: Sequence[Trajectory], samples: int) -> dict[str, Any]:
         """Return `turn_caps`: by cap the means with their intervals."""
         found = {}
         for cap, limits in self.by_cap.items():
