@@ -17,7 +17,7 @@ from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import MissingPrice, PriceList
 from orchestra_jax.money.replay import CLOSE_S, Replay
 from orchestra_jax.processes import Processes
-from orchestra_jax.rollout.messages import Reply
+from orchestra_jax.rollout.messages import WholeReply
 from orchestra_jax.tools.experts.cards import api_fields
 from orchestra_jax.tools.experts.client import ExpertClient, PromptTooLong
 from orchestra_jax.tools.experts.endpoint import read_reply
@@ -61,7 +61,7 @@ class EndpointPolicy(ExpertClient):
         max_tokens: int,
         temperature: float,
         sample: tuple[int, ...],
-    ) -> Reply | None:
+    ) -> WholeReply | None:
         """See `MessageEngine.converse`."""
         expert = self.expert
         most = min(max_tokens, expert.max_tokens)
@@ -97,7 +97,7 @@ class EndpointPolicy(ExpertClient):
         value = recorded.value
         try:
             calls = [(str(name), str(tool), str(text)) for name, tool, text in value["calls"]]
-            return Reply(value["text"], value["thought"], calls, value["finish_reason"], recorded.usage)
+            return WholeReply(value["text"], value["thought"], calls, value["finish_reason"], recorded.usage)
         except (LookupError, TypeError, ValueError):
             raise InfrastructureError(
                 f"What is recorded of a turn of {expert.model} is none; record to another replay.path."

@@ -14,45 +14,31 @@ A turn without calls is the final answer where nobody answers it. In a `Conversa
 is tried again alone, and what the trajectory has paid for until then stays. Tries nest: with `retries=4` of a client
 and `limits.retries=2` a call makes up to 3 x 5 requests.
 
-======================== ============================ ======== =======================================================
-what fails               who tries again              how often what follows the last try
-======================== ============================ ======== =======================================================
-a request to SGLang:     `engines.sglang.engine`      4        `InfrastructureError` of the generation
-transport, status 503
-a request to a search or `io.http_json.JsonClient`    its      `InfrastructureError` of the call
-embedding server:                                     retries,
-transport, time-out, bad                              5
-JSON, 408, 429, 5xx
-a paid request (expert,  `money.paid.PaidCalls`; a    its      `InfrastructureError` of the call, the user's turn, the
-judge, user, endpoint,   time-out is not repeated     retries, score or, for an endpoint, the generation
-web search): not sent,   here                         mostly 4
-unreadable, 408, 409,
-429, 5xx
-start of an MCP server   `tools.mcp.session`          its      `InfrastructureError` of the call
-                                                      retries,
-                                                      2
-generation, call, user's `EpisodePlayer`              limits.  status FAILED
-turn or score: any                                    retries,
-`InfrastructureError`,                                2
-or its deadline passed
-a user who says nothing  nobody                       0        status FAILED
-======================== ============================ ======== =======================================================
+================================================= ============================ =================================
+what fails                                        who tries again, how often   after the last try
+================================================= ============================ =================================
+a request to SGLang: transport, 503               `engines.sglang`, 4          the generation fails
+a request to a search or embedding server:        `io.http_json.JsonClient`,   the call fails
+transport, time-out, bad JSON, 408, 429, 5xx      `retries`, mostly 5
+a paid request (expert, judge, user, endpoint,    `money.paid.PaidCalls`,      the call, the user's turn, the
+web search): not sent, unreadable, 408, 409,      `retries`, mostly 4; never   score or (endpoint) the
+429, 5xx                                          after a time-out             generation fails
+the start of an MCP server                        `tools.mcp`, `retries`, 2    the call fails
+a generation, call, user's turn or score: any     `EpisodePlayer`,             FAILED
+`InfrastructureError`, or its deadline passed     `limits.retries`, 2
+a user who says nothing                           nobody                       FAILED
+================================================= ============================ =================================
 
-========================================== =========== ==============================================================
-how it ends                                status      what the learner and the figures make of it
-========================================== =========== ==============================================================
-a final answer                             COMPLETED   rewarded by Eq. 2: 0 unless solved
-broken tool-call format, cut-off turn      MALFORMED   dropped from its group, or reward 0 (`algorithm.invalid`)
-no turn, call, context or time is left,    NO_ANSWER   the same
-or the answer is empty
-the last try of something failed           FAILED      dropped: no reward, advantage 0, no row in the loss. Nothing
-                                                       takes its place in the group; `algorithm.refill` collects further
-                                                       groups if the group lost its gradient. Figures leave it out, and
-                                                       the same evaluation command plays it again
-a budget is used up, a call is not in      (raised)    the run ends cleanly and resumes at the last finished step
-the record (`BudgetExceeded`, `ReplayMiss`)
-a tool's own error text, a refused call    (goes on)   an observation like any other
-========================================== =========== ==============================================================
+The end of a trajectory, and what follows for the learner and the figures:
+
+- COMPLETED, a final answer: rewarded by Eq. 2, with 0 unless solved.
+- MALFORMED (broken tool-call format, cut-off turn) and NO_ANSWER (no turn, call, context or time left, empty answer):
+  dropped from the group, or reward 0 (`algorithm.invalid`).
+- FAILED: dropped. It has no reward, advantage 0 and no row in the loss. Nothing takes its place in the group;
+  `algorithm.refill` collects further groups if the group lost its gradient. Figures leave it out, and the same
+  evaluation command plays it again.
+- `BudgetExceeded`, `ReplayMiss`: the run ends cleanly and resumes at the last finished step. A tool's own error text
+  and a refused call end nothing: they are observations.
 """
 
 import asyncio
@@ -295,8 +281,7 @@ class EpisodePlayer:
     async def _score(self, episode: Episode, answer: str) -> None:
         found, _ = await self._wait("score", lambda _: episode.score(answer), None)
         score = found if isinstance(found, Score) else Score(found)
-        self.solved, self.criteria = score.solved, score.criteria
-        self.ledger += score.usage
+        self.solved, self.criteria, self.ledger = score.solved, score.criteria, [*self.ledger, *score.usage]
 
     async def _wait(self, what: str, begin: Callable[[int], Awaitable[T]], deadline_s: float | None) -> tuple[T, float]:
         """Return what `begin` gives for one of its attempts 0, 1, ..., and the seconds of work that it took.

@@ -14,7 +14,7 @@ from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolS
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class WholeReply:
     """A whole message of a model.
 
     Attributes:
@@ -44,7 +44,7 @@ class MessageEngine(Protocol):
         max_tokens: int,
         temperature: float,
         sample: tuple[int, ...],
-    ) -> Reply | None:
+    ) -> WholeReply | None:
         """Return the answer to a conversation of chat completions; None: it is longer than the model's context.
 
         Args:
@@ -129,13 +129,13 @@ class MessageSpeaker:
     def end(self) -> None:
         pass
 
-    def _name(self, turn: int, number: int, reply: Reply) -> str:
+    def _name(self, turn: int, number: int, reply: WholeReply) -> str:
         """Return the id of a call: the server's own, where it gave each call one."""
         given = [call[0] for call in reply.calls]
         return given[number] if all(given) and len(set(given)) == len(given) > number else f"call-{turn}-{number}"
 
 
-def _calls(reply: Reply) -> tuple[list[ToolCall], str]:
+def _calls(reply: WholeReply) -> tuple[list[ToolCall], str]:
     """Return the calls of a message and what is wrong with them ("" if nothing is), by the rules of `parsing`.
 
     A server without a parser of its own leaves calls in the text.

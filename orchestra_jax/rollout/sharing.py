@@ -1,4 +1,7 @@
-"""The rules by which a run divides among processes; a run and the planner ask the same."""
+"""Several processes: the rules by which a run divides among them, and their joint position in the tasks."""
+
+from collections.abc import Sequence
+from typing import Any
 
 from orchestra_jax.config.choices import Device, EngineName
 from orchestra_jax.config.schema import WorldConfig
@@ -38,3 +41,23 @@ def process_problems(cfg: WorldConfig, count: int, devices: int, tensor: int, be
             "start one process a machine (srun --ntasks-per-node=1), or name servers that are there in rollout.urls."
         )
     return found
+
+
+def joint_position(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the position of all processes' streams together: that of the one that is behind.
+
+    Args:
+        parts: of each process, `GroupStream.get_state()` whose `used` are places in the whole batches, with `own`, the
+            process's places, and `size`, the groups of a batch.
+
+    Returns:
+        A state of one stream of whole batches. Another number of processes may go on from it.
+    """
+    first = min(parts, key=lambda part: part["number"])
+    used = set()
+    for part in parts:
+        used |= {
+            number * part["size"] + place for number in range(first["number"], part["number"]) for place in part["own"]
+        }
+        used |= set(part["used"])
+    return {"batches": first["batches"], "number": first["number"], "used": sorted(used)}

@@ -144,6 +144,8 @@ class RolloutSource:
         position = self._position()
         if self._stream is None or self._processes.count == 1:
             return position
+        from orchestra_jax.rollout.sharing import joint_position
+
         return joint_position(self._processes.gather(position | {"own": self._own, "size": self._batch_size}))
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -211,26 +213,6 @@ def groups_of_process(algorithm: AlgorithmConfig, processes: Processes) -> list[
     if processes.count == 1 or not size:
         return list(range(algorithm.tasks_per_step))
     return [g for g in range(algorithm.tasks_per_step) if g % size * processes.count // size == processes.index]
-
-
-def joint_position(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the position of all processes' streams together: that of the one that is behind.
-
-    Args:
-        parts: of each process, `GroupStream.get_state()` whose `used` are places in the whole batches, with `own`, the
-            process's places, and `size`, the groups of a batch.
-
-    Returns:
-        A state of one stream of whole batches. Another number of processes may go on from it.
-    """
-    first = min(parts, key=lambda part: part["number"])
-    used = set()
-    for part in parts:
-        used |= {
-            number * part["size"] + place for number in range(first["number"], part["number"]) for place in part["own"]
-        }
-        used |= set(part["used"])
-    return {"batches": first["batches"], "number": first["number"], "used": sorted(used)}
 
 
 def _staleness(spans: Sequence[tuple[int, int]], version: int) -> dict[str, float]:

@@ -27,7 +27,7 @@ from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.episode import OrchestratorPrice
-from orchestra_jax.rollout.messages import Reply
+from orchestra_jax.rollout.messages import WholeReply
 from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Usage
@@ -83,14 +83,14 @@ def scripted(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
 class Endpoint:
     """A model behind an address, as the wanderer; requests are lost, and billed at their worst case."""
 
-    async def converse(self, messages: Sequence[Mapping[str, Any]], tools: object, **asked: Any) -> Reply:
+    async def converse(self, messages: Sequence[Mapping[str, Any]], tools: object, **asked: Any) -> WholeReply:
         said = sum(message["role"] == "assistant" for message in messages)
         question = next(message["content"] for message in messages if message["role"] == "user")
         lost = Usage("orchestrator", "orchestrator", completion_tokens=asked["max_tokens"], estimated=True)
         own = Usage("orchestrator", "orchestrator", 10, completion_tokens=5 + said, estimated=said % 3 == 1)
         calls = [("", "local_search", "{}")] if said < zlib.crc32(question.encode()) % 7 else []
         text = "" if calls else "Oslo"
-        return Reply(text, "", calls, "stop", (*[lost] * ((said + len(question)) % 3), own))
+        return WholeReply(text, "", calls, "stop", (*[lost] * ((said + len(question)) % 3), own))
 
     async def close(self) -> None:
         pass

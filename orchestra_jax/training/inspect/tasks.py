@@ -17,7 +17,7 @@ from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.runner import chosen_tasks, in_parts
 from orchestra_jax.money import run_budget as spending
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.rollout.messages import Reply
+from orchestra_jax.rollout.messages import WholeReply
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.inspect.messages import arguments_text, to_inspect, tool_info
 from orchestra_jax.types import Status, Task, ToolSpec, Trajectory, Usage
@@ -40,7 +40,7 @@ class InspectEngine:
         max_tokens: int,
         temperature: float,
         sample: tuple[int, ...],
-    ) -> Reply | None:
+    ) -> WholeReply | None:
         """Ask Inspect's model. Inspect retries, and ends the sample in an error if that fails."""
         from inspect_ai.model import GenerateConfig
 
@@ -68,7 +68,7 @@ class InspectEngine:
         ) if not isinstance(message.content, str) else ""  # fmt: skip
         calls = [(call.id, call.function, arguments_text(call)) for call in message.tool_calls or []]
         cut = output.stop_reason == "max_tokens"
-        return Reply(message.text, thought, calls, "length" if cut else "stop", (row,))
+        return WholeReply(message.text, thought, calls, "length" if cut else "stop", (row,))
 
     async def close(self) -> None:
         """Inspect ends its models."""
