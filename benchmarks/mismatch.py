@@ -37,6 +37,7 @@ from rich.console import Console
 from rich.table import Table
 from short import parse
 
+from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.engines.base import SamplingParams
 from orchestra_jax.engines.embedded import EmbeddedEngine
@@ -46,7 +47,7 @@ from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig, policy_loss
-from orchestra_jax.rl.optimizer import OptimizerConfig, make_optimizer
+from orchestra_jax.rl.optimizer import make_optimizer
 
 SMALL = Qwen3Config(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32,

@@ -40,6 +40,7 @@ def measure(case: str, tokens: int, layers: int, micro_batches: int) -> dict[str
     """Predicted and measured peak of one case, in bytes; to be called in a process of its own."""
     import jax
 
+    from orchestra_jax.config.algorithm import OptimizerConfig
     from orchestra_jax.config.schema import PlanConfig
     from orchestra_jax.models.decoder import init_params, num_params
     from orchestra_jax.models.qwen3 import Qwen3Config
@@ -48,7 +49,7 @@ def measure(case: str, tokens: int, layers: int, micro_batches: int) -> dict[str
     from orchestra_jax.planning.plan import Job, make_plan
     from orchestra_jax.rl.learner import Learner, LearnerConfig
     from orchestra_jax.rl.losses import LossConfig
-    from orchestra_jax.rl.optimizer import OptimizerConfig, make_optimizer
+    from orchestra_jax.rl.optimizer import make_optimizer
     from orchestra_jax.rl.packing import PackShapes
 
     config = Qwen3Config(32768, 1024, 3072, layers, 16, 8, 64, tie_word_embeddings=True, **CASES[case])

@@ -12,11 +12,12 @@ import jax
 import jaxlib
 from worker import B1, B2, CLIP, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY, Batch, serve_steps
 
+from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.optimizer import OptimizerConfig, make_optimizer
+from orchestra_jax.rl.optimizer import make_optimizer
 
 
 def _micro_batches(batch: Batch, *, share: bool) -> list[MicroBatch]:

@@ -165,7 +165,7 @@ class AlgorithmConfig(Settings):
     epochs: int = at_least(1, 1)  # passes over a step's samples
     minibatches: int = at_least(1, 1)  # optimizer steps per pass
     share_prefix: bool = True  # run a group's common prompt once for all its members
-    micro_tokens: int = at_least(4096, 1)  # tokens of one micro-batch
+    micro_tokens: int = at_least(4096, 1)  # tokens of a micro-batch per batch shard, prefixes extra, at least one row
     row_widths: list[int] = several([128, 512, 2048], low=1)  # row widths to compile; limits.max_length is added
     response_fractions: list[float] = several([0.5], above=0, high=1)  # shares of sampled tokens to compile for
     prefix_widths: list[int] = several([128, 512, 2048], low=1)  # compiled widths of shared prompts

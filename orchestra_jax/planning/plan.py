@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
+from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.config.choices import Compiler
 from orchestra_jax.config.schema import ConfigError, PlanConfig
 from orchestra_jax.models.attention.base import DENSE_SCORES
@@ -29,7 +30,7 @@ from orchestra_jax.planning.gpus import GPUS, Gpu
 from orchestra_jax.planning.hlo import Collective, ProgramCost, program_cost
 from orchestra_jax.rl.batching import BatchShape
 from orchestra_jax.rl.learner import Learner, LearnerConfig
-from orchestra_jax.rl.optimizer import OptimizerConfig, make_optimizer
+from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, bin_parts
 
 

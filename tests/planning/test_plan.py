@@ -10,6 +10,7 @@ import jax
 import pytest
 from rich.console import Console
 
+from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.config.choices import History
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, LoraConfig, MeshConfig, ModelConfig, PlanConfig, RunConfig
@@ -25,7 +26,6 @@ from orchestra_jax.planning.report import advice, job_of, model_config, show
 from orchestra_jax.rl.batching import BatchShape
 from orchestra_jax.rl.learner import LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.optimizer import OptimizerConfig
 from orchestra_jax.rl.packing import PackShapes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig
 from orchestra_jax.planning.glance import servers_of, show_glance
@@ -19,7 +20,6 @@ from orchestra_jax.planning.rollouts import Assumed, Servers, cache_bytes, estim
 from orchestra_jax.rl.batching import BatchShape
 from orchestra_jax.rl.learner import LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.optimizer import OptimizerConfig
 from tests.training.test_trainer import config
 
 HLE = ("+experiment=hle", "model.path=null", "model.random_init=true", "rollout.server.python=python")

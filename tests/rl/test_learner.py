@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.decoder import forward, init_params, logits
 from orchestra_jax.models.lora import LoRA, attach, init_adapters
 from orchestra_jax.models.qwen3 import Qwen3Config
@@ -16,7 +17,7 @@ from orchestra_jax.rl.batch_logprobs import batch_logprobs
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from orchestra_jax.rl.optimizer import learning_rate, make_optimizer
 
 from .packed_rows import assert_trees_close
 

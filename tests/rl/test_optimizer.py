@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.decoder import abstract_params, init_params
 from orchestra_jax.models.lora import LoRA, abstract_adapters
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.rl.optimizer import OptimizerConfig, layer_matrices, make_optimizer
+from orchestra_jax.rl.optimizer import layer_matrices, make_optimizer
 
 CONFIG = Qwen3Config(
     vocab_size=40, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=8,

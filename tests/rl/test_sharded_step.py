@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rl.batching import MicroShapes, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.optimizer import OptimizerConfig, make_optimizer
+from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, pack
 
 from .packed_rows import VOCAB, assert_trees_close, random_sequences, recording_sgd
