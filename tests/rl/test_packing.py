@@ -13,7 +13,7 @@ from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.packing import PackShapes, bin_rows, pack
-from orchestra_jax.rl.setup import policy_batches
+from orchestra_jax.rl.setup import policy_batches, policy_shapes
 from tests.training.test_trainer import config
 
 from .packed_rows import VOCAB, assert_trees_close, random_sequences, recording_sgd
@@ -61,7 +61,8 @@ def test_a_row_holds_no_more_than_cudnn_has_room_for(tmp_path):
         cfg = config(
             tmp_path, "algorithm.packing=true", "algorithm.row_length=2048", "algorithm.micro_tokens=4096", *overrides
         )
-        batches = policy_batches(cfg, sequences, 1)
+        shapes = policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length)
+        batches = policy_batches(sequences, shapes)
         ids = np.concatenate([batch.segment_ids for batch in batches])
         assert segment_table(ids, max_segments(2048))[2].all() == fits, overrides
         assert sum(batch.num_sequences for batch in batches) == 40
