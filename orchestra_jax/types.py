@@ -258,7 +258,7 @@ class Trajectory:
 
     @property
     def completed(self) -> bool:
-        """Whether the policy gave a final answer."""
+        """True if the policy gave a final answer."""
         return self.status is Status.COMPLETED
 
     @property

@@ -15,9 +15,11 @@ class TaskIterator(Protocol):
 
     def __iter__(self) -> "TaskIterator": ...
 
-    def get_state(self) -> dict[str, Any]: ...
+    def get_state(self) -> dict[str, Any]:
+        """Return the position in the stream."""
 
-    def set_state(self, state: dict[str, Any]) -> None: ...
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from a position that `get_state` returned."""
 
 
 def task_iterator(

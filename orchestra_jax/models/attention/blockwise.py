@@ -39,10 +39,12 @@ class _Plan:
 
     @property
     def q_blocks(self) -> int:
+        """The number of query blocks."""
         return -(-self.length // self.bq)
 
     @property
     def chunk_blocks(self) -> int:
+        """The number of the chunk's key blocks."""
         return -(-self.length // self.bk)
 
     def last_queries(self) -> Int[np.ndarray, " nq"]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchestra_jax.data.rows import rows_of
 from orchestra_jax.io.stopwatch import worked
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolHandler
@@ -184,6 +183,8 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
         raise FileNotFoundError(f"No passages at {str(source)!r}; give a .jsonl or .json file with title and text.")
     if source.suffix not in (".jsonl", ".json"):
         raise ValueError(f"Passages must be a .jsonl or .json file, not {source.name!r}.")
+    from orchestra_jax.data.rows import rows_of
+
     for number, _, read in rows_of(source):
         row = read()
         for key in ("title", "text"):
