@@ -20,9 +20,10 @@ def main(config: "DictConfig") -> None:
     """Evaluate with the composed config."""
     from orchestra_jax.config import cli
     from orchestra_jax.config.record import Start
+    from orchestra_jax.envs.registry import environment_class
 
     cfg = cli.configure(config)
-    cli.require_files(cfg, "evaluate", config, folder="evaluation")
+    cli.require_files(cfg, "evaluate", config, "evaluation", lambda cfg: environment_class(cfg).problems(cfg))
     from orchestra_jax.training.evaluate import evaluate  # only now: a mistake needs no JAX
 
     evaluate(cfg, Start.of(config))

@@ -20,9 +20,10 @@ def main(config: "DictConfig") -> None:
     from orchestra_jax.config import cli
     from orchestra_jax.config.experiment import changed_settings
     from orchestra_jax.config.record import Start
+    from orchestra_jax.envs.registry import environment_class
 
     cfg = cli.configure(config)
-    cli.require_files(cfg, "train", config)
+    cli.require_files(cfg, "train", config, problems=lambda cfg: environment_class(cfg).problems(cfg))
     from orchestra_jax.training.main import run  # only now: a mistake needs no JAX
 
     run(cfg, changed_settings(config), Start.of(config))

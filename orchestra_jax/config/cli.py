@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -85,19 +85,30 @@ def configure(config: DictConfig) -> RunConfig:
     return run
 
 
-def require_files(cfg: RunConfig, command: str, config: DictConfig, folder: str = "") -> None:
+def require_files(
+    cfg: RunConfig,
+    command: str,
+    config: DictConfig,
+    folder: str = "",
+    problems: Callable[[RunConfig], Iterable[str]] = lambda cfg: (),
+) -> None:
     """End a command whose files are not there, before JAX is imported or data is read.
 
     Args:
         cfg: the checked config.
         command: train, evaluate, judge or synthesize.
         config: what Hydra composed, for the record that notes the refused start.
-        folder: of that record, within `output_dir`.
+        folder: folder of that record, within `output_dir`.
+        problems: further sentences, such as those of the environment.
 
     Raises:
         SystemExit: status 2, after one sentence per file.
     """
-    if lacking := "\n".join(missing_files(cfg, command)):
+    try:
+        lacking = "\n".join(dict.fromkeys([*missing_files(cfg, command), *problems(cfg)]))
+    except ConfigError as error:
+        lacking = str(error)
+    if lacking:
         with contextlib.suppress(ConfigError), RunRecord(Path(cfg.output_dir, folder), cfg, command, Start.of(config)):
             raise ConfigError(lacking)
         end(lacking)
