@@ -151,7 +151,7 @@ def _simulated(cfg: WorldConfig, answers: Sequence[str] = ()) -> Sequence[Entry]
     """Return the entries of tools.simulated, which cost nothing; raise ValueError: one of them cannot be offered."""
     if not cfg.tools.simulated:
         return []
-    from orchestra_jax.tools.experts.simulated import SimulatedTool, experts_from_config
+    from orchestra_jax.tools.experts.simulated_tool import SimulatedTool, experts_from_config
 
     tools = [
         SimulatedTool(expert, answers)

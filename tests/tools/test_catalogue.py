@@ -23,7 +23,8 @@ from orchestra_jax.tools.entries import OUT_OF_BUDGET, AnswerTool, recorded, wit
 from orchestra_jax.tools.experts.client import expert_clients
 from orchestra_jax.tools.experts.entries import expert_entries
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.tools.experts.simulated import SimulatedExpert, SimulatedTool
+from orchestra_jax.tools.experts.simulated import SimulatedExpert
+from orchestra_jax.tools.experts.simulated_tool import SimulatedTool
 from orchestra_jax.types import Preference, ReplayMiss, Task, ToolCall, ToolResult, ToolSpec, Usage
 from tests.tools.openai_stub import StubOpenAI
 

@@ -28,7 +28,7 @@ from orchestra_jax.tools.build import make_tools, tool_problems
 from orchestra_jax.tools.catalogue import Catalogue, Instance, instance_seed
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.tools.experts.judge import Judge
-from orchestra_jax.tools.experts.simulated import near_numbers
+from orchestra_jax.tools.experts.simulated_tool import near_numbers
 from orchestra_jax.types import Preference, Task
 
 SYSTEM = (

@@ -8,7 +8,8 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.answers import matches
 from orchestra_jax.tools.executor import ToolExecutor
-from orchestra_jax.tools.experts.simulated import SimulatedExpert, SimulatedTool, experts_from_config, near_numbers
+from orchestra_jax.tools.experts.simulated import SimulatedExpert
+from orchestra_jax.tools.experts.simulated_tool import SimulatedTool, experts_from_config, near_numbers
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall
 
 QUESTIONS = [f"question {i}" for i in range(4000)]
