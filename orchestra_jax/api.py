@@ -47,7 +47,7 @@ class LoadedRun:
 def load_run(folder: str | Path) -> LoadedRun:
     """Open a run's folder, also of one that still trains.
 
-    Example:
+    Examples:
         >>> run = load_run("outputs/quickstart")  # doctest: +SKIP
         >>> run.config.seed, run.metrics[-1]["accuracy"], run.policy  # doctest: +SKIP
         (0, 0.97, PosixPath('outputs/quickstart/policy'))
@@ -73,7 +73,7 @@ def load_run(folder: str | Path) -> LoadedRun:
 def play(where: RunConfig | Environment, policy: str | Path | Script, task: Task | None = None) -> Trajectory:
     """Play one task with one policy and return the trajectory: turns, calls, results, answer, cost and latency.
 
-    Example:
+    Examples:
         >>> from orchestra_jax.config.cli import compose
         >>> found = play(compose("seed=1"), "preference_oracle")
         >>> found.solved, found.tool_names

@@ -35,7 +35,7 @@ def register() -> None:
 def compose(*overrides: str, name: str = "config") -> RunConfig:
     """Return the config of a command line, for notebooks and programs.
 
-    Example:
+    Examples:
         >>> cfg = compose("+experiment=hle", "model=tiny", "seed=1")
         >>> cfg.seed, cfg.algorithm.group_size
         (1, 8)

@@ -39,7 +39,7 @@ def trained_groups(kept: Bool[np.ndarray, " G"], count: int) -> Int[np.ndarray, 
 def group_arrays(trajectories: Sequence[Trajectory], group_size: int, max_tools: int | None = None) -> GroupArrays:
     """Return the arrays of trajectories that are ordered by group, then member (as `Collector.collect` returns them).
 
-    Example:
+    Examples:
         >>> from orchestra_jax.api import play
         >>> from orchestra_jax.config.cli import compose
         >>> arrays = group_arrays([play(compose(), name) for name in ("preference_oracle", "do_nothing")], group_size=2)

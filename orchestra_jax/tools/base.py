@@ -132,7 +132,7 @@ def tool(
     A ValueError is the policy's doing, such as a bad argument: its text is the observation. An OSError (connections and
     time-outs are such) or InfrastructureError makes the sample invalid. Everything else is a bug and ends the run.
 
-    Example:
+    Examples:
         >>> @tool(price_usd=0.01)
         ... async def area(width: float, height: float) -> str:
         ...     """Compute the area of a rectangle.
