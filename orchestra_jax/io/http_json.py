@@ -1,4 +1,4 @@
-"""JSON over HTTP: the client of every server that is called, and one kind of error for all that can go wrong."""
+"""JSON over HTTP: the client for every server, and one kind of error for everything that can go wrong."""
 
 import asyncio
 import importlib
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import aiohttp
     from tenacity import RetryCallState
 
-CONNECT_S = 10.0  # a server that takes longer to accept a connection is as good as dead
-# SGLang closes a connection that was idle for 5 s, aiohttp after 75 s; one that we drop first never breaks.
+CONNECT_S = 10.0  # a server that takes longer to accept a connection counts as dead
+# SGLang closes an idle connection after 5 s, aiohttp after 75 s. A connection that we drop first never breaks.
 _KEEP_ALIVE_S = 2.0
 _LONGEST_PAUSE_S = 30.0
-_SHOWN = 300  # characters of a server's own error text that a message repeats
+_SHOWN = 300  # most characters of a server's own error text in a message
 
 Kind = Literal["transport", "status", "timeout", "protocol"]
 
@@ -53,13 +53,13 @@ class ServerError(InfrastructureError):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same request may succeed later: all but a status that says the request itself is wrong."""
+        """Whether the same request may succeed later: unless a status says that the request itself is wrong."""
         return self.status is None or self.status in (408, 429) or self.status >= 500
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a server answered, whatever its status.
+    """A server's answer of any status.
 
     Attributes:
         status: HTTP status.
@@ -73,13 +73,13 @@ class Response:
 
 
 class JsonClient:
-    """One server, reached by URL, from one event loop. Connections are opened when needed and kept for a moment.
+    """A client of one server, for one event loop. Connections are opened when needed and kept for a moment.
 
     Args:
         url: of the server, such as "http://127.0.0.1:8000".
-        headers: sent with every request; their values never appear in an error.
-        timeout_s: for one whole answer, where a request does not say.
-        retries: further requests of `post` after one that failed and may succeed later: only for requests that may be
+        headers: headers of every request; their values never appear in an error.
+        timeout_s: seconds for one whole answer, if a request does not say.
+        retries: further requests of `post` after one that failed and may succeed later; 0 for requests that must not be
             repeated.
         backoff_s: pause before the first retry; it doubles each time and has up to `backoff_s` of jitter. A server's
             own Retry-After comes first. No pause is above 30 s.
@@ -107,7 +107,7 @@ class JsonClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """The answer to GET; {} where it is empty; raises ServerError: no JSON object in time."""
+        """Return the answer to GET, {} if it is empty; raise ServerError if no JSON object comes in time."""
         found = await self._json("GET", path, None, timeout_s)
         if found is None:
             return {}
@@ -116,7 +116,7 @@ class JsonClient:
         return found
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float | None = None) -> Any:
-        """The answer to POST; None where it is empty.
+        """Return the answer to POST, or None if it is empty.
 
         Raises:
             ServerError: no JSON in time, after the last retry.
@@ -144,7 +144,7 @@ class JsonClient:
         query: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Response:
-        """The whole answer to one request, whatever its status.
+        """Return the whole answer to one request, of any status.
 
         Raises:
             ServerError: of the kinds "transport", "timeout" and "protocol".
@@ -180,12 +180,12 @@ class JsonClient:
         raise failure  # out here, where aiohttp's error, which holds the headers, is not chained to it
 
     async def close(self) -> None:
-        """Closes the connections; a later request opens new ones."""
+        """Close the connections. A later request opens new ones."""
         if self._session is not None:
             await self._session.close()
 
     def shown(self, text: str) -> str:
-        """The start of a server's text in one line, without the headers' values: some servers repeat a bad key."""
+        """Return the start of a server's text in one line, without the headers' values: some repeat a bad key."""
         for value in self._headers.values():
             text = text.replace(value.removeprefix("Bearer "), "***")
         printable = "".join(character if character.isprintable() else " " for character in text)
@@ -227,7 +227,7 @@ class JsonClient:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a response asks to wait, by retry-after-ms or Retry-After (seconds or a date); None without."""
+    """Return the seconds that a response asks to wait, by retry-after-ms or Retry-After, or None."""
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         value = headers.get(name)
         if not value:
@@ -245,7 +245,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 async def _read(response: "aiohttp.ClientResponse") -> bytes | None:
-    """The whole content; None where it is more than an answer may have."""
+    """Return the whole content, or None if it is longer than an answer may be."""
     content = bytearray()
     async for part in response.content.iter_any():
         content += part
@@ -255,7 +255,7 @@ async def _read(response: "aiohttp.ClientResponse") -> bytes | None:
 
 
 def require_aiohttp(part: str = "") -> Any:
-    """The module aiohttp, or its submodule `part`; raises ImportError: it is not installed; says how to."""
+    """Return the module aiohttp, or its submodule `part`; raise an ImportError that tells how to install it."""
     try:
         return importlib.import_module(f"aiohttp.{part}" if part else "aiohttp")
     except ImportError:

@@ -1,7 +1,7 @@
-"""Models and data sets by their ids on the Hugging Face hub, wherever a folder does: "Qwen/Qwen3-8B".
+"""Fetch models and data sets by their ids on the Hugging Face hub, such as "Qwen/Qwen3-8B", in place of a folder.
 
-An id may end in "@REVISION" and, for some files of a repository, in ":PATTERN": "openai/gsm8k:main/train-*". What was
-fetched lies in huggingface_hub's cache (HF_HOME) and is not fetched again; HF_HUB_OFFLINE=1 asks nobody.
+An id may end in "@REVISION" and, for some files of a repository, in ":PATTERN": "openai/gsm8k:main/train-*". Fetched
+files stay in huggingface_hub's cache (HF_HOME) and are not fetched again; HF_HUB_OFFLINE=1 asks nobody.
 """
 
 import fnmatch
@@ -11,37 +11,37 @@ from pathlib import Path
 from typing import Literal
 
 Kind = Literal["model", "dataset"]
-# Folders of that name are ours, also where they are not there yet: conf/ and docs/ name them.
+# Folders of these names are ours, even if they do not exist yet: conf/ and docs/ name them.
 _ID = re.compile(
     r"(?!(?:data|checkpoints|outputs)/)(?P<id>[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<pattern>[^:]+))?"
 )
-# A model's code, other frameworks' weights and a data set's pictures stay where they are.
+# A model's code, other frameworks' weights and a data set's pictures are not fetched.
 _WANTED = {
     "model": ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"],
     "dataset": ["*.json", "*.jsonl", "*.parquet", "*.tsv"],
 }
-SMALL = ("*.json", "*.jinja", "*.txt")  # of a model: all but its weights
+SMALL = ("*.json", "*.jinja", "*.txt")  # files of a model except its weights
 
 
 def is_id(name: str) -> bool:
-    """Whether this can only be an id: it has the form of one, and neither it nor a folder around it is here."""
+    """Return whether a name is an id: it has the form of one, and neither it nor its parent folder exists here."""
     return bool(_ID.fullmatch(name)) and not Path(name).exists() and not Path(name).parent.is_dir()
 
 
 def local(name: str | Path, kind: Kind, files: tuple[str, ...] | None = None) -> Path:
-    """The path itself, or the folder in the cache with what an id names, fetched if it is not there.
+    """Return the path itself, or for an id its folder in the cache, fetched if it is not there.
 
     Args:
         files: patterns of the files that are needed; None: all that a model or data set is read from.
 
     Raises:
-        FileNotFoundError: one sentence: the hub does not have it, or it is neither in the cache nor to be fetched.
+        FileNotFoundError: the hub does not have it, or it is neither in the cache nor can be fetched; one sentence.
     """
     return _fetched(str(name), kind, files) if is_id(str(name)) else Path(name)
 
 
 def files_of(name: str | Path) -> list[Path]:
-    """All files in the folder of an id, those of its pattern if it has one; of a plain folder, the files in it."""
+    """Return the files of a plain folder, or of an id those that match its pattern, if it has one."""
     if not is_id(str(name)):
         return [path for path in Path(name).glob("*") if path.is_file()]
     folder, found = local(name, "dataset"), _ID.fullmatch(str(name))
@@ -51,7 +51,7 @@ def files_of(name: str | Path) -> list[Path]:
 
 
 def problem(key: str, name: str, kind: Kind, files: tuple[str, ...] | None = None) -> str | None:
-    """One sentence with the fix where an id cannot be had; fetches it where it can."""
+    """Fetch an id; return a sentence with the fix if that fails, else None."""
     try:
         local(name, kind, files)
     except FileNotFoundError as error:
@@ -67,9 +67,7 @@ def _fetched(name: str, kind: Kind, files: tuple[str, ...] | None) -> Path:
     assert found is not None
     patterns = [found["pattern"]] if found["pattern"] else list(files or _WANTED[kind])
     try:
-        folder = snapshot_download(
-            found["id"], repo_type=kind, revision=found["revision"], allow_patterns=patterns
-        )  # fmt: skip
+        folder = snapshot_download(found["id"], repo_type=kind, revision=found["revision"], allow_patterns=patterns)
     except errors.GatedRepoError:
         raise FileNotFoundError(
             f"the {kind} {found['id']} is gated: accept its terms on its page and run `hf auth login`, or name a "

@@ -1,4 +1,4 @@
-"""Where the files are that come with the package: beside it in a checkout, inside it where a wheel was installed."""
+"""Folders of files that come with the package: beside it in a checkout, inside it in an installed wheel."""
 
 from pathlib import Path
 

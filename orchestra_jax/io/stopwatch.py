@@ -1,8 +1,8 @@
-"""Working time: what something took, less the time in which it only waited its turn.
+"""Working time: the time that something took, less the time in which it only waited its turn.
 
-A generation and a tool's call run under a `Stopwatch` of their own, which a context variable carries. Whatever they
-call says `with waiting():` around time that is nobody's work: a place in a queue, a provider's pause, new weights. The
-tasks that they start belong to the same watch; while one of these waits, the watch stands still.
+A generation and a tool's call run under a `Stopwatch` of their own, which a context variable carries. Code that they
+call puts `with waiting():` around time that is not work: a place in a queue, a provider's pause, new weights. Tasks
+that they start use the same watch; while one of these waits, the watch stands still.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class Stopwatch:
-    """Counts the seconds of one piece of work, and ends it when they exceed a limit. Used in one event loop.
+    """A watch that counts the seconds of one piece of work, and ends the work at a limit. For one event loop.
 
     Args:
-        limit_s: the most seconds of work; None: no limit.
+        limit_s: most seconds of work; None: no limit.
 
     Attributes:
-        expired: the limit has ended the work.
+        expired: whether the limit has ended the work.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:
@@ -38,7 +38,7 @@ class Stopwatch:
         return self._counted + (0.0 if self._since is None else _now() - self._since)
 
     async def run(self, work: Awaitable[T]) -> T:
-        """What the work gives; it is the current watch's until then.
+        """Return the result of the work, for which this is the current watch.
 
         Raises:
             TimeoutError: it took more than `limit_s` seconds.
@@ -53,30 +53,30 @@ class Stopwatch:
                 finally:
                     self.pause()
         finally:
-            self._deadline, self.expired = None, deadline.expired()  # what the work has started may go on
+            self._deadline, self.expired = None, deadline.expired()  # tasks that the work has started may go on
             _current.reset(token)
 
     def pause(self) -> None:
-        """Stands still until as many calls of `resume`."""
+        """Stand still until `resume` is called as often as this."""
         if self._since is not None:
             self._counted, self._since = self.seconds, None
         self._waits += 1
         self._aim()
 
     def resume(self) -> None:
-        """Ends a `pause`."""
+        """End a `pause`."""
         self._waits -= 1
         if self._waits == 0:
             self._since = _now()
         self._aim()
 
     def add(self, seconds: float) -> None:
-        """Counts work that was measured elsewhere; below 0: time that turned out to be none."""
+        """Count seconds that were measured elsewhere; negative ones turned out to be no work."""
         self._counted += seconds
         self._aim()
 
     def _aim(self) -> None:
-        """Sets the deadline to where the limit will be reached."""
+        """Set the deadline to where the limit will be reached."""
         if self._deadline is None or self._deadline.expired() or self.limit_s is None:
             return
         left = self.limit_s - self.seconds
@@ -87,19 +87,19 @@ _current: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
 
 
 def current() -> Stopwatch:
-    """The watch of what runs here; without one, a watch that nobody reads."""
+    """Return the watch of the running work, or a new one that nobody reads."""
     return _current.get() or Stopwatch()
 
 
 def worked() -> float:
-    """Seconds of work so far, whose differences tell what something took; wall-clock time where no watch runs."""
+    """Return the seconds of work so far, to take differences of; wall-clock time if no watch runs."""
     watch = _current.get()
     return time.perf_counter() if watch is None else watch.seconds
 
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """The block is nobody's work: the current watch stands still."""
+    """Let the current watch stand still during the block, which is not work."""
     watch = current()
     watch.pause()
     try:
@@ -109,7 +109,7 @@ def waiting() -> Iterator[None]:
 
 
 async def queued(turn: Awaitable[T]) -> T:
-    """What comes when it is our turn; the time until then is nobody's work."""
+    """Wait for our turn and return its result. Waiting time is not counted as work."""
     with waiting():
         return await turn
 

@@ -1,7 +1,7 @@
-"""What comes from outside, JSON and text, within limits: whatever a server writes, no reader of ours falls over it.
+"""Read JSON and text from outside, within limits.
 
-`read_json` is the one decoder of foreign JSON. What it returns holds only text that has a UTF-8 form, numbers that are
-finite and not absurd, and no more levels than a walk can take; what is beyond that is one kind of error.
+`read_json` is the one decoder of foreign JSON. Its values hold only text with a UTF-8 form, finite numbers of at most
+64 bits, and so few levels that recursive code can walk them. Everything else is one kind of error.
 """
 
 import json
@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-MOST_BYTES = 64 << 20  # of one answer; SGLang's longest, 128k tokens with their log-probs, have a tenth of it
+MOST_BYTES = 64 << 20  # of one answer; the longest of SGLang, 128k tokens with log-probs, have a tenth of it
 MOST_LEVELS = 64  # brackets within brackets
 _MOST_DIGITS = 20  # of a whole number: all that 64 bits hold
 _SHOWN = 40  # characters of a value that a reason repeats
@@ -26,21 +26,22 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class Unreadable(ValueError):  # noqa: N818  named like the fact it states
-    """What came from outside cannot be used; the message is a clause that says why."""
+    """Something from outside cannot be used; the message is a clause that says why."""
 
 
 def read_json(content: bytes, most_bytes: int = MOST_BYTES, *, mend: bool = True) -> Any:
-    """The value of a JSON text. Half surrogate pairs and bytes that are no UTF-8 become U+FFFD.
+    """Return the value of a JSON text, in time linear in its length.
 
-    With `mend=False` the former stay, for a caller that refuses them.
+    Half surrogate pairs and bytes that are no UTF-8 become U+FFFD. With `mend=False` half pairs stay, for a caller that
+    refuses them.
 
     Raises:
         Unreadable: no JSON, more than `most_bytes`, more than MOST_LEVELS levels, NaN, Infinity, a number that
-            overflows, or a whole number beyond 64 bits. No other exception, and in time linear in the length.
+            overflows, or a whole number beyond 64 bits. There is no other exception.
     """
     if len(content) > most_bytes:
         raise Unreadable(f"it has more than {most_bytes} bytes")
-    # As few brackets as that cannot nest deeper, and most texts have no more.
+    # Fewer brackets cannot nest deeper, and most texts have fewer.
     if content.count(b"[") + content.count(b"{") > MOST_LEVELS and levels(content) > MOST_LEVELS:
         raise Unreadable(f"it has more than {MOST_LEVELS} levels")
     text = content.decode("utf-8-sig", "replace")
@@ -54,7 +55,7 @@ def read_json(content: bytes, most_bytes: int = MOST_BYTES, *, mend: bool = True
 
 
 def read_yaml(file: Path) -> Any:
-    """The plain value of a YAML file, its interpolations resolved; raises Unreadable: there is none."""
+    """Return the plain value of a YAML file, interpolations resolved; raise Unreadable if it has none."""
     try:
         return OmegaConf.to_container(OmegaConf.load(file), resolve=True)
     except (YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError) as error:
@@ -62,7 +63,7 @@ def read_yaml(file: Path) -> Any:
 
 
 def valid_text(text: str) -> str:
-    """The text with every half of a surrogate pair, which has no UTF-8 form, as U+FFFD; cut emoji leave such."""
+    """Return the text with U+FFFD for every half of a surrogate pair (a cut emoji), which has no UTF-8 form."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -71,7 +72,7 @@ def valid_text(text: str) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A text, or "" for null; raises Unreadable: it is something else, such as a list of parts."""
+    """Return a text, or "" for null; raise Unreadable for anything else, such as a list of parts."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -80,7 +81,7 @@ def text_of(value: Any) -> str:
 
 
 def count_of(value: Any, most: int) -> int:
-    """A count from 0 to `most`, 0 for null; raises Unreadable: it is none, or beyond all sense."""
+    """Return a count from 0 to `most`, 0 for null; raise Unreadable for anything else."""
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most or value != int(value):
@@ -89,14 +90,14 @@ def count_of(value: Any, most: int) -> int:
 
 
 def levels(content: bytes) -> int:
-    """The most brackets within brackets in a JSON text, outside of strings: found without descending into them."""
+    """Return how deep brackets nest in a JSON text, outside of strings, without recursion."""
     brackets = np.frombuffer(_STRING.sub(b"", content).translate(None, _NO_BRACKET), np.uint8)
     opens = (brackets == ord("[")) | (brackets == ord("{"))
     return int(np.cumsum(np.where(opens, 1, -1)).max(initial=0))
 
 
 def _valid(value: Any) -> Any:
-    """The value with all its texts made valid; it has MOST_LEVELS levels at most."""
+    """Return the value, of at most MOST_LEVELS levels, with valid texts."""
     if isinstance(value, str):
         return valid_text(value)
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""One run at a time in a folder, also where two machines share it.
+"""Keep a folder to one run at a time, also if two machines share it.
 
-The lock is the operating system's (flock), so what a killed process leaves blocks nobody. On a network disk it may hold
-on one machine only, or not exist: there the file's time, which its owner renews, tells whether the owner lives.
+The lock is the operating system's (flock), so a killed process leaves nothing that blocks. On a network disk it may
+hold on one machine only, or not exist. There the owner renews the file's time, which tells whether the owner lives.
 """
 
 import contextlib
@@ -25,11 +25,10 @@ _WATCHED_BEATS = 4
 
 @contextmanager
 def alone_in(folder: Path, beat_s: float = _BEAT_S) -> Iterator[None]:
-    """Holds the folder's lock; its file says in words who does.
+    """Hold the lock of an existing folder during the block. Its file names the holder.
 
     Args:
-        folder: is there.
-        beat_s: how often its owner renews the file's time.
+        beat_s: seconds after which the holder renews the file's time.
 
     Raises:
         ConfigError: another process holds it.
@@ -43,7 +42,7 @@ def alone_in(folder: Path, beat_s: float = _BEAT_S) -> Iterator[None]:
         except BlockingIOError:
             raise _in_use(folder, descriptor) from None
         except OSError:
-            locks = False  # a disk that knows no locks
+            locks = False  # the disk has no locks
         owner = re.match(r"host (.+), process \d+, ", _words(descriptor))
         if owner and not (locks and owner[1] == host) and _beats(path, folder, owner[1], beat_s):
             raise _in_use(folder, descriptor)
@@ -68,7 +67,7 @@ def _beat(descriptor: int, ended: threading.Event, beat_s: float) -> None:
 
 
 def _beats(path: Path, folder: Path, host: str, beat_s: float) -> bool:
-    """Whether somebody renews the file."""
+    """Return whether somebody renews the file's time."""
     print(f"Looking whether the run of host {host} in {str(folder)!r} lives ...", file=sys.stderr, flush=True)
     first = _time(path)
     for _ in range(2 * _WATCHED_BEATS):
@@ -88,7 +87,7 @@ def _words(descriptor: int) -> str:
 
 
 def _write(descriptor: int, words: str) -> None:
-    """Puts the words into the file; on a full disk it says nothing, and the lock holds all the same."""
+    """Put the words into the file. A full disk keeps it empty, and the lock holds all the same."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, words.encode(), 0)

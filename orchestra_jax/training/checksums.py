@@ -1,9 +1,8 @@
-"""Checksums of a checkpoint's files, written with them: what the disk lost or changed since is found before it is used.
+"""Checksums of a checkpoint's files, which show before a restore what a disk has lost or changed.
 
-Orbax writes an item of a checkpoint into a folder, the arrays of process N below its `ocdbt.process_N`. Each process
-sums up the files that it wrote itself (`checksums.N.json`), the first one what is left and those lists
-(`checksums.json`): no array and no byte of another process is read for it. All of it happens before the checkpoint
-gets its name, so a checkpoint is never without.
+Orbax writes each item of a checkpoint into a folder, and the arrays of process N into its `ocdbt.process_N`. Each
+process sums up its own files (`checksums.N.json`). The first process sums up the others, these lists included
+(`checksums.json`). So no process reads what another has written. Sums are written before the checkpoint gets its name.
 """
 
 import json
@@ -30,25 +29,27 @@ _Sums = dict[str, list[int]]  # by path below the item's folder: bytes, CRC-32
 
 
 class SummedArrays(ocp.StandardCheckpointHandler):
-    """Saves arrays with checksums, in the background as everything else.
+    """A handler of Orbax that saves arrays with checksums, in the background.
 
     Attributes:
-        failure: of a save under way; Orbax itself raises it only when it next saves or is closed.
+        failure: error of a save under way; Orbax raises it only when it next saves or is closed.
     """
 
     failure: BaseException | None = None
 
     async def async_save(self, directory: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        """Save the arrays, then their checksums."""
         return [_Summing(await super().async_save(directory, *args, **kwargs) or [], directory, self)]
 
     def finalize(self, directory: Any) -> None:
+        """Write the checksums of everything that no process summed up itself."""
         with self.noting():
             super().finalize(directory)
             _write(Path(directory), Path(directory) / _SUMS, parts=False)
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Notes what is raised."""
+        """Keep an error of the block as `failure`."""
         try:
             yield
         except BaseException as error:
@@ -57,20 +58,22 @@ class SummedArrays(ocp.StandardCheckpointHandler):
 
 
 class SummedJson(ocp.JsonCheckpointHandler):
-    """Saves JSON with a checksum."""
+    """A handler of Orbax that saves JSON with a checksum."""
 
     def finalize(self, directory: Any) -> None:
+        """Write the checksum."""
         super().finalize(directory)
         _write(Path(directory), Path(directory) / _SUMS, parts=False)
 
 
 class _Summing:
-    """What Orbax waits for in its own thread: the arrays of this process are written, then summed up."""
+    """A future for Orbax: the arrays of this process are written, then summed up."""
 
     def __init__(self, written: Sequence[Any], directory: Any, handler: SummedArrays) -> None:
         self._written, self._directory, self._handler = written, directory, handler
 
     def result(self, timeout: float | None = None) -> None:
+        """Wait for both."""
         with self._handler.noting():
             for future in self._written:
                 future.result(timeout)
@@ -81,9 +84,9 @@ class _Summing:
 
 
 def problem(step: Path, processes: Processes) -> str | None:
-    """What is wrong with the checkpoint in this folder, in a few words; None: nothing. All processes call this.
+    """Return what is wrong with the checkpoint in this folder, in a few words, or None. All processes call this.
 
-    Each reads its share of the files. A checkpoint without any checksums, of an older version, must only be there.
+    Each reads its share of the files. A checkpoint of an older version, without checksums, must only be there.
     """
     try:
         found = _own_problem(step, processes)
@@ -111,7 +114,7 @@ def _own_problem(step: Path, processes: Processes) -> str | None:
     for item in _ITEMS:
         own = _read(step / item / _SUMS)
         sums |= {step / item / name: expected for name, expected in own.items()}
-        # A network disk may have shown the first process another one's list too late to be in its own.
+        # A network disk may show the first process another one's list too late for its own.
         for name in {name for name in own if _PART_SUMS.fullmatch(name)} | _part_sums(step / item):
             part = step / item / f"{_PART}{name.split('.')[1]}"
             sums |= {part / below: expected for below, expected in _read(step / item / name).items()}
@@ -132,7 +135,7 @@ def _below(file: Path, step: Path) -> str:
 
 
 def _write(folder: Path, target: Path, *, parts: bool) -> None:
-    """Sums up the files below the folder; without `parts`, not those that a process sums up itself."""
+    """Sum up the files below the folder; without `parts`, leave out those that a process sums up itself."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != target]
     if not parts:
         files = [file for file in files if not file.relative_to(folder).parts[0].startswith(_PART)]
@@ -149,7 +152,7 @@ def _read(file: Path) -> _Sums:
 
 
 def _crcs(files: Sequence[Path]) -> Iterator[int]:
-    """CRC-32 of each file, in order; several at a time."""
+    """Yield the CRC-32 of each file, in order."""
     with ThreadPoolExecutor(_THREADS) as pool:
         yield from pool.map(_crc, files)
 

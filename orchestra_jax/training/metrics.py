@@ -1,4 +1,4 @@
-"""The figures of one training step, by their names in metrics.jsonl (docs/metrics.md)."""
+"""Figures of one training step, by their names in metrics.jsonl (docs/metrics.md)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ _UPDATE = {
     "grad_norm": "grad_norm",
     "skipped": "updates/skipped",
 }
-# Of learner and engine: what they say before the first update of a step, everything else after the last one.
+# Figures before the first update of a step are logged for these; all others are of the last update.
 _FIRST = ("mismatch", "importance_p", "sequence_")
 # `summarize`'s figures that have another name in metrics.jsonl.
 _SUMMARY = {
@@ -55,12 +55,14 @@ _SUMMARY = {
 
 @dataclass(frozen=True)
 class StepPart:
-    """What one process collected in a step, or all of them together.
+    """The rollouts of a step, of one process or of all.
 
     Attributes:
-        trajectories: ordered by group and member.
-        rewards: of its groups [G, N]; kept: groups that have a gradient [G].
-        spent, step_spent: in the run until now, and in this step.
+        trajectories: trajectories ordered by group and member.
+        rewards: rewards of the groups, [G, N].
+        kept: whether a group has a gradient, [G].
+        spent: money spent in the run so far.
+        step_spent: money spent in this step.
     """
 
     trajectories: Sequence[Trajectory]
@@ -71,7 +73,7 @@ class StepPart:
 
 
 def whole_step(processes: Processes, own: StepPart) -> StepPart:
-    """The whole step's groups in their order; the trajectories of several processes come without ids."""
+    """Return the whole step's groups in their order. Trajectories of several processes come without token ids."""
     if processes.count == 1:
         return own
     size = own.rewards.shape[1]
@@ -93,13 +95,13 @@ def whole_step(processes: Processes, own: StepPart) -> StepPart:
 def rollout_metrics(
     trajectories: Sequence[Trajectory], rewards: Float[np.ndarray, "G N"], kept: Bool[np.ndarray, " G"]
 ) -> dict[str, float]:
-    """Figures of a step's trajectories; those that are not known, for want of trajectories or calls, are missing.
+    """Return figures of a step's trajectories; figures without a trajectory or call to count are missing.
 
     Args:
-        kept: groups that have a gradient.
+        kept: whether a group has a gradient.
     """
     figures = {name: value for name, value in summarize(trajectories).items() if value is not None}
-    del figures["counted"]  # what is left of the step's trajectories
+    del figures["counted"]  # number of trajectories that count
     return {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(axis=1).mean()),
@@ -111,7 +113,7 @@ def rollout_metrics(
 
 
 def update_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Figures of a step's optimizer steps, in their order; empty without any."""
+    """Return figures of a step's optimizer steps, given in their order; empty without any."""
     if not found:
         return {}
     merged = {**found[-1], **{name: value for name, value in found[0].items() if name.startswith(_FIRST)}}
@@ -120,12 +122,12 @@ def update_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def spending_metrics(run: Spending, step: Spending) -> dict[str, float]:
-    """What was paid outside; nothing where all is simulated, local or replayed."""
+    """Return what was paid outside; empty if everything is simulated, local or replayed."""
     return {"spend/usd": run.usd, "spend/step_usd": step.usd} if run.calls else {}
 
 
 def evaluation_metrics(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Figures of an evaluation on the way: `eval/FIGURE` of the held-out tasks, `eval/BENCHMARK/FIGURE` of others."""
+    """Return figures of an evaluation: `eval/FIGURE` of the held-out tasks, `eval/BENCHMARK/FIGURE` of others."""
     return {
         f"eval/{figure}" if benchmark == HELD_OUT else f"eval/{benchmark}/{figure}": value
         for benchmark, figures in found.items()

@@ -1,4 +1,4 @@
-"""What stops a run before its end: Ctrl-C, SIGTERM (Kubernetes, Slurm), SIGHUP (a closed terminal), a full disk."""
+"""Signals and errors that stop a run: Ctrl-C, SIGTERM (Kubernetes, Slurm), SIGHUP (a closed terminal), a full disk."""
 
 import errno
 import re
@@ -14,10 +14,8 @@ from typing import Any
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Handler = Callable[[int, FrameType | None], Any]
-
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# How libraries that are no Python say it: Orbax' TensorStore, safetensors.
+# The words of libraries that are not Python: Orbax' TensorStore, safetensors.
 _FULL_TEXT = re.compile(rf"No space left on device|[Qq]uota exceeded|os error ({'|'.join(map(str, _FULL))})\b")
 
 
@@ -26,13 +24,13 @@ class Interrupted(Exception):  # noqa: N818  an event, no error
 
 
 class CleanInterrupt:
-    """The first signal asks the run to end after the step under way; a second one ends it at once.
+    """A context manager whose first signal asks the run to end after the step under way; a second ends it at once.
 
-    A context manager. Outside the main thread (a notebook's or sweep's worker) it changes nothing.
+    Outside the main thread (a notebook's or sweep's worker) it changes nothing.
 
     Args:
         grace_s: seconds after the first signal until `late` is called, in a thread of its own.
-        late: says that the step under way takes too long.
+        late: function that ends a step which takes too long.
 
     Attributes:
         asked: whether a signal came.
@@ -60,7 +58,7 @@ class CleanInterrupt:
 
 @contextmanager
 def handling(handler: _Handler) -> Iterator[None]:
-    """Has the stopping signals call `handler`, but for those that the process was told to ignore (nohup)."""
+    """Let the stopping signals call `handler`, except those that the process was told to ignore (nohup)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -72,16 +70,16 @@ def handling(handler: _Handler) -> Iterator[None]:
         yield
     finally:
         for number in heeded:
-            signal.signal(number, before[number] or signal.SIG_DFL)  # None: of a library, not of Python
+            signal.signal(number, before[number] or signal.SIG_DFL)  # None: a handler that Python did not set
 
 
 def end_now(number: int, frame: FrameType | None) -> None:
-    """Ends what is no run yet, or no longer one, as Ctrl-C does."""
+    """Stop at once, as Ctrl-C does: handler before and after a run."""
     raise KeyboardInterrupt
 
 
 def disk_full(error: BaseException | None) -> bool:
-    """Whether the error, or what caused it, is that a disk or a quota is used up."""
+    """Return whether the error, or its cause, is that a disk or a quota is used up."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -92,7 +90,7 @@ def disk_full(error: BaseException | None) -> bool:
 
 
 def disk_full_sentence(folder: str | None) -> str:
-    """What to do about a full disk; `folder` is the run's."""
+    """Return what to do about a full disk. `folder` is the run's."""
     rooms = []
     for place in dict.fromkeys([folder, tempfile.gettempdir()]):
         if place and Path(place).is_dir():

@@ -1,4 +1,4 @@
-"""What a finished run leaves: summary.json, the table in the terminal and the pictures."""
+"""Write summary.json and the pictures of a finished run, and print its table."""
 
 import json
 import math
@@ -15,7 +15,7 @@ FILE_NAME = "summary.json"
 
 
 def summary(trainer: Trainer) -> dict[str, Any]:
-    """What `evaluation.terminal` describes, of a run whose last step is done."""
+    """Return the summary, as `evaluation.terminal` describes it, of a run whose last step is done."""
     cfg, notes = trainer.cfg, trainer.state.notes
 
     def by_phase(benchmark: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def summary(trainer: Trainer) -> dict[str, Any]:
 
 
 def write_summary(found: Mapping[str, Any], directory: Path) -> None:
-    """Writes summary.json, which is whole or the one before."""
+    """Write summary.json, so that a killed process leaves the new or the old file whole."""
     directory.mkdir(parents=True, exist_ok=True)
     partial = directory / f".{FILE_NAME}.partial"
     partial.write_text(json.dumps(_finite(found), indent=2, allow_nan=False) + "\n")
@@ -45,7 +45,7 @@ def write_summary(found: Mapping[str, Any], directory: Path) -> None:
 
 
 def report(found: Mapping[str, Any], directory: Path) -> None:
-    """Writes summary.json and the pictures, and prints the table where something was evaluated."""
+    """Write summary.json and the pictures, and print the table if something was evaluated."""
     from orchestra_jax.evaluation.pictures import draw  # only now: importing matplotlib takes a second
 
     write_summary(found, directory)
@@ -58,7 +58,7 @@ def report(found: Mapping[str, Any], directory: Path) -> None:
 
 
 def _finite(node: Any) -> Any:
-    """The summary for JSON, which has no infinity: the cost per correct answer is null where nothing was solved."""
+    """Return the summary without infinities, which JSON lacks: a cost per correct answer of none solved is null."""
     if isinstance(node, Mapping):
         return {key: _finite(value) for key, value in node.items()}
     return None if isinstance(node, float) and not math.isfinite(node) else node

@@ -1,4 +1,4 @@
-"""The update of one step: trajectories and their advantages to micro-batches, and all optimizer steps on them."""
+"""Update the policy: make micro-batches of trajectories and their advantages, and take all optimizer steps on them."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -29,26 +29,26 @@ def update(
     reference: Any,
     scored: list[MicroBatch] | None = None,
 ) -> tuple[TrainState, list[Mapping[str, float]]]:
-    """Takes the optimizer steps of one training step; `state` is used up.
+    """Take the optimizer steps of one training step. `state` is used up.
 
     Every transfer between host and devices in here is explicit: jax.transfer_guard refuses the others, which would cost
     time in every step.
 
     Args:
-        step: training steps done.
-        base: what LoRA freezes, else None.
-        reference: whole policy that the KL pulls to, on the devices or in host memory.
-        scored: takes up all micro-batches where the learner scores them for `old`, before it updates.
+        step: number of training steps done.
+        base: frozen parameters under LoRA's adapters, else None.
+        reference: whole policy of the KL, on the devices or in host memory.
+        scored: list that gets all micro-batches with the learner's own old log-probs, if the loss needs them.
 
     Returns:
-        The new state and the metrics of every optimizer step, in order; none where no trajectory has a gradient.
+        The new state and the metrics of every optimizer step, in order; none if no trajectory has a gradient.
     """
     algorithm = cfg.algorithm
     scale = kl_scale(algorithm, step, cfg.steps)
     with_kl = algorithm.loss.kl_coef * scale > 0
     found: list[Mapping[str, float]] = []
     with jax.transfer_guard("disallow"):
-        # Of several processes one may have no rows where another has some: a minibatch is skipped that nobody has.
+        # One process may have no rows where another has some: a minibatch is skipped only if no process has any.
         minibatches = [
             placed
             for batches in _minibatches(cfg, trajectories, advantages, learner.shards, with_kl=with_kl)
@@ -75,7 +75,7 @@ def update(
 
 
 def first_number(trajectories: Sequence[Trajectory]) -> int:
-    """The number in micro-batches of the first of a step's trajectories that this process trains on."""
+    """Return the number that the first trajectory of this process has in micro-batches."""
     return jax.process_index() * len(trajectories)
 
 
@@ -87,7 +87,7 @@ def _minibatches(
     *,
     with_kl: bool,
 ) -> list[list[MicroBatch]]:
-    """The micro-batches of each optimizer step of an epoch.
+    """Return the micro-batches of each optimizer step of an epoch.
 
     A trajectory with advantage 0 has a gradient only through the KL (`with_kl`) or the entropy bonus. It is left out
     where there is neither, and where `filtered_rows` says so.

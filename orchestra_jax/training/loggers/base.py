@@ -1,4 +1,4 @@
-"""Where a run's figures go: `logger.names` chooses loggers, and every step's figures go to each of them."""
+"""Loggers of a run: `logger.names` chooses them, and each gets the figures of every step."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
@@ -9,17 +9,17 @@ from orchestra_jax.config.schema import RunConfig
 
 
 class Logger(Protocol):
-    """Writes figures somewhere."""
+    """A place that figures are written to."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes the figures of a step; they may be NaN or infinite."""
+        """Write the figures of a step. They may be NaN or infinite."""
 
     def close(self) -> None:
-        """Writes what is not written yet; closing twice is harmless."""
+        """Write what is not written yet. Closing twice is harmless."""
 
 
-# Makes a logger from the run and the first step that will be logged. In a run that resumes this is the step after its
-# checkpoint: what was logged for it or a later step, before the run was killed, will be logged again.
+# A factory gets the run and the first step that will be logged. In a resumed run this is the step after its
+# checkpoint: figures that were logged for it or a later step, before the run was killed, will be logged again.
 LoggerFactory = Callable[[RunConfig, int], Logger]
 
 LOGGERS: Registry[LoggerFactory] = Registry(
@@ -35,18 +35,19 @@ LOGGERS: Registry[LoggerFactory] = Registry(
 
 
 def chosen(cfg: RunConfig) -> list[LoggerFactory]:
-    """The run's loggers; metrics.jsonl is always among them because the report reads it.
+    """Return the run's loggers. metrics.jsonl is always among them because the report reads it.
 
     Raises:
-        ConfigError: nothing has this name, or it needs a package that is not installed.
+        ConfigError: there is no logger of a name, or it needs a package that is not installed.
     """
     return [LOGGERS.get(name) for name in dict.fromkeys(["jsonl", *cfg.logger.names])]
 
 
 class RunLog(ExitStack):
-    """All loggers of a run as one; a context manager that closes them. It is made as a `Logger` is.
+    """All loggers of a run as one; a context manager that closes them.
 
-    Of several processes only one `writes`.
+    Args:
+        writes: False in all processes of a run but the first.
     """
 
     def __init__(self, cfg: RunConfig, first_step: int, *, writes: bool = True) -> None:
@@ -57,10 +58,10 @@ class RunLog(ExitStack):
             self.push(opened.pop_all())
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Hands the figures of a step to every logger.
+        """Give the figures of a step to every logger.
 
         Args:
-            metrics: numbers, or anything that `float()` takes (0-d arrays).
+            metrics: numbers, or anything that `float()` takes, such as 0-d arrays.
 
         Raises:
             ValueError: a value is not a single number, or a metric is called "step".

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line of strict JSON per step, which resuming, pictures and other programs read."""
+"""metrics.jsonl: one line of strict JSON per step, for resuming, pictures and other programs."""
 
 import json
 import math
@@ -12,10 +12,10 @@ FILE_NAME = "metrics.jsonl"
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, float]]:
-    """Reads what `JsonlLogger` wrote, in order; `step` is an int, NaN and infinities come back as floats.
+    """Return the rows that `JsonlLogger` wrote, in order. `step` is an int; NaN and infinities are floats.
 
     Args:
-        path: the file, or the folder that holds `metrics.jsonl`.
+        path: file, or folder that holds `metrics.jsonl`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -34,9 +34,10 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, float]]:
 
 
 class JsonlLogger:
-    """Appends one line a step to the run's `metrics.jsonl`, after removing the lines from `first_step` on.
+    """A logger that appends one line a step to the run's `metrics.jsonl`.
 
-    The whole file is replaced at once, so a process that is killed here loses nothing.
+    It first removes the lines from `first_step` on. The whole file is replaced at once, so a process that is killed
+    here loses nothing.
     """
 
     def __init__(self, cfg: RunConfig, first_step: int) -> None:
@@ -52,7 +53,7 @@ class JsonlLogger:
         self._file = self.path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes `{"step": step, **metrics}` and flushes it; NaN and infinities become strings: JSON has none."""
+        """Write `{"step": step, **metrics}` and flush it. NaN and infinities become strings: JSON has none."""
         row = {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
         self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
         self._file.flush()

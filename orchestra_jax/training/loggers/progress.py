@@ -21,14 +21,13 @@ _SILENCE_S = 30.0
 
 
 class ProgressBar:
-    """Phase, bar, time left and a few live metrics; plain lines where stdout is not a terminal.
+    """Phase, bar, time left and a few live metrics; plain lines if stdout is no terminal.
 
     Attributes:
         total: steps of the whole run.
-        start: steps that were done before (a resumed run); they count for the bar, not for the time left.
-        every: without a terminal, a line is printed every so many steps, for the last one, and after half a minute
-            without one: a large policy takes longer for a step than a small one for a hundred.
-        clock: seconds, monotonic.
+        start: steps done before, in a resumed run; they count for the bar, not for the time left.
+        every: steps between plain lines; the last step and half a minute without a line print one too.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class ProgressBar:
         self._task = self._bar.add_task("", total=total, completed=start, phase=phase, eta="-:--:--", shown="")
 
     def update(self, done: int, metrics: Mapping[str, Any] | None = None) -> None:
-        """Reports that `done` steps are finished, those before `start` included; without metrics the last ones stay."""
+        """Show that `done` steps are finished, those before `start` included. Without metrics the last ones stay."""
         if metrics is not None:
             self._shown = "  ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())
         now, eta = self.clock(), "-:--:--"
@@ -71,7 +70,7 @@ class ProgressBar:
             self.print(f"{self._phase} {done}/{self.total}  eta {eta}  {self._shown}".rstrip())
 
     def print(self, text: str) -> None:
-        """Prints a line above the bar."""
+        """Print a line above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
@@ -83,7 +82,7 @@ class ProgressBar:
 
 
 def show_step(progress: ProgressBar, step: int, metrics: Mapping[str, float]) -> None:
-    """Shows the figures of a finished policy step."""
+    """Show the figures of a finished policy step."""
     if metrics.get("updates/skipped"):
         progress.print(f"Step {step}: loss or gradient was not finite, so its update was skipped.")
     progress.update(step, {label: metrics[name] for label, name in _LIVE.items() if name in metrics})

@@ -1,4 +1,4 @@
-"""The rollouts of every step without loss, in `rollouts/` of the run's folder, written while the run goes on."""
+"""Complete rollouts of every step, written into `rollouts/` of the run's folder while the run goes on."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,12 +14,12 @@ FOLDER = "rollouts"
 
 
 class RolloutFiles:
-    """A file a step and process; a thread encodes and writes it during the next step.
+    """Files of rollouts, one a step and process, that a thread writes during the next step.
 
     Args:
-        directory: of the run.
-        first_step: the step that comes next; files of it and later ones are of work that is done again, and go.
-        processes: the first one writes step-N, the others step-N.PROCESS.
+        directory: folder of the run.
+        first_step: next step of the run; files of it and later steps are removed, since these are done again.
+        processes: processes of the run; the first writes step-N, the others step-N.PROCESS.
         on: False writes and removes nothing.
     """
 
@@ -44,10 +44,13 @@ class RolloutFiles:
         kept: np.ndarray,
         learner: Mapping[int, Scores] | None = None,
     ) -> None:
-        """Hands over what a step collected, by group [G, N]; waits for the step before, so memory holds one.
+        """Hand over the rollouts of a step; wait for the step before, so that memory holds only one.
 
         Args:
-            learner: by index in `trajectories`, log-probs of those that the learner scored before it updated.
+            rewards: rewards, [G, N].
+            advantages: advantages, [G, N].
+            kept: whether a group has a gradient, [G].
+            learner: log-probs of the trajectories that the learner scored, by their index.
 
         Raises:
             OSError: the step before could not be written.
@@ -74,7 +77,7 @@ class RolloutFiles:
         self._writing = self._thread.submit(write_groups, path, groups)
 
     def flush(self) -> None:
-        """Waits until what was handed over is on the disk.
+        """Wait until everything that was handed over is on the disk.
 
         Raises:
             OSError: it could not be written.
@@ -84,7 +87,7 @@ class RolloutFiles:
             writing.result()
 
     def close(self) -> None:
-        """Does so a last time."""
+        """Flush and end the thread."""
         try:
             self.flush()
         finally:

@@ -1,4 +1,4 @@
-"""What the learner itself found of sampled tokens, from its micro-batches back to the trajectories that they are of."""
+"""Give the learner's own log-probs of sampled tokens back to the trajectories that its micro-batches came from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from orchestra_jax.types import Trajectory
 
 @dataclass(frozen=True)
 class _Row:
-    """The sampled tokens of one row: ids, and what engine and learner found of them, in float32."""
+    """The sampled tokens of one row: ids, and the log-probs of engine and learner in float32."""
 
     ids: np.ndarray
     engine: np.ndarray
@@ -23,13 +23,13 @@ class _Row:
 
 
 def own_logprobs(trajectories: Sequence[Trajectory], scored: Sequence[MicroBatch]) -> dict[int, Scores]:
-    """The learner's log-probs of the sampled ids, by index of the trajectory.
+    """Return the learner's log-probs of the sampled ids, by index of the trajectory.
 
-    A trajectory that no row is of is left out, and one whose rows hold other tokens: pages show it as not scored.
+    A trajectory without rows, or with rows of other tokens, is left out: pages show it as not scored.
 
     Args:
-        trajectories: all that the step trains on, as `update` had them.
-        scored: what `update` took up.
+        trajectories: all trajectories that the step trains on, as `update` got them.
+        scored: micro-batches that `update` collected.
     """
     rows: dict[int, list[_Row]] = {}
     first = first_number(trajectories) if scored else 0
@@ -47,7 +47,7 @@ def own_logprobs(trajectories: Sequence[Trajectory], scored: Sequence[MicroBatch
 
 
 def _by_sequence(trajectory: Trajectory, rows: Sequence[_Row]) -> Scores | None:
-    """The rows in the order of the trajectory's sequences, which ids and the engine's log-probs tell apart."""
+    """Put the rows in the order of the trajectory's sequences, matched by ids and the engine's log-probs."""
     left, found = list(rows), list[tuple[float, ...]]()
     for turns in trajectory.sequences:
         ids = np.array([token for turn in turns for token in turn.sampled_ids], np.int32)
@@ -67,7 +67,7 @@ def _by_sequence(trajectory: Trajectory, rows: Sequence[_Row]) -> Scores | None:
 
 
 def _sampled(batch: MicroBatch, shape: tuple[int, int]) -> np.ndarray:
-    """The ids that carry loss, in the layout of the loss; indices count within a part."""
+    """Return the ids that carry loss, in the layout of the loss. Indices count within a part."""
     tokens, select, place = map(_of_this_process, (batch.tokens, batch.select, batch.place))
     parts = len(select)
     found = np.zeros((parts, shape[0] // parts * shape[1] + 1), np.int32)  # padding goes to the last place
@@ -78,7 +78,7 @@ def _sampled(batch: MicroBatch, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _of_this_process(array: Any) -> np.ndarray:
-    """The part of an array, split by rows over the mesh, that this process fed."""
+    """Return the part of an array, split by rows over the mesh, that this process fed."""
     if not isinstance(array, jax.Array):
         return np.asarray(array)
     parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}

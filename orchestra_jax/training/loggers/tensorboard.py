@@ -15,9 +15,9 @@ from orchestra_jax.config.schema import RunConfig
 
 
 class TensorBoardLogger:
-    """Writes a scalar for every figure; TensorBoard hides events of an earlier process from `first_step` on.
+    """A logger that writes a scalar for every figure. TensorBoard hides earlier processes' events from `first_step` on.
 
-    Not by tensorboardX's `SummaryWriter`: its thread dies of a full disk, and what waits for it then waits for ever.
+    It does not use tensorboardX's `SummaryWriter`, whose thread dies on a full disk and lets its callers wait for ever.
     """
 
     def __init__(self, cfg: RunConfig, first_step: int) -> None:

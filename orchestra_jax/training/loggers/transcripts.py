@@ -1,4 +1,4 @@
-"""Trajectories as text that one can read: what was asked, said, called, answered and charged."""
+"""Trajectories as readable text: question, turns, calls, answer and cost."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from orchestra_jax.types import ToolSpec, Trajectory
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """One trajectory as plain text."""
+    """Return one trajectory as plain text."""
     task = trajectory.task
     lines = [
         f"task {task.id}   family {task.family or '-'}   preference {task.preference.name}",
@@ -38,7 +38,7 @@ def _offer(spec: ToolSpec) -> str:
 
 
 def write_transcripts(directory: Path, step: int, trajectories: Sequence[Trajectory]) -> None:
-    """Writes the transcripts of one step into `directory/step-<n>.txt`; a repeated step replaces its file."""
+    """Write the transcripts of one step into `directory/step-<n>.txt`. A repeated step replaces its file."""
     if not trajectories:
         return
     directory.mkdir(parents=True, exist_ok=True)

@@ -15,15 +15,15 @@ except ModuleNotFoundError as error:
         "logger.names has wandb, which is not installed: pip install 'orchestra-jax[wandb]', or leave it out."
     ) from error
 
-ID_FILE = "wandb_id"  # of the folder's W&B run
+ID_FILE = "wandb_id"  # file with the id of the folder's W&B run
 
 
 class WandbLogger:
-    """Sends every figure to the W&B run whose id lies in the run's folder; a new folder starts a new W&B run.
+    """A logger that sends every figure to the W&B run whose id lies in the run's folder.
 
-    The project is `logger.project`. WANDB_MODE=offline, WANDB_ENTITY and the other variables of W&B work as usual.
-    W&B's own step only rises, so a step that is made a second time, after a kill, would be dropped. The training step
-    is therefore a figure of its own, and the axis of the others.
+    A new folder starts a new W&B run in the project `logger.project`. WANDB_MODE=offline, WANDB_ENTITY and the other
+    variables of W&B work as usual. W&B's own step only rises, and would drop a step that is done again after a kill. So
+    the training step is a figure of its own, and the axis of the others.
     """
 
     def __init__(self, cfg: RunConfig, first_step: int) -> None:
