@@ -78,7 +78,6 @@ def test_help_all_names_every_group_of_settings():
             ["policy=baseline:preference_oracle", "tools.experts_file=/x.yaml"],
             "tools.experts_file=/x.yaml is not",
         ),
-        ("train", ["env=qa"], "tools.names=expert_small is no known tool: use one of"),
         ("evaluate", ["+benchmark=database", "policy=baseline:golden", "env.options.worlds=[/nowhere]"], ""),
         ("synthesize", ["tools.experts_file=/x.yaml"], "tools.experts_file=/x.yaml is not there: set tools."),
         ("judge", ["--sample", "/x.jsonl"], "evaluation.judge_sample=/x.jsonl is not there: set evaluation."),
