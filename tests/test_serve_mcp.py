@@ -55,7 +55,7 @@ def talked(settings: list[str], work: Callable[[Any], Coroutine[Any, Any, None]]
 
     async def main() -> None:
         tools, money = make_tools(cfg), RunBudget(cfg.budget, folder)
-        server = serve_mcp.server_of(serve_mcp.Offer(tools, cfg, money.run, folder))
+        server = serve_mcp.server_of(serve_mcp.OfferedTools(tools, cfg, money.run, folder))
         stop, where = asyncio.Event(), asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(serve_mcp.serve(server, 0, stop, where.set_result)) if http else None
         async with Client((await where).removeprefix("at ") if http else server) as client:
