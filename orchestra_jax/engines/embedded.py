@@ -121,7 +121,7 @@ class EmbeddedEngine:
                 self.close_session(key)
 
     async def update_weights(self, params: Any, version: int) -> None:
-        """In force at once: generations under way go on with it, on keys and values that are computed again."""
+        """Replace the weights at once: generations under way go on, on keys and values that are computed again."""
         self.params, self.version = params, version
         for cache in self._caches:
             cache.forget()
@@ -141,14 +141,14 @@ class EmbeddedEngine:
         return self._waiting.get(session) or self._running.get(session)
 
     def _forget(self, request: _Request) -> None:
-        """Withdraws a request; what its slot holds by now stays valid."""
+        """Withdraw a request; what its slot holds by now stays valid."""
         for requests in (self._waiting, self._running):
             if requests.get(request.session) is request:
                 del requests[request.session]
                 self._wake.set()
 
     def _fail(self, error: Exception) -> None:
-        """Gives the error to every caller, so that none waits for ever."""
+        """Give the error to every caller, so that none waits for ever."""
         for request in (*self._waiting.values(), *self._running.values()):
             if not request.future.done():
                 request.future.set_exception(error)
@@ -156,7 +156,7 @@ class EmbeddedEngine:
         self._running.clear()
 
     async def _run(self) -> None:
-        """Admits, extends and decodes while there is something to do; then sleeps until woken."""
+        """Admit, extend and decode while there is something to do; then sleep until woken."""
         while True:
             while self._ready():
                 try:
@@ -170,7 +170,7 @@ class EmbeddedEngine:
             await self._wake.wait()
 
     def _ready(self) -> bool:
-        """Whether a step would do something: one without a slot waits until a session is closed."""
+        """Return whether a step would do something: a request without a slot waits until a session is closed."""
         if self.lockstep and len(self._waiting) + len(self._running) < len(self._open):
             return False
         return bool(self._running) or any(self._free or session in self._place for session in self._waiting)
@@ -180,7 +180,7 @@ class EmbeddedEngine:
         return sum(cache.free for cache in self._caches)
 
     def _step(self) -> None:
-        """Admits what has or gets a slot, then decodes a chunk of everything that runs."""
+        """Admit requests that have or get a slot, then decode a chunk of everything that runs."""
         admitted = self._admit()
         start, work = time.perf_counter(), list[tuple[SlotCache, list[_Request]]]()
         for cache in self._caches:
@@ -207,7 +207,7 @@ class EmbeddedEngine:
                 self._record(request, tokens, logprobs)
 
     def _admit(self) -> set[int]:
-        """Moves requests from waiting to running, as far as there are slots; their sessions."""
+        """Move requests from waiting to running, as far as there are slots; return their sessions."""
         new = [session for session in sorted(self._waiting) if session not in self._place][: self._free]
         # Every part gets its share of the load; neighbours stay together, since they share a prompt.
         share = -(-(len(self._place) + len(new)) // len(self._caches))
@@ -235,7 +235,7 @@ class EmbeddedEngine:
         )
 
     def _record(self, request: _Request, tokens: list[int], logprobs: list[float]) -> None:
-        """Takes over what was sampled, and resolves a request that has ended."""
+        """Take over sampled tokens, and resolve a request that has ended."""
         ended = len(tokens) == self._row(request).left
         request.sampled += tokens
         request.logprobs += logprobs

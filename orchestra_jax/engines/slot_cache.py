@@ -65,13 +65,13 @@ class SlotCache:
         self.reset()
 
     def reset(self) -> None:
-        """A new cache that holds nothing, on the same slots: after an error, which may have used up the old one."""
+        """Make a new, empty cache on the same slots, after an error that may have used up the old one."""
         # One spare slot takes the writes of padding rows.
         self._cache = decoder.empty_cache(self.config, self.slots + 1, self.max_length)
         self.forget()
 
     def forget(self) -> None:
-        """Marks every slot's content as void: it belongs to other weights."""
+        """Mark every slot's content as void: it belongs to other weights."""
         self._ids: list[tuple[int, ...]] = [()] * (self.slots + 1)  # tokens whose keys and values the slot holds
 
     @property
@@ -80,21 +80,21 @@ class SlotCache:
         return len(self._free)
 
     def take(self) -> int:
-        """The lowest free slot."""
+        """Take the lowest free slot."""
         self._free.sort()
         return self._free.pop(0)
 
     def release(self, slot: int) -> None:
-        """Gives a slot back; its content is void."""
+        """Give a slot back; its content is void."""
         self._ids[slot] = ()
         self._free.append(slot)
 
     def held(self, slot: int, ids: Sequence[int]) -> int:
-        """How many leading tokens of `ids`, the last one apart, the slot holds."""
+        """Return how many leading tokens of `ids`, without the last one, the slot holds."""
         return _common_prefix(self._ids[slot], ids[:-1])
 
     def fill(self, params: Any, rows: Sequence[Row]) -> None:
-        """Brings every slot to hold all but the last token of its sequence."""
+        """Bring every slot to hold all but the last token of its sequence."""
         fresh: dict[tuple[int, ...], list[int]] = {}
         for row in rows:
             wanted, held = row.ids[:-1], self.held(row.slot, row.ids)
@@ -133,7 +133,7 @@ class SlotCache:
         return found
 
     def _prefill_prompts(self, params: Any, fresh: dict[tuple[int, ...], list[int]]) -> None:
-        """Runs each distinct prompt once, in full row buckets, and copies it to all slots that start with it."""
+        """Run each distinct prompt once, in full row buckets, and copy it to all slots that start with it."""
         prompts = sorted(fresh, key=lambda prompt: fresh[prompt])
         # Two passes of four long prompts cost half of one that pads eight to sixteen.
         most = max((size for size in self._rows if size <= len(prompts)), default=self._rows[0])
@@ -153,7 +153,7 @@ class SlotCache:
             self._cache = _spread(self._cache, kv, source, lengths)
 
     def _extend_slots(self, params: Any, rows: Sequence[Row]) -> None:
-        """Appends up to one width of missing tokens to each row's slot."""
+        """Append up to one width of missing tokens to each row's slot."""
         most = _bucket(self._rows, len(rows))
         part = rows[:most]
         missing = [row.ids[len(self._ids[row.slot]) : -1] for row in part]
@@ -176,7 +176,7 @@ def _bucket(sizes: Sequence[int], needed: int) -> int:
 
 
 def _windows(max_length: int) -> list[int]:
-    """How much of the cache a step may be compiled for: all of it, a half, a quarter, ..., ascending.
+    """Return how much of the cache a step may be compiled for: all of it, a half, a quarter, ..., ascending.
 
     From `_FINE` entries on, where reading a window takes longer than the matrices do, there are three more in between.
     """
@@ -207,7 +207,7 @@ def _batch_axis(cache_leaf: jax.Array) -> int:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _spread(cache: KVCache, kv: KVCache, source: jax.Array, lengths: jax.Array) -> KVCache:
-    """Copies row source[slot] of `kv` to the front of every slot with lengths[slot] > 0."""
+    """Copie row source[slot] of `kv` to the front of every slot with lengths[slot] > 0."""
 
     def leaf(old: jax.Array, new: jax.Array) -> jax.Array:
         axis, width = _batch_axis(old), min(new.shape[-2], old.shape[-2])
@@ -290,7 +290,7 @@ def _decode(
     temperature: jax.Array,
     stops: jax.Array,
 ) -> tuple[KVCache, jax.Array, jax.Array]:
-    """Decodes up to `chunk` tokens a row. Returns the cache, tokens [R, chunk] (-1 after a row's end) and log-probs."""
+    """Decode up to `chunk` tokens a row. Returns the cache, tokens [R, chunk] (-1 after a row's end) and log-probs."""
     rows = slots.shape[0]
     order = jnp.arange(rows)
     local = _fronts(cache, slots, window)

@@ -1,4 +1,4 @@
-"""One SGLang server: what is known of it, and the release of its GPU memory."""
+"""A client of one SGLang server with its state, and the release of its GPU memory."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ class SGLangClient(JsonClient):
         return await super().post(path, body, timeout_s=timeout_s)
 
     def settle(self) -> None:
-        """It is known which weights it holds: generations go on."""
+        """Let generations go on: it is known again which weights the server holds."""
         if not self.settled.is_set():
             self.settled.set()
             for watch in self._asked:
@@ -74,7 +74,7 @@ class SGLangClient(JsonClient):
                 watch.resume()
 
     async def release(self) -> None:
-        """Gives its GPU memory back. It must be idle; it is paused, so that no request runs without memory.
+        """Give its GPU memory back. It must be idle; it is paused, so that no request runs without memory.
 
         Raises:
             ServerError: it did not answer, or with an error: what it holds is unknown.
@@ -86,7 +86,7 @@ class SGLangClient(JsonClient):
         self.released = (*WEIGHTS, *CACHE)
 
     async def resume(self, tags: Sequence[str]) -> None:
-        """Takes back what it gave of `tags`; the content of the weights is undefined and the cache is empty then.
+        """Take back what it gave of `tags`; the content of the weights is undefined and the cache is empty then.
 
         Raises:
             ServerError: of kind "transport": its process is gone, and what starts in its place has its memory.

@@ -86,7 +86,7 @@ class SGLangEngine:
 
     @property
     def version(self) -> int:
-        """Of the weights that new generations start under."""
+        """Version of the weights that new generations start under."""
         return self._pool.version
 
     @property
@@ -101,7 +101,7 @@ class SGLangEngine:
         return session
 
     def close_session(self, session: int) -> None:
-        """Frees the session; a generation under way in it is cancelled."""
+        """Free the session; a generation under way in it is cancelled."""
         self._pin(session, None)
         if session in self._running:
             self._running[session].cancel()
@@ -134,7 +134,7 @@ class SGLangEngine:
             del self._running[key]
 
     async def update_weights(self, params: Any, version: int) -> None:
-        """Gives the weights to all servers; generations under way go on under the new ones.
+        """Give the weights to all servers; generations under way go on under the new ones.
 
         A server that does not take them gets no more work, and comes back once it has taken them. `params` is kept for
         such a server: until the next update, if its buffers live so long.
@@ -151,7 +151,7 @@ class SGLangEngine:
             raise
 
     async def release_memory(self) -> None:
-        """Frees the servers' GPU memory until the next `update_weights`, for a trainer on the same GPUs.
+        """Free the servers' GPU memory until the next `update_weights`, for a trainer on the same GPUs.
 
         A second call is harmless. The servers must run with --enable-memory-saver, and must have been started by this
         run: a server does not tell what it has released already, and crashes where it is told twice.
@@ -174,7 +174,7 @@ class SGLangEngine:
         await self._pool.close()
 
     async def check(self, config: DecoderConfig, tokenizer_size: int, dtype: str | None = None) -> list[str]:
-        """Sees that every server fits the policy, whose tokenizer has `tokenizer_size` ids, and its `max_length`.
+        """See that every server fits the policy, whose tokenizer has `tokenizer_size` ids, and its `max_length`.
 
         Args:
             dtype: that they are to compute in; None: any.
@@ -208,7 +208,7 @@ class SGLangEngine:
         return running
 
     def _pin(self, session: int, server: SGLangClient | None) -> None:
-        """Binds a session to a server, or to none."""
+        """Bind a session to a server, or to none."""
         old = self._sessions.pop(session, None)
         if old is not None:
             old.sessions -= 1
@@ -217,7 +217,7 @@ class SGLangEngine:
             server.sessions += 1
 
     async def _generate(self, prompt: tuple[int, ...], params: SamplingParams, session: int | None) -> Generation:
-        """Joins pieces until one of our own reasons ends the generation."""
+        """Join pieces until one of our own reasons ends the generation."""
         count = min(params.max_new_tokens, self.max_length - len(prompt))
         ids, logprobs, spans = list[int](), list[float](), list[tuple[int, int]]()
         cached = None
@@ -251,7 +251,7 @@ class SGLangEngine:
         raise AssertionError
 
     def _choose(self, up: Sequence[SGLangClient], session: int | None) -> SGLangClient:
-        """The session's server; without one, or where it is lost, the one with the least to do."""
+        """Return the session's server; without one, or where it is lost, the one with the least to do."""
         if session is None:
             return min(up, key=lambda server: server.load)
         pinned = self._sessions.get(session)
@@ -263,7 +263,7 @@ class SGLangEngine:
         return server
 
     async def _ask(self, server: SGLangClient, ids: tuple[int, ...], params: SamplingParams, count: int) -> Piece:
-        """One request to one server."""
+        """Send one request to one server."""
         rid, losses, since = uuid.uuid4().hex, server.losses, server.since
         try:
             body = request_body(rid, ids, params, count)
@@ -298,7 +298,7 @@ class SGLangEngine:
             raise ServerError(problem, "protocol") from error
 
     def _abort(self, server: SGLangClient, rid: str) -> None:
-        """Tells the server to stop, in the background: the caller that cancelled does not wait for it."""
+        """Tell the server to stop, in the background: the caller that cancelled does not wait for it."""
 
         async def abort() -> None:
             with_rid = server.post("/abort_request", {"rid": rid}, timeout_s=_ABORT_S)

@@ -1,4 +1,4 @@
-"""Several servers: which of them may take work, under which weights, and how one that was lost comes back."""
+"""A pool of servers: which may take work, under which weights, and how a lost one comes back."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ class SGLangPool:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Starts the first look at every server; again is harmless.
+        """Start the first look at every server; again is harmless.
 
         Raises:
             RuntimeError: the pool was started in another event loop.
@@ -58,7 +58,7 @@ class SGLangPool:
             raise RuntimeError("This engine works in another event loop; make an engine of its own for each loop.")
 
     async def close(self) -> None:
-        """Stops looking and closes the connections."""
+        """Stop looking and close the connections."""
         watches = [server.watch for server in self.servers if server.watch is not None]
         for watch in watches:
             watch.cancel()
@@ -68,7 +68,7 @@ class SGLangPool:
 
     @contextlib.asynccontextmanager
     async def slot(self, choose: Callable[[Sequence[SGLangClient]], SGLangClient]) -> AsyncIterator[SGLangClient]:
-        """A server that is up, with one of its slots; `choose` picks among those that are.
+        """Yield a server that is up, with one of its slots. `choose` picks among the servers that are up.
 
         Raises:
             ServerError: no server was up for `down_timeout_s`.
@@ -89,7 +89,7 @@ class SGLangPool:
                 server.load -= 1
 
     def lose(self, server: SGLangClient, problem: str) -> None:
-        """No more work for this server until it answers again and has the current weights."""
+        """Give this server no more work until it answers again and has the current weights."""
         server.problem = problem
         if server.up:
             server.up = False
@@ -101,7 +101,7 @@ class SGLangPool:
         return any(server.released for server in self.servers)
 
     async def release(self) -> None:
-        """Has every server give its GPU memory back, until the next update of all; again is harmless.
+        """Have every server give its GPU memory back, until the next update of all; again is harmless.
 
         One that is being restarted is waited for: it takes memory, and would take more in the middle of an update.
 
@@ -121,7 +121,7 @@ class SGLangPool:
                 await asyncio.sleep(self._probe_s)
 
     async def _release(self, server: SGLangClient) -> bool:
-        """Whether it did; a server that is gone is lost."""
+        """Return whether the server released its memory. A server that is gone is lost."""
         try:
             await server.release()
         except ServerError as error:
@@ -135,7 +135,7 @@ class SGLangPool:
         return True
 
     async def update(self, params: Any, version: int) -> None:
-        """Gives the weights to every server that answers; those that fail are lost, and come back later.
+        """Give the weights to every server that answers; those that fail are lost, and come back later.
 
         Raises:
             RuntimeError: no server took them, or one did not take back the memory that it had released.
@@ -151,7 +151,7 @@ class SGLangPool:
                 raise RuntimeError(f"No server took weight version {version}: {self._problems()}")
 
     async def _resume_weights(self, server: SGLangClient) -> None:
-        """Memory for the weights, where it was released; a server that is gone is lost."""
+        """Take back memory for the weights that was released. A server that is gone is lost."""
         try:
             await server.resume(WEIGHTS)
         except ServerError as error:
@@ -161,7 +161,7 @@ class SGLangPool:
         return asyncio.get_running_loop().time()
 
     async def _up(self) -> list[SGLangClient]:
-        """The servers that are up; waits for one."""
+        """Wait for a server, and return all that are up."""
         # All are asked before one is chosen, or the first to answer would get every session.
         await asyncio.gather(*(server.looked.wait() for server in self.servers))
         deadline = self._now() + self._down_timeout_s
@@ -184,7 +184,7 @@ class SGLangPool:
             server.watch = asyncio.get_running_loop().create_task(self._watch(server))
 
     async def _watch(self, server: SGLangClient) -> None:
-        """Looks at a server until it is up."""
+        """Look at a server until it is up."""
         while not server.up:
             try:
                 await server.get("/health", timeout_s=_HEALTH_S)
@@ -204,7 +204,7 @@ class SGLangPool:
                 await asyncio.sleep(self._probe_s)
 
     async def _bring_back(self, server: SGLangClient) -> None:
-        """Makes a server that answers ready for work: the current weights come first."""
+        """Make a server that answers ready for work: the current weights come first."""
         found = (await server.get("/model_info", timeout_s=_HEALTH_S)).get("weight_version")
         if found == str(self.version) and not server.unknown:
             server.versions, server.since = [self.version], 0
@@ -218,7 +218,7 @@ class SGLangPool:
             await self._give([server])
 
     async def _answering(self) -> list[SGLangClient]:
-        """The servers that are up, or are not but answer."""
+        """Return the servers that are up, or that answer."""
 
         async def answers(server: SGLangClient) -> bool:
             try:
@@ -233,7 +233,7 @@ class SGLangPool:
         return [server for server, yes in zip(self.servers, found, strict=True) if yes]
 
     async def _give(self, servers: Sequence[SGLangClient]) -> None:
-        """Gives the current weights; afterwards each server is up with them, or lost."""
+        """Give the current weights; afterwards each server is up with them, or lost."""
         for server in servers:
             server.versions.append(self.version)
         failures = dict.fromkeys((server.url for server in servers), "The weight update was cut short.")

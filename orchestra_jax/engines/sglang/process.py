@@ -36,7 +36,7 @@ _CPU_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """How to start a server.
+    """The settings of a server to start.
 
     Attributes:
         python: interpreter of the environment that SGLang is installed in (requirements/README.md).
@@ -115,7 +115,7 @@ class SGLangProcess:
         return self._process is not None and self._process.poll() is None
 
     async def start(self) -> None:
-        """Starts it and waits until it takes work.
+        """Start it and wait until it takes work.
 
         Raises:
             FileNotFoundError: no such interpreter or model folder.
@@ -129,7 +129,7 @@ class SGLangProcess:
             raise
 
     def launch(self) -> None:
-        """Starts the process, if it does not run, and does not wait."""
+        """Start the process if it does not run; do not wait."""
         config = self.config
         if self.alive:
             return
@@ -153,12 +153,12 @@ class SGLangProcess:
             )
 
     async def revive(self) -> None:
-        """Restarts it if it died, and waits until it takes work; a server that runs is left alone."""
+        """Restart a dead server and wait until it takes work; leave a running one alone."""
         if not self.alive:
             await self.start()
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """SIGTERM, and SIGKILL to its whole process group if that is not enough; twice is harmless."""
+        """Send SIGTERM, and SIGKILL to its whole process group if that is not enough; twice is harmless."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -200,7 +200,7 @@ class SGLangProcess:
 
 
 def reviver(servers: Sequence[SGLangProcess]) -> Callable[[str], Awaitable[None]]:
-    """What `SGLangEngine(revive=...)` takes: restarts the dead server of a URL."""
+    """Return a function for `SGLangEngine(revive=...)` that restarts the dead server of a URL."""
     by_url = {server.url: server for server in servers}
 
     async def revive(url: str) -> None:

@@ -1,4 +1,4 @@
-"""What goes to SGLang's /generate, and what of its answer may become a sample: nothing unless everything is right."""
+"""Requests to SGLang's /generate, and checks of its answers: nothing becomes a sample unless everything is right."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _ABOVE_ZERO = 1e-5  # how far rounding may lift a log-prob above 0
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one request sampled.
+    """The sample of one request.
 
     Attributes:
         token_ids, logprobs: sampled ids and their log-probs at the sampling temperature.
@@ -35,7 +35,7 @@ class Piece:
 
 
 def request_body(rid: str, ids: Sequence[int], params: SamplingParams, count: int) -> dict[str, Any]:
-    """The JSON that asks for `count` tokens after `ids`.
+    """Return the JSON that asks for `count` tokens after `ids`.
 
     `ignore_eos` makes SGLang ignore our stop ids too, so it is set only where there are none. Temperature 0 is greedy
     with log-probs at temperature 1. The seed counts only where the server runs --enable-deterministic-inference.
@@ -73,7 +73,7 @@ def read_answer(
     vocab_size: int,
     versions: Sequence[int],
 ) -> Piece:
-    """Checks an answer of /generate and reads it; weights of these `versions` can have sampled it.
+    """Check and read an answer of /generate that weights of these `versions` can have sampled.
 
     Raises:
         ValueError: anything is not as it must be; the message is the reason, as a clause.
@@ -110,7 +110,7 @@ def read_answer(
 def _tokens(
     answer: Mapping[str, Any], meta: Mapping[str, Any], vocab_size: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The sampled ids and their log-probs."""
+    """Return the sampled ids and their log-probs."""
     rows = meta.get("output_token_logprobs")
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) >= 2 for row in rows):
         raise ValueError("its output_token_logprobs are no list of [log-prob, id, text]")

@@ -38,7 +38,7 @@ class TemporaryFolder:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Removes the folders in `parent` whose owners are dead; those of other users are left."""
+    """Remove the folders in `parent` whose owners are dead; those of other users are left."""
     for lock in parent.glob(f"{_PREFIX}*.lock"):
         with contextlib.suppress(OSError), _opened(lock) as descriptor:
             if _held(lock, descriptor):
@@ -56,7 +56,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _held(lock: Path, descriptor: int) -> bool:
-    """Locks the file; whether that worked, and nobody removed it meanwhile."""
+    """Lock the file; return whether that worked and nobody removed it meanwhile."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), lock.stat())

@@ -30,7 +30,7 @@ _FOLDER = re.compile(r"weights-\d+|\.weights-\d+\.(partial|old)")  # what a sync
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """What one update of the servers' weights did.
+    """The result of one update of the servers' weights.
 
     Attributes:
         seconds: from the call until the last server went on.
@@ -74,7 +74,7 @@ class DiskWeightSync:
         self._lock = asyncio.Lock()
 
     async def sync(self, servers: Sequence[JsonClient], params: Params, version: int) -> SyncReport:
-        """Gives `params` to every server; one that fails twice is reported and must get no more requests.
+        """Give `params` to every server; one that fails twice is reported and must get no more requests.
 
         With several processes all must call it, each with the servers that are its own, or with none.
 
@@ -123,7 +123,7 @@ class DiskWeightSync:
         safetensors.save(folder, self.config, params, dtype=self.dtype, overwrite=True, alone=True)
 
     async def _load(self, servers: Sequence[JsonClient], folder: Path, version: int) -> dict[str, str]:
-        """Has the servers read the folder, and each go on as soon as it reports the version; what failed, by URL."""
+        """Have the servers read the folder, and go on once they report the version; return failures by URL."""
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
         waiting, failures, stuck = list(servers), dict[str, str](), dict[str, str]()
 
@@ -149,7 +149,7 @@ class DiskWeightSync:
 
 
 async def _failures(servers: Sequence[JsonClient], act: Callable[[JsonClient], Awaitable[None]]) -> dict[str, str]:
-    """Runs `act` on all servers side by side; the messages of those that failed, by URL."""
+    """Run `act` on all servers side by side; return the messages of those that failed, by URL."""
     found = await asyncio.gather(*(act(server) for server in servers), return_exceptions=True)
     failures = {}
     for server, error in zip(servers, found, strict=True):
@@ -175,7 +175,7 @@ async def _continue(server: JsonClient) -> None:
 
 
 async def _abandon(server: JsonClient) -> None:
-    """Lets a server with unknown weights go on without what it was generating."""
+    """Let a server with unknown weights go on without what it was generating."""
     try:
         await _post(server, "/abort_request", {"rid": "", "abort_all": True})
     finally:
