@@ -273,6 +273,7 @@ def _parsed(file: Path, words: list[str], files: Files) -> str | None:
     with (
         mock.patch.object(argparse.ArgumentParser, "parse_args", stop),
         mock.patch.object(sys, "argv", [str(file), *words]),
+        mock.patch.object(sys, "path", [str(file.parent), *sys.path]),  # as for a script, which may have siblings
     ):
         try:
             runpy.run_path(str(file), run_name="__main__")

@@ -137,7 +137,9 @@ def test_every_script_says_what_it_does(name: str, script: Script) -> None:
 
 def test_scripts_that_train_say_what_they_do(folder: Path) -> None:
     quiet = {"cwd": folder, "stdout": subprocess.PIPE, "text": True, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
-    asked = [subprocess.Popen([sys.executable, str(EXPERIMENTS / f"{name}.py"), "--help"], **quiet) for name in HYDRA]
+    asked = [
+        subprocess.Popen([sys.executable, str(EXPERIMENTS / f"{name}.py"), "--help-all"], **quiet) for name in HYDRA
+    ]
     for process in asked:
         told, _ = process.communicate(timeout=240)
         assert (process.returncode, "warm_start" in told) == (0, True)
