@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--micro-batches", type=int, default=2)
     parser.add_argument("--case", choices=list(CASES), help="this case alone, in this process, as JSON")
-    args = parse(parser, "--tokens", "64", "--layers", "2", "--micro-batches", "1")
+    args = parse(parser, "--tokens", "64", "--layers", "1", "--micro-batches", "1", "--case", "unrolled, no remat")
     if args.case:
         print(json.dumps(measure(args.case, args.tokens, args.layers, args.micro_batches)))
         return

@@ -90,12 +90,12 @@ def _run(folder: Path, overrides: Iterable[str], tool_seconds: float = 0.0) -> N
         )
 
 
-def _warm_policy(folder: Path, console: Console) -> Path:
+def _warm_policy(folder: Path, overrides: Sequence[str], console: Console) -> Path:
     """The warm-started policy in the folder, made if it is not there; a warm start that was killed goes on."""
     policy = folder / "policy"
     if not (policy / "model.safetensors").is_file():
         with console.status("The warm start takes some minutes ..."):
-            _run(folder, WARM)
+            _run(folder, [*WARM, *overrides])
     return policy
 
 
@@ -109,7 +109,7 @@ def _engine_overrides(args: argparse.Namespace, staleness: int) -> list[str]:
 def _measure(args: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
     """All runs, ordered by seed, then staleness."""
     folder = args.folder.absolute()
-    policy = args.policy.absolute() if args.policy else _warm_policy(folder / "warm", console)
+    policy = args.policy.absolute() if args.policy else _warm_policy(folder / "warm", args.overrides, console)
     folder.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="runs_", dir=folder))
     console.print(f"Policy: {policy}. Runs and their logs: {work}.", highlight=False, soft_wrap=True)
