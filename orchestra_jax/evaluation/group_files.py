@@ -4,19 +4,19 @@ import base64
 import gzip
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
+from orchestra_jax.types import Task, Trajectory, Turn
 
 SUFFIX = ".jsonl.gz"
 Scores = tuple[tuple[float, ...], ...]  # log-probs of the sampled ids of each sequence
-_ARRAYS = ("prompt_ids", "sampled_ids", "logprobs")
-_KINDS = {"i": "<i4", "f": "<f4", "d": "<f8"}  # of arrays, by the first letter of their text
+ARRAYS = ("prompt_ids", "sampled_ids", "logprobs")
+NUMBERS = {"i": "<i4", "f": "<f4", "d": "<f8"}  # of arrays, by the first letter of their text
 
 
 @dataclass(frozen=True)
@@ -86,63 +86,32 @@ def step_of(file: Path) -> int:
 
 
 def _read(file: Path) -> Iterator[StoredGroup]:
+    from orchestra_jax.evaluation.decoding import decode_group  # training writes groups and reads none
+
     try:
         with gzip.open(file, "rt", encoding="utf-8") as stream:
             for line in stream:
-                yield _group(json.loads(line))
+                yield decode_group(json.loads(line))
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{str(file)!r} is damaged: delete it and its step is left out. ({error})") from error
 
 
 def encode_trajectory(trajectory: Trajectory) -> dict[str, Any]:
-    """Return a trajectory for JSON, without its task; `decode_trajectory` is the inverse."""
+    """Return a trajectory for JSON, without its task; `decoding.decode_trajectory` is the inverse."""
     own = {entry.name: getattr(trajectory, entry.name) for entry in fields(trajectory) if entry.name != "task"}
     sequences = [[_encoded_turn(turn) for turn in turns] for turns in trajectory.sequences]
-    return {**own, "solved": bool(trajectory.solved), "sequences": sequences, "ledger": _dicts(trajectory.ledger)}
-
-
-def decode_trajectory(record: Mapping[str, Any], task: Task) -> Trajectory:
-    """Return the trajectory that `encode_trajectory` was given."""
-    sequences = tuple(tuple(_turn(turn) for turn in turns) for turns in record["sequences"])
-    own = {entry.name: record[entry.name] for entry in fields(Trajectory) if entry.name in record}
-    made = {"status": Status(record["status"]), "sequences": sequences, "ledger": _rows(record["ledger"])}
-    return Trajectory(task=task, **{**own, **made})
+    return {
+        **own,
+        "solved": bool(trajectory.solved),
+        "sequences": sequences,
+        "ledger": list(map(asdict, trajectory.ledger)),
+    }
 
 
 def _encoded_turn(turn: Turn) -> dict[str, Any]:
     # `asdict` would copy the arrays number by number.
     record = asdict(replace(turn, prompt_ids=(), sampled_ids=(), logprobs=()))
-    return record | {name: _packed(getattr(turn, name)) for name in _ARRAYS}
-
-
-def _turn(record: Mapping[str, Any]) -> Turn:
-    calls = tuple(ToolCall(**call) for call in record["calls"])
-    results = tuple(ToolResult(**{**result, "usage": _rows(result["usage"])}) for result in record["results"])
-    spans = tuple((int(version), int(count)) for version, count in record["version_spans"])
-    arrays = {name: _unpacked(record[name]) for name in _ARRAYS}
-    return Turn(**{**record, **arrays, "calls": calls, "results": results, "version_spans": spans})
-
-
-def _group(record: Mapping[str, Any]) -> StoredGroup:
-    task = record["task"]
-    tools = tuple(ToolSpec(**{**spec, "traits": tuple(spec["traits"])}) for spec in task["tools"])
-    whole = Task(
-        **{**task, "answer": tuple(task["answer"]), "tools": tools, "preference": Preference(**task["preference"])}
-    )
-    learner = tuple(_scores(member.get("learner")) for member in record["members"])
-    return StoredGroup(
-        step=record["step"],
-        group=record["group"],
-        members=tuple(decode_trajectory(member, whole) for member in record["members"]),
-        rewards=tuple(record["rewards"]),
-        advantages=tuple(record["advantages"]),
-        kept=record["kept"],
-        learner=learner if any(scores is not None for scores in learner) else (),
-    )
-
-
-def _scores(texts: Sequence[str] | None) -> Scores | None:
-    return None if texts is None else tuple(map(_unpacked, texts))
+    return record | {name: _packed(getattr(turn, name)) for name in ARRAYS}
 
 
 def _packed(values: Sequence[float]) -> str:
@@ -155,18 +124,4 @@ def _packed(values: Sequence[float]) -> str:
         exact = np.asarray(values, np.float64)
         with np.errstate(over="ignore"):
             code = "f" if np.array_equal(exact.astype(np.float32), exact, equal_nan=True) else "d"
-    return code + base64.b64encode(np.asarray(values, _KINDS[code]).tobytes()).decode()
-
-
-def _unpacked(text: str) -> tuple[Any, ...]:
-    if not text:
-        return ()
-    return tuple(np.frombuffer(base64.b64decode(text[1:]), _KINDS[text[0]]).tolist())
-
-
-def _dicts(rows: Sequence[Usage]) -> list[dict[str, Any]]:
-    return [asdict(row) for row in rows]
-
-
-def _rows(records: Sequence[Mapping[str, Any]]) -> tuple[Usage, ...]:
-    return tuple(Usage(**row) for row in records)
+    return code + base64.b64encode(np.asarray(values, NUMBERS[code]).tobytes()).decode()

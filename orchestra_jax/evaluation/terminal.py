@@ -108,42 +108,26 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None, *,
         console.print(f"\nPictures and summary.json are in {folder}", markup=False, highlight=False, soft_wrap=True)
 
 
-def print_figures(console: Console, title: str, rows: Sequence[Row], *, intervals: bool = False) -> None:
-    """Print a table of figures, below it the intervals if asked, and what is in none of the figures."""
+def print_figures(console: Console, title: str, rows: Sequence[Row], lines: Iterable[str] = ()) -> None:
+    """Print a table of figures, the lines below it, and what is in none of the figures."""
     console.print(_figures_table(title, rows))
-    for line in _interval_lines(rows) if intervals else ():
+    for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for line in _footnotes(rows):
         console.print(line, markup=False, highlight=False, soft_wrap=True, style="yellow")
 
 
-def benchmark_rows(name: str, figures: Figures, style: str = "") -> Iterator[Row]:
-    """Yield the rows of one benchmark: its figures and those at temperature 0, or one row for each of its parts."""
-    if all(isinstance(part, Mapping) for part in figures.values()):
-        for part, its in figures.items():
-            yield f"{name}: {plain(part)}", its, style
-    else:
-        yield name, figures, style
-        if greedy := figures.get("greedy"):
-            yield f"{name}, greedy", greedy, style
-
-
-def cap_rows(name: str, figures: Figures) -> Iterator[Row]:
-    """Yield the rows of one benchmark under each cap of turns, if there are any."""
-    parts = {f"{name}: {plain(part)}": its for part, its in figures.items() if isinstance(its, Mapping)}
-    for label, its in {name: figures, **parts}.items():
-        for cap, found in (its.get("turn_caps") or {}).items():
-            yield f"{label}, {cap} turns", found, ""
-
-
 def _rows(summary: Mapping[str, Any]) -> Iterator[Row]:
-    before, after = summary.get("before") or {}, summary.get("after") or {}
-    named = {"before training": (before, ""), "after training": (after, "bold green")}
-    named["after, greedy"] = (after.get("greedy") or {}, "green")
-    yield from ((label, figures, style) for label, (figures, style) in named.items() if figures)
-    for name, phases in (summary.get("benchmarks") or {}).items():
-        for phase, style in (("before", ""), ("after", "bold green")):
-            yield from benchmark_rows(f"{name}, {phase}", phases.get(phase) or {}, style)
+    after = summary.get("after") or {}
+    named = [("before training", summary.get("before"), ""), ("after training", after, "bold green")]
+    named.append(("after, greedy", after.get("greedy"), "green"))
+    yield from ((label, figures, style) for label, figures, style in named if figures)
+    if benchmarks := summary.get("benchmarks"):
+        from orchestra_jax.evaluation.benchmark_rows import benchmark_rows  # few runs have others
+
+        for name, phases in benchmarks.items():
+            for phase, style in (("before", ""), ("after", "bold green")):
+                yield from benchmark_rows(f"{name}, {phase}", phases.get(phase) or {}, style)
     for name, figures in (summary.get("baselines") or {}).items():
         yield plain(name), figures, "dim"
 
@@ -190,19 +174,6 @@ def _figures_table(title: str, rows: Sequence[Row]) -> Table:
         ]
         table.add_row(label, *shown, style=style)
     return table
-
-
-def _interval_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a line for each accuracy with an interval: Wilson's, or with several samples the bootstrap's."""
-    for label, figures, _ in rows:
-        known = (figures.get("intervals") or {}).get("accuracy") or {}
-        if found := known.get("wilson") or known.get("bootstrap"):
-            low, high = (number(end, 100, 1) for end in found)
-            yield f"{label}: accuracy {number(value(figures, 'accuracy'), 100, 1)} %, 95 % interval {low} to {high} %."
-        for name in ("pass^k", "pass@k"):
-            if shares := figures.get(name):
-                cells = [f"{k}: {number(value(shares, k), 100, 1)} %" for k in shares]
-                yield f"{label}: {name} for k = {', '.join(cells)}."
 
 
 def _footnotes(rows: Sequence[Row]) -> Iterator[str]:

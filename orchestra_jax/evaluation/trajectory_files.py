@@ -3,13 +3,12 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestra_jax.evaluation.calls import offered_models
-from orchestra_jax.evaluation.group_files import decode_trajectory, encode_trajectory
-from orchestra_jax.types import Status, Task, Trajectory
+from orchestra_jax.evaluation.group_files import encode_trajectory
+from orchestra_jax.types import Task, Trajectory
 
 
 class TrajectoryFile:
@@ -38,7 +37,12 @@ class TrajectoryFile:
         self.found: dict[tuple[int, int], Trajectory] = {}
         others: list[str] = []
         for file in (rest, path) if policy is not None else ():
-            others += self._read(file, tasks, samples) if file.is_file() else []
+            if file.is_file():
+                from orchestra_jax.evaluation.decoding import earlier_trajectories  # only to resume
+
+                kept, more = earlier_trajectories(file, self._policy, self._keys, tasks, samples)
+                self.found |= kept
+                others += more
         # Both files are written anew, as a kill may have cut the last line.
         if others:
             _write(rest, list(dict.fromkeys(others)))
@@ -54,23 +58,6 @@ class TrajectoryFile:
     def _line(self, trajectory: Trajectory) -> str:
         own = {"key": self._keys[trajectory.group], "policy": self._policy, "policy_model": self._model}
         return json.dumps({**own, **_record(trajectory)}) + "\n"
-
-    def _read(self, file: Path, tasks: Sequence[Task], samples: int) -> list[str]:
-        """Add the trajectories of these tasks to `found`, and return the lines of the same policy's others."""
-        places, others = {key: place for place, key in enumerate(self._keys)}, []
-        for line in file.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-                place = places.get(record["key"])
-                if record["status"] == Status.FAILED:
-                    continue
-                if place is not None and record["member"] < samples:
-                    self.found[place, record["member"]] = replace(decode_trajectory(record, tasks[place]), group=place)
-                elif record.get("policy") == self._policy:
-                    others.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                continue
-        return others
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

@@ -13,41 +13,51 @@ from typing import Any
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.evaluation.measures import intervals, summarize
+from orchestra_jax.evaluation.runner import Evaluator, Work
 from orchestra_jax.evaluation.terminal import Row, value
 from orchestra_jax.types import USER_ROLE, Status, Trajectory, Turn, Usage
 
 
-class TurnCaps:
-    """The caps of an evaluation. A trajectory is played once, under the widest limits, and cut for the others.
+class CappedEvaluator(Evaluator):
+    """Has figures under evaluation.turn_caps beside those under rollout.limits.
 
-    Args:
-        limits: of the evaluation's figures proper.
-        caps: the most turns, for figures of their own.
-
-    Attributes:
-        widest: the limits to play under; each other trajectory is a beginning of one under these.
+    Its collector plays a trajectory once, under the widest limits, and each other one is a beginning of it.
     """
 
-    def __init__(self, limits: RolloutLimits, caps: Sequence[int]) -> None:
-        self.limits, self.by_cap, self.widest = limits, capped(limits, caps), widest(limits, caps)
+    async def figures(self, work: Work, *, is_part: bool = False) -> dict[str, Any]:
+        own, played = self.cfg.rollout.limits, await self.collect(work)
+        found = await self.measured(work, [cut(trajectory, own) for trajectory in played], is_part=is_part)
+        by_cap = {}
+        for cap, limits in capped(own, self.cfg.evaluation.turn_caps).items():
+            some = [cut(trajectory, limits) for trajectory in played]
+            by_cap[str(cap)] = summarize(some) | {"intervals": intervals(some, work.samples)}
+        return found | {"turn_caps": by_cap}
 
-    def folders(self, name: str) -> dict[RolloutLimits, str]:
+    async def played(self, work: Work) -> list[Trajectory]:
+        if work.engine is not self.engine or self.directory is None:
+            return await super().played(work)
+        folders = self._folders(work.folder)
+        whole = replace(work, folder=folders.pop(self.collector.limits))
+        shorter = {limits: self.file(replace(work, folder=folder), limits) for limits, folder in folders.items()}
+        file = self.file(whole, self.collector.limits)
+        for limits, other in shorter.items():
+            for place, trajectory in other.found.items():
+                if place not in file.found and not ended_by(trajectory, limits):
+                    file.found[place] = trajectory
+                    file.add(trajectory)
+        run = await super().played(whole)
+        for limits, other in shorter.items():
+            for place, trajectory in zip(self.places(work), run, strict=True):
+                if place not in other.found:
+                    other.add(cut(trajectory, limits))
+        return run
+
+    def _folders(self, name: str) -> dict[RolloutLimits, str]:
         """Return the name of the folder of trajectories under each of the limits, the widest included."""
-        most = self.widest.max_turns
-        found = {limits: f"{name}-{cap}-turns" for cap, limits in self.by_cap.items() if cap < most}
-        return found | {self.widest: f"{name}-{most}-turns"} | {self.limits: name}
-
-    def proper(self, run: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the trajectories under the evaluation's own limits."""
-        return [cut(trajectory, self.limits) for trajectory in run]
-
-    def figures(self, run: Sequence[Trajectory], samples: int) -> dict[str, Any]:
-        """Return `turn_caps`: by cap the means with their intervals."""
-        found = {}
-        for cap, limits in self.by_cap.items():
-            some = [cut(trajectory, limits) for trajectory in run]
-            found[str(cap)] = summarize(some) | {"intervals": intervals(some, samples)}
-        return {"turn_caps": found}
+        own, caps = self.cfg.rollout.limits, self.cfg.evaluation.turn_caps
+        most = widest(own, caps)
+        found = {limits: f"{name}-{cap}-turns" for cap, limits in capped(own, caps).items() if cap < most.max_turns}
+        return found | {most: f"{name}-{most.max_turns}-turns"} | {own: name}
 
 
 def capped(limits: RolloutLimits, caps: Sequence[int]) -> dict[int, RolloutLimits]:

@@ -18,9 +18,10 @@ from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import DO_NOTHING, EXPERT, RANDOM, Baseline, Environment
 from orchestra_jax.envs.baselines import baseline
 from orchestra_jax.envs.registry import environment_class, make_environment
+from orchestra_jax.evaluation.benchmark_rows import benchmark_rows, cap_rows, interval_lines
 from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks, in_parts
-from orchestra_jax.evaluation.terminal import benchmark_rows, cap_rows, plain, print_figures
-from orchestra_jax.evaluation.turn_caps import TurnCaps, draw_turn_caps
+from orchestra_jax.evaluation.terminal import plain, print_figures
+from orchestra_jax.evaluation.turn_caps import CappedEvaluator, draw_turn_caps, widest
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.forecast import evaluation_cost
@@ -81,7 +82,7 @@ def _report(found: dict[str, Any], folder: Path) -> None:
     rows = [row for name, figures in found["benchmarks"].items() for row in benchmark_rows(name, figures, "bold")]
     rows += [(plain(name), figures, "dim") for name, figures in found["baselines"].items()]
     write_summary(found, folder)
-    print_figures(Console(), found["policy"], rows, intervals=True)
+    print_figures(Console(), found["policy"], rows, interval_lines(rows))
     if by_cap := [row for name, figures in found["benchmarks"].items() for row in cap_rows(name, figures)]:
         print_figures(Console(), f"{found['policy']}, by the most turns", by_cap)
         draw_turn_caps(by_cap, folder)
@@ -99,8 +100,7 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: RunRec
         subject, chat, environment = _checked(cfg, processes)
         cfg = subject.cfg
         money = RunBudget(cfg.budget, folder, processes)
-        caps = TurnCaps(cfg.rollout.limits, cfg.evaluation.turn_caps) if cfg.evaluation.turn_caps else None
-        limits = caps.widest if caps else cfg.rollout.limits
+        limits = widest(cfg.rollout.limits, cfg.evaluation.turn_caps)
         collector = make_collector(replace(cfg, rollout=replace(cfg.rollout, limits=limits)), environment, chat)
         if sentence := _forecast(cfg, environment, subject):
             print(sentence, flush=True)
@@ -109,8 +109,9 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: RunRec
     with LoopThread() as loop:
         try:
             with engine_of(subject, environment, folder, processes, loop, chat) as engine:
-                evaluator = Evaluator(cfg, collector, engine, money.run, folder / "trajectories", processes)
-                figures = loop.run(evaluator.evaluate("policy", subject.identity(), policy_model(cfg), caps))
+                kind = CappedEvaluator if cfg.evaluation.turn_caps else Evaluator
+                evaluator = kind(cfg, collector, engine, money.run, folder / "trajectories", processes)
+                figures = loop.run(evaluator.evaluate("policy", subject.identity(), policy_model(cfg)))
                 if cfg.tools.judge != "match" and processes.first:
                     _write_disagreements(evaluator.disagreements, folder)
                 return {

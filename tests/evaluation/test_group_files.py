@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestra_jax.evaluation.decoding import decode_trajectory
 from orchestra_jax.evaluation.group_files import (
     StoredGroup,
-    decode_trajectory,
     encode_trajectory,
     read_groups,
     write_groups,

@@ -17,11 +17,11 @@ from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.envs.quickstart.demonstrations import BASELINES, answer_from, reference_call
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
+from orchestra_jax.evaluation.benchmark_rows import cap_rows
 from orchestra_jax.evaluation.intervals import wilson
 from orchestra_jax.evaluation.measures import summarize
 from orchestra_jax.evaluation.runner import Evaluator
-from orchestra_jax.evaluation.terminal import cap_rows
-from orchestra_jax.evaluation.turn_caps import TurnCaps, capped, cut, draw_turn_caps, ended_by, widest
+from orchestra_jax.evaluation.turn_caps import CappedEvaluator, capped, cut, draw_turn_caps, ended_by, widest
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
@@ -137,11 +137,12 @@ def test_what_failed_later_had_ended_before(environment: QuickstartEnvironment, 
 
 
 def evaluator(environment: QuickstartEnvironment, caps: Sequence[int], folder: Path) -> tuple[Evaluator, Wanderer]:
-    evaluation = EvaluationConfig(benchmarks=["held_out"], questions=QUESTIONS, temperature=0.0)
+    evaluation = EvaluationConfig(benchmarks=["held_out"], questions=QUESTIONS, temperature=0.0, turn_caps=list(caps))
     cfg = replace(RunConfig(), evaluation=evaluation, rollout=replace(RunConfig().rollout, limits=LIMITS))
     made = collector(environment, widest(LIMITS, caps))
     engine = Wanderer(made.chat)
-    return Evaluator(cfg, made, engine, Budget(), folder), engine  # type: ignore[arg-type]
+    kind = CappedEvaluator if caps else Evaluator
+    return kind(cfg, made, engine, Budget(), folder), engine  # type: ignore[arg-type]
 
 
 def test_every_cap_has_its_figures_and_nothing_is_sampled_twice(environment, tmp_path, monkeypatch):
@@ -157,7 +158,7 @@ def test_every_cap_has_its_figures_and_nothing_is_sampled_twice(environment, tmp
     alone = asyncio.run(plain.evaluate("policy", "p"))["held_out"]
     first, calls = engine.turns, len(executed)
     capped_too, engine = evaluator(environment, CAPS, tmp_path)
-    figures = asyncio.run(capped_too.evaluate("policy", "p", caps=TurnCaps(LIMITS, CAPS)))["held_out"]
+    figures = asyncio.run(capped_too.evaluate("policy", "p"))["held_out"]
     # Only what a limit had ended is played on, from its beginning.
     again = [t for t in whole if ended_by(cut(t, LIMITS), LIMITS)]
     assert 0 < len(again) < QUESTIONS
@@ -182,7 +183,7 @@ def test_every_cap_has_its_figures_and_nothing_is_sampled_twice(environment, tmp
     lines = (tmp_path / "policy-1-turns" / "held_out.t0.jsonl").read_text().splitlines()
     assert {len(json.loads(line)["sequences"][0]) for line in lines} == {1}
     resumed, engine = evaluator(environment, CAPS, tmp_path)
-    assert asyncio.run(resumed.evaluate("policy", "p", caps=TurnCaps(LIMITS, CAPS)))["held_out"] == figures
+    assert asyncio.run(resumed.evaluate("policy", "p"))["held_out"] == figures
     assert engine.turns == 0
 
 
