@@ -14,8 +14,8 @@ from matplotlib.transforms import Bbox
 
 from orchestra_jax.envs.base import EXPERT
 from orchestra_jax.evaluation.canvas import FAINT, INK, blank, headline, quiet
+from orchestra_jax.evaluation.figures import plain, value
 from orchestra_jax.evaluation.intervals import Interval
-from orchestra_jax.evaluation.terminal import plain, value
 
 BLUE, ORANGE = "#0072b2", "#d55e00"
 WIDE, CROWD = 30.0, 15  # dearest to cheapest from which on costs are on a logarithmic axis; marks of a large picture

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestra_jax.evaluation.terminal import Figures, Row, number, plain, value
+from orchestra_jax.evaluation.figures import Figures, Row, number, plain, value
 
 
 def benchmark_rows(name: str, figures: Figures, style: str = "") -> Iterator[Row]:

@@ -2,12 +2,10 @@
 
 A model is a tool of a catalogue named "role/model", or one whose name begins with "expert", as simulated experts do.
 The strongest model of a menu has the dearest output tokens by the instance's price list; where no model has such a
-price, the dearest call. A model is of the policy's own kind where both names have the same family, such as gpt-5 and
-gpt-5-mini.
+price, the dearest call.
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from orchestra_jax.tools.answers import ANSWER_TOOL, extract_answer, matches
 from orchestra_jax.types import Status, Task, ToolResult, Trajectory
 
 OUTPUT_USD, CALL_USD = "output_usd", "call_usd"  # dollars per million output tokens, and per call
-_VERSION = re.compile(r"\d+(\.\d+)*[a-z]?(?<!b)$")  # such as 3.3 or 4o, not the size 70b
 
 ModelPrices = Mapping[str, Mapping[str, float]]  # by model ("generalist/gpt-5"): {OUTPUT_USD or CALL_USD: dollars}
 
@@ -26,13 +23,6 @@ ModelPrices = Mapping[str, Mapping[str, float]]  # by model ("generalist/gpt-5")
 def counted(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Return the trajectories that did not fail for infrastructure reasons, which figures are means of."""
     return [trajectory for trajectory in trajectories if trajectory.status is not Status.FAILED]
-
-
-def model_family(model: str) -> str:
-    """Return a model's name without size and variant: "qwen3" for "Qwen/Qwen3-8B", "gpt-5" for "gpt-5-mini"."""
-    first, *rest = model.lower().rsplit("/", 1)[-1].split("-")
-    versioned = rest and not re.search(r"\d", first) and _VERSION.match(rest[0])
-    return f"{first}-{rest[0]}" if versioned else first
 
 
 def is_model(tool: str) -> bool:
@@ -87,7 +77,7 @@ class ModelCalls:
         count: all of them.
         ranked: those on a menu whose strongest model is known.
         strongest: those to the strongest model.
-        own: those to the policy's own kind; None if the policy's model is not known.
+        own: those to the policy's own kind (`model_family`); None if the policy's model is not known.
     """
 
     count: int
@@ -98,9 +88,10 @@ class ModelCalls:
 
 def count_model_calls(called: Sequence[str], offered: ModelPrices, policy_model: str | None) -> ModelCalls:
     """Count the calls of models among the called tools of one trajectory."""
-    models, top = [key for key in called if key in offered], strongest_models(offered)
-    own = None
+    models, top, own = [key for key in called if key in offered], strongest_models(offered), None
     if policy_model is not None:
+        from orchestra_jax.evaluation.model_family import model_family  # only for a model that has a name
+
         own = sum(model_family(key.rpartition("/")[2]) == model_family(policy_model) for key in models)
     return ModelCalls(len(models), len(models) if top else 0, sum(key in top for key in models), own)
 
@@ -175,14 +166,11 @@ def tool_entropy(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """
     runs = counted(trajectories)
     called = Counter(name for t in runs for name in called_tools(t) if name != ANSWER_TOOL.name)
-    offered = {name for t in runs for name in _offered(t.task)} - {ANSWER_TOOL.name}
+    menus = [
+        t.task.extra.get("instance", {}).get("tools") or {spec.name: spec.name for spec in t.task.tools} for t in runs
+    ]
+    offered = {name for menu in menus for name in menu.values()} - {ANSWER_TOOL.name}
     if not called:
         return {}
-    total = called.total()
-    bits = sum(count / total * math.log2(total / count) for count in called.values())
+    bits = sum(count / called.total() * math.log2(called.total() / count) for count in called.values())
     return {"entropy": bits, **({"entropy_share": bits / math.log2(len(offered))} if len(offered) > 1 else {})}
-
-
-def _offered(task: Task) -> list[str]:
-    keys = task.extra.get("instance", {}).get("tools")
-    return list(keys.values()) if keys else [spec.name for spec in task.tools]

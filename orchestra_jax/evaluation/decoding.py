@@ -1,16 +1,42 @@
-"""Reading of what `group_files` and `trajectory_files` write: trajectories and groups from JSON."""
+"""Reading of what `group_files` and `trajectory_files` write, which training itself does only to go on."""
 
 import base64
+import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from orchestra_jax.evaluation.group_files import ARRAYS, NUMBERS, Scores, StoredGroup
+from orchestra_jax.evaluation.group_files import ARRAYS, NUMBERS, SUFFIX, Scores, StoredGroup, step_of
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
+
+
+def read_groups(folder: Path, steps: Sequence[int] | None = None) -> Iterator[StoredGroup]:
+    """Yield every group in a run's folder, or those of some steps, by step and index.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    for step in steps_in(folder) if steps is None else sorted(steps):
+        files = [file for file in folder.glob(f"step-*{SUFFIX}") if step_of(file) == step]  # of one process each
+        yield from sorted((group for file in files for group in _read(file)), key=lambda group: group.group)
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps in a folder, in order."""
+    return sorted({step_of(file) for file in folder.glob(f"step-*{SUFFIX}")})
+
+
+def _read(file: Path) -> Iterator[StoredGroup]:
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") as stream:
+            for line in stream:
+                yield _group(json.loads(line))
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(file)!r} is damaged: delete it and its step is left out. ({error})") from error
 
 
 def decode_trajectory(record: Mapping[str, Any], task: Task) -> Trajectory:
@@ -29,8 +55,7 @@ def _turn(record: Mapping[str, Any]) -> Turn:
     return Turn(**{**record, **arrays, "calls": calls, "results": results, "version_spans": spans})
 
 
-def decode_group(record: Mapping[str, Any]) -> StoredGroup:
-    """Return the group of a line of a file of rollouts."""
+def _group(record: Mapping[str, Any]) -> StoredGroup:
     task = record["task"]
     tools = tuple(ToolSpec(**{**spec, "traits": tuple(spec["traits"])}) for spec in task["tools"])
     whole = Task(

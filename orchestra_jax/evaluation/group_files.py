@@ -4,7 +4,7 @@ import base64
 import gzip
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -64,36 +64,9 @@ def write_groups(path: Path, groups: Sequence[StoredGroup]) -> None:
     os.replace(part, path)
 
 
-def read_groups(folder: Path, steps: Sequence[int] | None = None) -> Iterator[StoredGroup]:
-    """Yield every group in a run's folder, or those of some steps, by step and index.
-
-    Raises:
-        ValueError: a file is damaged.
-    """
-    for step in steps_in(folder) if steps is None else sorted(steps):
-        files = [file for file in folder.glob(f"step-*{SUFFIX}") if step_of(file) == step]  # of one process each
-        yield from sorted((group for file in files for group in _read(file)), key=lambda group: group.group)
-
-
-def steps_in(folder: Path) -> list[int]:
-    """Return the steps in a folder, in order."""
-    return sorted({step_of(file) for file in folder.glob(f"step-*{SUFFIX}")})
-
-
 def step_of(file: Path) -> int:
     """Return the step of a file of rollouts: 12 for step-000012.1.jsonl.gz."""
     return int(file.name.removeprefix("step-").partition(".")[0])
-
-
-def _read(file: Path) -> Iterator[StoredGroup]:
-    from orchestra_jax.evaluation.decoding import decode_group  # training writes groups and reads none
-
-    try:
-        with gzip.open(file, "rt", encoding="utf-8") as stream:
-            for line in stream:
-                yield decode_group(json.loads(line))
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{str(file)!r} is damaged: delete it and its step is left out. ({error})") from error
 
 
 def encode_trajectory(trajectory: Trajectory) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 
 from orchestra_jax.evaluation.against_cost import accuracy_cost
 from orchestra_jax.evaluation.canvas import COLOURS, DPI, FAINT, INK, blank, headline, quiet
-from orchestra_jax.evaluation.terminal import plain, value
+from orchestra_jax.evaluation.figures import plain, value
 
 OTHERS = "other tools"
 LEARNING_CURVES = "learning_curves.png"

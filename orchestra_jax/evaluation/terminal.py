@@ -28,10 +28,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-NOTHING = "–"
+from orchestra_jax.evaluation.figures import NOTHING, Figures, Row, number, plain, value
+
 FINE_USD = 0.0005  # a cost below it, .05 cents, needs more decimals
-Figures = Mapping[str, Any]
-Row = tuple[str, Figures, str]  # label, figures, style
 Column = tuple[str, float, int]  # figure, factor, decimals
 
 _COLUMNS: Mapping[str, Column] = {
@@ -57,27 +56,6 @@ _RATIOS = (
     ('latency under "fast" ÷ under "cost"', "latency", "fast", "cost"),
     ('local share of searches, "local" vs "accuracy"', "local_share", "local", "accuracy"),
 )
-
-
-def value(figures: Figures | None, name: str) -> float | None:
-    """Return a figure as a float (infinities included), or None if it is missing or not a number."""
-    try:
-        found = float((figures or {})[name])
-    except (KeyError, TypeError, ValueError):
-        return None
-    return None if math.isnan(found) else found
-
-
-def number(figure: float | None, factor: float, decimals: int) -> str:
-    """Return a scaled figure as text, a dash if there is none; it has no sign if it rounds to 0."""
-    if figure is None:
-        return NOTHING
-    return f"{round(factor * figure, decimals) + 0.0:.{decimals}f}" if math.isfinite(figure) else "∞"
-
-
-def plain(name: str) -> str:
-    """Return a name as words: "random tool" for "random_tool"."""
-    return name.replace("_", " ")
 
 
 def print_summary(summary: Mapping[str, Any], console: Console | None = None, *, directory: Path | None = None) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.rollout import RolloutLimits
+from orchestra_jax.evaluation.figures import Row, value
 from orchestra_jax.evaluation.measures import intervals, summarize
 from orchestra_jax.evaluation.runner import Evaluator, Work
-from orchestra_jax.evaluation.terminal import Row, value
 from orchestra_jax.types import USER_ROLE, Status, Trajectory, Turn, Usage
 
 

@@ -19,8 +19,9 @@ from orchestra_jax.envs.base import DO_NOTHING, EXPERT, RANDOM, Baseline, Enviro
 from orchestra_jax.envs.baselines import baseline
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.benchmark_rows import benchmark_rows, cap_rows, interval_lines
+from orchestra_jax.evaluation.figures import plain
 from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks, in_parts
-from orchestra_jax.evaluation.terminal import plain, print_figures
+from orchestra_jax.evaluation.terminal import print_figures
 from orchestra_jax.evaluation.turn_caps import CappedEvaluator, draw_turn_caps, widest
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import BudgetExceeded

@@ -7,7 +7,7 @@ from orchestra_jax.config import record
 from orchestra_jax.config.checks import POLICY_FOLDER, missing_policy, no_policy
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.evaluation.calls import model_family
+from orchestra_jax.evaluation.model_family import model_family
 from orchestra_jax.io import hub
 
 BASELINE = "baseline:"  # prefix of a script's name

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra_jax.evaluation.decoding import decode_trajectory
+from orchestra_jax.evaluation.decoding import decode_trajectory, read_groups
 from orchestra_jax.evaluation.group_files import (
     StoredGroup,
     encode_trajectory,
-    read_groups,
     write_groups,
 )
 from orchestra_jax.processes import Processes

@@ -23,7 +23,7 @@ from orchestra_jax.config import cli
 from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
 from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import ConfigError, RewardConfig, RunConfig
-from orchestra_jax.evaluation.group_files import read_groups
+from orchestra_jax.evaluation.decoding import read_groups
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rl.groups import GroupArrays
 from orchestra_jax.rl.setup import kl_scale, reward_groups

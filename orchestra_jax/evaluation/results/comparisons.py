@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from orchestra_jax.evaluation.figures import number
 from orchestra_jax.evaluation.intervals import bootstrap
 from orchestra_jax.evaluation.results import published
 from orchestra_jax.evaluation.results.measured import Measured, MeasuredSample, cost, question_mean, solved
 from orchestra_jax.evaluation.results.offering import UNSEEN_PRICES, UNSEEN_TOOLS
 from orchestra_jax.evaluation.results.text_table import TextTable, span
-from orchestra_jax.evaluation.terminal import number
 from orchestra_jax.rl.rewards import feature_matrix, preference_score
 
 FLIPS = 9999

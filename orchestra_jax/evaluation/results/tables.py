@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from orchestra_jax.envs.base import DO_NOTHING
+from orchestra_jax.evaluation.figures import number
 from orchestra_jax.evaluation.intervals import Interval, bootstrap
 from orchestra_jax.evaluation.pass_at_k import pass_figures
 from orchestra_jax.evaluation.results import published
@@ -12,7 +13,6 @@ from orchestra_jax.evaluation.results.comparisons import pairs, preferences, uns
 from orchestra_jax.evaluation.results.front import hypervolume, on_front
 from orchestra_jax.evaluation.results.measured import Measured, cost, solved
 from orchestra_jax.evaluation.results.text_table import TextTable, span
-from orchestra_jax.evaluation.terminal import number
 
 _MOST_FAMILIES = 8  # as columns
 

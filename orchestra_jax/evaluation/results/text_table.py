@@ -5,8 +5,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestra_jax.evaluation.figures import number
 from orchestra_jax.evaluation.intervals import Interval
-from orchestra_jax.evaluation.terminal import number
 
 
 @dataclass(frozen=True)

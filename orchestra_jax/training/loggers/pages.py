@@ -9,7 +9,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import cli, record
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.evaluation.group_files import StoredGroup, read_groups, steps_in
+from orchestra_jax.evaluation.decoding import read_groups, steps_in
+from orchestra_jax.evaluation.group_files import StoredGroup
 from orchestra_jax.evaluation.results.group_page import Decode
 from orchestra_jax.evaluation.results.pages import write_pages
 from orchestra_jax.rollout.chat import make_chat

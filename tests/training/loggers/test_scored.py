@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from orchestra_jax.config.algorithm import AlgorithmConfig, LossConfig
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.evaluation.group_files import read_groups
+from orchestra_jax.evaluation.decoding import read_groups
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch, MicroShapes, micro_batches, sequences
 from orchestra_jax.rl.learner import Learner
