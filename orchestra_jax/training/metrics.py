@@ -79,17 +79,14 @@ def whole_step(processes: Processes, own: StepPart) -> StepPart:
     size = own.rewards.shape[1]
     sent = dataclasses.replace(own, trajectories=[t.without_ids() for t in own.trajectories])
     parts = processes.gather(sent)
-    groups = sorted(
-        ((part.trajectories[g * size].group, part, g) for part in parts for g in range(len(part.kept))),
-        key=lambda group: group[0],
-    )
-    return StepPart(
-        [t for _, part, g in groups for t in part.trajectories[g * size : (g + 1) * size]],
-        np.stack([part.rewards[g] for _, part, g in groups]),
-        np.stack([part.kept[g] for _, part, g in groups]),
-        total([part.spent for part in parts]),
-        total([part.step_spent for part in parts]),
-    )
+    groups = [
+        (part.trajectories[g * size : (g + 1) * size], part.rewards[g], part.kept[g])
+        for part in parts
+        for g in range(len(part.kept))
+    ]
+    members, rewards, kept = zip(*sorted(groups, key=lambda group: group[0][0].group), strict=True)
+    spent, step_spent = total([part.spent for part in parts]), total([part.step_spent for part in parts])
+    return StepPart([t for some in members for t in some], np.stack(rewards), np.stack(kept), spent, step_spent)
 
 
 def rollout_metrics(

@@ -62,16 +62,14 @@ class RolloutFiles:
         groups = [
             StoredGroup(
                 step=step,
-                group=members[0].group,
-                members=tuple(members),
-                rewards=tuple(map(float, rewards[g])),
-                advantages=tuple(map(float, advantages[g])),
+                group=trajectories[g * size].group,
+                members=tuple(trajectories[g * size : (g + 1) * size]),
+                rewards=tuple(rewards[g].tolist()),
+                advantages=tuple(advantages[g].tolist()),
                 kept=bool(kept[g]),
                 learner=tuple(scored.get(g * size + m) for m in range(size)) if scored else (),
             )
-            for g, members in enumerate(
-                trajectories[first : first + size] for first in range(0, len(trajectories), size)
-            )
+            for g in range(len(rewards))
         ]
         path = self._folder / f"step-{step:06d}{self._mark}{SUFFIX}"
         self._writing = self._thread.submit(write_groups, path, groups)

@@ -1,7 +1,6 @@
 """Give the learner's own log-probs of sampled tokens back to the trajectories that its micro-batches came from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,14 +11,7 @@ from orchestra_jax.rl.batching import MicroBatch
 from orchestra_jax.training.update import first_number
 from orchestra_jax.types import Trajectory
 
-
-@dataclass(frozen=True)
-class _Row:
-    """The sampled tokens of one row: ids, and the log-probs of engine and learner in float32."""
-
-    ids: np.ndarray
-    engine: np.ndarray
-    learner: np.ndarray
+Row = tuple[np.ndarray, np.ndarray, np.ndarray]  # of the sampled tokens: ids, and log-probs of engine and learner
 
 
 def own_logprobs(trajectories: Sequence[Trajectory], scored: Sequence[MicroBatch]) -> dict[int, Scores]:
@@ -31,7 +23,7 @@ def own_logprobs(trajectories: Sequence[Trajectory], scored: Sequence[MicroBatch
         trajectories: all trajectories that the step trains on, as `update` got them.
         scored: micro-batches that `update` collected.
     """
-    rows: dict[int, list[_Row]] = {}
+    rows: dict[int, list[Row]] = {}
     first = first_number(trajectories) if scored else 0
     for batch in scored:
         masks, numbers, engine, learner = map(
@@ -40,13 +32,13 @@ def own_logprobs(trajectories: Sequence[Trajectory], scored: Sequence[MicroBatch
         ids = _sampled(batch, masks.shape)
         for n in np.flatnonzero(masks.any(1)):
             carries = masks[n] > 0
-            row = _Row(ids[n][carries], engine[n][carries], learner[n][carries])
+            row = (ids[n][carries], engine[n][carries], learner[n][carries])
             rows.setdefault(int(numbers[n]) - first, []).append(row)
     told = {index: _by_sequence(trajectories[index], found) for index, found in rows.items()}
     return {index: scores for index, scores in told.items() if scores is not None}
 
 
-def _by_sequence(trajectory: Trajectory, rows: Sequence[_Row]) -> Scores | None:
+def _by_sequence(trajectory: Trajectory, rows: Sequence[Row]) -> Scores | None:
     """Put the rows in the order of the trajectory's sequences, matched by ids and the engine's log-probs."""
     left, found = list(rows), list[tuple[float, ...]]()
     for turns in trajectory.sequences:
@@ -55,14 +47,10 @@ def _by_sequence(trajectory: Trajectory, rows: Sequence[_Row]) -> Scores | None:
         if not len(ids):
             found.append(())
             continue
-        same = (
-            n
-            for n, row in enumerate(left)
-            if np.array_equal(row.ids, ids) and np.array_equal(row.engine, engine, equal_nan=True)
-        )
-        if (at := next(same, None)) is None:
+        same = [np.array_equal(a, ids) and np.array_equal(b, engine, equal_nan=True) for a, b, _ in left]
+        if True not in same:
             return None
-        found.append(tuple(left.pop(at).learner.tolist()))
+        found.append(tuple(left.pop(same.index(True))[2].tolist()))
     return tuple(found)
 
 
