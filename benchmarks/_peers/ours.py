@@ -13,7 +13,7 @@ import jaxlib
 from worker import B1, B2, CLIP, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY, Batch, serve_steps
 
 from orchestra_jax.config.algorithm import OptimizerConfig
-from orchestra_jax.models.checkpoint import safetensors
+from orchestra_jax.models import checkpoint
 from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
@@ -53,7 +53,7 @@ def _build(folder: Path, batch: Batch) -> Callable[[], Mapping[str, float]]:
     parser.add_argument("--share-prefix", action="store_true")
     parser.add_argument("--vocab-block", type=int, required=True)
     args = parser.parse_args()
-    config, params = safetensors.load(folder)
+    config, params = checkpoint.load(folder)
     loss = LossConfig("grpo", clip_low=CLIP, clip_high=CLIP, aggregation="token")
     optimizer = OptimizerConfig(LEARNING_RATE, b1=B1, b2=B2, weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_GRAD_NORM)
     learner = Learner(config, LearnerConfig(loss, vocab_block=args.vocab_block), make_optimizer(optimizer))

@@ -25,9 +25,9 @@ def _ours(folder: Path, prompts: list[list[int]], new: int) -> Sample:
     from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
     from orchestra_jax.engines.base import SamplingParams
     from orchestra_jax.engines.embedded import EmbeddedEngine
-    from orchestra_jax.models.checkpoint import safetensors
+    from orchestra_jax.models import checkpoint
 
-    config, params = safetensors.load(folder)
+    config, params = checkpoint.load(folder)
     longest = max(map(len, prompts))
     limits = RolloutLimits(max_length=longest + new)
     engine = EmbeddedEngine(config, params, RolloutConfig(slots=len(prompts), limits=limits))

@@ -16,7 +16,7 @@ from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.decoder import abstract_params, init_params
-from orchestra_jax.models.families import preset_config, read_config, run_settings
+from orchestra_jax.models.families import preset_config, run_settings
 from orchestra_jax.money import run_budget as spending
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.processes import Processes
@@ -104,6 +104,8 @@ def policy_config(cfg: RunConfig, chat: ChatFormat) -> DecoderConfig:
     try:
         if cfg.model.path is None:
             return preset_config(cfg.model, vocab_size=len(chat.tokenizer))
+        from orchestra_jax.models.checkpoint.reading import read_config
+
         config = read_config(cfg.model.path, **run_settings(cfg.model))
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error

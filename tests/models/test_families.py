@@ -3,7 +3,8 @@ import json
 import pytest
 
 from orchestra_jax.config.schema import ConfigError, ModelConfig
-from orchestra_jax.models.families import FAMILIES, preset_config, read_config, run_settings
+from orchestra_jax.models.checkpoint.reading import read_config
+from orchestra_jax.models.families import FAMILIES, preset_config, run_settings
 from orchestra_jax.models.qwen3 import Qwen3Config
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=40, dtype="bfloat16")

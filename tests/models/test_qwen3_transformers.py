@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from orchestra_jax.models.checkpoint.reading import read_config
 from orchestra_jax.models.decoder import empty_cache, forward, logits, write_cache
-from orchestra_jax.models.families import read_config
 from tests.models.trees import to_params, to_tensors
 
 torch = pytest.importorskip("torch")

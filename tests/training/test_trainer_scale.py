@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig
-from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.models.lora import LoRA, adapter_base, load_peft, merge
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.training.build import preflight
@@ -60,7 +60,7 @@ def test_a_run_on_a_mesh_resumes_bit_for_bit(tmp_path: Path):
 
 
 def test_the_exported_policy_is_the_trained_one(reference: Path):
-    loaded, params = safetensors.load(reference / "policy")
+    loaded, params = checkpoint.load(reference / "policy")
     exported = {np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)}
     trained = {leaf.tobytes() for leaf in final_arrays(reference)}
     assert isinstance(loaded, Qwen3Config)
@@ -74,7 +74,7 @@ def test_the_exported_policy_is_the_trained_one(reference: Path):
 def test_adapters_train_on_a_frozen_base(tmp_path: Path, reference: Path, mesh: tuple[str, ...]):
     adapted = (f"model.path={reference / 'policy'}", "model.lora.rank=4", "model.lora.targets=[q,v,down]", *mesh)
     train_here(tmp_path, *SMALL, *adapted)
-    model, base = safetensors.load(reference / "policy")
+    model, base = checkpoint.load(reference / "policy")
     lora, adapters = load_peft(tmp_path / "policy", model)
     assert (lora.rank, lora.targets) == (4, ("q", "v", "down"))
     assert any(np.abs(leaf["lora_b"]).max() > 0 for layer in adapters.values() for leaf in layer.values())
@@ -108,7 +108,7 @@ def test_a_run_starts_from_the_adapters_of_another(tmp_path: Path, reference: Pa
 def given(run: Path, rank: int) -> tuple[DecoderConfig, LoRA]:
     """The policy of a run, and adapters of its values."""
     base = adapter_base(run / "policy")
-    return safetensors.load(base)[0], LoRA(rank, 32.0, ("v",))
+    return checkpoint.load(base)[0], LoRA(rank, 32.0, ("v",))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from orchestra_jax.models import tokenizer
-from orchestra_jax.models.checkpoint import safetensors
-from orchestra_jax.models.checkpoint.safetensors import load, save
+from orchestra_jax.models.checkpoint import load, reading, safetensors, save
 from orchestra_jax.models.decoder import forward, init_params, logits
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
@@ -124,7 +123,7 @@ def test_dtypes(folder, tmp_path) -> None:
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
 @pytest.mark.parametrize("scan", [False, True])
 def test_sharded(sizes, scan, folder, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(safetensors, "_ROWS", 7)  # bands that end within a shard
+    monkeypatch.setattr(reading, "_ROWS", 7)  # bands that end within a shard
     mesh, rules = make_mesh(*sizes), ShardingRules(layers="data")
     config, params = load(folder, mesh, rules=rules, scan_layers=scan)
     _, local = load(folder, scan_layers=scan)
@@ -140,8 +139,8 @@ def test_sharded(sizes, scan, folder, tmp_path, monkeypatch) -> None:
 @needs_8
 def test_reads_each_distinct_shard_once(folder, monkeypatch) -> None:
     reads = []
-    read = safetensors._read
-    monkeypatch.setattr(safetensors, "_read", lambda *args: reads.append(args[1].shape) or read(*args))
+    read = reading._read
+    monkeypatch.setattr(reading, "_read", lambda *args: reads.append(args[1].shape) or read(*args))
     load(folder, make_mesh(2, 2, 2))
     assert reads.count((300, 16)) == 4  # the embedding, split by fsdp and tensor, in two replicas
     assert reads.count((8,)) == 4  # q_norm and k_norm of two layers, replicated eight times

@@ -1,0 +1,51 @@
+"""The fields of a decoder in the config.json of transformers 4 and 5."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestra_jax.models.rope_scaling import RopeScaling
+
+
+def decoder_fields(family: Any, hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that every family reads; `DecoderConfig.from_hf` of a family adds its own.
+
+    Args:
+        family: the subclass of `DecoderConfig`.
+        hf: content of config.json.
+
+    Raises:
+        ValueError: a feature that the family does not compute.
+    """
+    # transformers 4 wrote rope_theta and rope_scaling, transformers 5 writes rope_parameters.
+    rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
+    longest = hf.get("max_position_embeddings", 32768)
+    window = family.sliding_window(hf)
+    if window:
+        switch = "use_sliding_window to false" if hf.get("use_sliding_window") else "sliding_window to null"
+        raise ValueError(
+            f"sliding_window={window} of this {family.model_type} model is not supported, since every layer here sees "
+            f"all earlier tokens; give a model without one, or set {switch} in its config.json if no text of yours "
+            "is longer than the window."
+        )
+    for key, only in family.fixed.items():
+        if hf.get(key, only) != only:
+            raise ValueError(f"{key}={hf[key]!r} is not supported; this decoder has only {key}={only!r}.")
+    heads = hf["num_attention_heads"]
+    fields: dict[str, Any] = {
+        "vocab_size": hf["vocab_size"],
+        "hidden_size": hf["hidden_size"],
+        "intermediate_size": hf["intermediate_size"],
+        "num_layers": hf["num_hidden_layers"],
+        "num_heads": heads,
+        "num_kv_heads": hf.get("num_key_value_heads") or heads,
+        "head_dim": hf.get("head_dim") or family.default_head_dim or hf["hidden_size"] // heads,
+        "rope_theta": float(rope.get("rope_theta") or hf.get("rope_theta") or 10000.0),
+        "rope_scaling": RopeScaling.from_hf(rope, longest),
+        "rms_norm_eps": hf.get("rms_norm_eps", 1e-6),
+        "tie_word_embeddings": hf.get("tie_word_embeddings", False),
+        "max_position_embeddings": longest,
+        "initializer_range": hf.get("initializer_range", 0.02),
+    }
+    if hf.get("attention_bias") and family.optional_bias:
+        fields["bias"] = family.optional_bias
+    return fields
