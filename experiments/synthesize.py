@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 def main(config: "DictConfig") -> None:
     """Make what synthesis.make of the composed config names."""
     from orchestra_jax.config import cli
+    from orchestra_jax.config.missing_policy import missing_to_ask
+    from orchestra_jax.config.record import Start
 
     cfg = cli.configure(config)
-    cli.require_files(cfg, "synthesize", config)
+    cli.require(cfg, "synthesize", Start.of(config), lambda: missing_to_ask(cfg))
     # Only now: a mistake needs no JAX.
     from orchestra_jax.synthesis.synthesize import synthesize
     from orchestra_jax.training.main import exit_status

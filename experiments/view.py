@@ -9,7 +9,7 @@ python experiments/view.py outputs/quickstart --inspect
 from collections.abc import Iterable
 from pathlib import Path
 
-from orchestra_jax.config.command import Parser
+from orchestra_jax.config.help import Parser
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config import record
-from orchestra_jax.config.checks import POLICY_FOLDER
 from orchestra_jax.config.cli import recorded_config
+from orchestra_jax.config.missing import POLICY_FOLDER
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.base import Environment, Script
 from orchestra_jax.envs.baselines import Baseline, baseline

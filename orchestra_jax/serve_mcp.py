@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestra_jax import __version__
-from orchestra_jax.config.checks import missing_inputs
 from orchestra_jax.config.cli import INTERRUPTED, USAGE_ERROR, compose
+from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.config.tools import EvaluationOffer, MenuRule
 from orchestra_jax.money.budgets import Budget, BudgetExceeded

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.chaos.faults import Kind, holds, sentence
 from benchmarks.chaos.odd import change, change_bytes, cut, flip, insert, odd_text, odd_value
-from orchestra_jax.config import cli
+from orchestra_jax.config import cli, errors
 from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import BudgetConfig, ConfigError
 from orchestra_jax.data.rows import BadRow
@@ -275,8 +275,8 @@ class Settings(Kind):
             with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
                 load(hydra.compose("config", [override]))
         except Exception as error:  # as `cli.run` sees it
-            holds(cli.is_users_error(error), f"with a trace: {type(error).__name__}: {str(error)[:300]!r}")
-            for line in cli.explain_error(error).splitlines():
+            holds(errors.is_users_error(error), f"with a trace: {type(error).__name__}: {str(error)[:300]!r}")
+            for line in errors.explain_error(error).splitlines():
                 holds(0 < len(line) < 1500, f"a sentence without end: {line[:200]!r}")
 
 

@@ -6,7 +6,6 @@ import functools
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -14,11 +13,10 @@ from typing import Any, NoReturn, cast
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from orchestra_jax.config.checks import load, missing_files
+from orchestra_jax.config.checks import load
 from orchestra_jax.config.record import RunRecord, Start
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.io.shipped import CONF
@@ -51,8 +49,12 @@ def compose(*overrides: str, name: str = "config") -> RunConfig:
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
             return load(hydra.compose(name, list(overrides)))
+    except ConfigError:
+        raise
     except Exception as error:
-        if isinstance(error, ConfigError) or not is_users_error(error):
+        from orchestra_jax.config.errors import explain_error, is_users_error  # only now: most runs have no error
+
+        if not is_users_error(error):
             raise
         raise ConfigError(explain_error(error)) from error
 
@@ -76,42 +78,51 @@ def configure(config: DictConfig) -> RunConfig:
     try:
         run = load(config, folder)
     except (ConfigError, OmegaConfBaseException) as error:
+        from orchestra_jax.config.errors import explain_error
+
         end(explain_error(error))  # raised further, Hydra would put a line of its own above the sentence
     if not os.access(folder, os.W_OK | os.X_OK):
-        end(_unwritable(folder, os.strerror(errno.EACCES)))
+        from orchestra_jax.config.errors import unwritable
+
+        end(unwritable(folder, os.strerror(errno.EACCES)))
     if run.rollout.server.share_gpus:
         # JAX keeps what it once took of a GPU, unless this says otherwise before it starts (engines/gpus.py).
         os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
     return run
 
 
-def require_files(
-    cfg: RunConfig,
-    command: str,
-    config: DictConfig,
-    folder: str = "",
-    problems: Callable[[RunConfig], Iterable[str]] = lambda cfg: (),
+def require(
+    cfg: RunConfig, command: str, start: Start, problems: Callable[[], Iterable[str]], folder: str = ""
 ) -> None:
-    """End a command whose files are not there, before JAX is imported or data is read.
+    """End a command that lacks something, before JAX is imported or data is read.
 
     Args:
         cfg: the checked config.
         command: train, evaluate, judge or synthesize.
-        config: what Hydra composed, for the record that notes the refused start.
+        start: the words that were typed, for the record that notes the refused start.
+        problems: function that returns a sentence for each thing that is missing.
         folder: folder of that record, within `output_dir`.
-        problems: further sentences, such as those of the environment.
 
     Raises:
-        SystemExit: status 2, after one sentence per file.
+        SystemExit: status 2, after the sentences.
     """
     try:
-        lacking = "\n".join(dict.fromkeys([*missing_files(cfg, command), *problems(cfg)]))
+        lacking = "\n".join(dict.fromkeys(problems()))
     except ConfigError as error:
         lacking = str(error)
     if lacking:
-        with contextlib.suppress(ConfigError), RunRecord(Path(cfg.output_dir, folder), cfg, command, Start.of(config)):
+        with contextlib.suppress(ConfigError), RunRecord(Path(cfg.output_dir, folder), cfg, command, start):
             raise ConfigError(lacking)
         end(lacking)
+
+
+def opening(config: DictConfig) -> str:
+    """Return the sentences that a run on `+experiment=NAME` begins with: the settings that differ from it."""
+    if HydraConfig.get().runtime.choices.get("experiment") is None:
+        return ""
+    from orchestra_jax.config.experiment import changed_settings
+
+    return changed_settings(config)
 
 
 def run(main: Callable[[], None], *, ends_process: bool = False) -> None:
@@ -153,6 +164,8 @@ def _run(main: Callable[[], None]) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             print(f"No space, or quota, is left on the disk of {error.filename or os.getcwd()!r}.", file=sys.stderr)
             sys.exit(DISK_FULL)
+        from orchestra_jax.config.errors import explain_error, is_users_error
+
         if asked == "1" or not is_users_error(error):
             raise
         end(explain_error(error))
@@ -160,47 +173,10 @@ def _run(main: Callable[[], None]) -> None:
         os.environ["HYDRA_FULL_ERROR"] = asked  # a program that goes on after this keeps its own choice
 
 
-def explain_error(error: BaseException) -> str:
-    """Return what a user did wrong, in one sentence (one per problem for a `ConfigError`)."""
-    if isinstance(error, ConfigError):
-        return str(error)
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return (
-            "A job of this sweep would get a folder with a longer name than the file system allows: number the "
-            "folders with hydra.sweep.subdir='${hydra.job.num}', or put what all jobs share into a file of "
-            "conf/experiment."
-        )
-    if isinstance(error, OSError) and not _reads_config(error):
-        return _unwritable(str(error.filename), str(error.strerror))
-    from orchestra_jax.config.messages import explain  # only now: most runs have no error
-
-    return explain(error)
-
-
-def is_users_error(error: Exception) -> bool:
-    """Return whether a user made the error: it is ours or Hydra's, or Hydra met it with files and arguments."""
-    if isinstance(error, ConfigError | HydraException | OmegaConfBaseException):
-        return True
-    if isinstance(error, OSError):
-        modules = [str(frame.f_globals["__name__"]) for frame, _ in traceback.walk_tb(error.__traceback__)]
-        callers = [module for module in modules if module.partition(".")[0] not in ("os", "pathlib")]
-        return error.errno == errno.ENAMETOOLONG or callers[-1].startswith("hydra.")  # it makes output_dir
-    return _reads_config(error)
-
-
-def _reads_config(error: BaseException) -> bool:
-    """Return whether Hydra was reading a file of conf/."""
-    return any(frame.f_code.co_name == "load_configuration" for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
 def end(message: str) -> NoReturn:
     """End the process with a sentence on standard error, as every user's error does."""
     print(message, file=sys.stderr)
     sys.exit(USAGE_ERROR)
-
-
-def _unwritable(path: str, reason: str) -> str:
-    return f"The folder {path!r} cannot be written ({reason}): set output_dir to one that can."
 
 
 def _schema() -> DictConfig:

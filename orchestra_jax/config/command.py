@@ -1,12 +1,7 @@
-"""Answer `--help`, and read flags, before anything heavy is imported; every command of experiments/ starts here.
+"""Answer `--help`, and read flags, before anything heavy is imported; commands with Hydra's settings start here."""
 
-A script's docstring is its help: one sentence on what it does, an empty line, then one example per line.
-"""
-
-import argparse
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -28,13 +23,6 @@ class Flag(NamedTuple):
 
 LIMIT = Flag("--limit", "evaluation.limit", "only the first N tasks of each benchmark", "N")
 DRY_RUN = Flag("--dry-run", "evaluation.dry_run", "only tell what it will cost: make nothing, ask nobody")
-_OF_HYDRA = (
-    ("KEY=VALUE", "any setting, such as seed=1; +GROUP=NAME adds a file of conf/GROUP, such as +experiment=hle"),
-    ("--cfg job", "print all settings of this command, and stop"),
-    ("--multirun", "one run for each combination of the values in KEY=A,B"),
-    ("--help", "print this"),
-    ("--help-all", "print every group and setting; docs/keys.md tells what each means"),
-)
 
 
 def run(main: Callable[[Any], None], about: str | None, config: str = "config", flags: Sequence[Flag] = ()) -> None:
@@ -48,10 +36,9 @@ def run(main: Callable[[Any], None], about: str | None, config: str = "config", 
     """
     words = sys.argv[1:]
     if {"-h", "--help"} & set(words):
-        print(_head(about))
-        print("Flags:")
-        for name, text in (*((f"{flag.name} {flag.value}".rstrip(), flag.about) for flag in flags), *_OF_HYDRA):
-            print(f"  {name:14}{text}")
+        from orchestra_jax.config.help import print_help
+
+        print_help(about, {f"{flag.name} {flag.value}".rstrip(): flag.about for flag in flags})
         return
     words = ["--help" if word == "--help-all" else word for word in words]
     sys.argv[1:] = as_settings(words, flags)
@@ -76,24 +63,3 @@ def as_settings(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
         else:
             found.append(f"{flag.setting}={value if equals or not rest else rest.pop(0)}")
     return found
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser of arguments whose help begins with what the script does and its examples."""
-
-    def __init__(self, about: str | None) -> None:
-        super().__init__()
-        self._about = about
-
-    def format_help(self) -> str:
-        return f"{_head(self._about)}\n{super().format_help()}"
-
-
-def _head(about: str | None) -> str:
-    """Return the sentence and the examples of a script's docstring, with its name as it was called."""
-    sentence, _, examples = (about or "").partition("\n\n")
-    script = Path(sys.argv[0]).stem
-    if sys.argv[0] not in sys.orig_argv:  # started by `orchestra-jax NAME`
-        examples = examples.replace(f"python experiments/{script}.py", f"orchestra-jax {script.replace('_', '-')}")
-    lines = "".join(f"  {line}\n" for line in examples.strip().splitlines())
-    return f"{sentence.strip()}\n\nExamples:\n{lines}"

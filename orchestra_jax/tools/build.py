@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestra_jax.config.checks import missing_inputs
+from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.record import note
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.config.tools import ToolsConfig

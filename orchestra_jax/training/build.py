@@ -8,8 +8,8 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
-from orchestra_jax.config.checks import missing_inputs
 from orchestra_jax.config.choices import EngineName
+from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.registry import environment_class

@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestra_jax.config import record
-from orchestra_jax.config.checks import POLICY_FOLDER, missing_policy, no_policy
 from orchestra_jax.config.choices import EngineName
+from orchestra_jax.config.missing import POLICY_FOLDER
+from orchestra_jax.config.missing_policy import missing_policy, no_policy
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.evaluation.model_family import model_family
 from orchestra_jax.io import hub

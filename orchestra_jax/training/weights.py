@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from orchestra_jax.config.checks import POLICY_FOLDER
 from orchestra_jax.config.choices import EngineName
+from orchestra_jax.config.missing import POLICY_FOLDER
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import RunEngine
 from orchestra_jax.engines.start import start_engine, write_first_model

@@ -13,11 +13,13 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from orchestra_jax.config import cli
+from orchestra_jax.config import cli, errors
 from orchestra_jax.config.algorithm import AdvantageConfig, LossConfig, OptimizerConfig
-from orchestra_jax.config.checks import load, missing_inputs, problems, resume_conflicts
+from orchestra_jax.config.checks import load, problems
 from orchestra_jax.config.choices import QuestionFormat
 from orchestra_jax.config.messages import keys, unknown_key
+from orchestra_jax.config.missing import missing_inputs
+from orchestra_jax.config.resume import resume_conflicts
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, MeshConfig, RunConfig, SourceConfig
 from orchestra_jax.data.sources import FORMATS
@@ -39,7 +41,7 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
 def explained(overrides: Sequence[str]) -> str:
     with pytest.raises((ConfigError, HydraException, OmegaConfBaseException)) as caught:
         compose(overrides)
-    message = cli.explain_error(caught.value)
+    message = errors.explain_error(caught.value)
     assert "\n" not in message
     return message
 
@@ -280,7 +282,7 @@ def test_a_wrong_value_in_a_file_is_one_sentence(tmp_path: Path, text: str, sent
     (folder / "mine.yaml").write_text(text)
     with pytest.raises(HydraException) as caught:
         compose([f"hydra.searchpath=[{tmp_path}]", "algorithm=mine"])
-    assert cli.explain_error(caught.value) == f"In 'algorithm/mine': {sentence}"
+    assert errors.explain_error(caught.value) == f"In 'algorithm/mine': {sentence}"
 
 
 def test_choices_are_plain_words_in_what_is_printed() -> None:

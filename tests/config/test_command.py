@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.checks import missing_files
 from orchestra_jax.config.cli import compose
+from orchestra_jax.config.missing import missing_inputs
+from orchestra_jax.config.missing_policy import missing_to_evaluate
 from orchestra_jax.io.shipped import EXPERIMENTS
 
 SCRIPTS = sorted({file.stem for file in EXPERIMENTS.glob("*.py")} - {"rehearse"})  # which leaves the package
@@ -110,11 +111,11 @@ def test_a_refused_start_is_in_the_record_of_its_folder(tmp_path: Path):
 def test_missing_files_of_a_run(override: str, found: list[str]):
     words = ["rollout.engine=sglang", "rollout.lockstep=false"] if "server" in override else ["replay.mode=replay"]
     words += ["replay.path=README.md"] if "data" in override else []
-    lacking = missing_files(compose(*words, override), "train")
+    lacking = missing_inputs(compose(*words, override))
     assert [sentence.partition(":")[0] for sentence in lacking] == found
 
 
 @pytest.mark.parametrize("policy", ["http://127.0.0.1:1/v1", "baseline:oracle", "owner/name"])
 def test_an_evaluation_needs_no_weights_of_the_configs_model(policy: str):
     words = (f"policy={policy}", "model.path=/nowhere", "model.tokenizer=/nowhere")
-    assert missing_files(compose(*words, name="evaluate"), "evaluate") == []
+    assert missing_to_evaluate(compose(*words, name="evaluate")) == []

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from orchestra_jax.config import cli
-from orchestra_jax.config.checks import load, missing_inputs
+from orchestra_jax.config import cli, errors
+from orchestra_jax.config.checks import load
 from orchestra_jax.config.messages import keys
+from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.schema import ConfigError, DataConfig, RunConfig
 from orchestra_jax.rl.setup import adapters, policy_loss_config, policy_shapes
 
@@ -56,7 +57,7 @@ def outcome(base: DictConfig, key: str, value: Any) -> str | None:
     try:
         run = changed(base, key, value)
     except (ConfigError, HydraException, OmegaConfBaseException, OverflowError) as error:
-        sentence = cli.explain_error(error)
+        sentence = errors.explain_error(error)
         lines = sentence.splitlines() if isinstance(error, ConfigError) else [sentence]
         if not all(line.isprintable() for line in lines):
             raise AssertionError(ascii(sentence)) from error

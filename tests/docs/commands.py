@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from orchestra_jax.config import checks, cli
+from orchestra_jax.config import checks, cli, errors, missing
 from orchestra_jax.config.command import DRY_RUN, LIMIT, Flag, as_settings
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.io import hub
@@ -222,7 +222,7 @@ def _script(name: str, words: list[str], files: Files) -> str | None:
     except SystemExit:
         return f"Hydra does not take {shlex.join(words)}."
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        return cli.explain_error(error)
+        return errors.explain_error(error)
     return None
 
 
@@ -241,9 +241,9 @@ def _inputs(script: str, cfg: RunConfig, files: Files) -> str | None:
     """What the run would miss, where its files are those of the reader; afterwards it has made its own."""
     found: list[str] = []
     if script != "plan":  # which reads no file but a config.json
-        with mock.patch.object(checks, "_there", lambda key, path: files.has(path)):
+        with mock.patch.object(missing, "is_there", lambda key, path: files.has(path)):
             policy = cfg.policy
-            found = checks.missing_inputs(cfg)
+            found = missing.missing_inputs(cfg)
         if script == "judge":  # asks the judge alone, of a file of its own
             sample = cfg.evaluation.judge_sample or "no sample"
             found = [one for one in found if one.startswith("tools.experts need")] + (

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.config.checks import on_this_host
+from orchestra_jax.config.plugin_checks import on_this_host
 from orchestra_jax.engines.sglang.temporary import TemporaryFolder
 from orchestra_jax.io.http_json import JsonClient, ServerError
 from orchestra_jax.models.base import DecoderConfig, Params

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.checks import resume_conflicts
 from orchestra_jax.config.cli import compose
 from orchestra_jax.config.mcp import McpPrice, McpServer, mcp_server
+from orchestra_jax.config.resume import resume_conflicts
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.qa.demonstrations import reference_call
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment

@@ -1,0 +1,46 @@
+"""Tell the errors of users from bugs, and say in a sentence what a user did wrong; loaded when something fails."""
+
+import errno
+import traceback
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from orchestra_jax.config.messages import explain
+from orchestra_jax.config.schema import ConfigError
+
+
+def explain_error(error: BaseException) -> str:
+    """Return what a user did wrong, in one sentence (one per problem for a `ConfigError`)."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return (
+            "A job of this sweep would get a folder with a longer name than the file system allows: number the "
+            "folders with hydra.sweep.subdir='${hydra.job.num}', or put what all jobs share into a file of "
+            "conf/experiment."
+        )
+    if isinstance(error, OSError) and not _reads_config(error):
+        return unwritable(str(error.filename), str(error.strerror))
+    return explain(error)
+
+
+def is_users_error(error: Exception) -> bool:
+    """Return whether a user made the error: it is ours or Hydra's, or Hydra met it with files and arguments."""
+    if isinstance(error, ConfigError | HydraException | OmegaConfBaseException):
+        return True
+    if isinstance(error, OSError):
+        modules = [str(frame.f_globals["__name__"]) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        callers = [module for module in modules if module.partition(".")[0] not in ("os", "pathlib")]
+        return error.errno == errno.ENAMETOOLONG or callers[-1].startswith("hydra.")  # it makes output_dir
+    return _reads_config(error)
+
+
+def _reads_config(error: BaseException) -> bool:
+    """Return whether Hydra was reading a file of conf/."""
+    return any(frame.f_code.co_name == "load_configuration" for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def unwritable(path: str, reason: str) -> str:
+    """Return the sentence for a folder that cannot be written."""
+    return f"The folder {path!r} cannot be written ({reason}): set output_dir to one that can."

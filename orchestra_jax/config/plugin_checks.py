@@ -1,0 +1,105 @@
+"""Rules among the settings of plug-ins: adapters, servers, experts and MCP; loaded when a run sets one of them."""
+
+from urllib.parse import urlsplit
+
+from orchestra_jax.config.choices import EngineName, Role
+from orchestra_jax.config.ranges import broken_rules
+from orchestra_jax.config.rollout import RolloutConfig
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.tools import EvaluationOffer, ExpertServer, ToolsConfig
+
+
+def lora_problems(config: RunConfig) -> list[str]:
+    """Return what does not fit among the adapters, their base and the warm start."""
+    algorithm, lora = config.algorithm, config.model.lora
+    return broken_rules(
+        (
+            lora.rank > 0 and config.model.path is None,
+            "model.lora.rank needs a base to freeze: set model.path=FOLDER, or model.lora.rank=0.",
+        ),
+        (
+            lora.rank > 0 and lora.layers > 0 and config.model.scan_layers,
+            "model.lora.layers needs layers of their own: set model.scan_layers=false, or model.lora.layers=0.",
+        ),
+        (
+            lora.rank == 0 and lora.path is not None,
+            "model.lora.path starts from adapters: set model.lora.rank to theirs, or model.lora.path=null.",
+        ),
+        (
+            lora.rank > 0 and config.warm_start.pretrained and algorithm.loss.kl_coef > 0,
+            "Under adapters the KL's reference is their base, which has had no warm start: set "
+            "algorithm.loss.kl_coef=0, or warm_start.pretrained=false.",
+        ),
+    )
+
+
+def server_problems(rollout: RolloutConfig) -> list[str]:
+    """Return what does not fit among the engine and its servers."""
+    server, sglang = rollout.server, rollout.engine is EngineName.sglang
+    runs_ahead = bool(rollout.max_staleness or rollout.spare_groups)
+    far = next((url for url in rollout.urls if sglang and not on_this_host(url)), None)
+    return broken_rules(
+        (
+            sglang and not rollout.urls and not server.python,
+            "rollout.engine=sglang needs a server: set rollout.urls=[http://HOST:PORT], or rollout.server.python=PATH "
+            "of an interpreter that has SGLang (requirements/README.md).",
+        ),
+        (
+            bool(server.gpus) and len(server.gpus) != server.count,
+            f"rollout.server.gpus names the GPUs of {len(server.gpus)} server(s), but rollout.server.count="
+            f"{server.count}: make them agree.",
+        ),
+        (
+            far is not None and rollout.weight_folder is None,
+            f"The server {far} cannot read this host's shared memory, where new weights lie: set "
+            "rollout.weight_folder=FOLDER to a folder that the trainer and all servers see.",
+        ),
+        (
+            server.share_gpus and not sglang,
+            f"rollout.server.share_gpus is for servers, but rollout.engine={rollout.engine}: set "
+            "rollout.engine=sglang, or rollout.server.share_gpus=false.",
+        ),
+        (
+            server.share_gpus and sglang and bool(rollout.urls),
+            "rollout.server.share_gpus needs servers that the run starts itself: set rollout.urls=[] and "
+            "rollout.server.python=PATH.",
+        ),
+        (
+            server.share_gpus and runs_ahead,
+            "rollout.server.share_gpus stops the servers during an update, so no rollouts can run ahead: set "
+            "rollout.max_staleness=0 and rollout.spare_groups=0, or give the servers GPUs of their own "
+            "(+placement=separate).",
+        ),
+    )
+
+
+def on_this_host(url: str) -> bool:
+    """Return whether a server's URL has this host's own address."""
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
+
+
+def offer_problems(key: str, offer: ToolsConfig | EvaluationOffer) -> list[str]:
+    """Return what is wrong with the MCP servers and the experts that training (`tools`) or evaluation offers."""
+    found = []
+    for index, entry in enumerate(offer.mcp):
+        from orchestra_jax.config.mcp import mcp_server  # only now: most runs have no server
+
+        try:
+            mcp_server(entry, f"{key}.mcp[{index}]")
+        except ConfigError as error:
+            found.append(str(error))
+    unknown = sorted(set(offer.experts) - set(Role))
+    if unknown:
+        found.append(f"{key}.experts has the role {unknown[0]}: the roles are {', '.join(Role)}.")
+    return found
+
+
+def expert_server_problems(server: ExpertServer) -> list[str]:
+    """Return what does not fit among the limits of the experts' server."""
+    reply, context = server.max_tokens, server.context_tokens or 32768
+    if (reply or 1) < context:
+        return []
+    return [
+        f"tools.server.max_tokens={reply} leaves no room for a question: make it smaller than "
+        f"tools.server.context_tokens={context}."
+    ]
