@@ -49,7 +49,7 @@ def problems(config: RunConfig) -> list[str]:
     if config.model.lora != LoraConfig():
         from orchestra_jax.config.plugin_checks import lora_problems
 
-        found += lora_problems(config)
+        found += lora_problems(config.model, config.algorithm, config.warm_start)
     if rollout.engine is EngineName.sglang or rollout.server != ServerOptions():
         from orchestra_jax.config.plugin_checks import server_problems
 

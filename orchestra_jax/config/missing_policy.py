@@ -6,12 +6,12 @@ from pathlib import Path
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.missing import POLICY_FOLDER, is_there, missing_inputs
 from orchestra_jax.config.ranges import shown
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import WorldConfig
 
 _NOT_OURS = ("http://", "https://", "baseline:")  # a policy that begins so is sampled by no engine of ours
 
 
-def missing_to_evaluate(config: RunConfig) -> list[str]:
+def missing_to_evaluate(config: WorldConfig) -> list[str]:
     """Return one sentence for each thing that experiments/evaluate.py needs and that is not there."""
     if problem := missing_policy(config):
         return [problem]
@@ -24,7 +24,7 @@ def missing_to_evaluate(config: RunConfig) -> list[str]:
     return missing_inputs(replace(config, model=model, rollout=replace(config.rollout, engine=engine)))
 
 
-def missing_to_ask(config: RunConfig, sample: str | None = None) -> list[str]:
+def missing_to_ask(config: WorldConfig, sample: str | None = None) -> list[str]:
     """Return one sentence for each file that experts or a judge are asked with, and that is not there.
 
     Args:
@@ -39,7 +39,7 @@ def missing_to_ask(config: RunConfig, sample: str | None = None) -> list[str]:
     return [f"{key}={shown(path)} is not there: set {key}." for key, path in asked if path and not is_there(key, path)]
 
 
-def missing_policy(config: RunConfig) -> str | None:
+def missing_policy(config: WorldConfig) -> str | None:
     """Return the sentence for a policy to evaluate that is not there, or None if it is."""
     if config.policy is None:
         exported = Path(config.output_dir) / POLICY_FOLDER

@@ -2,23 +2,24 @@
 
 from urllib.parse import urlsplit
 
+from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.choices import EngineName, Role
 from orchestra_jax.config.ranges import broken_rules
 from orchestra_jax.config.rollout import RolloutConfig
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, ModelConfig, WarmStartConfig
 from orchestra_jax.config.tools import EvaluationOffer, ExpertServer, ToolsConfig
 
 
-def lora_problems(config: RunConfig) -> list[str]:
+def lora_problems(model: ModelConfig, algorithm: AlgorithmConfig, warm_start: WarmStartConfig) -> list[str]:
     """Return what does not fit among the adapters, their base and the warm start."""
-    algorithm, lora = config.algorithm, config.model.lora
+    lora = model.lora
     return broken_rules(
         (
-            lora.rank > 0 and config.model.path is None,
+            lora.rank > 0 and model.path is None,
             "model.lora.rank needs a base to freeze: set model.path=FOLDER, or model.lora.rank=0.",
         ),
         (
-            lora.rank > 0 and lora.layers > 0 and config.model.scan_layers,
+            lora.rank > 0 and lora.layers > 0 and model.scan_layers,
             "model.lora.layers needs layers of their own: set model.scan_layers=false, or model.lora.layers=0.",
         ),
         (
@@ -26,7 +27,7 @@ def lora_problems(config: RunConfig) -> list[str]:
             "model.lora.path starts from adapters: set model.lora.rank to theirs, or model.lora.path=null.",
         ),
         (
-            lora.rank > 0 and config.warm_start.pretrained and algorithm.loss.kl_coef > 0,
+            lora.rank > 0 and warm_start.pretrained and algorithm.loss.kl_coef > 0,
             "Under adapters the KL's reference is their base, which has had no warm start: set "
             "algorithm.loss.kl_coef=0, or warm_start.pretrained=false.",
         ),

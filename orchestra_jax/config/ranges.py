@@ -6,7 +6,7 @@ Every value keeps to these rules without being told: a number is one that a floa
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import asdict, field, fields
 from difflib import get_close_matches
 from enum import StrEnum
 from types import UnionType
@@ -74,6 +74,10 @@ class Settings:
                 object.__setattr__(self, entry.name, kind(value))
             elif problem := range_problem(entry.name, value, entry.metadata):
                 raise ConfigError(problem)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as plain containers, for JSON."""
+        return asdict(self)  # type: ignore[call-overload]  # every subclass is a dataclass
 
 
 def choices_of(kind: Any) -> type[StrEnum] | None:

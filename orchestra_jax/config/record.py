@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar, Token
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import orchestra_jax
 from orchestra_jax.config.checks import flat
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.ranges import ConfigError, Settings
 
 FILE_NAME = "run.json"
 _HYDRA = ".hydra"
@@ -73,7 +73,7 @@ class RunRecord:
     def __init__(
         self,
         folder: Path,
-        cfg: RunConfig,
+        cfg: Settings,
         kind: str,
         start: Start | None = None,
         *,
@@ -105,11 +105,12 @@ class RunRecord:
             return
         started = self._entry() | {"from": origin, "machine": _machine(devices), "ended": None, "outcome": None}
         started |= self._notes
+        now: dict[str, Any] = json.loads(json.dumps(self._cfg.as_dict()))
         with self._changing() as found:
             if not found:
-                whole: dict[str, Any] = {"name": self._cfg.name, "kind": self._kind, "config": self._config()}
+                whole: dict[str, Any] = {"name": now["name"], "kind": self._kind, "config": now}
                 found |= whole | {"parents": [dict(parent) for parent in parents], "starts": []}
-            old, new = dict(flat(found["config"])), dict(flat(self._config()))
+            old, new = dict(flat(found["config"])), dict(flat(now))
             changed = {key: new.get(key) for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)}
             self._place = len(found["starts"])
             found["starts"].append(started | ({"changed": changed} if changed else {}))
@@ -150,10 +151,6 @@ class RunRecord:
             "dirty": dirty,
             "versions": _versions(),
         }
-
-    def _config(self) -> dict[str, Any]:
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self._cfg)))
-        return plain
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, Any]]:

@@ -1,11 +1,10 @@
 """Tell which settings of a run may change when it is continued; loaded only by a run that has a checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from orchestra_jax.config.checks import flat
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.ranges import Settings
 
 # What may differ between a run and its continuation: how far, where and how much is written.
 _FREE_ON_RESUME = (
@@ -19,7 +18,7 @@ _FREE_ON_RESUME = (
 _FREE_OF_MCP = ("server", "env", "headers", "timeout_s", "retries", "concurrency")
 
 
-def resume_conflicts(saved: Mapping[str, Any], config: RunConfig) -> list[str]:
+def resume_conflicts(saved: Mapping[str, Any], config: Settings) -> list[str]:
     """Return the keys whose change would make `config` another run than the saved one.
 
     Args:
@@ -28,7 +27,7 @@ def resume_conflicts(saved: Mapping[str, Any], config: RunConfig) -> list[str]:
 
     Returns: `key: old -> new` for each, where keys of a changed schema count too.
     """
-    old, new = (dict(flat(each)) for each in (saved, asdict(config)))
+    old, new = (dict(flat(each)) for each in (saved, config.as_dict()))
     for settings in (old, new):
         for key in ("tools.mcp", "tools.evaluation.mcp"):
             settings[key] = [

@@ -12,23 +12,21 @@ the run is refused.
 """
 
 import logging
-import re
-import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
-from orchestra_jax.config.checks import resume_conflicts
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.ranges import Settings
+from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.learner import TrainState
 from orchestra_jax.training import checksums
-from orchestra_jax.training.stopping import disk_full
+from orchestra_jax.training.checkpoint_names import FIRST, Names
 
 
 @dataclass
@@ -54,32 +52,7 @@ class RunState:
     seconds: float = 0.0
 
 
-_NAME = re.compile(r"(?P<phase>warm_start-|policy-)(?P<step>\d{6,})|0|[1-9]\d*")
-_PARTIAL = re.compile(rf"({_NAME.pattern})\.orbax-checkpoint-tmp")
-# Orbax numbers checkpoints: each phase has a range of its own. Numbers below belong to no run, or to one of an older
-# version, which counted on from the warm start. All fit 32 bits, in which Orbax tells processes of them.
-_FIRST = {"": 0, "warm_start-": 1_000_000_000, "policy-": 2_000_000_000}
 _JSON = ("phase", "step", "version", "notes", "seconds")  # fields of a RunState that are no arrays
-
-
-class Names:
-    """Orbax' names of checkpoints: phase and step, such as `policy-000050`; digits for a number below all phases."""
-
-    def build_name(self, step: int) -> str:
-        """Return the name of a number."""
-        phase = max((name for name, first in _FIRST.items() if step >= first), key=_FIRST.__getitem__)
-        return f"{phase}{step - _FIRST[phase]:0{6 if phase else 1}d}"
-
-    def find_all(self, base_path: Any) -> Iterator[ocp.step.Metadata]:
-        """Yield the checkpoints in a folder, oldest first."""
-        return (ocp.step.Metadata(number, path) for number, path in _found(base_path) if path.is_dir())
-
-    def find_step(self, base_path: Any, step: int) -> ocp.step.Metadata:
-        """Return the checkpoint with a number."""
-        for found in self.find_all(base_path):
-            if found.step == step:
-                return found
-        raise ValueError(f"There is no checkpoint {self.build_name(step)} in {str(base_path)!r}.")
 
 
 class Checkpoints:
@@ -101,7 +74,10 @@ class Checkpoints:
             logging.getLogger(library).addFilter(_NOT_OF_FULL_DISKS)
         if sys.unraisablehook is sys.__unraisablehook__:
             sys.unraisablehook = _but_of_closed_loops
-        _put_damaged_aside(directory, processes or Processes())
+        if any((processes or Processes()).gather(directory.exists())):
+            from orchestra_jax.training.damaged import put_damaged_aside
+
+            put_damaged_aside(directory, processes or Processes())
         handlers: Any = ocp.handlers.DefaultCheckpointHandlerRegistry()
         self._arrays = arrays = checksums.SummedArrays()
         meta = checksums.SummedJson()
@@ -150,22 +126,26 @@ class Checkpoints:
         restored = self._manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract)))
         return restored["arrays"]
 
-    def save_run(self, cfg: RunConfig, state: RunState, position: Mapping[str, Any], seconds: float) -> None:
+    def save_run(self, cfg: Settings, state: RunState, position: Mapping[str, Any], seconds: float) -> None:
         """Save a run whose stream of tasks is at `position`, after `seconds` in all."""
         arrays: dict[str, Any] = {"state": state.trained}
         if state.reference is not None:
             arrays["reference"] = state.reference
         meta = {name: getattr(state, name) for name in _JSON} | {"seconds": seconds}
-        self.save(_FIRST[f"{state.phase}-"] + state.step, arrays, meta | {"data": position, "config": asdict(cfg)})
+        self.save(FIRST[f"{state.phase}-"] + state.step, arrays, meta | {"data": position, "config": cfg.as_dict()})
 
-    def run_meta(self, cfg: RunConfig) -> dict[str, Any] | None:
+    def run_meta(self, cfg: Settings) -> dict[str, Any] | None:
         """Return the newest checkpoint's meta, or None if there is none.
 
         Raises:
             ConfigError: the checkpoint is of a run with another configuration.
         """
         meta = self.peek()
-        if meta is not None and (changed := resume_conflicts(meta["config"], cfg)):
+        if meta is None:
+            return None
+        from orchestra_jax.config.resume import resume_conflicts
+
+        if changed := resume_conflicts(meta["config"], cfg):
             folder = self._directory.parent
             raise ConfigError(
                 f"{folder} holds another run ({'; '.join(changed)}): choose another name=..., or delete it."
@@ -204,7 +184,11 @@ class _NotOfFullDisks(logging.Filter):
     """Drops the trace of a save that a full disk ended: the run ends with a sentence about it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and disk_full(record.exc_info[1]))
+        if not record.exc_info:
+            return True
+        from orchestra_jax.training.full_disk import disk_full
+
+        return not disk_full(record.exc_info[1])
 
 
 _NOT_OF_FULL_DISKS = _NotOfFullDisks()
@@ -214,54 +198,3 @@ def _but_of_closed_loops(raised: Any) -> None:
     """Drop the message that TensorStore prints for every failing write after the first: that nobody waits for it."""
     if not (isinstance(raised.exc_value, RuntimeError) and str(raised.exc_value) == "Event loop is closed"):
         sys.__unraisablehook__(raised)
-
-
-def _put_damaged_aside(directory: Path, processes: Processes) -> None:
-    """Move damaged checkpoints away, newest first, until one is whole, and say so; remove unfinished saves."""
-    damaged, whole = dict[str, str](), None
-    for step in processes.gather([path.name for _, path in reversed(_found(directory))])[0]:
-        problem = checksums.problem(directory / step, processes)
-        if problem is None:
-            whole = step
-            break
-        damaged[step] = problem
-    with processes.together():
-        if processes.first and directory.is_dir():
-            for partial in directory.iterdir():
-                if _PARTIAL.match(partial.name):
-                    shutil.rmtree(partial, ignore_errors=True)
-        if damaged and whole is None:
-            found = ", ".join(f"{step} ({problem})" for step, problem in damaged.items())
-            raise ConfigError(
-                f"{str(directory)!r} has no checkpoint that can be used: {found}. Restore one of them, or delete the "
-                "folder to begin anew."
-            )
-        if processes.first:
-            for step, problem in damaged.items():
-                target = _move(directory / step, directory.parent / "damaged")
-                print(
-                    f"Checkpoint {step} is damaged ({problem}): the run goes on from checkpoint {whole}; "
-                    f"{str(target)!r} is what is left of it.",
-                    file=sys.stderr,
-                    flush=True,
-                )
-
-
-def newest_checkpoint(directory: Path) -> Path | None:
-    """Return the newest checkpoint in a folder, or None if there is none."""
-    return next((path for _, path in reversed(_found(directory))), None)
-
-
-def _found(directory: Any) -> list[tuple[int, Any]]:
-    """Return number and path of each checkpoint in a folder, oldest first."""
-    paths = list(directory.iterdir()) if directory.is_dir() else []
-    named = [(match, path) for path in paths if (match := _NAME.fullmatch(path.name))]
-    return sorted((_FIRST[match["phase"] or ""] + int(match["step"] or match[0]), path) for match, path in named)
-
-
-def _move(path: Path, folder: Path) -> Path:
-    """Move the path into the folder, under a name that is free there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names = [path.name, *(f"{path.name}-{number}" for number in range(2, 1000))]
-    target = next(folder / name for name in names if not (folder / name).exists())
-    return path.rename(target)

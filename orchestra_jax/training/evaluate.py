@@ -205,10 +205,10 @@ def engine_of(
             lora, trained = load_peft(subject.adapters, model)
             # On no device: the policy may be on those of all processes.
             base, params = params, jax.tree.map(np.asarray, trained)
-    params = engine_params(cfg, params, base, lora, mesh)
+    params = engine_params(cfg.rollout, params, base, lora, mesh)
     del base  # its memory is the engine's
     serving = start_run_engine(
-        cfg,
+        cfg.rollout,
         model,
         params,
         0,

@@ -12,20 +12,19 @@ import jax
 from orchestra_jax.config.cli import DISK_FULL, INTERRUPTED
 from orchestra_jax.config.record import RunRecord, Start, parent
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.io.event_loop import LoopThread
+from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes import Processes, joined
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training.build import keep_compiled, preflight
-from orchestra_jax.training.forecast import forecast
 from orchestra_jax.training.loggers.base import RunLog, chosen
-from orchestra_jax.training.stopping import Interrupted, disk_full, disk_full_sentence, end_now, handling
+from orchestra_jax.training.stopping import Interrupted, end_now, handling
 from orchestra_jax.training.summary import report, summary
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.training.warm_start import warm_start
-from orchestra_jax.training.weights import export_policy
 
 STOPS = (Halted, Interrupted)  # the run may go on from where these ended it
 _EXIT_STATUS = {ConfigError: 2, Halted: 3, Interrupted: INTERRUPTED}
@@ -58,6 +57,8 @@ def exit_status(processes: Processes | None = None, folder: str | None = None) -
     except tuple(_EXIT_STATUS) as error:
         raise end(error, next(status for kind, status in _EXIT_STATUS.items() if isinstance(error, kind))) from None
     except Exception as error:
+        from orchestra_jax.training.full_disk import disk_full, disk_full_sentence
+
         if not disk_full(error):
             raise
         raise end(disk_full_sentence(folder), DISK_FULL) from None
@@ -108,8 +109,7 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
         parts.enter_context(working_in(directory, processes))
         with processes.together():
             chat, environment = make_chat(cfg), make_environment(cfg)
-            if sentence := forecast(cfg):
-                print(sentence, flush=True)
+            _print_forecast(cfg)
             money = RunBudget(cfg.budget, directory, processes)
         loop = parts.enter_context(LoopThread())
         parts.callback(money.close)  # after the environment: then no request is under way, and the bill is known
@@ -128,7 +128,7 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
             trainer.optimise(log)
             state.notes["after"] = trainer.evaluate("after") if state.step else state.notes["before"]
             if cfg.checkpoint.export:
-                export_policy(cfg, trainer.model, state.trained.params, trainer.lora, chat.tokenizer)
+                trainer.export(chat.tokenizer)
             found = summary(trainer)
         if processes.first:
             report(found, directory)
@@ -137,6 +137,17 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
 def device_names() -> list[str]:
     """Return the kind of each device of this process."""
     return [device.device_kind for device in jax.local_devices()]
+
+
+def _print_forecast(cfg: RunConfig) -> None:
+    """Print what is told before a run begins: the environment's own sentences, and what a step will cost."""
+    told = [environment_class(cfg).forecast(cfg)]
+    if cfg.tools.experts:
+        from orchestra_jax.training.forecast import dry_run
+
+        told.append(dry_run(cfg, price_book(cfg).base))
+    for sentence in filter(None, told):
+        print(sentence, flush=True)
 
 
 def _parents(cfg: RunConfig) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float
 
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.algorithm import AdvantageConfig
+from orchestra_jax.config.schema import RewardConfig
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.setup import reward_groups
 from orchestra_jax.types import Trajectory
@@ -21,20 +22,23 @@ class GroupRewards:
         menu: most tools of a task, as far as the environment knows.
     """
 
-    def __init__(self, cfg: RunConfig, per_step: int, menu: int | None) -> None:
-        self._cfg, self.per_step, self._menu = cfg, per_step, menu
+    def __init__(
+        self, reward: RewardConfig, advantage: AdvantageConfig, group_size: int, per_step: int, menu: int | None
+    ) -> None:
+        self._reward, self._advantage, self._size = reward, advantage, group_size
+        self.per_step, self._menu = per_step, menu
 
     def reward_and_advantage(
         self, trajectories: Sequence[Trajectory]
     ) -> tuple[Float[np.ndarray, "G N"], Float[np.ndarray, "G N"], Bool[np.ndarray, " G"]]:
         """Return rewards, advantages, and which groups have a gradient, of trajectories ordered by group and member."""
-        size = self._cfg.algorithm.group_size
+        size = self._size
         part, found = self.per_step * size, []
         for first in range(0, len(trajectories), part):
             own = trajectories[first : first + part]
             arrays = group_arrays([*own, *trajectories[: part - len(own)]], size, self._menu)
             self._menu = arrays.tool_counts.shape[-1]
-            found.append(reward_groups(arrays, self._cfg.reward, self._cfg.algorithm.advantage))
+            found.append(reward_groups(arrays, self._reward, self._advantage))
         rewards, advantages, informative = (
             np.concatenate(figures)[: len(trajectories) // size] for figures in zip(*found, strict=True)
         )

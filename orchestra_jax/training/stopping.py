@@ -1,22 +1,14 @@
-"""Signals and errors that stop a run: Ctrl-C, SIGTERM (Kubernetes, Slurm), SIGHUP (a closed terminal), a full disk."""
+"""Signals that stop a run: Ctrl-C, SIGTERM (Kubernetes, Slurm), SIGHUP (a closed terminal)."""
 
-import errno
-import re
-import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Handler = Callable[[int, FrameType | None], Any]
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-# The words of libraries that are not Python: Orbax' TensorStore, safetensors.
-_FULL_TEXT = re.compile(rf"No space left on device|[Qq]uota exceeded|os error ({'|'.join(map(str, _FULL))})\b")
 
 
 class Interrupted(Exception):  # noqa: N818  an event, no error
@@ -76,26 +68,3 @@ def handling(handler: _Handler) -> Iterator[None]:
 def end_now(number: int, frame: FrameType | None) -> None:
     """Stop at once, as Ctrl-C does: handler before and after a run."""
     raise KeyboardInterrupt
-
-
-def disk_full(error: BaseException | None) -> bool:
-    """Return whether the error, or its cause, is that a disk or a quota is used up."""
-    seen = set[int]()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if (error.errno in _FULL) if isinstance(error, OSError) and error.errno else _FULL_TEXT.search(str(error)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def disk_full_sentence(folder: str | None) -> str:
-    """Return what to do about a full disk. `folder` is the run's."""
-    rooms = []
-    for place in dict.fromkeys([folder, tempfile.gettempdir()]):
-        if place and Path(place).is_dir():
-            rooms.append(f"{place!r} has {shutil.disk_usage(place).free / 1e9:.2f} GB free")
-    return (
-        f"No space, or quota, is left on a disk that the run writes to ({', '.join(rooms)}): free some, and the same "
-        "command continues from the last checkpoint."
-    )

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from orchestra_jax.config.missing import POLICY_FOLDER
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.io.event_loop import LoopThread
+from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import Params
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.run_budget import Halted, RunBudget
@@ -18,11 +20,21 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch
 from orchestra_jax.rl.groups import trained_groups
 from orchestra_jax.rl.optimizer import learning_rate
-from orchestra_jax.rl.setup import adapters, device_mesh, policy_learner, policy_updates, warm_learner
+from orchestra_jax.rl.setup import (
+    adapters,
+    device_mesh,
+    kl_scale,
+    policy_learner,
+    policy_shapes,
+    policy_updates,
+    ratio_spans_rows,
+    warm_learner,
+)
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.source import RolloutSource, groups_of_process
 from orchestra_jax.training.build import make_collector, make_policy, policy_config
-from orchestra_jax.training.checkpointing import Checkpoints, RunState, newest_checkpoint
+from orchestra_jax.training.checkpoint_names import newest_checkpoint
+from orchestra_jax.training.checkpointing import Checkpoints, RunState
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
@@ -39,14 +51,7 @@ from orchestra_jax.training.metrics import (
 from orchestra_jax.training.rewards import GroupRewards
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
-from orchestra_jax.training.weights import (
-    abstract_reference,
-    engine_params,
-    fingerprint,
-    start_run_engine,
-    starting_adapters,
-    starting_reference,
-)
+from orchestra_jax.training.weights import engine_params, fingerprint, start_run_engine
 from orchestra_jax.types import OutOfTime, ReplayMiss
 
 
@@ -93,20 +98,24 @@ class Trainer:
         self.policy = policy_learner(
             cfg.algorithm, cfg.rollout, cfg.steps, self.model, mesh=self.mesh, adapters=self.lora
         )
+        self.shapes = policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length)
+        self._keeps_reference = cfg.algorithm.loss.kl_coef > 0 and not cfg.model.lora.rank  # else the base is it
         self.schedule = learning_rate(cfg.algorithm.optimizer, policy_updates(cfg.algorithm, cfg.steps))
         warms = cfg.warm_start.steps and (cfg.model.path is None or cfg.warm_start.pretrained)
         self.warm = warm_learner(cfg.warm_start, self.model, mesh=self.mesh, adapters=self.lora) if warms else None
         self.base: Any = None
         if self.lora is not None:
             self.base = self.policy.place_params(cast(Params, params))
+            from orchestra_jax.training.adapters import starting_adapters
+
             with self.processes.together():
-                params = starting_adapters(cfg, self.model, self.lora)
+                params = starting_adapters(cfg.model.lora.path, cfg.seed, self.model, self.lora)
         self.state, position = self._restore_or_init(saved, params)
         del params  # its buffers are the state's now
 
         # The engine, and the parts that sample with it.
         self.serving = start_run_engine(
-            cfg,
+            cfg.rollout,
             self.model,
             self._engine_params(),
             self.state.version,
@@ -119,7 +128,9 @@ class Trainer:
         with self.processes.together():
             self.collector = make_collector(cfg, environment, chat)
             groups = len(groups_of_process(cfg.algorithm, self.processes))
-            self.rewards = GroupRewards(cfg, groups, environment.largest_menu())
+            self.rewards = GroupRewards(
+                cfg.reward, cfg.algorithm.advantage, cfg.algorithm.group_size, groups, environment.largest_menu()
+            )
             tasks = environment.train_tasks(cfg.algorithm.tasks_per_step)
             self.rollouts = RolloutSource(
                 cfg, self.collector, self.engine, tasks, loop, self.processes, self.rewards.informative
@@ -220,12 +231,14 @@ class Trainer:
         rate = float(self.schedule(int(state.trained.step)))
         scored: list[MicroBatch] | None = [] if self.files.on else None
         state.trained, updates = update(
-            self.cfg,
+            self.cfg.algorithm,
+            self.shapes,
             self.policy,
             state.trained,
             members,
             advantages[groups].reshape(-1),
-            step=state.step,
+            kl_scale=kl_scale(self.cfg.algorithm, state.step, self.cfg.steps),
+            spans_rows=ratio_spans_rows(self.cfg.algorithm.loss, self.cfg.rollout.history),
             base=self.base,
             reference=self.base if state.reference is None else state.reference,
             scored=scored,
@@ -260,7 +273,10 @@ class Trainer:
             state.trained = self.policy.init(state.trained.params, donate=True)
         self.push_weights()
         state.phase, state.step = "policy", 0
-        state.reference = starting_reference(self.cfg, state.trained.params)
+        if self._keeps_reference:
+            from orchestra_jax.training.reference import starting_reference
+
+            state.reference = starting_reference(self.cfg.algorithm, state.trained.params)
         state.notes["before"] = self.evaluate("before")
         self.save()
 
@@ -298,6 +314,18 @@ class Trainer:
         """Save everything that the run needs to continue from the last finished step."""
         self.files.flush()  # no step before a checkpoint is done again
         self.checkpoints.save_run(self.cfg, self.state, self.rollouts.get_state(), self.seconds())
+
+    def export(self, tokenizer: Any) -> None:
+        """Write the policy so that transformers and SGLang load it, or its adapters so that PEFT loads them."""
+        folder, trained = self.directory / POLICY_FOLDER, self.state.trained.params
+        if self.lora is not None:
+            from orchestra_jax.models.lora import save_peft
+
+            base = str(self.cfg.model.path)
+            save_peft(folder, self.model, trained, self.lora, base, tokenizer=tokenizer, overwrite=True)
+        else:
+            checkpoint.save(folder, self.model, trained, tokenizer=tokenizer, overwrite=True)
+        print(f"The policy is in {folder}" + (" (adapters in PEFT's format)." if self.lora else "."), flush=True)
 
     def stop_if_asked(self) -> None:
         """Save the last finished step and raise Interrupted, if any process got a signal."""
@@ -341,10 +369,15 @@ class Trainer:
         if saved["phase"] == "warm_start":
             return self.checkpoints.restore_run(saved, first.abstract_state(), None), None
         like = self.policy.abstract_state()
-        return self.checkpoints.restore_run(saved, like, abstract_reference(self.cfg, like.params)), saved["data"]
+        reference = None
+        if self._keeps_reference:
+            from orchestra_jax.training.reference import abstract_reference
+
+            reference = abstract_reference(self.cfg.algorithm, like.params)
+        return self.checkpoints.restore_run(saved, like, reference), saved["data"]
 
     def _engine_params(self) -> Params:
-        return engine_params(self.cfg, self.state.trained.params, self.base, self.lora, self.mesh)
+        return engine_params(self.cfg.rollout, self.state.trained.params, self.base, self.lora, self.mesh)
 
 
 def _policy_model(cfg: RunConfig) -> str | None:

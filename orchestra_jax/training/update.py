@@ -8,25 +8,28 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.choices import FilteredRows
-from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.models.base import Params
-from orchestra_jax.rl.batching import MicroBatch, sequences
+from orchestra_jax.rl.batching import MicroBatch, MicroShapes, sequences
 from orchestra_jax.rl.learner import Learner, TrainState
-from orchestra_jax.rl.setup import kl_scale, policy_batches, policy_shapes, ratio_spans_rows, separate_old_pass
+from orchestra_jax.rl.packing import PackShapes
+from orchestra_jax.rl.setup import policy_batches, separate_old_pass
 from orchestra_jax.types import Status, Trajectory
 
 
 def update(
-    cfg: RunConfig,
+    algorithm: AlgorithmConfig,
+    shapes: MicroShapes | PackShapes,
     learner: Learner,
     state: TrainState,
     trajectories: Sequence[Trajectory],
     advantages: Float[np.ndarray, " N"],
     *,
-    step: int,
-    base: Params | None,
-    reference: Any,
+    kl_scale: float = 1.0,
+    spans_rows: bool = False,
+    base: Params | None = None,
+    reference: Any = None,
     scored: list[MicroBatch] | None = None,
 ) -> tuple[TrainState, list[Mapping[str, float]]]:
     """Take the optimizer steps of one training step. `state` is used up.
@@ -35,7 +38,9 @@ def update(
     time in every step.
 
     Args:
-        step: number of training steps done.
+        shapes: shapes of the micro-batches, from `rl.setup.policy_shapes`.
+        kl_scale: factor on loss.kl_coef in this step.
+        spans_rows: True if the loss has one ratio over several rows of a trajectory (`rl.setup.ratio_spans_rows`).
         base: frozen parameters under LoRA's adapters, else None.
         reference: whole policy of the KL, on the devices or in host memory.
         scored: list that gets all micro-batches with the learner's own old log-probs, if the loss needs them.
@@ -43,15 +48,13 @@ def update(
     Returns:
         The new state and the metrics of every optimizer step, in order; none if no trajectory has a gradient.
     """
-    algorithm = cfg.algorithm
-    scale = kl_scale(algorithm, step, cfg.steps)
-    with_kl = algorithm.loss.kl_coef * scale > 0
+    with_kl = algorithm.loss.kl_coef * kl_scale > 0
     found: list[Mapping[str, float]] = []
     with jax.transfer_guard("disallow"):
         # One process may have no rows where another has some: a minibatch is skipped only if no process has any.
         minibatches = [
             placed
-            for batches in _minibatches(cfg, trajectories, advantages, learner.shards, with_kl=with_kl)
+            for batches in _minibatches(algorithm, shapes, trajectories, advantages, learner.shards, with_kl=with_kl)
             if (placed := learner.place(batches))
         ]
         if separate_old_pass(algorithm):
@@ -65,11 +68,10 @@ def update(
             whole = learner.place_params(reference)
             minibatches = [[learner.with_ref_logprobs(whole, batch) for batch in batches] for batches in minibatches]
             del whole  # an offloaded one leaves the devices before the update
-        spans_rows = ratio_spans_rows(algorithm.loss, cfg.rollout.history)
         for number, batches in enumerate(minibatches * algorithm.epochs):
             if number and spans_rows:
                 batches = learner.with_other_log_ratios(state.params, batches, base=base)
-            state, metrics = learner.policy_step(state, batches, kl_scale=scale, base=base)
+            state, metrics = learner.policy_step(state, batches, kl_scale=kl_scale, base=base)
             found.append(metrics if with_kl else {k: v for k, v in metrics.items() if k != "kl_ref"})
     return state, found
 
@@ -80,7 +82,8 @@ def first_number(trajectories: Sequence[Trajectory]) -> int:
 
 
 def _minibatches(
-    cfg: RunConfig,
+    algorithm: AlgorithmConfig,
+    shapes: MicroShapes | PackShapes,
     trajectories: Sequence[Trajectory],
     advantages: Float[np.ndarray, " N"],
     shards: int,
@@ -92,9 +95,7 @@ def _minibatches(
     A trajectory with advantage 0 has a gradient only through the KL (`with_kl`) or the entropy bonus. It is left out
     where there is neither, and where `filtered_rows` says so.
     """
-    algorithm = cfg.algorithm
     regularised = (with_kl or algorithm.entropy_coef > 0) and algorithm.filtered_rows is not FilteredRows.drop
-    shapes = policy_shapes(algorithm, cfg.model, cfg.rollout.limits.max_length)
     size = len(trajectories) // algorithm.minibatches
     minibatches = []
     for first in range(0, len(trajectories), size):

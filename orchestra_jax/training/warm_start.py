@@ -7,13 +7,13 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.base import Demonstrations, Environment
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch, TokenSequence, sequences
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rl.setup import most_packed, policy_batches, policy_shapes
+from orchestra_jax.rl.setup import most_packed, policy_batches
 from orchestra_jax.rollout.collector import share_all
 from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.training.trainer import Trainer
@@ -42,7 +42,7 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
     with ProgressBar(settings.steps, phase="warm start", start=state.step, every=50) as progress:
         progress.print(f"Making {settings.demonstrations} demonstrations with random tools ...")
         rows = trainer.loop.run(_all_rows(trainer, demonstrations))
-        cut = _cutter(cfg, rows, learner.shards, trainer.processes)
+        cut = _cutter(trainer, rows, learner.shards)
         batches = supervised_batches(rows, settings.batch_size, cut, cfg.seed, state.step, trainer.processes)
         copied = state.notes.get("copy_accuracy", 0.0)
         while state.step < settings.steps and copied < settings.min_copy_accuracy:
@@ -115,13 +115,14 @@ def demonstration_rows(demonstrations: Sequence[Trajectory], max_new_tokens: int
     return [row for demonstration in demonstrations for row in sequences(demonstration, 1.0)]
 
 
-def _cutter(cfg: RunConfig, rows: Sequence[TokenSequence], shards: int, processes: Processes) -> Cut:
+def _cutter(trainer: Trainer, rows: Sequence[TokenSequence], shards: int) -> Cut:
     """Return what makes micro-batches of a process's part of a batch: packed, or like the update's rows."""
+    cfg = trainer.cfg
     if not cfg.warm_start.packing:
-        unpacked = policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length)
+        unpacked = trainer.shapes
         return lambda rows: policy_batches(rows, unpacked, shards)
     fractions, micro_tokens = tuple(cfg.algorithm.response_fractions), cfg.algorithm.micro_tokens
-    whole = shards * processes.count
+    whole = shards * trainer.processes.count
     shapes = demonstration_shapes(rows, cfg.warm_start.batch_size, micro_tokens, fractions, whole)
     shapes = replace(shapes, row_sequences=most_packed(cfg.model, shapes.row_length))
     return lambda rows: pack(rows, shapes, shards)

@@ -12,8 +12,9 @@ import pytest
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.processes.several import SeveralProcesses
-from orchestra_jax.training import checksums
-from orchestra_jax.training.checkpointing import Checkpoints, _put_damaged_aside
+from orchestra_jax.training import checksums, damaged
+from orchestra_jax.training.checkpointing import Checkpoints
+from orchestra_jax.training.damaged import put_damaged_aside
 from tests.processes.others import Prepared
 
 ARRAYS = {"w": jax.random.normal(jax.random.key(0), (40, 50)), "step": jnp.int32(3)}
@@ -196,7 +197,7 @@ class Other(SeveralProcesses):
 
 
 def test_what_another_process_finds_counts_for_all(run: Path, capsys):
-    _put_damaged_aside(run / "checkpoints", Other("arrays/x is missing"))
+    put_damaged_aside(run / "checkpoints", Other("arrays/x is missing"))
     assert "Checkpoint 2 is damaged (arrays/x is missing)" in capsys.readouterr().err
     assert loaded(run) == 1
 
@@ -205,7 +206,7 @@ def test_several_processes_read_each_file_once(run: Path, monkeypatch: pytest.Mo
     read: list[Path] = []
     monkeypatch.setattr(checksums, "_crc", lambda path, original=checksums._crc: read.append(path) or original(path))
     for index in range(2):
-        assert checksums.problem(run / "checkpoints" / "2", Prepared(index, 2, [None])) is None
+        assert damaged.problem(run / "checkpoints" / "2", Prepared(index, 2, [None])) is None
     everything = [file for item in ("arrays", "meta") for file in (run / "checkpoints" / "2" / item).rglob("*")]
     unlisted = ("checksums.json", "commit_success.txt")  # written after the list
     assert sorted(read) == sorted(file for file in everything if file.is_file() and file.name not in unlisted)

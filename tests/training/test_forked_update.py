@@ -11,7 +11,7 @@ from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.learner import Learner
-from orchestra_jax.rl.setup import policy_learner
+from orchestra_jax.rl.setup import policy_learner, policy_shapes, ratio_spans_rows
 from orchestra_jax.training.update import update
 from orchestra_jax.types import Preference, Turn
 from tests.rl.trajectories import task, trajectory
@@ -51,7 +51,9 @@ def test_later_optimizer_steps_have_the_ratio_of_whole_trajectories(monkeypatch,
     learner = policy_learner(cfg.algorithm, cfg.rollout, cfg.steps, MODEL)
     state = learner.init(init_params(MODEL, jax.random.key(0)))
     advantages = np.array([1.0, -1.0, 0.5, -0.5], np.float32)
-    _, found = update(cfg, learner, state, forked(4), advantages, step=0, base=None, reference=None)
+    shapes = policy_shapes(algorithm, cfg.model, limits.max_length)
+    spans_rows = ratio_spans_rows(algorithm.loss, history)
+    _, found = update(algorithm, shapes, learner, state, forked(4), advantages, spans_rows=spans_rows)
     assert [metrics["sequences"] for metrics in found] == [8, 8]  # rows
     assert found[0]["ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert len(related) == (history is not History.keep)

@@ -25,8 +25,8 @@ from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training import trainer as training
 from orchestra_jax.training.build import policy_config
 from orchestra_jax.training.checkpointing import Checkpoints, RunState
+from orchestra_jax.training.reference import starting_reference
 from orchestra_jax.training.trainer import Trainer
-from orchestra_jax.training.weights import starting_reference
 from tests.training.test_trainer import MICRO, config
 
 pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
@@ -131,7 +131,7 @@ def test_a_run_resumes_into_its_own_memory(tmp_path: Path, peak_of, offload: boo
         cfg.algorithm, cfg.rollout, cfg.steps, policy_config(cfg, make_chat(cfg)), mesh=device_mesh(cfg.mesh)
     )
     trained = learner.init(init_params(learner.config, jax.random.key(1)))
-    saved = RunState(trained, starting_reference(cfg, trained.params), phase="policy", step=2)
+    saved = RunState(trained, starting_reference(cfg.algorithm, trained.params), phase="policy", step=2)
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
     checkpoints.save_run(cfg, saved, {}, 1.0)
     checkpoints.close()

@@ -19,8 +19,8 @@ from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.processes import Processes
 from orchestra_jax.processes.lifeline import GONE
 from orchestra_jax.rollout.chat import make_chat
-from orchestra_jax.training.checkpointing import newest_checkpoint
-from orchestra_jax.training.checksums import problem
+from orchestra_jax.training.checkpoint_names import newest_checkpoint
+from orchestra_jax.training.damaged import problem
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from tests.processes.running import free_port, lines, start, wait
 from tests.training.test_trainer import DRIVER, MICRO, config, summary, transcripts, untimed

@@ -15,7 +15,7 @@ from orchestra_jax.money.budgets import Budget, Spending
 from orchestra_jax.processes import Processes
 from orchestra_jax.processes.lifeline import GONE
 from orchestra_jax.rl.groups import group_arrays
-from orchestra_jax.rl.setup import reward_groups
+from orchestra_jax.rl.setup import policy_shapes, reward_groups
 from orchestra_jax.training import trainer as trainer_module
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.rewards import GroupRewards
@@ -50,13 +50,14 @@ class Parts(Trainer):
     def __init__(self, trajectories: list[Trajectory], directory: Path) -> None:
         parts: Any = SimpleNamespace
         self.cfg, self.processes, self.base = CFG, Processes(), None
-        self.rewards = GroupRewards(CFG, 3, 4)
+        self.rewards = GroupRewards(CFG.reward, CFG.algorithm.advantage, CFG.algorithm.group_size, 3, 4)
         self.state = parts(step=0, version=1, reference=None, trained=parts(step=0))
         self.money: Any = parts(step=lambda: Budget(), run=parts(spent=Spending(9.0, 1, 1)))
         self.rollouts = parts(take=lambda *_: (trajectories, {"groups/collected": 5.0}))
         self.loop, self.serving = parts(run=lambda _: None), parts(free_gpus=lambda: None)
         self.files = parts(add=lambda *_: None, on=True)
         self.directory, self.policy, self.schedule = directory, None, lambda _: 1e-3  # type: ignore[assignment]
+        self.shapes = policy_shapes(CFG.algorithm, CFG.model, CFG.rollout.limits.max_length)
 
     def push_weights(self) -> None:
         pass
@@ -67,7 +68,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list:
     """What the update is given."""
     found = list[Any]()
 
-    def update(cfg, policy, trained, trajectories, advantages, **_):
+    def update(algorithm, shapes, policy, trained, trajectories, advantages, **_):
         found.append(([t.group for t in trajectories], advantages))
         return trained, []
 
@@ -111,7 +112,7 @@ def test_a_step_without_more_groups_is_given_as_it_was_collected(tmp_path: Path,
 
 def test_a_group_scores_the_same_whatever_comes_after_it():
     trajectories = collected(*[True, False, True, True, False, True, True, True])
-    rewards = GroupRewards(CFG, 3, 4)
+    rewards = GroupRewards(CFG.reward, CFG.algorithm.advantage, CFG.algorithm.group_size, 3, 4)
     whole = rewards.reward_and_advantage(trajectories)
     for count in range(3, 9):
         part = rewards.reward_and_advantage(trajectories[: count * MEMBERS])

@@ -28,7 +28,7 @@ from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rl.groups import GroupArrays
 from orchestra_jax.rl.setup import kl_scale, reward_groups
 from orchestra_jax.training import rewards
-from orchestra_jax.training.checkpointing import newest_checkpoint
+from orchestra_jax.training.checkpoint_names import newest_checkpoint
 from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.loggers.pages import pages_of

@@ -13,9 +13,9 @@ from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.lora import LoRA, adapter_base, load_peft, merge
 from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.training.adapters import starting_adapters
 from orchestra_jax.training.build import preflight
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from orchestra_jax.training.weights import starting_adapters
 from tests.training.test_trainer import MICRO, config, final_arrays, reference, train, train_here
 
 __all__ = ["reference"]  # a fixture
@@ -100,9 +100,9 @@ def test_a_run_starts_from_the_adapters_of_another(tmp_path: Path, reference: Pa
     _, made_from = json.loads((second / "run.json").read_text())["parents"]
     assert (made_from["setting"], made_from["run"]) == ("model.lora.path", str(first))
     with pytest.raises(ConfigError, match=r"set rank=2 alpha=32 targets=\[v\] layers=0"):
-        starting_adapters(config(tmp_path, *start, "model.lora.rank=3"), *given(first, rank=3))
+        starting_adapters(str(first / "policy"), 0, *given(first, rank=3))
     with pytest.raises(ConfigError, match=r"No adapter_config.json in .*PEFT's save_pretrained"):
-        starting_adapters(config(tmp_path, *start, f"model.lora.path={tmp_path}"), *given(first, rank=2))
+        starting_adapters(str(tmp_path), 0, *given(first, rank=2))
 
 
 def given(run: Path, rank: int) -> tuple[DecoderConfig, LoRA]:

@@ -16,7 +16,7 @@ from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroShapes, micro_batches, sequences
 from orchestra_jax.rl.learner import Learner, LearnerConfig
-from orchestra_jax.rl.setup import learner_config
+from orchestra_jax.rl.setup import learner_config, policy_shapes, ratio_spans_rows
 from orchestra_jax.training import update as update_module
 from orchestra_jax.training.update import update
 from orchestra_jax.types import Preference, Trajectory, Turn
@@ -85,13 +85,13 @@ def one_update(cfg: RunConfig, made: list[Trajectory], advantages: np.ndarray):
     learner = recording_learner(learner_config(cfg.algorithm, cfg.rollout, MODEL))
     with jax.transfer_guard("allow"):
         state, metrics = update(
-            cfg,
+            cfg.algorithm,
+            policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length),
             learner,
             learner.init(PARAMS),
             made,
             advantages,
-            step=0,
-            base=None,
+            spans_rows=ratio_spans_rows(cfg.algorithm.loss, cfg.rollout.history),
             reference=learner.place_params(PARAMS),
         )
     return state.opt_state, metrics

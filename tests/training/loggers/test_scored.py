@@ -16,7 +16,7 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch, MicroShapes, micro_batches, sequences
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rl.setup import learner_config
+from orchestra_jax.rl.setup import learner_config, policy_shapes
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
 from orchestra_jax.training.loggers.scored import _of_this_process, own_logprobs
 from orchestra_jax.training.update import update
@@ -76,9 +76,10 @@ def test_what_the_update_scored_is_kept_to_the_bit(tmp_path) -> None:
         algorithm=algorithm, rollout=RolloutConfig(limits=RolloutLimits(max_turns=2, max_length=32, max_new_tokens=4))
     )
     learner = Learner(MODEL, learner_config(cfg.algorithm, cfg.rollout, MODEL), recorder())
-    take_step = functools.partial(update, step=0, base=None, reference=None)
+    shapes = policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length)
+    take_step = functools.partial(update, cfg.algorithm, shapes)
     scored: list[MicroBatch] = []
-    take_step(cfg, learner, learner.init(PARAMS), made, advantages, scored=scored)
+    take_step(learner, learner.init(PARAMS), made, advantages, scored=scored)
     found = own_logprobs(made, scored)
     assert sorted(found) == [0, 1, 3]
     want = {}
@@ -107,9 +108,14 @@ def test_one_update_of_a_batch_scores_nothing_for_it(monkeypatch: pytest.MonkeyP
     learner, scored = Learner(MODEL, learner_config(cfg.algorithm, cfg.rollout, MODEL), recorder()), list[MicroBatch]()
     with jax.transfer_guard("allow"):
         update(
-            cfg, learner, learner.init(PARAMS), [forked(0), forked(1)], np.array([1.0, -1.0], np.float32), step=0,
-            base=None, reference=None, scored=scored,
-        )  # fmt: skip
+            cfg.algorithm,
+            policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length),
+            learner,
+            learner.init(PARAMS),
+            [forked(0), forked(1)],
+            np.array([1.0, -1.0], np.float32),
+            scored=scored,
+        )
     assert scored == []
 
 
