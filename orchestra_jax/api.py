@@ -15,7 +15,8 @@ from orchestra_jax.envs.base import Environment, Script
 from orchestra_jax.envs.baselines import Baseline, baseline
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.io.event_loop import LoopThread
-from orchestra_jax.money.budgets import Budget, Limits
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.run_budget import limits
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training.build import make_collector
@@ -90,19 +91,21 @@ def play(where: RunConfig | Environment, policy: str | Path | Script, task: Task
 
     Raises:
         ConfigError: there is no such policy, or the environment lacks something.
+        BudgetExceeded: a call could cost more than the config's budget.run_usd leaves; each call of `play` has it anew.
     """
     cfg = where if isinstance(where, RunConfig) else RunConfig()
+    budget = Budget(limits(cfg.budget, "run"), name="run")
     environment = make_environment(cfg) if isinstance(where, RunConfig) else where
     with LoopThread() as loop, tempfile.TemporaryDirectory() as scratch:
         try:
             task = environment.held_out(1)[0] if task is None else task
             script = _script(environment, policy, task, cfg)
             if script is None:
-                return _sampled(cfg, environment, str(policy), task, loop, Path(scratch))
+                return _sampled(cfg, environment, str(policy), task, loop, budget, Path(scratch))
             own = isinstance(where, RunConfig) and environment_class(cfg).chat(cfg) is not None
             words = replace(cfg, model=replace(cfg.model, tokenizer="environment"))
             collector = make_collector(cfg, environment, make_chat(words) if own else None)
-            playing = collector.play(script.script, [task], budget=Budget(Limits()), silent=script.silent)
+            playing = collector.play(script.script, [task], budget=budget, silent=script.silent)
             return loop.run(playing)[0]
         finally:
             if isinstance(where, RunConfig):
@@ -128,7 +131,7 @@ def _script(environment: Environment, policy: str | Path | Script, task: Task, c
 
 
 def _sampled(
-    cfg: RunConfig, environment: Environment, policy: str, task: Task, loop: LoopThread, scratch: Path
+    cfg: RunConfig, environment: Environment, policy: str, task: Task, loop: LoopThread, budget: Budget, scratch: Path
 ) -> Trajectory:
     """Return the trajectory of a model that our engines, or an endpoint, sample."""
     from orchestra_jax.training.evaluate import engine_of
@@ -140,4 +143,4 @@ def _sampled(
     collector = make_collector(cfg, environment, chat)
     with engine_of(subject, environment, scratch, Processes(), loop, chat) as engine:
         assert not isinstance(engine, Baseline)
-        return loop.run(collector.collect(engine, [task], budget=Budget(Limits()), temperature=0.0))[0]
+        return loop.run(collector.collect(engine, [task], budget=budget, temperature=0.0))[0]

@@ -13,7 +13,9 @@ import pytest
 import orchestra_jax as oj
 from orchestra_jax.config.record import RunRecord
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.money.budgets import Limits
 from orchestra_jax.types import Status, Task, ToolCall, ToolResult
 
 NAMES = ("advantages", "compose", "group_arrays", "load_run", "losses", "play", "rewards", "tool")
@@ -108,3 +110,18 @@ def test_a_trained_policy_plays(tmp_path: Path):
     found = oj.play(cfg, tmp_path)
     assert found.turns[0].sampled_ids
     assert len(found.turns[0].logprobs) == len(found.turns[0].sampled_ids)
+
+
+def test_the_budget_of_the_config_holds(monkeypatch: pytest.MonkeyPatch):
+    budgets, reset = [], QuickstartEnvironment.reset
+
+    def watched(self, task, budget):
+        budgets.append(budget)
+        return reset(self, task, budget)
+
+    monkeypatch.setattr(QuickstartEnvironment, "reset", watched)
+    oj.play(oj.compose("budget.run_usd=0.5", "budget.run_calls=2"), "do_nothing")
+    (own,) = {id(each): each for each in budgets}.values()
+    while own.parent is not None:
+        own = own.parent
+    assert own.limits == Limits(usd=0.5, calls=2)
