@@ -122,19 +122,19 @@ async def test_a_collector_gives_up_what_is_under_way_and_begins_nothing():
 
 def test_a_step_without_end_is_given_up_and_the_last_finished_one_is_saved(tmp_path: Path, monkeypatch, capsys):
     """Told once, then, after it went on, twice; every trajectory of the second step hangs."""
-    before, whole, signals = handlers(), collecting.Run.trajectory, [signal.SIGTERM]
+    before, whole, signals = handlers(), collecting.EpisodePlayer.play, [signal.SIGTERM]
 
-    async def trajectory(self, parent):
+    async def trajectory(self, parent, on_done=None):
         if step() >= 1:
             while signals:
                 os.kill(os.getpid(), signals.pop())
             await asyncio.Event().wait()
-        return await whole(self, parent)
+        return await whole(self, parent, on_done)
 
     def step() -> int:
         return len(read_metrics(tmp_path)) if (tmp_path / "metrics.jsonl").exists() else 0
 
-    monkeypatch.setattr(collecting.Run, "trajectory", trajectory)
+    monkeypatch.setattr(collecting.EpisodePlayer, "play", trajectory)
     small = config(
         tmp_path, *MICRO, "steps=3", "warm_start.steps=0", "evaluation.questions=0", "checkpoint.every=50",
         "checkpoint.grace_s=0.1",
