@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from orchestra_jax.config.choices import SandboxIsolation
-from orchestra_jax.tools.python import kernel
+from orchestra_jax.tools.python import common
 
 LIBRARIES = ("numpy", "scipy", "sympy", "mpmath")
 START_S = 60.0  # a worker that does not come up in this time is dead
@@ -27,7 +27,7 @@ _FOLDER = "orchestra_jax/tools/python"
 _WORKER_FILES = (  # all that the worker imports of this package
     "orchestra_jax/__init__.py",
     "orchestra_jax/tools/__init__.py",
-    *(f"{_FOLDER}/{name}.py" for name in ("__init__", "kernel", "seccomp", "snippet", "worker")),
+    *(f"{_FOLDER}/{name}.py" for name in ("__init__", "common", "kernel", "seccomp", "snippet", "worker")),
 )
 _NAMESPACES = f"{_FOLDER}/namespaces.py"
 _SOURCE_INSIDE, _LIBRARIES_INSIDE = Path("/worker"), "/libraries"  # where what may lie anywhere is shown
@@ -35,7 +35,7 @@ _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternati
 _WORKSPACES = "orchestra-python-"  # folders of workers that nothing isolates
 _FIX = (
     "install bubblewrap (apt-get install bubblewrap), let this user create user namespaces (where they are restricted: "
-    "sysctl kernel.apparmor_restrict_unprivileged_userns=0; in Docker: --security-opt seccomp=unconfined "
+    "sysctl common.apparmor_restrict_unprivileged_userns=0; in Docker: --security-opt seccomp=unconfined "
     "--security-opt apparmor=unconfined --security-opt systempaths=unconfined), or, to run the code unprotected with "
     "your own rights, say isolation: none"
 )
@@ -234,20 +234,20 @@ def _command(isolation: str, config: Mapping[str, Any], program: IsolatedScript)
     root = os.geteuid() == 0
     command = [bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     if not root:
-        identity = str(kernel.SNIPPET_ID)
+        identity = str(common.SNIPPET_ID)
         command += ["--unshare-user", "--uid", identity, "--gid", identity]
     # The worker mounts each snippet's workspace; the snippet itself has no capability.
-    for capability in kernel.ROOT_CAPABILITIES if root else kernel.ROOT_CAPABILITIES[:1]:
+    for capability in common.ROOT_CAPABILITIES if root else common.ROOT_CAPABILITIES[:1]:
         command += ["--cap-add", capability]
-    for folder in sorted({str(parent) for path in (*shown, *kernel.DEVICES) for parent in Path(path).parents} - {"/"}):
+    for folder in sorted({str(parent) for path in (*shown, *common.DEVICES) for parent in Path(path).parents} - {"/"}):
         command += ["--dir", folder]  # made for a mount they would be open to root only
     for target, path in shown.items():
         command += ["--symlink", os.readlink(path), target] if os.path.islink(path) else ["--ro-bind", path, target]
-    for device in kernel.DEVICES:
+    for device in common.DEVICES:
         command += ["--dev-bind", device, device]
     for link, target in links.items():
         command += ["--symlink", target, link]
-    command += ["--dir", kernel.WORKSPACE, "--proc", "/proc", "--remount-ro", "/", "--chdir", "/", "--as-pid-1"]
+    command += ["--dir", common.WORKSPACE, "--proc", "/proc", "--remount-ro", "/", "--chdir", "/", "--as-pid-1"]
     for name, value in _environment(_SOURCE_INSIDE).items():
         command += ["--setenv", name, value]
     command += ["--", *worker]
@@ -305,7 +305,7 @@ def _shown(libraries: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str], 
         for end in filter(lambda end: os.path.exists(folder + end), ("", ".libs")):
             shown[f"{_LIBRARIES_INSIDE}/{name}{end}"] = folder + end
     # Python itself may be installed below /tmp, where the link would be.
-    links = {link: target for link, target in kernel.LINKS.items() if not any(_below(path, [link]) for path in shown)}
+    links = {link: target for link, target in common.LINKS.items() if not any(_below(path, [link]) for path in shown)}
     return shown, links, sorted(set(outside)), sorted(set(inside))
 
 

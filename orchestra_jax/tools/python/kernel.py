@@ -13,12 +13,8 @@ import signal
 import struct
 
 from orchestra_jax.tools.python import seccomp
+from orchestra_jax.tools.python.common import ROOT_CAPABILITIES, SNIPPET_ID, WORKSPACE
 
-WORKSPACE = "/snippet"  # where a snippet's own tmpfs is mounted; /tmp and /dev/shm lead to its `tmp`
-SNIPPET_ID = 1000
-DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")  # not zero: mapped, it is memory that none counts
-LINKS = {"/tmp": f"{WORKSPACE}/tmp", "/dev/shm": f"{WORKSPACE}/tmp"}
-ROOT_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_KILL")  # a worker of root's; others the first
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
 MNT_DETACH = 2
 

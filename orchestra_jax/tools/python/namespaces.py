@@ -11,7 +11,7 @@ import os
 import struct
 import sys
 
-from orchestra_jax.tools.python import kernel, seccomp
+from orchestra_jax.tools.python import common, kernel, seccomp
 
 _NOBODY = 65534
 _EPERM = 1
@@ -31,8 +31,8 @@ def enter_user_namespace() -> None:
     if user:
         kernel.call("unshare", _CLONE_NEWUSER)
         _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{kernel.SNIPPET_ID} {user} 1")
-        _write("/proc/self/gid_map", f"{kernel.SNIPPET_ID} {group} 1")
+        _write("/proc/self/uid_map", f"{common.SNIPPET_ID} {user} 1")
+        _write("/proc/self/gid_map", f"{common.SNIPPET_ID} {group} 1")
         return
     # Only a process that stayed outside may map more than one id.
     reader, writer = os.pipe()
@@ -44,7 +44,7 @@ def enter_user_namespace() -> None:
             os.close(writer)
             if os.read(reader, 1):
                 for name in ("uid_map", "gid_map"):
-                    _write(f"/proc/{target}/{name}", f"0 0 1\n{kernel.SNIPPET_ID} {_NOBODY} 1")
+                    _write(f"/proc/{target}/{name}", f"0 0 1\n{common.SNIPPET_ID} {_NOBODY} 1")
                 status = 0
         finally:
             os._exit(status)
@@ -86,11 +86,11 @@ def enter_namespaces(shown: dict[str, str], links: dict[str, str]) -> None:
     kernel.mount("tmpfs", _ROOT, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0755")
     for target, path in shown.items():
         _show(path, _ROOT + target, _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV)
-    for path in kernel.DEVICES:
+    for path in common.DEVICES:
         _show(path, _ROOT + path, _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NOEXEC)
     for link, target in links.items():
         os.symlink(target, _ROOT + link)
-    for path in ("/proc", kernel.WORKSPACE):
+    for path in ("/proc", common.WORKSPACE):
         os.mkdir(_ROOT + path)
     kernel.mount("proc", f"{_ROOT}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     os.chdir(_ROOT)

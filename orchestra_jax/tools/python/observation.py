@@ -5,7 +5,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from orchestra_jax.tools.python.snippet import EXCEPTION_EXIT, FLOOD_BYTES
+from orchestra_jax.tools.python.common import EXCEPTION_EXIT, FLOOD_BYTES
 
 _NAMES = {int(number): number.name for number in signal.Signals}  # real-time signals have none
 

@@ -10,9 +10,9 @@ from collections import deque
 from typing import Any
 
 from orchestra_jax.io.stopwatch import queued, waiting
+from orchestra_jax.tools.python.common import FLOOD_BYTES
 from orchestra_jax.tools.python.isolation import LIBRARIES, START_S, Launch, choose
 from orchestra_jax.tools.python.observation import observe
-from orchestra_jax.tools.python.snippet import FLOOD_BYTES
 from orchestra_jax.types import CODE, InfrastructureError, ToolResult, ToolSpec, Usage
 
 TOOL = ToolSpec(

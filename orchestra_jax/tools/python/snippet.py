@@ -1,6 +1,6 @@
 """The process of one snippet: compiles it, runs it, and shows the last value or the exception.
 
-Imported by the worker before it forks; needs only the stdlib.
+Imported by the worker before it forks; needs only the stdlib and `common`.
 """
 
 import ast
@@ -10,8 +10,8 @@ import os
 import sys
 import types
 
-EXCEPTION_EXIT = 97  # the exit code of a snippet that raised
-FLOOD_BYTES = 1_000_000  # of output; more ends the snippet
+from orchestra_jax.tools.python.common import EXCEPTION_EXIT
+
 _EXCEPTION_LINE_MAX = 2000
 
 

@@ -45,7 +45,7 @@ import sys
 import time
 import types
 
-from orchestra_jax.tools.python import kernel, seccomp, snippet
+from orchestra_jax.tools.python import common, kernel, seccomp, snippet
 
 _WATCH_S = 0.05  # between two looks at the memory that all processes of a snippet use, and at what they printed
 _WORKSPACE_FILES = 4096
@@ -148,7 +148,7 @@ class _SnippetRunner:
                 os.chdir(os.path.join(self.directory, str(self.count)))
             else:
                 kernel.confine_snippet(self.filter)
-                os.chdir(kernel.WORKSPACE)
+                os.chdir(common.WORKSPACE)
                 os.mkdir("tmp")
                 os.mkdir("work")
                 os.chdir("work")
@@ -171,7 +171,7 @@ class _SnippetRunner:
             while (left := deadline - time.monotonic()) > 0:
                 if poll.poll(min(left, _WATCH_S) * 1000):
                     return ""
-                if os.fstat(output).st_size > snippet.FLOOD_BYTES:
+                if os.fstat(output).st_size > common.FLOOD_BYTES:
                     return "output"
                 if self._memory() > self.memory:
                     return "memory"

@@ -21,7 +21,7 @@ _OURS = (
     "orchestra_jax/tools/__init__.py",
     "orchestra_jax/tools/schema.py",
     "orchestra_jax/tools/signatures.py",
-    *(f"orchestra_jax/tools/python/{name}.py" for name in ("__init__", "kernel", "seccomp")),
+    *(f"orchestra_jax/tools/python/{name}.py" for name in ("__init__", "common", "kernel", "seccomp")),
     "orchestra_jax/envs/__init__.py",
     *(f"{_PACKAGE}/{name}.py" for name in ("__init__", "frozen", "state", "session")),
     *(f"{_PACKAGE}/workers/{name}.py" for name in ("__init__", "worker", "folder")),
