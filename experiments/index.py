@@ -17,13 +17,13 @@ async def build(options: Namespace) -> int:
     """Write the index and return how many passages it holds."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from orchestra_jax.tools.search import dense_build, embeddings, local  # only now: --help answers at once
+    from orchestra_jax.tools.search import bm25, dense_build, embeddings, local  # only now: --help answers at once
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as bars:
         if options.kind == "bm25":
             passages = list(bars.track(local.read_passages(options.passages), description="read", total=None))
-            local.LocalIndex.build(passages).save(options.directory)
+            local.save_index(bm25.LocalIndex.build(passages), options.directory)
             return len(passages)
         embedder = embeddings.EndpointEmbedder(options.url, options.model, dim=options.dim, key_env=options.key_env)
         stages = {stage: bars.add_task(stage, total=None) for stage in ("read", "embed", "index")}

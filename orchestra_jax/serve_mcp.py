@@ -29,7 +29,7 @@ from orchestra_jax.config.tools import EvaluationOffer, MenuRule
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.run_budget import RunBudget, limits
 from orchestra_jax.processes.lock import alone_in
-from orchestra_jax.tools.answers import ANSWER_TOOL
+from orchestra_jax.tools.answer_tool import ANSWER_TOOL
 from orchestra_jax.tools.build import RunTools, make_tools, tool_problems
 from orchestra_jax.tools.mcp.servers import MISSING, installed
 from orchestra_jax.tools.schema import to_openai

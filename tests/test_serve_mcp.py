@@ -15,6 +15,7 @@ import pytest
 from orchestra_jax import __version__, serve_mcp
 from orchestra_jax.config.cli import compose
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget, bill
 from orchestra_jax.tools.base import tool
 from orchestra_jax.tools.build import make_tools
@@ -27,7 +28,7 @@ pytest.importorskip("mcp", reason="needs the package mcp: pip install 'orchestra
 async def dear(question: str, budget: Budget) -> ToolResult:
     """Answers at a price."""
     row = Usage("dear", prompt_tokens=10, cost_usd=0.4)
-    (await budget.acquire(row)).settle(row)
+    (await acquire(budget, row)).settle(row)
     return ToolResult(f"It is {len(question)}.", (row,))
 
 

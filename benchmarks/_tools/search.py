@@ -33,8 +33,9 @@ import numpy as np
 
 from orchestra_jax.tools.search import dense as dense_search
 from orchestra_jax.tools.search import dense_build
+from orchestra_jax.tools.search.bm25 import LocalIndex, Passage
 from orchestra_jax.tools.search.embeddings import EndpointEmbedder
-from orchestra_jax.tools.search.local import LocalIndex, Passage, read_passages
+from orchestra_jax.tools.search.local import read_passages
 
 K = 10
 BATCH = 100

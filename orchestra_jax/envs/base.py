@@ -262,8 +262,8 @@ class Environment(ABC):
 
         return copied_call(task, tool)
 
-    def said(self, result: ToolResult) -> str | None:
-        """Return what a result says as an answer; None: nothing; for baselines."""
+    def said(self, task: Task, result: ToolResult) -> str | None:
+        """Return what a result in an episode of `task` says as an answer; None: nothing; for baselines."""
         return said(result)
 
     async def close(self) -> None:  # noqa: B027  most environments own nothing

@@ -26,7 +26,7 @@ from orchestra_jax.envs.base import (
     do_nothing,
 )
 from orchestra_jax.envs.copying import task_rng
-from orchestra_jax.tools.answers import ANSWER_TOOL, extract_answer, matches
+from orchestra_jax.tools.answer_tool import ANSWER_TOOL
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
 _UNSURE = re.compile(
@@ -72,7 +72,7 @@ def calling_scripts(environment: Environment, models: Sequence[str], most: int) 
 
 def _random(environment: Environment, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
     if results:
-        return environment.said(results[-1]) or ""
+        return environment.said(task, results[-1]) or ""
     # What only takes the answer has none to give.
     tools = [
         spec.name
@@ -84,12 +84,14 @@ def _random(environment: Environment, task: Task, results: Sequence[ToolResult])
 
 def _alone(environment: Environment, model: str, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
     if results:
-        return environment.said(results[-1]) or ""
+        return environment.said(task, results[-1]) or ""
     return next((expert.call for expert in environment.experts(task) if expert.name == model), "")
 
 
 def _cheapest_first(environment: Environment, most: int, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
-    found = [text for result in results if (text := environment.said(result)) is not None]
+    from orchestra_jax.tools.answers import extract_answer, matches
+
+    found = [text for result in results if (text := environment.said(task, result)) is not None]
     sure = [text for text in found if not _UNSURE.search(text.lower())]
     for place, text in enumerate(sure):
         if matches(extract_answer(text), [extract_answer(other) for other in sure[:place]]):

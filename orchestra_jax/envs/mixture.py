@@ -147,6 +147,9 @@ class MixtureEnvironment(Environment):
     def copied_call(self, task: Task, tool: str) -> ToolCall:
         return self._of(task).copied_call(task, tool)
 
+    def said(self, task: Task, result: ToolResult) -> str | None:
+        return self._of(task).said(task, result)
+
     async def close(self) -> None:
         for part in self._parts.values():
             await part.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestra_jax.envs.base import said
-from orchestra_jax.tools.answers import ANSWER_TOOL, extract_answer, matches
+from orchestra_jax.tools.answer_tool import ANSWER_TOOL
 from orchestra_jax.types import Status, Task, ToolResult, Trajectory
 
 OUTPUT_USD, CALL_USD = "output_usd", "call_usd"  # dollars per million output tokens, and per call
@@ -143,6 +143,8 @@ def several_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def _right(trajectory: Trajectory, text: str | None) -> bool:
+    from orchestra_jax.tools.answers import extract_answer, matches
+
     answers = trajectory.task.answer
     return text is not None and (matches(text, answers) or matches(extract_answer(text), answers))
 

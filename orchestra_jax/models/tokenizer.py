@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers import models as backends
 
-from orchestra_jax.io import hub
-
 if TYPE_CHECKING:  # importing transformers takes two seconds
     from transformers import PreTrainedTokenizerFast
 
@@ -56,6 +54,8 @@ def load(path: str | Path) -> "PreTrainedTokenizerFast":
     Raises:
         FileNotFoundError: the directory holds no tokenizer.json, or the hub's cannot be had.
     """
+    from orchestra_jax.io import hub
+
     path = hub.local(path, "model", hub.SMALL)
     if not (Path(path) / "tokenizer.json").is_file():
         raise FileNotFoundError(

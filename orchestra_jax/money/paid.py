@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from orchestra_jax.io.stopwatch import queued
-from orchestra_jax.money.budgets import Budget, Reservation
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.replay import CLOSE_S, Replay
+from orchestra_jax.money.reservations import Reservation, acquire
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.types import InfrastructureError, Usage
 
@@ -165,7 +166,7 @@ class PaidCalls:
     async def _start(self, budget: Budget, worst: Usage, send: Send) -> asyncio.Task[Ended]:
         """Start one request once budget and provider let it; the task owns the reservation and the provider's slot."""
         self._check_open(worst)
-        reservation = await budget.acquire(worst, note=False)
+        reservation = await acquire(budget, worst, note=False)
         try:
             await self._limiter.acquire()
             try:

@@ -1,26 +1,13 @@
-"""The tool that gives the answer, finding the answer in what a model wrote, and whether it is right."""
+"""Find the answer in what a model wrote, and compare it with the right ones."""
 
 import re
 from collections.abc import Sequence
 from decimal import Decimal
 
-from orchestra_jax.types import ToolSpec
-
 _BOXED, _BRACE = "\\boxed{", re.compile(r"[{}]")
 _LEAD = re.compile(r"^(?:the\s+)?(?:final\s+)?answer(?:\s+is\s*:?|\s*:)\s*", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
 _ARTICLES = frozenset(("a", "an", "the"))
-
-ANSWER_TOOL = ToolSpec(
-    name="answer",
-    description="Gives the final answer and ends the task.",
-    parameters={
-        "type": "object",
-        "properties": {"answer": {"type": "string", "description": "The final answer, as short as it can be."}},
-        "required": ["answer"],
-    },
-    terminal=True,
-)
 
 
 def extract_answer(text: str) -> str:

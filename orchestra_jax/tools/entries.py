@@ -8,7 +8,7 @@ from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import Recorded
-from orchestra_jax.tools.answers import ANSWER_TOOL
+from orchestra_jax.tools.answer_tool import ANSWER_TOOL
 from orchestra_jax.tools.base import Tool
 from orchestra_jax.tools.catalogue import Entry
 from orchestra_jax.tools.executor import ToolHandler, as_result

@@ -16,7 +16,7 @@ from orchestra_jax.envs.base import Environment, Episode
 from orchestra_jax.envs.mixture import MixedTasks, MixtureEnvironment
 from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.types import Preference, Task
+from orchestra_jax.types import Preference, Task, ToolResult
 
 
 class Left(Environment):
@@ -44,6 +44,9 @@ class Left(Environment):
 
     def reset(self, task: Task, budget: Budget) -> Episode:
         return (self.name, task.id)  # type: ignore[return-value]
+
+    def said(self, task: Task, result: ToolResult) -> str:
+        return f"{self.name} read {result.text}"
 
     async def close(self) -> None:
         self.closed.append(self.name)
@@ -129,7 +132,9 @@ def test_what_is_held_out_is_of_each_part_by_weight_and_a_longer_list_begins_wit
 async def test_a_task_is_played_where_it_came_from_and_all_parts_are_closed() -> None:
     environment = MixtureEnvironment(config())
     for task in (*next(environment.train_tasks(6)), *environment.held_out(4)):
-        assert environment.reset(task, Budget(None, name="run")) == (task.id.partition("-")[0], task.id)
+        name = task.id.partition("-")[0]
+        assert environment.reset(task, Budget(None, name="run")) == (name, task.id)
+        assert environment.said(task, ToolResult("it")) == f"{name} read it"
     Left.closed.clear()
     await environment.close()
     assert Left.closed == ["Left", "Right"]

@@ -9,6 +9,7 @@ from orchestra_jax.io.stopwatch import Stopwatch, current, queued, waiting, work
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.types import Usage
 from tests.rollout.jumping import JumpingLoop
@@ -123,7 +124,7 @@ def test_a_limiter_and_a_budget_are_waited_for():
         limiter, budget = Limiter(1), Budget(Limits(usd=1.0))
 
         async def work():
-            reservation = await budget.acquire(Usage("x", cost_usd=0.8))
+            reservation = await acquire(budget, Usage("x", cost_usd=0.8))
             await asyncio.sleep(1)
             reservation.release()
             await limiter.acquire()

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, Reservation, Spending
+from orchestra_jax.money import reservations
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, Spending
+from orchestra_jax.money.reservations import Reservation, acquire
 from orchestra_jax.types import Usage
 
 
@@ -23,8 +25,8 @@ class InTheWay(Exception):  # noqa: N818  named like the fact it states
 
 
 def reserve(budget: Budget, worst: Usage) -> Reservation:
-    """`Budget.acquire` without an event loop, as far as it gets without waiting."""
-    coroutine = budget.acquire(worst)
+    """`acquire` without an event loop, as far as it gets without waiting."""
+    coroutine = acquire(budget, worst)
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -263,7 +265,7 @@ async def test_a_thousand_callers_at_once_never_exceed():
     over = []
 
     async def call(budget: Budget, rng: np.random.Generator) -> None:
-        reservation = await budget.acquire(worst)
+        reservation = await acquire(budget, worst)
         for _ in range(int(rng.integers(1, 5))):
             await asyncio.sleep(0)
             over.append(not within(run.limits, run.spent) or run.reserved.usd + run.spent.usd > 7.0 + 1e-9)
@@ -284,15 +286,15 @@ async def test_acquire_waits_for_calls_in_flight_only():
     run = Budget(Limits(usd=1.0))
     trajectory = Budget(Limits(tokens=4), name="trajectory", parent=run)
     first = reserve(run, row(0.9))
-    waiting = asyncio.create_task(trajectory.acquire(row(0.5)))
-    gives_up = asyncio.create_task(trajectory.acquire(row(0.5)))
+    waiting = asyncio.create_task(acquire(trajectory, row(0.5)))
+    gives_up = asyncio.create_task(acquire(trajectory, row(0.5)))
     await asyncio.sleep(0.01)
     assert not waiting.done()
     gives_up.cancel()
     with pytest.raises(BudgetExceeded):  # not even an empty run could take it: no use to wait
-        await run.acquire(row(1.1))
+        await acquire(run, row(1.1))
     with pytest.raises(BudgetExceeded) as caught:
-        await trajectory.acquire(row(0.1, tokens=5))
+        await acquire(trajectory, row(0.1, tokens=5))
     assert caught.value.scope == "trajectory"
     first.settle(row(0.2))
     (await waiting).settle(row(0.5))
@@ -302,11 +304,11 @@ async def test_acquire_waits_for_calls_in_flight_only():
 
 async def test_those_that_wait_go_on_in_their_order_and_a_settlement_looks_at_few(monkeypatch):
     """Hundreds that wait would else look at the budget again at every settlement."""
-    run, order, looks, look = Budget(Limits(usd=1.0)), [], [], Budget._try
-    monkeypatch.setattr(Budget, "_try", lambda *call: looks.append(call) or look(*call))
+    run, order, looks, look = Budget(Limits(usd=1.0)), [], [], reservations._set_aside
+    monkeypatch.setattr(reservations, "_set_aside", lambda *call: looks.append(call) or look(*call))
 
     async def one(number: int) -> None:
-        reservation = await run.acquire(row(1.0))
+        reservation = await acquire(run, row(1.0))
         order.append(number)
         await asyncio.sleep(0)
         reservation.settle(row(0.0))
@@ -318,8 +320,8 @@ async def test_those_that_wait_go_on_in_their_order_and_a_settlement_looks_at_fe
 
 async def test_who_gives_up_when_its_turn_has_come_makes_room_for_the_next():
     run = Budget(Limits(usd=1.0))
-    first = await run.acquire(row(1.0))
-    gives_up, waits = (asyncio.create_task(run.acquire(row(1.0))) for _ in range(2))
+    first = await acquire(run, row(1.0))
+    gives_up, waits = (asyncio.create_task(acquire(run, row(1.0))) for _ in range(2))
     await asyncio.sleep(0)
     first.release()
     gives_up.cancel()
@@ -338,7 +340,7 @@ def test_other_threads_read_while_calls_are_made():
 
     async def spend() -> None:
         for number in range(2000):
-            (await run.acquire(row(0.1, name=str(number)))).settle(row(0.1, name=str(number)))
+            (await acquire(run, row(0.1, name=str(number)))).settle(row(0.1, name=str(number)))
 
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit(read)

@@ -17,6 +17,7 @@ from orchestra_jax.money.journal import Journal, read_bill
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import PaidCalls
 from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget, bill
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.types import InfrastructureError, Usage
@@ -31,11 +32,11 @@ def state(usd: float, tokens: int, calls: int, name: str = "gpt-5") -> dict:
 
 async def test_the_worst_case_is_on_the_disk_before_a_request_leaves(tmp_path: Path):
     money = RunBudget(BudgetConfig(), tmp_path)
-    reservation = await money.step().acquire(WORST)
+    reservation = await acquire(money.step(), WORST)
     assert bill(tmp_path) == ({}, state(0.1, 1000, 1))
     reservation.settle(PAID)
     assert bill(tmp_path) == (state(0.01, 100, 1), {})
-    (await money.run.acquire(WORST)).release()
+    (await acquire(money.run, WORST)).release()
     assert bill(tmp_path) == (state(0.01, 100, 1), {})
 
 
@@ -45,14 +46,15 @@ from pathlib import Path
 from orchestra_jax.config.schema import BudgetConfig
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import PaidCalls
+from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.types import Usage
 
 async def main():
     money = RunBudget(BudgetConfig(run_usd=0.45), Path(sys.argv[1]))
     for _ in range(2):
-        (await money.run.acquire(Usage("gpt-5", cost_usd=0.1))).settle(Usage("gpt-5", cost_usd=0.01))
-    await money.run.acquire(Usage("gpt-5", cost_usd=0.1))
+        (await acquire(money.run, Usage("gpt-5", cost_usd=0.1))).settle(Usage("gpt-5", cost_usd=0.01))
+    await acquire(money.run, Usage("gpt-5", cost_usd=0.1))
     print("in flight", flush=True)
     await asyncio.sleep(600)
 
@@ -76,7 +78,7 @@ def test_a_killed_run_has_spent_what_was_in_flight(tmp_path: Path):
     money = RunBudget(BudgetConfig(run_usd=0.45), tmp_path)
     assert money.spent.usd == pytest.approx(3 * 0.12)
     with pytest.raises(BudgetExceeded, match="the run could come to"):
-        asyncio.run(money.run.acquire(WORST))
+        asyncio.run(acquire(money.run, WORST))
 
 
 async def test_a_call_that_waits_for_a_place_is_not_in_flight(tmp_path: Path):
@@ -178,15 +180,15 @@ async def test_calls_at_once_share_a_sync(tmp_path: Path, monkeypatch: pytest.Mo
     syncs, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (syncs.append(file), fsync(file)))
     budget = Budget(journal=Journal(tmp_path / "spent.jsonl"))
-    await asyncio.gather(*(budget.acquire(WORST) for _ in range(50)))
+    await asyncio.gather(*(acquire(budget, WORST) for _ in range(50)))
     assert len(syncs) <= 2
-    await budget.acquire(Usage("simulated"))
+    await acquire(budget, Usage("simulated"))
     assert len(syncs) <= 2  # what is free need not wait for the disk
 
 
 async def test_a_full_disk_stops_the_paying_and_harms_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     money, write = RunBudget(BudgetConfig(), tmp_path), os.write
-    under_way = await money.run.acquire(WORST)
+    under_way = await acquire(money.run, WORST)
 
     def full(file: int, text: bytes) -> int:
         write(file, text[:10])
@@ -194,10 +196,10 @@ async def test_a_full_disk_stops_the_paying_and_harms_no_line(tmp_path: Path, mo
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(BudgetExceeded, match=r"bill cannot be written .*No space left") as refused:
-        await money.run.acquire(WORST)
+        await acquire(money.run, WORST)
     assert refused.value.scope == ""
     under_way.settle(PAID)  # it was billed all the same
     assert money.spent.usd == 0.01
     monkeypatch.undo()
-    (await money.run.acquire(WORST)).settle(PAID)
+    (await acquire(money.run, WORST)).settle(PAID)
     assert bill(tmp_path) == (state(0.01, 100, 1), state(0.1, 1000, 1))

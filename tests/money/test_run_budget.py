@@ -7,6 +7,7 @@ import pytest
 
 from orchestra_jax.config.schema import BudgetConfig
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
+from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget, bill
 from orchestra_jax.types import Usage
 from tests.processes.others import Prepared
@@ -14,7 +15,7 @@ from tests.processes.others import Prepared
 
 def pay(budget: Budget, usd: float, name: str = "gpt-5") -> None:
     row = Usage(name, cost_usd=usd, prompt_tokens=10)
-    asyncio.run(budget.acquire(row)).settle(row)
+    asyncio.run(acquire(budget, row)).settle(row)
 
 
 def test_each_process_gets_its_share_of_what_is_left(tmp_path: Path):

@@ -10,6 +10,7 @@ from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.models import tokenizer as tok
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.reservations import acquire
 from orchestra_jax.rl.batching import sequences
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
@@ -96,7 +97,7 @@ class World:
         await asyncio.sleep(0.01 if arguments["x"] == "slow" else 0)
         self.calls.append(arguments["x"])
         self.budgets.append(budget)
-        (await budget.acquire(Usage("echo"))).settle(Usage("echo"))
+        (await acquire(budget, Usage("echo"))).settle(Usage("echo"))
         if arguments["x"] == "hang":
             await never(self.given_up, "echo")
         if arguments["x"] == "late":

@@ -20,6 +20,7 @@ from orchestra_jax.config.schema import BudgetConfig, ConfigError, RunConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.price_book import price_book
+from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget, bill
 from orchestra_jax.rollout import collector
 from orchestra_jax.rollout.chat import make_chat
@@ -372,17 +373,17 @@ def test_a_dry_run_tells_a_steps_cost(tmp_path: Path):
 async def test_a_run_remembers_what_it_spent(tmp_path: Path):
     money = RunBudget(BudgetConfig(run_usd=1.0), tmp_path)
     row = Usage("big", cost_usd=0.75, prompt_tokens=3)
-    (await money.run.acquire(row)).settle(row)
+    (await acquire(money.run, row)).settle(row)
     money.close()
     again = RunBudget(BudgetConfig(run_usd=1.0, step_calls=0), tmp_path)
     assert again.summary() == {
         "usd": 0.75, "tokens": 3, "calls": 1, "by_name": {"big": {"usd": 0.75, "tokens": 3, "calls": 1}},
     }  # fmt: skip
     with pytest.raises(BudgetExceeded) as refused:
-        await again.run.acquire(Usage("big", cost_usd=0.5))
+        await acquire(again.run, Usage("big", cost_usd=0.5))
     assert refused.value.scope == "run"
     with pytest.raises(BudgetExceeded) as refused:
-        await again.step().acquire(Usage("big"))
+        await acquire(again.step(), Usage("big"))
     assert refused.value.scope == "step"
 
 

@@ -16,8 +16,9 @@ from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.price_book import PriceBook, PriceDraw
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.reservations import acquire
 from orchestra_jax.tools import schema
-from orchestra_jax.tools.answers import ANSWER_TOOL
+from orchestra_jax.tools.answer_tool import ANSWER_TOOL
 from orchestra_jax.tools.catalogue import Catalogue, Entry, Instance, price_words
 from orchestra_jax.tools.entries import OUT_OF_BUDGET, AnswerTool, recorded, within_budget
 from orchestra_jax.tools.experts.client import expert_clients
@@ -328,7 +329,7 @@ def test_the_released_form_offers_some_models_of_each_function():
 
 async def test_a_trajectorys_budget_is_an_observation_and_the_runs_is_not():
     async def paid(arguments: Mapping[str, Any], budget: Budget) -> str:
-        await budget.acquire(Usage("big", cost_usd=1.0))
+        await acquire(budget, Usage("big", cost_usd=1.0))
         return "paid"
 
     run = Budget(Limits(usd=5.0))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestra_jax.envs.copying import task_rng
-from orchestra_jax.tools.answers import ANSWER_TOOL
+from orchestra_jax.tools.answer_tool import ANSWER_TOOL
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")

@@ -23,7 +23,8 @@ from orchestra_jax.envs.qa import demonstrations
 from orchestra_jax.envs.qa.experts import offered_experts
 from orchestra_jax.envs.registry import ENVIRONMENTS
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.answers import ANSWER_TOOL, extract_answer, marked_answer, matches, without_thinking
+from orchestra_jax.tools.answer_tool import ANSWER_TOOL
+from orchestra_jax.tools.answers import extract_answer, marked_answer, matches, without_thinking
 from orchestra_jax.tools.build import make_tools, tool_problems
 from orchestra_jax.tools.catalogue import Catalogue, Instance, instance_seed
 from orchestra_jax.tools.executor import ToolExecutor

@@ -8,7 +8,7 @@ import numpy as np
 from orchestra_jax.envs.base import Script
 from orchestra_jax.envs.quickstart.facts import EXPERTS, success_probability
 from orchestra_jax.envs.quickstart.world import best_tool
-from orchestra_jax.tools.search.local import NO_RESULTS
+from orchestra_jax.tools.search.bm25 import NO_RESULTS
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
 NO_IDEA = "unknown"

@@ -35,7 +35,7 @@ from orchestra_jax.tools.executor import ToolExecutor, ToolHandler
 from orchestra_jax.tools.experts.simulated import SimulatedExpert
 from orchestra_jax.tools.python.isolation import IsolationError, available
 from orchestra_jax.tools.python.sandbox import PythonSandbox
-from orchestra_jax.tools.search.local import LocalIndex, Passage
+from orchestra_jax.tools.search.bm25 import LocalIndex, Passage
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
 TRAINING_TASKS = 100_000
@@ -138,7 +138,7 @@ class QuickstartEnvironment(Environment):
     def copied_call(self, task: Task, tool: str) -> ToolCall:
         return demonstrations.reference_call(task, tool)
 
-    def said(self, result: ToolResult) -> str | None:
+    def said(self, task: Task, result: ToolResult) -> str | None:
         return demonstrations.read_answer(result)
 
     def reset(self, task: Task, budget: Budget) -> QuickstartEpisode:

@@ -198,7 +198,7 @@ class RecordedEnvironment(Environment):
         # Those of any environment too: a table shows every expert alone. The answer is a turn of its own.
         most = min(limits.max_calls, limits.max_turns - 1)
         shared = calling_scripts(self, [entry.model for entry in entries if entry.role], most)
-        own = baselines(self.experts, self.said, self.evidence, self.recording, self.splits["train"])
+        own = baselines(self.experts, self._said, self.evidence, self.recording, self.splits["train"])
         return {**own, **shared}
 
     def experts(self, task: Task) -> Sequence[PricedExpert]:
@@ -213,7 +213,10 @@ class RecordedEnvironment(Environment):
                 found.append(PricedExpert(entry.model, ToolCall(name, {}), usd, seconds))
         return sorted(found, key=lambda choice: (choice.usd, choice.name))
 
-    def said(self, result: ToolResult) -> str | None:
+    def said(self, task: Task, result: ToolResult) -> str | None:
+        return self._said(result)
+
+    def _said(self, result: ToolResult) -> str | None:
         text = said(result)
         if text is None or result.usage[-1].name == PYTHON:
             return text
@@ -302,7 +305,7 @@ class RecordedEnvironment(Environment):
         If there is code to run, the sandbox is among them, and comes first in a share of `_SANDBOX_FIRST`: among a
         dozen models it would be one call in a dozen, too few for a group of rollouts to compare it with the others.
         """
-        if results and (len(results) == 3 or self.said(results[-1]) is not None):
+        if results and (len(results) == 3 or self._said(results[-1]) is not None):
             return self._answer_from(results)
         models = [spec.name for spec in task.tools if spec.name != PYTHON]
         rng = np.random.default_rng(instance_seed(self._cfg.seed, task.id, len(task.tools)))
@@ -312,7 +315,7 @@ class RecordedEnvironment(Environment):
         return ToolCall(names[len(results) % len(names)], {})
 
     def _answer_from(self, results: Sequence[ToolResult]) -> str:
-        return next((text for result in reversed(results) if (text := self.said(result)) is not None), "unknown")
+        return next((text for result in reversed(results) if (text := self._said(result)) is not None), "unknown")
 
 
 def _read(options: Mapping[str, Any]) -> Recording:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from orchestra_jax.envs.recorded.table import Evidence, Recording, call_seconds
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.reservations import acquire
 from orchestra_jax.tools.base import Tool
 from orchestra_jax.tools.catalogue import Entry, Instance, role_seconds
 from orchestra_jax.tools.entries import within_budget
@@ -165,7 +166,7 @@ async def _take_from_allowance(budget: Budget, row: Usage) -> None:
         return
     if (allowance := _ALLOWANCES.get(budget)) is None:
         allowance = _ALLOWANCES[budget] = Budget(budget.limits, name=budget.name)
-    (await allowance.acquire(row)).settle(row)
+    (await acquire(allowance, row)).settle(row)
 
 
 async def _absent(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:

@@ -1,7 +1,5 @@
 """Starts worker processes of the sandbox: inside bubblewrap, in namespaces of our own, or without isolation."""
 
-import contextlib
-import fcntl
 import functools
 import importlib.util
 import json
@@ -10,14 +8,16 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from orchestra_jax.config.choices import SandboxIsolation
 from orchestra_jax.tools.python import common
+
+if TYPE_CHECKING:  # loaded without isolation
+    from orchestra_jax.tools.python.workspaces import Workspaces
 
 LIBRARIES = ("numpy", "scipy", "sympy", "mpmath")
 START_S = 60.0  # a worker that does not come up in this time is dead
@@ -32,10 +32,9 @@ _WORKER_FILES = (  # all that the worker imports of this package
 _NAMESPACES = f"{_FOLDER}/namespaces.py"
 _SOURCE_INSIDE, _LIBRARIES_INSIDE = Path("/worker"), "/libraries"  # where what may lie anywhere is shown
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
-_WORKSPACES = "orchestra-python-"  # folders of workers that nothing isolates
 _FIX = (
     "install bubblewrap (apt-get install bubblewrap), let this user create user namespaces (where they are restricted: "
-    "sysctl common.apparmor_restrict_unprivileged_userns=0; in Docker: --security-opt seccomp=unconfined "
+    "sysctl kernel.apparmor_restrict_unprivileged_userns=0; in Docker: --security-opt seccomp=unconfined "
     "--security-opt apparmor=unconfined --security-opt systempaths=unconfined), or, to run the code unprotected with "
     "your own rights, say isolation: none"
 )
@@ -89,7 +88,7 @@ class Launch:
         program: IsolatedScript = SNIPPETS,
         kind: socket.SocketKind = socket.SOCK_SEQPACKET,
     ) -> None:
-        self._workspaces = Workspaces() if isolation == "none" else None
+        self._workspaces = _workspaces() if isolation == "none" else None
         directory = self._workspaces and self._workspaces.path
         config = {**limits, "libraries": sorted(libraries), "isolation": isolation, "directory": directory}
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, kind)
@@ -123,52 +122,10 @@ class Launch:
             self._workspaces = None
 
 
-class Workspaces:
-    """A temporary folder, locked as long as its owner lives: a killed one's is removed by the next owner.
+def _workspaces() -> "Workspaces":
+    from orchestra_jax.tools.python.workspaces import Workspaces
 
-    Attributes:
-        path: of the folder.
-    """
-
-    def __init__(self) -> None:
-        for path in Path(tempfile.gettempdir()).glob(f"{_WORKSPACES}*"):
-            if (lock := _lock(path)) is not None:
-                _remove_folder(str(path))
-                os.close(lock)
-        while True:
-            self.path = tempfile.mkdtemp(prefix=_WORKSPACES)
-            if (lock := _lock(Path(self.path))) is not None:  # else another process already takes it for a dead one's
-                break
-        self._lock = lock
-
-    def remove(self) -> None:
-        """Remove the folder with all that is in it."""
-        _remove_folder(self.path)
-        os.close(self._lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """Return the descriptor that holds a folder's lock; None if the folder is gone, another user's, or locked."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return descriptor
-    except OSError:
-        os.close(descriptor)
-        return None
-
-
-def _remove_folder(folder: str) -> None:
-    # Without isolation a snippet may have taken rights away; only root could remove such a folder as it is.
-    for path, names, _ in os.walk(folder):
-        for child in (os.path.join(path, name) for name in names):
-            if not os.path.islink(child):
-                with contextlib.suppress(OSError):
-                    os.chmod(child, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+    return Workspaces()
 
 
 def choose(wanted: str) -> str:
@@ -228,32 +185,12 @@ def _command(isolation: str, config: Mapping[str, Any], program: IsolatedScript)
     if isolation == "namespaces":
         spaces = {"shown": shown, "links": links, "environment": _environment(_SOURCE_INSIDE)}
         return [*_python(_SOURCE, _NAMESPACES), "all", json.dumps(spaces), *worker]
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        raise FileNotFoundError("bwrap is not installed")
-    root = os.geteuid() == 0
-    command = [bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    if not root:
-        identity = str(common.SNIPPET_ID)
-        command += ["--unshare-user", "--uid", identity, "--gid", identity]
-    # The worker mounts each snippet's workspace; the snippet itself has no capability.
-    for capability in common.ROOT_CAPABILITIES if root else common.ROOT_CAPABILITIES[:1]:
-        command += ["--cap-add", capability]
-    for folder in sorted({str(parent) for path in (*shown, *common.DEVICES) for parent in Path(path).parents} - {"/"}):
-        command += ["--dir", folder]  # made for a mount they would be open to root only
-    for target, path in shown.items():
-        command += ["--symlink", os.readlink(path), target] if os.path.islink(path) else ["--ro-bind", path, target]
-    for device in common.DEVICES:
-        command += ["--dev-bind", device, device]
-    for link, target in links.items():
-        command += ["--symlink", target, link]
-    command += ["--dir", common.WORKSPACE, "--proc", "/proc", "--remount-ro", "/", "--chdir", "/", "--as-pid-1"]
-    for name, value in _environment(_SOURCE_INSIDE).items():
-        command += ["--setenv", name, value]
-    command += ["--", *worker]
+    from orchestra_jax.tools.python.bubblewrap import bubblewrap_command
+
+    command = bubblewrap_command(shown, links, _environment(_SOURCE_INSIDE), worker)
     # Root enters the user namespace first: bubblewrap's own would hold one id, and the kernel counts none of root's
     # processes.
-    return [*_python(_SOURCE, _NAMESPACES), "user", *command] if root else command
+    return [*_python(_SOURCE, _NAMESPACES), "user", *command] if os.geteuid() == 0 else command
 
 
 def _environment(source: Path) -> dict[str, str]:

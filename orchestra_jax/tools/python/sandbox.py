@@ -90,12 +90,16 @@ class PythonSandbox:
             raise ValueError("A sandbox needs disk_mb >= 1 and processes >= 1.")
         self.isolation: tuple[str, ...] = ()
         self.timeout_s = timeout_s
-        limits = {
-            "timeout_s": timeout_s, "memory_mb": memory_mb, "max_output": max_output, "file_mb": file_mb,
-            "disk_mb": disk_mb, "processes": processes,
-        }  # fmt: skip
+        self._limits = {
+            "timeout_s": timeout_s,
+            "memory_mb": memory_mb,
+            "max_output": max_output,
+            "file_mb": file_mb,
+            "disk_mb": disk_mb,
+            "processes": processes,
+        }
         self.kind = choose(isolation)
-        self._limits, self._slots, self._kept = limits, workers, _KEPT * workers
+        self._slots, self._kept = workers, _KEPT * workers
         self._busy: set[_Worker] = set()
         self._idle: list[_Worker] = []  # the one that ran last is the last
         self._waiting: deque[asyncio.Future[None]] = deque()

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from orchestra_jax.tools.search.bm25 import Hit, Passage
 from orchestra_jax.tools.search.embeddings import EndpointEmbedder
-from orchestra_jax.tools.search.local import BatchIndex, Hit, Passage
+from orchestra_jax.tools.search.local import BatchIndex
 
 MANIFEST = "manifest.json"
 FORMAT = 1

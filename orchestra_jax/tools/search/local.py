@@ -1,26 +1,18 @@
-"""BM25 search over passages on this machine (library bm25s, numpy only)."""
+"""The tool `local_search` on any index, and the files of passages and of BM25 indices."""
 
-import functools
 import hashlib
 import json
-import logging
-import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from orchestra_jax.io.stopwatch import worked
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolHandler
+from orchestra_jax.tools.search.bm25 import Hit, LocalIndex, Passage, render, scorer_class
 from orchestra_jax.types import SEARCH, ToolResult, ToolSpec, Usage
-
-if TYPE_CHECKING:
-    import bm25s
 
 TOOL = ToolSpec(
     name="local_search",
@@ -33,101 +25,8 @@ TOOL = ToolSpec(
     local=True,
     traits=(SEARCH,),
 )
-NO_RESULTS = "no results"
-_WORDS = re.compile(r"\w+")
 _PASSAGES, _MANIFEST = "passages.jsonl", "manifest.json"  # within an index's folder; the latter of a dense one
 _PARAMETERS = "params.index.json"  # of bm25s: marks a folder as a saved index
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """One passage of the collection."""
-
-    title: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A passage and its score, higher is better: BM25's, always positive, or the inner product of unit vectors."""
-
-    passage: Passage
-    score: float
-
-
-class LocalIndex:
-    """An index in memory; searching is a pure function of the query.
-
-    Attributes:
-        passages: the collection, in the order it was given.
-    """
-
-    def __init__(self, passages: Iterable[Passage], scorer: "bm25s.BM25") -> None:
-        self.passages = tuple(passages)
-        self._scorer = scorer
-
-    @classmethod
-    def build(cls, passages: Iterable[Passage]) -> "LocalIndex":
-        """Index titles and texts, in about 0.1 ms per passage; raise ValueError: there is no word to index."""
-        collection = tuple(passages)
-        words = [_content_words(f"{passage.title} {passage.text}") for passage in collection]
-        if not any(words):
-            raise ValueError("A local index needs at least one passage with a word in it.")
-        scorer = _bm25()(method="lucene")
-        scorer.index(words, show_progress=False)
-        return cls(collection, scorer)
-
-    def search(self, query: str, k: int = 3) -> list[Hit]:
-        """Return the at most `k` passages that share a word with the query, best first; equal scores in their order.
-
-        Raises:
-            ValueError: k < 1.
-        """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, not {k}.")
-        words = _content_words(query)
-        if not words:
-            return []
-        # retrieve() takes four times as long for one query: it is made for batches.
-        scores = self._scorer.get_scores(words)
-        matches = np.flatnonzero(scores)
-        best = matches[np.argsort(-scores[matches], kind="stable")[:k]]
-        return [Hit(self.passages[index], float(scores[index])) for index in best]
-
-    def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
-        """Return the observation of a search: a "title: text" line per hit, cut at `max_chars`, or "no results"."""
-        return render(self.search(query, k), max_chars)
-
-    def save(self, directory: str | Path) -> None:
-        """Write the index and its passages as the folder `directory`, in place of one that was saved there before.
-
-        Raises:
-            ValueError: the folder holds something else.
-        """
-        path = Path(directory)
-        if path.is_dir() and any(path.iterdir()) and not (path / _PARAMETERS).is_file():
-            raise ValueError(f"{str(path)!r} is a folder with other files; choose another for the local index.")
-        partial = path.with_name(f"{path.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        self._scorer.save(str(partial), show_progress=False)
-        with (partial / _PASSAGES).open("w", encoding="utf-8") as file:
-            for passage in self.passages:
-                file.write(json.dumps({"title": passage.title, "text": passage.text}) + "\n")
-        old = path.with_name(f"{path.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        if path.is_dir():
-            path.rename(old)
-        partial.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
-
-    @classmethod
-    def load(cls, directory: str | Path) -> "LocalIndex":
-        """Read what `save` wrote; raise FileNotFoundError: there is no saved index."""
-        path = Path(directory)
-        if not (path / _PARAMETERS).is_file():
-            raise FileNotFoundError(f"No local index in {str(path)!r}; write one with LocalIndex.save.")
-        return cls(read_passages(path / _PASSAGES), _bm25().load(str(path), show_progress=False))
 
 
 class BatchIndex(ABC):
@@ -162,13 +61,36 @@ def search_handler(index: LocalIndex | BatchIndex, k: int = 3) -> ToolHandler:
     return search
 
 
-def render(hits: Iterable[Hit], max_chars: int) -> str:
-    """Return one "title: text" line per hit, each cut at `max_chars`, or "no results"."""
-    lines = []
-    for hit in hits:
-        line = f"{hit.passage.title}: {hit.passage.text}" if hit.passage.title else hit.passage.text
-        lines.append(line if len(line) <= max_chars else line[:max_chars] + "...")
-    return "\n".join(lines) or NO_RESULTS
+def save_index(index: LocalIndex, directory: str | Path) -> None:
+    """Write an index and its passages as the folder `directory`, in place of one that was saved there before.
+
+    Raises:
+        ValueError: the folder holds something else.
+    """
+    path = Path(directory)
+    if path.is_dir() and any(path.iterdir()) and not (path / _PARAMETERS).is_file():
+        raise ValueError(f"{str(path)!r} is a folder with other files; choose another for the local index.")
+    partial = path.with_name(f"{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    index.scorer.save(str(partial), show_progress=False)
+    with (partial / _PASSAGES).open("w", encoding="utf-8") as file:
+        for passage in index.passages:
+            file.write(json.dumps({"title": passage.title, "text": passage.text}) + "\n")
+    old = path.with_name(f"{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.is_dir():
+        path.rename(old)
+    partial.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_index(directory: str | Path) -> LocalIndex:
+    """Read what `save_index` wrote; raise FileNotFoundError: there is no saved index."""
+    path = Path(directory)
+    if not (path / _PARAMETERS).is_file():
+        raise FileNotFoundError(f"No local index in {str(path)!r}; write one with tools.search.local.save_index.")
+    return LocalIndex(read_passages(path / _PASSAGES), scorer_class().load(str(path), show_progress=False))
 
 
 def read_passages(path: str | Path) -> Iterator[Passage]:
@@ -209,25 +131,3 @@ def content_of(path: str | Path) -> str:
         return ""
     with passages.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _content_words(text: str) -> list[str]:
-    """Return the words of `text` in lower case, in their order, without the English stop words of bm25s."""
-    stopwords = _stopwords()
-    return [word for word in _WORDS.findall(text.lower()) if word not in stopwords]
-
-
-@functools.cache
-def _stopwords() -> frozenset[str]:
-    # Importing bm25s starts JAX, which has to wait until a run has said which devices it wants: below too.
-    from bm25s.stopwords import STOPWORDS_EN
-
-    return frozenset(STOPWORDS_EN)
-
-
-def _bm25() -> "type[bm25s.BM25]":
-    """Return the class that scores."""
-    import bm25s
-
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG and reports every index
-    return bm25s.BM25

@@ -12,6 +12,7 @@ from orchestra_jax.money.store import Recorded
 from orchestra_jax.tools.base import Tool, ToolContext, unreachable
 from orchestra_jax.tools.entries import recorded
 from orchestra_jax.tools.search import local
+from orchestra_jax.tools.search.bm25 import LocalIndex
 from orchestra_jax.tools.search.server import RemoteIndex, open_index
 from orchestra_jax.types import ToolResult
 
@@ -30,7 +31,7 @@ class LocalSearch(Tool):
         cfg = context.cfg.tools.search
         self._top_k, self._replay = cfg.top_k, context.replay
         self._name = Path(cfg.index or cfg.corpus or "").name
-        self._index: local.LocalIndex | local.BatchIndex | None = None
+        self._index: LocalIndex | local.BatchIndex | None = None
         self._live, self._content = context.live, ""  # until the first call
         self._content_here = _content(cfg.index or cfg.corpus, context.live)
         if not context.live:
@@ -39,7 +40,7 @@ class LocalSearch(Tool):
             remote = cfg.index.startswith("http")
             self._index = RemoteIndex(cfg.index) if remote else open_index(cfg.index, cfg.embedder_url)
         elif cfg.corpus is not None:
-            self._index = local.LocalIndex.build(local.read_passages(cfg.corpus))
+            self._index = LocalIndex.build(local.read_passages(cfg.corpus))
         else:
             raise ValueError("local_search needs passages: set tools.search.corpus=FILE or tools.search.index=FOLDER.")
 

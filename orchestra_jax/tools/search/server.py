@@ -19,8 +19,9 @@ from typing import Any
 from orchestra_jax.io import hub
 from orchestra_jax.io.http_json import JsonClient, ServerError, require_aiohttp
 from orchestra_jax.io.untrusted import Unreadable, read_json, text_of
+from orchestra_jax.tools.search.bm25 import Hit, LocalIndex, Passage
 from orchestra_jax.tools.search.dense import MANIFEST, DenseIndex
-from orchestra_jax.tools.search.local import BatchIndex, Hit, LocalIndex, Passage, content_of
+from orchestra_jax.tools.search.local import BatchIndex, content_of, load_index
 from orchestra_jax.types import InfrastructureError
 
 MAX_TOPK = 1000
@@ -40,7 +41,7 @@ def open_index(directory: str | Path, embedder_url: str | None = None) -> LocalI
     """
     directory = hub.local(directory, "dataset", ("*",))
     dense = (Path(directory) / MANIFEST).is_file() or not Path(directory).is_dir()
-    return DenseIndex.load(directory, embedder_url=embedder_url) if dense else LocalIndex.load(directory)
+    return DenseIndex.load(directory, embedder_url=embedder_url) if dense else load_index(directory)
 
 
 class RetrievalServer:

@@ -21,7 +21,7 @@ from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
-from orchestra_jax.tools.search.local import NO_RESULTS
+from orchestra_jax.tools.search.bm25 import NO_RESULTS
 from orchestra_jax.types import SEARCH, InfrastructureError, ToolResult, ToolSpec, Usage
 
 SEARCH_TOOL = ToolSpec(

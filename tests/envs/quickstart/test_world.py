@@ -46,7 +46,7 @@ from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.episode import OrchestratorPrice
-from orchestra_jax.tools.search.local import NO_RESULTS
+from orchestra_jax.tools.search.bm25 import NO_RESULTS
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
 SPLITS = ("train", "eval")

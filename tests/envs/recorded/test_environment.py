@@ -167,7 +167,7 @@ def test_code_of_a_question_is_run_by_the_real_sandbox(table: Path):
     code = next(task for task in tasks if task.family == "code")
     number = int(code.id[1:])
     result = called(environment, code, "python")
-    assert (environment.said(result), result.is_error) == (f"[{number}, 'a']", False)
+    assert (environment.said(code, result), result.is_error) == (f"[{number}, 'a']", False)
     assert called(environment, code, "python", code="print(6 * 7)").text.strip() == "42"
     total = next(task for task in tasks if task.family == "sum")
     assert called(environment, total, "python").text == NO_CODE
@@ -183,7 +183,7 @@ def test_a_full_observation_shows_the_output_and_says_its_answer(table: Path):
     result = called(environment, task, f"generalist/{STRONG}")
     assert result.text.startswith('{"reasoning"')
     short = RecordedEnvironment(config(str(table), python=False))
-    assert environment.said(result) == called(short, short.held_out(1)[0], f"generalist/{STRONG}").text
+    assert environment.said(task, result) == called(short, short.held_out(1)[0], f"generalist/{STRONG}").text
 
 
 def test_demonstrations_call_tools_at_random_and_preferences_are_posed_in_pairs(table: Path):

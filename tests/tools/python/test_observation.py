@@ -3,8 +3,8 @@
 import os
 import random
 
-from orchestra_jax.tools.python.observation import observe
 from orchestra_jax.tools.python.common import FLOOD_BYTES
+from orchestra_jax.tools.python.observation import observe
 
 LIMITS = {"timeout_s": 2.0, "memory_mb": 128, "max_output": 100}
 

@@ -18,6 +18,7 @@ import pytest
 from orchestra_jax.tools.python import isolation as sandbox_isolation
 from orchestra_jax.tools.python.isolation import why_not
 from orchestra_jax.tools.python.sandbox import PythonSandbox
+from orchestra_jax.tools.python.workspaces import Workspaces
 
 REPOSITORY = Path(sandbox_isolation.__file__).parents[3]
 ISOLATIONS = [
@@ -164,7 +165,7 @@ def test_the_next_run_removes_what_a_killed_one_left_and_no_more(tmp_path: Path,
     start_and_die(tmp_path, with_worker=True)
     assert len(list(tmp_path.iterdir())) == 1
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    first, second = sandbox_isolation.Workspaces(), sandbox_isolation.Workspaces()
+    first, second = Workspaces(), Workspaces()
     assert {str(path) for path in tmp_path.iterdir()} == {first.path, second.path}
     first.remove()
     second.remove()

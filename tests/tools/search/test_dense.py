@@ -17,9 +17,10 @@ pytest.importorskip("faiss")
 
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.search import dense_build
+from orchestra_jax.tools.search.bm25 import NO_RESULTS, Passage
 from orchestra_jax.tools.search.dense import MANIFEST, DenseIndex, PassageFile, tune
 from orchestra_jax.tools.search.embeddings import EndpointEmbedder
-from orchestra_jax.tools.search.local import NO_RESULTS, Passage, search_handler
+from orchestra_jax.tools.search.local import search_handler
 from orchestra_jax.types import InfrastructureError
 from tests.tools.http_stub import EmbeddingStub, WordEmbedder, serving
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.search.local import NO_RESULTS, LocalIndex, Passage, read_passages, search_handler
+from orchestra_jax.tools.search.bm25 import NO_RESULTS, LocalIndex, Passage
+from orchestra_jax.tools.search.local import load_index, read_passages, save_index, search_handler
 
 PASSAGES = [
     Passage("Oslo", "Oslo is the capital of Norway and a port."),
@@ -57,25 +58,25 @@ def test_equal_scores_keep_their_order():
 
 
 def test_save_and_load(index: LocalIndex, tmp_path: Path):
-    index.save(tmp_path / "index")
-    loaded = LocalIndex.load(tmp_path / "index")
+    save_index(index, tmp_path / "index")
+    loaded = load_index(tmp_path / "index")
     assert loaded.passages == index.passages
     for query in ("capital", "norway port", "zebra"):
         assert loaded.search(query) == index.search(query)
     with pytest.raises(FileNotFoundError, match="No local index"):
-        LocalIndex.load(tmp_path)
+        load_index(tmp_path)
 
 
 def test_saving_again_replaces_and_never_mixes(index: LocalIndex, tmp_path: Path):
-    index.save(tmp_path / "index")
+    save_index(index, tmp_path / "index")
     (tmp_path / "index.partial").mkdir()  # of a save that was killed
     (tmp_path / "index.partial" / "junk").touch()
-    LocalIndex.build(PASSAGES[:1]).save(tmp_path / "index")
-    assert LocalIndex.load(tmp_path / "index").passages == tuple(PASSAGES[:1])
+    save_index(LocalIndex.build(PASSAGES[:1]), tmp_path / "index")
+    assert load_index(tmp_path / "index").passages == tuple(PASSAGES[:1])
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
     assert not (tmp_path / "index" / "junk").exists()
     with pytest.raises(ValueError, match="is a folder with other files"):
-        index.save(tmp_path)
+        save_index(index, tmp_path)
 
 
 async def test_handler_takes_an_index_that_is_awaited_or_not(index: LocalIndex):

@@ -11,7 +11,8 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.base import ToolContext
-from orchestra_jax.tools.search.local import LocalIndex, Passage, content_of
+from orchestra_jax.tools.search.bm25 import LocalIndex, Passage
+from orchestra_jax.tools.search.local import content_of, load_index, save_index
 from orchestra_jax.tools.search.local_search import LocalSearch
 from orchestra_jax.tools.search.server import RemoteIndex, RetrievalServer
 from orchestra_jax.types import ReplayMiss
@@ -62,9 +63,9 @@ async def test_the_same_collection_elsewhere_is_replayed_and_none_is_needed_for_
 async def test_an_index_is_known_by_what_it_holds_behind_a_server_too(tmp_path):
     record, texts = tmp_path / "calls.db", ("a town", "a city")
     for text in texts:
-        LocalIndex.build([Passage("Oslo", text)]).save(tmp_path / "index")  # in place of the other
+        save_index(LocalIndex.build([Passage("Oslo", text)]), tmp_path / "index")  # in place of the other
         assert await found(record, "replay_or_record", index=str(tmp_path / "index")) == f"Oslo: {text}"
-        server = RetrievalServer(LocalIndex.load(tmp_path / "index"), content=content_of(tmp_path / "index"))
+        server = RetrievalServer(load_index(tmp_path / "index"), content=content_of(tmp_path / "index"))
         await server.start()
         url = server.url
         assert await found(record, "replay_or_record", index=url) == f"Oslo: {text}"

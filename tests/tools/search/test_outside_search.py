@@ -13,8 +13,8 @@ from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.entries import recorded
 from orchestra_jax.tools.executor import ToolExecutor
+from orchestra_jax.tools.search.bm25 import LocalIndex, Passage
 from orchestra_jax.tools.search.embeddings import EndpointEmbedder
-from orchestra_jax.tools.search.local import LocalIndex, Passage
 from orchestra_jax.tools.search.server import RemoteIndex, RetrievalServer
 from orchestra_jax.tools.search.web import TavilySearch, WikipediaSearch
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec

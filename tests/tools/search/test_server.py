@@ -19,9 +19,10 @@ pytest.importorskip("faiss")
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.search import dense_build
+from orchestra_jax.tools.search.bm25 import NO_RESULTS, Hit, LocalIndex, Passage
 from orchestra_jax.tools.search.dense import DenseIndex
 from orchestra_jax.tools.search.embeddings import EndpointEmbedder
-from orchestra_jax.tools.search.local import NO_RESULTS, Hit, LocalIndex, Passage, search_handler
+from orchestra_jax.tools.search.local import save_index, search_handler
 from orchestra_jax.tools.search.server import MAX_TOPK, RemoteIndex, RetrievalServer, main, open_index
 from orchestra_jax.types import InfrastructureError
 from tests.tools.http_stub import EmbeddingStub, serving
@@ -92,7 +93,7 @@ def same(found: list[list[Hit]], wanted: list[list[Hit]]) -> bool:
 async def test_many_clients_get_what_the_index_gives(kind: str, dense: Path, tmp_path: Path):
     folder = dense
     if kind == "bm25":
-        LocalIndex.build(PASSAGES).save(tmp_path / "bm25")
+        save_index(LocalIndex.build(PASSAGES), tmp_path / "bm25")
         folder = tmp_path / "bm25"
     index = open_index(folder)
     queries = [f"{WORDS[i % 10]} street{i}" for i in range(60)] + ["", "nothing-known"]
