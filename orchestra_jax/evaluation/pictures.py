@@ -3,7 +3,6 @@
 `evaluation.terminal` describes a summary. Titles state what is seen, computed from the data.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -169,9 +168,8 @@ def _tool_shares(summary: Mapping[str, Any]) -> Figure | None:
 def _main_tools(phases: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
     """Return the tools that get a colour, sorted by name; the least used share the last colour."""
     use: dict[str, float] = {}
-    for shares in phases.values():
-        for tool, share in itertools.chain.from_iterable(by_tool.items() for by_tool in shares.values()):
-            use[tool] = use.get(tool, 0.0) + share
+    for tool, share in (item for shares in phases.values() for each in shares.values() for item in each.items()):
+        use[tool] = use.get(tool, 0.0) + share
     ranked = sorted(use, key=lambda tool: (-use[tool], tool))
     kept = ranked if len(ranked) < len(COLOURS) else ranked[: len(COLOURS) - 1]
     return sorted(kept) + ([OTHERS] if len(kept) < len(ranked) else [])

@@ -137,14 +137,16 @@ class Evaluator:
         work = partial(Work, engine=self.engine, folder=folder, identity=identity, model=policy_model)
         for name, tasks in self.benchmarks.items():
             if isinstance(tasks, Mapping):
-                parts = {
-                    part: work(f"{name}.{part}", some, settings.temperature, samples) for part, some in tasks.items()
-                }
-                found[name] = {part: await self.figures(each, is_part=True) for part, each in parts.items()}
+                found[name] = {}
+                for part, some in tasks.items():
+                    each = work(f"{name}.{part}", some, settings.temperature, samples)
+                    found[name][part] = await self.figures(each, await self.collect(each), is_part=True)
                 continue
-            found[name] = await self.figures(work(name, tasks, settings.temperature, samples))
+            each = work(name, tasks, settings.temperature, samples)
+            found[name] = await self.figures(each, await self.collect(each))
             if settings.greedy and settings.temperature and not is_script:
-                found[name]["greedy"] = await self.figures(work(name, tasks, 0.0, 1))
+                each = work(name, tasks, 0.0, 1)
+                found[name]["greedy"] = await self.figures(each, await self.collect(each))
         return found
 
     async def baselines(self) -> dict[str, dict[str, float | None]]:
@@ -168,15 +170,9 @@ class Evaluator:
             found[DO_NOTHING if name == HELD_OUT else f"{DO_NOTHING} on {name}"] = summarize(run) | utility
         return found
 
-    async def figures(self, work: Work, *, is_part: bool = False) -> dict[str, Any]:
-        """Play the tasks, and return the figures."""
-        return await self.measured(work, await self.collect(work), is_part=is_part)
-
-    async def measured(self, work: Work, run: Sequence[Trajectory], *, is_part: bool = False) -> dict[str, Any]:
+    async def figures(self, work: Work, run: Sequence[Trajectory], *, is_part: bool = False) -> dict[str, Any]:
         """Return the figures of trajectories, the samples of each task side by side."""
-        found: dict[str, Any] = summarize(run)
-        if is_part:
-            found["local_share"] = local_share(run)
+        found: dict[str, Any] = summarize(run) | ({"local_share": local_share(run)} if is_part else {})
         if work.samples > 1:
             from orchestra_jax.evaluation.pass_at_k import pass_figures
 
@@ -188,9 +184,7 @@ class Evaluator:
         if work.name == HELD_OUT:
             found |= self._utility(run, await self._runs(), work.samples)
         found["intervals"] = intervals(run, work.samples)
-        if not is_part:
-            found["tool_shares"] = tool_shares(run)
-        return found
+        return found if is_part else found | {"tool_shares": tool_shares(run)}
 
     async def collect(self, work: Work) -> list[Trajectory]:
         """Return the samples of each task of all processes, side by side."""

@@ -76,11 +76,9 @@ def print_summary(summary: Mapping[str, Any], console: Console | None = None, *,
     print_figures(console, _title(summary), list(_rows(summary)))
     for line in [*_changes(summary), *_gains_of_calls(summary)]:
         console.print(line, highlight=False)
-    swap = {phase: kinds for phase, kinds in (summary.get("preference_swap") or {}).items() if kinds}
-    for table in (_swap_table(swap), _ratio_table(swap)) if swap else ():
-        if table.row_count:
-            console.print()
-            console.print(table)
+    for table in _swap_tables(summary.get("preference_swap") or {}):
+        console.print()
+        console.print(table)
     if directory is not None or summary.get("name"):
         folder = directory or Path("outputs") / str(summary["name"])
         console.print(f"\nPictures and summary.json are in {folder}", markup=False, highlight=False, soft_wrap=True)
@@ -121,37 +119,34 @@ def _title(summary: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _table(title: str, columns: Iterable[str], **first: Any) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], **first: Any) -> Table:
+    """Return a table of rows, each a style and its cells. `first` are options of the column of labels."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False
     )
-    label, *others = columns
-    table.add_column(label, **first)
-    for column in others:
+    table.add_column(columns[0], **first)
+    for column in columns[1:]:
         table.add_column(column, justify="right", no_wrap=True)
+    for style, cells in rows:
+        table.add_row(*cells, style=style)
     return table
 
 
 def _figures_table(title: str, rows: Sequence[Row]) -> Table:
     """Return a table with a line for each row; a column that no row has is left out."""
-    columns = {
-        heading: column
-        for heading, column in _COLUMNS.items()
-        if any(value(figures, column[0]) is not None for _, figures, _ in rows)
+    known = {
+        name: [found for _, its, _ in rows if (found := value(its, name)) is not None]
+        for name, _, _ in _COLUMNS.values()
     }
-    table = _table(title, ["", *columns], overflow="fold")
+    columns = {heading: column for heading, column in _COLUMNS.items() if known[column[0]]}
     # Some costs would be little but zeros: they get two decimals more.
-    small = {
-        name: any(0 < (value(figures, name) or 0.0) < FINE_USD for _, figures, _ in rows)
-        for name in ("cost", "cost_per_correct")
-    }
-    for label, figures, style in rows:
-        shown = [
-            number(value(figures, name), factor, decimals + 2 * small.get(name, False))
-            for name, factor, decimals in columns.values()
-        ]
-        table.add_row(label, *shown, style=style)
-    return table
+    fine = {name for name in ("cost", "cost_per_correct") if any(0 < found < FINE_USD for found in known[name])}
+    cells = [
+        [number(value(its, name), factor, decimals + 2 * (name in fine)) for name, factor, decimals in columns.values()]
+        for _, its, _ in rows
+    ]
+    lines = [(style, [label, *shown]) for (label, _, style), shown in zip(rows, cells, strict=True)]
+    return _table(title, ["", *columns], lines, overflow="fold")
 
 
 def _footnotes(rows: Sequence[Row]) -> Iterator[str]:
@@ -195,33 +190,33 @@ def _gains_of_calls(summary: Mapping[str, Any]) -> Iterator[str]:
         yield line
 
 
-def _swap_table(swap: Mapping[str, Mapping[str, Figures]]) -> Table:
-    """Return the figures under each kind of preference, "before → after" in each cell where both are known."""
-    phases = [phase for phase in ("before", "after") if phase in swap]
-    title = f"The same questions under each preference, {' → '.join(phases)} training"
-    table = _table(title, ["preference", *_SWAP_COLUMNS], no_wrap=True)
+def _swap_tables(swap: Mapping[str, Mapping[str, Figures]]) -> Iterator[Table]:
+    """Yield the figures under each kind of preference, and how far the policy heeds it."""
+    phases = [phase for phase in ("before", "after") if swap.get(phase)]
+    rows = []
     for kind in dict.fromkeys(kind for phase in phases for kind in swap[phase]):
         cells = [
             " → ".join(number(value(swap[phase].get(kind), name), factor, decimals) for phase in phases)
             for name, factor, decimals in _SWAP_COLUMNS.values()
         ]
-        table.add_row(plain(kind), *cells)
-    return table
-
-
-def _ratio_table(swap: Mapping[str, Mapping[str, Figures]]) -> Table:
-    """Return how far the policy heeds a preference: the same figure under two kinds of preference."""
-    table = _table("Does it heed the preference?", ["", "before", "after"], no_wrap=True)
+        rows.append(("", [plain(kind), *cells]))
+    if rows:
+        title = f"The same questions under each preference, {' → '.join(phases)} training"
+        yield _table(title, ["preference", *_SWAP_COLUMNS], rows, no_wrap=True)
+    rows = []
     for label, figure, kind, other in _RATIOS:
-        cells = []
-        for phase in ("before", "after"):
-            first, second = (value(swap.get(phase, {}).get(name), figure) for name in (kind, other))
-            if first is None or second is None or (figure != "local_share" and not second):
-                cells.append(NOTHING)
-            elif figure == "local_share":
-                cells.append(f"{number(first, 100, 0)} % vs {number(second, 100, 0)} %")
-            else:
-                cells.append(f"{first / second:.2f}")
+        found = [swap.get(phase) or {} for phase in ("before", "after")]
+        cells = [_ratio(figure, value(its.get(kind), figure), value(its.get(other), figure)) for its in found]
         if cells != [NOTHING, NOTHING]:
-            table.add_row(label, *cells)
-    return table
+            rows.append(("", [label, *cells]))
+    if rows:
+        yield _table("Does it heed the preference?", ["", "before", "after"], rows, no_wrap=True)
+
+
+def _ratio(figure: str, first: float | None, second: float | None) -> str:
+    """Return the ratio of a figure under two kinds of preference; both figures where they are shares."""
+    if first is None or second is None:
+        return NOTHING
+    if figure == "local_share":
+        return f"{number(first, 100, 0)} % vs {number(second, 100, 0)} %"
+    return f"{first / second:.2f}" if second else NOTHING

@@ -24,12 +24,11 @@ class CappedEvaluator(Evaluator):
     Its collector plays a trajectory once, under the widest limits, and each other one is a beginning of it.
     """
 
-    async def figures(self, work: Work, *, is_part: bool = False) -> dict[str, Any]:
-        own, played = self.cfg.rollout.limits, await self.collect(work)
-        found = await self.measured(work, [cut(trajectory, own) for trajectory in played], is_part=is_part)
-        by_cap = {}
+    async def figures(self, work: Work, run: Sequence[Trajectory], *, is_part: bool = False) -> dict[str, Any]:
+        own, by_cap = self.cfg.rollout.limits, {}
+        found = await super().figures(work, [cut(trajectory, own) for trajectory in run], is_part=is_part)
         for cap, limits in capped(own, self.cfg.evaluation.turn_caps).items():
-            some = [cut(trajectory, limits) for trajectory in played]
+            some = [cut(trajectory, limits) for trajectory in run]
             by_cap[str(cap)] = summarize(some) | {"intervals": intervals(some, work.samples)}
         return found | {"turn_caps": by_cap}
 
