@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from orchestra_jax.evaluation.group_files import ARRAYS, NUMBERS, SUFFIX, Scores, StoredGroup, step_of
+from orchestra_jax.io.whole import write_whole
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 
@@ -90,29 +91,33 @@ def _rows(records: Sequence[Mapping[str, Any]]) -> tuple[Usage, ...]:
 Kept = dict[tuple[int, int], Trajectory]  # by the number of the task and of the sample
 
 
-def earlier_trajectories(
-    file: Path, policy: str, keys: Sequence[str], tasks: Sequence[Task], samples: int
-) -> tuple[Kept, list[str]]:
-    """Return the trajectories of these tasks in a file of an evaluation, and the lines of the same policy's others.
+def take_over(path: Path, rest: Path, policy: str, keys: Sequence[str], tasks: Sequence[Task], samples: int) -> Kept:
+    """Return the trajectories of these tasks in two files of an evaluation; `rest` then has the same policy's others.
 
     Args:
-        file: written by `trajectory_files.TrajectoryFile`.
-        policy: the mark of the policy in the file.
-        keys: the marks of the tasks, in their order.
+        path: file written by `trajectory_files.TrajectoryFile`.
+        rest: file beside it.
+        policy: mark of the policy in the files.
+        keys: marks of the tasks, in their order.
         tasks: the tasks.
         samples: of each task.
     """
-    places, found, others = {key: place for place, key in enumerate(keys)}, Kept(), list[str]()
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-            place = places.get(record["key"])
-            if record["status"] == Status.FAILED:
+    places, found, others = {key: place for place, key in enumerate(keys)}, Kept(), dict[str, None]()
+    for file in (rest, path):
+        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+            try:
+                record = json.loads(line)
+                place = places.get(record["key"])
+                if record["status"] == Status.FAILED:
+                    continue
+                if place is not None and record["member"] < samples:
+                    found[place, record["member"]] = replace(decode_trajectory(record, tasks[place]), group=place)
+                elif record.get("policy") == policy:
+                    others[line + "\n"] = None
+            except (ValueError, KeyError, TypeError):
                 continue
-            if place is not None and record["member"] < samples:
-                found[place, record["member"]] = replace(decode_trajectory(record, tasks[place]), group=place)
-            elif record.get("policy") == policy:
-                others.append(line + "\n")
-        except (ValueError, KeyError, TypeError):
-            continue
-    return found, others
+    if others:
+        write_whole(rest, "".join(others))
+    else:
+        rest.unlink(missing_ok=True)
+    return found

@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestra_jax.evaluation.calls import offered_models
 from orchestra_jax.evaluation.group_files import encode_trajectory
+from orchestra_jax.io.whole import write_whole
 from orchestra_jax.types import Task, Trajectory
 
 
@@ -33,22 +34,16 @@ class TrajectoryFile:
         self.path, self._model, self._policy = path, model, _digest(policy)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._keys = [_digest(policy, task) for task in tasks]
-        rest = path.with_name(f".{path.name}.rest")
         self.found: dict[tuple[int, int], Trajectory] = {}
-        others: list[str] = []
-        for file in (rest, path) if policy is not None else ():
-            if file.is_file():
-                from orchestra_jax.evaluation.decoding import earlier_trajectories  # only to resume
+        rest = path.with_name(f".{path.name}.rest")
+        if policy is not None and (path.is_file() or rest.is_file()):
+            from orchestra_jax.evaluation.decoding import take_over  # only to resume
 
-                kept, more = earlier_trajectories(file, self._policy, self._keys, tasks, samples)
-                self.found |= kept
-                others += more
-        # Both files are written anew, as a kill may have cut the last line.
-        if others:
-            _write(rest, list(dict.fromkeys(others)))
-        _write(path, [self._line(trajectory) for trajectory in self.found.values()])
-        if not others:
+            self.found = take_over(path, rest, self._policy, self._keys, tasks, samples)
+        else:
             rest.unlink(missing_ok=True)
+        # The file is written anew, as a kill may have cut the last line.
+        write_whole(path, "".join(map(self._line, self.found.values())))
 
     def add(self, trajectory: Trajectory) -> None:
         """Append a trajectory that ended."""
@@ -58,12 +53,6 @@ class TrajectoryFile:
     def _line(self, trajectory: Trajectory) -> str:
         own = {"key": self._keys[trajectory.group], "policy": self._policy, "policy_model": self._model}
         return json.dumps({**own, **_record(trajectory)}) + "\n"
-
-
-def _write(path: Path, lines: Sequence[str]) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text("".join(lines), encoding="utf-8")
-    part.replace(path)
 
 
 def _digest(*parts: object) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.config.synthesis import SynthesisConfig
-from orchestra_jax.synthesis.stages import StageResult, write_whole
+from orchestra_jax.io.whole import write_whole
+from orchestra_jax.synthesis.stages import StageResult
 
 CARD, README = "card.json", "README.md"
 _EXAMPLES = 3  # examples of each reason

@@ -7,7 +7,6 @@ comes from the record of calls, so nothing is paid for twice.
 import asyncio
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from orchestra_jax.io.untrusted import Unreadable, read_json
+from orchestra_jax.io.whole import write_whole
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.synthesis.cast import Cast, Rejected, Tally
@@ -143,13 +143,6 @@ class Stages:
             )
         rows = [row for out in outs for row in out.rows]
         return StageResult(name, rows, [each for out in outs for each in out.rejected], tally.as_json())
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Replace a file whole, so that a kill leaves the old one or the new one."""
-    part = file.with_name(f"{file.name}.part")
-    part.write_text(text, encoding="utf-8", errors="backslashreplace")
-    os.replace(part, file)
 
 
 def _write(file: Path, inputs: str, done: StageResult) -> None:

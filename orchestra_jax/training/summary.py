@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestra_jax.evaluation.benchmarks import HELD_OUT, PREFERENCE_SWAP
 from orchestra_jax.evaluation.terminal import print_summary
+from orchestra_jax.io.whole import write_whole
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.trainer import Trainer
 
@@ -39,9 +40,7 @@ def summary(trainer: Trainer) -> dict[str, Any]:
 def write_summary(found: Mapping[str, Any], directory: Path) -> None:
     """Write summary.json, so that a killed process leaves the new or the old file whole."""
     directory.mkdir(parents=True, exist_ok=True)
-    partial = directory / f".{FILE_NAME}.partial"
-    partial.write_text(json.dumps(_finite(found), indent=2, allow_nan=False) + "\n")
-    partial.replace(directory / FILE_NAME)
+    write_whole(directory / FILE_NAME, json.dumps(_finite(found), indent=2, allow_nan=False) + "\n")
 
 
 def report(found: Mapping[str, Any], directory: Path) -> None:

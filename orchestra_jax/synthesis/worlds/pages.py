@@ -6,7 +6,8 @@ from pathlib import Path
 
 import jinja2
 
-from orchestra_jax.synthesis.stages import Row, write_whole
+from orchestra_jax.io.whole import write_whole
+from orchestra_jax.synthesis.stages import Row
 
 INDEX, SHOWN = "index.html", 10
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.io.whole import write_whole
 
 FILE_NAME = "metrics.jsonl"
 
@@ -47,9 +48,7 @@ class JsonlLogger:
             *lines, _ = self.path.read_text(encoding="utf-8").split("\n")
             rows = read_metrics(self.path)
             kept = [line for line, row in zip(lines, rows, strict=True) if row["step"] < first_step]
-            temporary = self.path.with_suffix(".tmp")
-            temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-            os.replace(temporary, self.path)
+            write_whole(self.path, "".join(f"{line}\n" for line in kept))
         self._file = self.path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
