@@ -22,7 +22,8 @@ from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import BudgetConfig, ConfigError
 from orchestra_jax.data.rows import BadRow
 from orchestra_jax.data.sources import FORMATS, Skipped, load_tasks
-from orchestra_jax.money.journal import Journal, read_bill
+from orchestra_jax.money.bill import read_bill
+from orchestra_jax.money.journal import Journal
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.money.store import Recorded

@@ -10,8 +10,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from orchestra_jax.config.choices import Role
-from orchestra_jax.money.journal import State, added
 from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.sums import State, added
 from orchestra_jax.tools.experts.judge import CORRECT, INCORRECT, JUDGE_SYSTEM
 from orchestra_jax.tools.experts.roles import ROLES
 

@@ -207,7 +207,7 @@ def _batch_axis(cache_leaf: jax.Array) -> int:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _spread(cache: KVCache, kv: KVCache, source: jax.Array, lengths: jax.Array) -> KVCache:
-    """Copie row source[slot] of `kv` to the front of every slot with lengths[slot] > 0."""
+    """Copy row source[slot] of `kv` to the front of every slot with lengths[slot] > 0."""
 
     def leaf(old: jax.Array, new: jax.Array) -> jax.Array:
         axis, width = _batch_axis(old), min(new.shape[-2], old.shape[-2])
@@ -244,7 +244,7 @@ def _extend(
 def sample(
     logits: Float[Array, "R V"], uniform: Float[Array, " R"], block: int = 128
 ) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
-    """Draws a token a row by inverting the cumulative distribution; fp32 throughout.
+    """Draw a token a row by inverting the cumulative distribution; fp32 throughout.
 
     One uniform number in [0, 1) per row instead of one Gumbel number per vocabulary entry, and a cumulative sum over
     the blocks' sums and inside the chosen block only: several times faster where the vocabulary is large.

@@ -50,10 +50,14 @@ class Episode(Protocol):
     """
 
     @property
-    def messages(self) -> list[Message]: ...
+    def messages(self) -> list[Message]:
+        """First messages of the chat."""
+        ...
 
     @property
-    def tools(self) -> tuple[ToolSpec, ...]: ...
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The menu, in the order shown."""
+        ...
 
     async def step(self, call: ToolCall) -> ToolResult:
         """Execute one call. An unknown tool or bad arguments give a result that is `refused`.

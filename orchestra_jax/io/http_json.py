@@ -53,7 +53,7 @@ class ServerError(InfrastructureError):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same request may succeed later: unless a status says that the request itself is wrong."""
+        """Return whether the same request may succeed later: unless a status says that the request itself is wrong."""
         return self.status is None or self.status in (408, 429) or self.status >= 500
 
 
@@ -155,9 +155,14 @@ class JsonClient:
         answered = False
         try:
             async with self._open().request(
-                method, self.url + path, data=data, params=query, timeout=limits, allow_redirects=False,
+                method,
+                self.url + path,
+                data=data,
+                params=query,
+                timeout=limits,
+                allow_redirects=False,
                 headers={**self._headers, **kind},
-            ) as response:  # fmt: skip
+            ) as response:
                 answered = True
                 content = await _read(response)
                 if content is not None:

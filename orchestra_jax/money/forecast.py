@@ -53,12 +53,12 @@ def evaluation_cost(
         return f"{count} trajectories of {named}: all outside calls are replayed and cost nothing."
     limit = cfg.budget.run_usd
     end = "no budget.run_usd is set" if limit is None else f"budget.run_usd={limit:g} ends it"
+    each = f"{plan.call_input} + {plan.call_output} tokens each"
     told = {
-        f"experts ${count * experts:.2f} ({calls} calls of {plan.call_input} + {plan.call_output} tokens each)":
-            experts,
+        f"experts ${count * experts:.2f} ({calls} calls of {each})": experts,
         f"the judge ${count * judge:.2f} (one verdict each)": judge,
         f"the policy itself ${count * policy:.2f} ({turns} turns up to {tokens} tokens)": policy,
-    }  # fmt: skip
+    }
     parts = ", ".join(text for text, usd in told.items() if usd)
     return f"{count} trajectories of {named} cost about ${count * (experts + judge + policy):.2f}: {parts}; {end}."
 

@@ -213,8 +213,10 @@ class PaidCalls:
                 if row.cost_usd > worst.cost_usd:
                     _log.warning(
                         "%s billed $%.6g where its worst case was $%.6g: check its max_tokens, tokenizer and price.",
-                        row.name, row.cost_usd, worst.cost_usd,
-                    )  # fmt: skip
+                        row.name,
+                        row.cost_usd,
+                        worst.cost_usd,
+                    )
         return outcome, row
 
     async def _record_late(

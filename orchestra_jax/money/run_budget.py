@@ -7,7 +7,8 @@ from typing import Any
 
 from orchestra_jax.config.schema import BudgetConfig
 from orchestra_jax.money.budgets import Budget, Limits, Spending, total
-from orchestra_jax.money.journal import Journal, State, added, read_bill
+from orchestra_jax.money.journal import Journal
+from orchestra_jax.money.sums import State, added
 from orchestra_jax.processes import Processes
 
 FILE_NAME = "spent.jsonl"
@@ -39,8 +40,11 @@ class RunBudget:
         left = _files_of_others(directory, self._processes.count) if self._processes.first else []
         self._journal = Journal(_file(directory, self._processes.index))
         self.run = Budget(limits(budget, "run"), name="run", journal=self._journal)
-        taken = [part for file in left for part in read_bill(file)]
+        taken = list[State]()
         if left:
+            from orchestra_jax.money.bill import read_bill
+
+            taken = [part for file in left for part in read_bill(file)]
             self._journal.take_over(added(taken))
             for file in left:
                 file.unlink()
@@ -89,6 +93,8 @@ class RunBudget:
 
 def bill(directory: Path) -> tuple[State, State]:
     """Read from the files of all processes what a run paid, and the worst cases of calls in flight at their end."""
+    from orchestra_jax.money.bill import read_bill
+
     files = [_file(directory, 0), *_files_of_others(directory, 1)]
     paid, in_flight = zip(*(read_bill(file) for file in files), strict=True)
     return added(paid), added(in_flight)

@@ -112,7 +112,7 @@ class EndpointPolicy(ExpertClient):
         return {**message, "content": content}
 
     def _answer(self, content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """What is kept of an answer, and the tokens that it names."""
+        """Return what is kept of an answer, and the tokens that it names."""
         reply = read_reply(content)
         message = reply.message
         try:
@@ -189,10 +189,17 @@ def make_endpoint(cfg: WorldConfig, url: str, prices: PriceList, processes: Proc
         share = processes or Processes()
         rate = given.requests_per_minute
         expert = Expert(
-            name=NAME, model=model, base_url=url, api_key_env=given.api_key_env, timeout_s=given.timeout_s,
-            retries=given.retries, concurrency=share.share(given.concurrency),
-            requests_per_minute=None if rate is None else rate / share.count, extra=given.extra, **asked,
-        )  # fmt: skip
+            name=NAME,
+            model=model,
+            base_url=url,
+            api_key_env=given.api_key_env,
+            timeout_s=given.timeout_s,
+            retries=given.retries,
+            concurrency=share.share(given.concurrency),
+            requests_per_minute=None if rate is None else rate / share.count,
+            extra=given.extra,
+            **asked,
+        )
         replay = Replay(cfg.replay.path, cfg.replay.mode)
         client = EndpointPolicy(expert, prices, replay=replay)
         if cfg.replay.mode != "replay":

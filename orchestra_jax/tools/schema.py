@@ -15,8 +15,14 @@ from orchestra_jax.types import ToolSpec
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TYPES = {
-    str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", NoneType: "null",
-}  # fmt: skip
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    list: "array",
+    dict: "object",
+    NoneType: "null",
+}
 
 
 def to_openai(spec: ToolSpec, *, show_price: bool = True) -> dict[str, Any]:

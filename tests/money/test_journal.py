@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config.schema import BudgetConfig, ConfigError
+from orchestra_jax.money.bill import read_bill
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
-from orchestra_jax.money.journal import Journal, read_bill
+from orchestra_jax.money.journal import Journal
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import PaidCalls
 from orchestra_jax.money.replay import Replay

@@ -74,9 +74,14 @@ class SGLangEngine:
         self.max_length, self.vocab_size = max_length, vocab_size
         self._timeout_s, self._retries, self._backoff_s = request_timeout_s, retries, backoff_s
         self._pool = SGLangPool(
-            urls, weight_sync, version=version, concurrency=concurrency, probe_s=probe_s, down_timeout_s=down_timeout_s,
+            urls,
+            weight_sync,
+            version=version,
+            concurrency=concurrency,
+            probe_s=probe_s,
+            down_timeout_s=down_timeout_s,
             revive=revive,
-        )  # fmt: skip
+        )
         self._sessions: dict[int, SGLangClient] = {}
         self._numbers = itertools.count(1)
         self._running: dict[int, asyncio.Task[Generation]] = {}
@@ -286,9 +291,14 @@ class SGLangEngine:
         allowed = server.versions[since:]
         try:
             piece = read_answer(
-                answer, rid=rid, prompt_length=len(ids), count=count, stop_ids=params.stop_ids,
-                vocab_size=self.vocab_size, versions=allowed,
-            )  # fmt: skip
+                answer,
+                rid=rid,
+                prompt_length=len(ids),
+                count=count,
+                stop_ids=params.stop_ids,
+                vocab_size=self.vocab_size,
+                versions=allowed,
+            )
             watch.add(-min(piece.queue_s, spent))
             return piece
         except (ValueError, TypeError, AttributeError, LookupError) as error:

@@ -97,7 +97,7 @@ class SGLangPool:
 
     @property
     def released(self) -> bool:
-        """Whether a server lacks memory until the next update."""
+        """True if a server lacks memory until the next update."""
         return any(server.released for server in self.servers)
 
     async def release(self) -> None:

@@ -23,15 +23,25 @@ _POLL_S = 0.5
 _TAIL_LINES = 20
 _TAIL_BYTES = 20_000
 _CPU_FLAGS = (
-    "--device=cpu", "--attention-backend=torch_native", "--sampling-backend=pytorch", "--disable-cuda-graph",
-    "--disable-overlap-schedule", "--grammar-backend=none", "--mem-fraction-static=0.1", "--max-total-tokens=16384",
-    "--max-running-requests=32", "--sleep-on-idle",
-)  # fmt: skip
+    "--device=cpu",
+    "--attention-backend=torch_native",
+    "--sampling-backend=pytorch",
+    "--disable-cuda-graph",
+    "--disable-overlap-schedule",
+    "--grammar-backend=none",
+    "--mem-fraction-static=0.1",
+    "--max-total-tokens=16384",
+    "--max-running-requests=32",
+    "--sleep-on-idle",
+)
 # The platform is the small package in requirements/; the CPU engine would need kernels that PyPI's wheel lacks. More
 # than one thread per process makes a small model 20 times slower.
 _CPU_ENVIRONMENT = {
-    "SGLANG_PLATFORM": "torchcpu", "SGLANG_USE_CPU_ENGINE": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-}  # fmt: skip
+    "SGLANG_PLATFORM": "torchcpu",
+    "SGLANG_USE_CPU_ENGINE": "0",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,7 @@ class SGLangProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs; it may not be ready yet."""
+        """True if its process runs; it may not be ready yet."""
         return self._process is not None and self._process.poll() is None
 
     async def start(self) -> None:

@@ -105,9 +105,12 @@ class ExpertClient:
         self.counter = TokenCounter(expert.tokenizer)
         self._calls = PaidCalls(
             limiter or Limiter(expert.concurrency, expert.requests_per_minute),
-            replay=replay, timeout_s=expert.timeout_s, retries=expert.retries, backoff_s=backoff_s,
+            replay=replay,
+            timeout_s=expert.timeout_s,
+            retries=expert.retries,
+            backoff_s=backoff_s,
             prepare=self._connect,
-        )  # fmt: skip
+        )
         self._key = ""
         self._formats = True  # the server takes response_format, as far as we know
         self._neutralise = Neutraliser(self.counter.control)

@@ -17,9 +17,21 @@ _MAX_TOKENS = ("max_tokens", "max_completion_tokens")
 _OWN = ("max_tokens", "model", "temperature")
 # Set by the client, a part of a record's key, or answered in a form or number that is not the one reserved and read.
 _RESERVED = {
-    *_MAX_TOKENS, *_OWN, "messages", "stop", "response_format", "expert", "role", "sample", "n", "best_of", "stream",
-    "stream_options", "max_new_tokens", "max_output_tokens",
-}  # fmt: skip
+    *_MAX_TOKENS,
+    *_OWN,
+    "messages",
+    "stop",
+    "response_format",
+    "expert",
+    "role",
+    "sample",
+    "n",
+    "best_of",
+    "stream",
+    "stream_options",
+    "max_new_tokens",
+    "max_output_tokens",
+}
 
 
 @dataclass(frozen=True)

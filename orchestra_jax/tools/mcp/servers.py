@@ -117,8 +117,11 @@ def problems(servers: Sequence[McpServer]) -> list[str]:
     found = []
     for settings in servers:
         label = f"the MCP server {shown(settings.label)}"
-        found += [f"Set the environment variable {shown(name)}: {label} needs it."
-                  for name in settings.variables if name not in os.environ]  # fmt: skip
+        found += [
+            f"Set the environment variable {shown(name)}: {label} needs it."
+            for name in settings.variables
+            if name not in os.environ
+        ]
         if settings.url:
             found += unreachable(label, settings.url, "tools.mcp")
         elif shutil.which(program := shlex.split(settings.server)[0]) is None:

@@ -70,9 +70,14 @@ class EndpointEmbedder:
         self.prompt_tokens = 0
         self.identity = f"{model} (dim {dim or 'full'}, texts up to {max_chars} characters)"
         self.settings: dict[str, Any] = {
-            "type": "endpoint", "url": url, "model": model, "dim": dim, "instruction": instruction, "key_env": key_env,
+            "type": "endpoint",
+            "url": url,
+            "model": model,
+            "dim": dim,
+            "instruction": instruction,
+            "key_env": key_env,
             "max_chars": max_chars,
-        }  # fmt: skip
+        }
         self._model, self._dim, self._max_chars = model, dim, max_chars
         self._prefix = f"Instruct: {instruction}\nQuery:" if instruction else ""
         self._batch, self._concurrency = batch, concurrency

@@ -99,9 +99,13 @@ class WebClient(ABC):
         self._url, self._timeout_s = url.rstrip("/"), timeout_s
         self._max_results, self._max_chars, self._page_chars = max_results, max_chars, page_chars
         self._calls = PaidCalls(
-            limiter or Limiter(8), replay=replay, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s,
+            limiter or Limiter(8),
+            replay=replay,
+            timeout_s=timeout_s,
+            retries=retries,
+            backoff_s=backoff_s,
             prepare=self.check,
-        )  # fmt: skip
+        )
         self._client: JsonClient | None = None
 
     @abstractmethod
@@ -291,10 +295,17 @@ class WikipediaSearch(WebClient):
         """Searches for {"query"}; a result's text is the introduction of its page."""
         request = {"language": self._language, "query": arguments["query"], "max_results": self._max_results}
         fields = {
-            "action": "query", "format": "json", "formatversion": "2", "generator": "search",
-            "gsrsearch": arguments["query"], "gsrlimit": str(self._max_results),
-            "prop": "extracts", "exintro": "1", "explaintext": "1", "exlimit": "max",
-        }  # fmt: skip
+            "action": "query",
+            "format": "json",
+            "formatversion": "2",
+            "generator": "search",
+            "gsrsearch": arguments["query"],
+            "gsrlimit": str(self._max_results),
+            "prop": "extracts",
+            "exintro": "1",
+            "explaintext": "1",
+            "exlimit": "max",
+        }
 
         def read(answer: Any) -> list[dict[str, str]]:
             if "query" not in answer and "batchcomplete" not in answer:
@@ -324,9 +335,14 @@ class WikipediaSearch(WebClient):
             title = unquote(parts.path.removeprefix("/wiki/"))
         title = title.replace("_", " ")
         fields = {
-            "action": "query", "format": "json", "formatversion": "2", "titles": title, "redirects": "1",
-            "prop": "extracts", "explaintext": "1",
-        }  # fmt: skip
+            "action": "query",
+            "format": "json",
+            "formatversion": "2",
+            "titles": title,
+            "redirects": "1",
+            "prop": "extracts",
+            "explaintext": "1",
+        }
 
         def read(answer: Any) -> str | None:
             page = answer["query"]["pages"][0]

@@ -1,0 +1,71 @@
+"""Read the bill that `money.journal` writes."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.io.untrusted import read_json
+from orchestra_jax.money.sums import State, added
+
+Amounts = tuple[str, Any, int, int]  # name, dollars, tokens, calls
+_FRACTION = re.compile(r"\d{1,1000}(/0*[1-9]\d{0,999})?", re.ASCII)
+
+
+def read_bill(file: Path) -> tuple[State, State]:
+    """Read what was paid, and the worst cases of the calls that were in flight at the end of the file.
+
+    Raises:
+        ConfigError: a line is broken that is not the last.
+    """
+    paid, in_flight = read_lines(file)
+    return summed(paid), summed(in_flight.values())
+
+
+def read_lines(file: Path) -> tuple[list[Amounts], dict[int, Amounts]]:
+    """Return what was paid, line by line, and every call that was in flight, by its number."""
+    paid, in_flight = list[Amounts](), dict[int, Amounts]()
+    *lines, _ = file.read_bytes().split(b"\n") if file.exists() else [b""]
+    for number, text in enumerate(lines, 1):
+        try:
+            line = read_json(text)
+            if "spent" in line:
+                paid += [_checked(name, *amounts) for name, amounts in line["spent"].items()]
+            elif "worst" in line:
+                if line["call"] in in_flight:
+                    raise ValueError("the call is under way already")
+                usd, tokens = line["worst"]
+                in_flight[line["call"]] = _checked(line["name"], usd, tokens, 1)
+            else:
+                del in_flight[line["call"]]
+                if "paid" in line:
+                    usd, tokens = line["paid"]
+                    paid.append(_checked(line["name"], usd, tokens, 1))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{str(file)!r}, line {number}, is no line of the run's bill: restore the file, or delete it if what "
+                "was spent until now need not count in budget.run_*."
+            ) from error
+    return paid, in_flight
+
+
+def _checked(name: Any, usd: Any, tokens: Any, calls: Any) -> Amounts:
+    """Return the amounts of a line, checked; dollars are a number, or a text as in `State`.
+
+    Raises:
+        ValueError, TypeError: it has not.
+    """
+    for count in (tokens, calls):
+        if type(count) is not int or count < 0:
+            raise ValueError(f"a count is {count!r}")
+    # Not what else a Fraction takes: "1e999999999" would fill the memory with its digits.
+    number = _FRACTION.fullmatch(usd) is not None if isinstance(usd, str) else type(usd) in (int, float) and usd >= 0
+    if not isinstance(name, str) or not number:
+        raise TypeError(f"{name!r} cost {usd!r}")
+    return name, usd, tokens, calls
+
+
+def summed(amounts: Iterable[Amounts]) -> State:
+    """Return the sum of amounts, by name."""
+    return added({name: amount} for name, *amount in amounts)
