@@ -13,7 +13,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from orchestra_jax.envs.base import EXPERT
-from orchestra_jax.evaluation.canvas import FAINT, INK, blank, headline, quiet
+from orchestra_jax.evaluation.canvas import FAINT, INK, blank, headline, panel
 from orchestra_jax.evaluation.figures import plain, value
 from orchestra_jax.evaluation.intervals import Interval
 
@@ -98,8 +98,7 @@ def draw_marks(
         log: costs are on a logarithmic axis.
     """
     picture = blank(11.5, 8.0) if len(marks) > CROWD else blank(8.4, 5.6)
-    axes = picture.add_subplot()
-    quiet(axes)
+    axes = panel(picture)
     if arrow:
         (a, b), style = arrow, {"arrowstyle": "-|>", "mutation_scale": 16, "color": BLUE, "linewidth": 1.8}
         axes.annotate("", (b.x, b.y), (a.x, a.y), arrowprops=style | {"shrinkA": 7, "shrinkB": 8}, zorder=2)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from orchestra_jax.evaluation.against_cost import accuracy_cost
-from orchestra_jax.evaluation.canvas import COLOURS, DPI, FAINT, INK, blank, headline, quiet
+from orchestra_jax.evaluation.canvas import COLOURS, DPI, FAINT, INK, blank, headline, panel
 from orchestra_jax.evaluation.figures import plain, value
 
 OTHERS = "other tools"
@@ -97,14 +97,12 @@ def _learning_curves(metrics: Sequence[Mapping[str, float]]) -> Figure | None:
     rows = math.ceil(len(found) / columns)
     picture = blank(5.2 * columns, 0.7 + 2.9 * rows)
     for index, (curve, steps, values) in enumerate(found):
-        axes = picture.add_subplot(rows, columns, index + 1)
-        quiet(axes)
         line = smooth(steps, values)
+        title = _movement(curve, line, float(np.std(values - line)))
+        axes = panel(picture, (rows, columns, index + 1), title)
         axes.plot(steps, values, color=curve.colour, alpha=0.28, linewidth=0.9)
         axes.plot(steps, line, color=curve.colour, linewidth=2.4, solid_capstyle="round")
         axes.plot(steps[-1], line[-1], "o", color=curve.colour, markersize=5.5, clip_on=False)
-        title = _movement(curve, line, float(np.std(values - line)))
-        axes.set_title(title, loc="left", fontsize=11, color=INK, pad=8)
         axes.margins(x=0.02)
         if curve.metric == "cost_usd":
             axes.set_ylim(0, max(float(values.max()) * 1.08, 1e-9))
@@ -145,14 +143,12 @@ def _tool_shares(summary: Mapping[str, Any]) -> Figure | None:
     places = [-(i + 0.35 * (family == "all" and i > 0)) for i, family in enumerate(families)]
     colours = dict(zip(tools, COLOURS, strict=False)) | {OTHERS: COLOURS[-1]}
     picture = blank(5.6 * len(phases), 1.9 + 0.52 * len(families))
-    first: Axes | None = None
     for index, (phase, shares) in enumerate(phases.items()):
-        axes = picture.add_subplot(1, len(phases), index + 1, sharey=first)
-        first = first or axes
-        quiet(axes, grid="x")
+        axes = panel(picture, (1, len(phases), index + 1), f"{phase} training", grid="x")
+        if index:
+            axes.sharey(picture.axes[0])
         for place, family in zip(places, families, strict=True):
             _bar(axes, place, _merge(shares.get(family, {}), tools), colours)
-        axes.set_title(f"{phase} training", loc="left", fontsize=11, color=INK, pad=8)
         axes.set(xlim=(0, 100), xlabel="share of tool calls (%)", yticks=places)
         axes.set_yticklabels(["all questions" if family == "all" else plain(family) for family in families])
         axes.tick_params(axis="y", labelsize=10, labelcolor=INK, labelleft=index == 0)

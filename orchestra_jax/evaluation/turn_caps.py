@@ -151,7 +151,7 @@ def draw_turn_caps(rows: Sequence[Row], directory: Path) -> Path:
         rows: of `terminal.cap_rows`, labelled "BENCHMARK, N turns".
         directory: an existing folder.
     """
-    from orchestra_jax.evaluation.canvas import COLOURS, DPI, FAINT, blank, headline, quiet  # matplotlib takes a second
+    from orchestra_jax.evaluation.canvas import COLOURS, DPI, FAINT, blank, headline, panel  # matplotlib takes a second
 
     lines: dict[str, list[tuple[float, float, str]]] = {}
     for label, figures, _ in rows:
@@ -160,8 +160,7 @@ def draw_turn_caps(rows: Sequence[Row], directory: Path) -> Path:
         if cost is not None and accuracy is not None:
             lines.setdefault(name, []).append((100 * cost, 100 * accuracy, cap))
     picture = blank(7.2, 4.6)
-    axes = picture.add_subplot()
-    quiet(axes)
+    axes = panel(picture)
     for (name, points), colour in zip(lines.items(), itertools.cycle(COLOURS), strict=False):
         axes.plot(*zip(*(point[:2] for point in points), strict=True), "o-", color=colour, label=name)
         for (x, y), same in itertools.groupby(points, key=lambda point: point[:2]):
