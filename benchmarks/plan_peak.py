@@ -47,8 +47,9 @@ def measure(case: str, tokens: int, layers: int, micro_batches: int) -> dict[str
     from orchestra_jax.models.sharding import make_mesh
     from orchestra_jax.planning.gpus import find_gpu
     from orchestra_jax.planning.plan import Job, make_plan
-    from orchestra_jax.rl.learner import Learner, LearnerConfig
+    from orchestra_jax.rl.learner import LearnerConfig
     from orchestra_jax.rl.losses import LossConfig
+    from orchestra_jax.rl.mesh_learner import MeshLearner
     from orchestra_jax.rl.optimizer import make_optimizer
     from orchestra_jax.rl.packing import PackShapes
 
@@ -58,7 +59,7 @@ def measure(case: str, tokens: int, layers: int, micro_batches: int) -> dict[str
     job = Job(config, cfg, optimizer, (1, 1, 1), shape, sequences=micro_batches, tokens=tokens)
     plan = make_plan(job, find_gpu("h100"), PlanConfig(compiler="cpu"))
 
-    learner = Learner(config, cfg, make_optimizer(optimizer), mesh=make_mesh(devices=jax.devices()[:1]))
+    learner = MeshLearner(config, cfg, make_optimizer(optimizer), mesh=make_mesh(devices=jax.devices()[:1]))
 
     def step() -> None:
         state = learner.init(init_params(config, jax.random.key(0)), donate=True)

@@ -29,7 +29,8 @@ from orchestra_jax.planning.fused import attention_flops, stand_in_attention, us
 from orchestra_jax.planning.gpus import GPUS, Gpu
 from orchestra_jax.planning.hlo import Collective, ProgramCost, program_cost
 from orchestra_jax.rl.batching import BatchShape
-from orchestra_jax.rl.learner import Learner, LearnerConfig
+from orchestra_jax.rl.learner import LearnerConfig
+from orchestra_jax.rl.mesh_learner import MeshLearner
 from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, bin_parts
 
@@ -264,7 +265,7 @@ def make_plan(job: Job, gpu: Gpu, options: PlanConfig) -> Plan:
             kernel_flops = attention_flops(job.model, job.shape.length, job.shape.rows) / job.mesh[2]
         notes = (*notes, "cuDNN's attention is counted by the arrays it reads and writes, and by its causal FLOPs.")
     mesh = make_mesh(*job.mesh, devices=devices)
-    learner = Learner(compiled_model, job.learner, make_optimizer(job.optimizer), mesh=mesh, adapters=job.adapters)
+    learner = MeshLearner(compiled_model, job.learner, make_optimizer(job.optimizer), mesh=mesh, adapters=job.adapters)
     lowered = learner.lowered(job.shape.abstract(MeshSharding(mesh).batch_shards))
     programs, shardings = {}, {}
     for name, program in lowered.items():

@@ -7,7 +7,6 @@ makes rows of several sequences instead.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -213,14 +212,6 @@ class MicroBatch:
         sizes = rows // shards, length, sequences // shards, sequence_length, prefixes // shards, prefix_length
         return BatchShape(*sizes, packed, selected)
 
-    def widened(self, selected: int) -> "MicroBatch":
-        """Return the batch with R = `selected`, which must not be smaller than it is."""
-        shape = self.shape
-        more = ((0, 0), (0, selected - shape.selected))
-        select: Any = np.pad(self.select, more, constant_values=shape.rows * shape.length - 1)
-        place: Any = np.pad(self.place, more, constant_values=shape.sequences * shape.sequence_length)
-        return dataclasses.replace(self, select=select, place=place)
-
 
 @dataclass(frozen=True)
 class MicroShapes:
@@ -252,11 +243,8 @@ class MicroShapes:
 _LEFT_OVER = 8
 
 
-def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes, shards: int = 1) -> list[MicroBatch]:
-    """Split rows into micro-batches of few shapes; every row lands in exactly one.
-
-    Args:
-        shards: S, the batch shards of the mesh that this process feeds.
+def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes) -> list[MicroBatch]:
+    """Split rows into micro-batches of few shapes and one part each; every row lands in exactly one.
 
     Raises:
         ValueError: a row or prefix is longer than the widest shape, or a row begins with a sampled token.
@@ -283,7 +271,7 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes, shards: in
             prefixes.add(prefix)
             part.append(row)
         batches += _cut(part, width, shapes)
-    return stack_parts(batches, shards)
+    return batches
 
 
 def check_start(row: TokenSequence, start: int = 0) -> None:
@@ -300,23 +288,6 @@ def select_size(found: int, positions: int, fractions: Sequence[float]) -> int:
     """Return R for `found` selected of `positions` positions: the smallest of the compiled shares that holds them."""
     sizes = (int(positions * fraction) for fraction in (*fractions, 1.0))
     return next(size for size in sizes if size >= found)
-
-
-def stack_parts(parts: Sequence[MicroBatch], shards: int) -> list[MicroBatch]:
-    """Join micro-batches of S = 1 to such of S = `shards`; parts of one shape come together, empty ones fill up."""
-    if shards == 1:
-        return list(parts)
-    stacked = []
-    ordered = sorted(parts, key=lambda part: dataclasses.astuple(part.shape), reverse=True)
-    for _, same in itertools.groupby(ordered, key=lambda part: dataclasses.astuple(part.shape)[:-1]):
-        members = list(same)
-        for first in range(0, len(members), shards):
-            chosen = members[first : first + shards]
-            shape = chosen[0].shape  # the largest R comes first
-            chosen = [part.widened(shape.selected) for part in chosen]
-            chosen += [shape.empty()] * (shards - len(chosen))
-            stacked.append(jax.tree.map(lambda *leaves: np.concatenate(leaves), *chosen))
-    return stacked
 
 
 def _cut(part: Sequence[TokenSequence], width: int, shapes: MicroShapes) -> list[MicroBatch]:

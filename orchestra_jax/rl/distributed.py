@@ -1,4 +1,4 @@
-"""Arrays of the whole mesh from those of one process, and the agreement of several processes before a step."""
+"""Micro-batches for a mesh: parts for its batch shards, its arrays, and what several processes agree on before."""
 
 import dataclasses
 import itertools
@@ -78,5 +78,29 @@ def agree_on_batches(batches: Sequence[MicroBatch], shards: int) -> list[MicroBa
             common = BatchShape(*(*shape, max(sizes)))
             common = dataclasses.replace(common, packed=bool(common.packed))  # an integer on the way here
             batch = next(members, None)
-            agreed.append(common.empty(shards) if batch is None else batch.widened(common.selected))
+            agreed.append(common.empty(shards) if batch is None else _widened(batch, common.selected))
     return agreed
+
+
+def stack_parts(parts: Sequence[MicroBatch], shards: int) -> list[MicroBatch]:
+    """Join micro-batches of S = 1 to such of S = `shards`; parts of one shape come together, empty ones fill up."""
+    stacked = []
+    ordered = sorted(parts, key=lambda part: dataclasses.astuple(part.shape), reverse=True)
+    for _, same in itertools.groupby(ordered, key=lambda part: dataclasses.astuple(part.shape)[:-1]):
+        members = list(same)
+        for first in range(0, len(members), shards):
+            chosen = members[first : first + shards]
+            shape = chosen[0].shape  # the largest R comes first
+            chosen = [_widened(part, shape.selected) for part in chosen]
+            chosen += [shape.empty()] * (shards - len(chosen))
+            stacked.append(jax.tree.map(lambda *leaves: np.concatenate(leaves), *chosen))
+    return stacked
+
+
+def _widened(batch: MicroBatch, selected: int) -> MicroBatch:
+    """Return the batch with R = `selected`, which must not be smaller than it is."""
+    shape = batch.shape
+    more = ((0, 0), (0, selected - shape.selected))
+    select: Any = np.pad(batch.select, more, constant_values=shape.rows * shape.length - 1)
+    place: Any = np.pad(batch.place, more, constant_values=shape.sequences * shape.sequence_length)
+    return dataclasses.replace(batch, select=select, place=place)

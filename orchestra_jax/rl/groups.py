@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from orchestra_jax.types import Status, Trajectory
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GroupArrays:
     """Arrays of G groups of N members for the reward; K is the largest menu, F = K + 3.

@@ -1,7 +1,7 @@
 """The update: log-probs of rows, gradients of a loss over micro-batches, and the optimizer step, compiled.
 
-Micro-batches are weighted by tokens (or sequences) of the whole batch, so accumulating them equals one large batch. The
-same functions serve one device and a mesh of several processes.
+Micro-batches are weighted by tokens (or sequences) of the whole batch, so accumulating them equals one large batch.
+`rl.mesh_learner` does the same on a mesh of devices, of one or several processes.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array
 
 from orchestra_jax.config.choices import Aggregation
@@ -31,7 +31,6 @@ from orchestra_jax.rl.objectives import (
     accumulate,
     apply_gradients,
     init_state,
-    other_log_ratios,
     policy_objective,
     supervised_objective,
     zero_sums,
@@ -50,20 +49,21 @@ _MOST_TRACES = 64
 class Learner:
     """Compiled functions of one policy: supervised and policy gradients over micro-batches, and the optimizer step.
 
-    On a mesh, parameters, moments and gradients are split over it, and every micro-batch has one part for each of
-    `shards` batch shards of this process. With several processes all call the same methods in the same order, each
-    with the micro-batches of its own rows.
+    Everything is on the default device.
 
     Args:
         config: the policy's architecture.
         cfg: settings of the update.
         optimizer: from `make_optimizer`.
-        mesh: devices that hold the arrays; None: the default device.
         adapters: train these adapters of a frozen base instead of the policy itself.
 
-    Raises:
-        ValueError: two processes would feed the same batch shard.
+    Attributes:
+        shards: parts of every micro-batch of this process, one for each batch shard.
+        sharding: the mesh that parameters and batches are split over; None here.
     """
+
+    shards: int = 1
+    sharding: "MeshSharding | None" = None
 
     def __init__(
         self,
@@ -71,15 +71,9 @@ class Learner:
         cfg: LearnerConfig,
         optimizer: optax.GradientTransformation,
         *,
-        mesh: Mesh | None = None,
         adapters: "LoRA | None" = None,
     ) -> None:
         self.config, self.cfg, self.optimizer, self.adapters = config, cfg, optimizer, adapters
-        self.sharding, self.shards = None if mesh is None else _sharding(mesh), 1
-        if self.sharding is not None:
-            from orchestra_jax.rl.distributed import process_shards
-
-            self.shards = process_shards(self.sharding)
         self._abstract_base = trained = abstract_params(config)
         if adapters is not None:
             from orchestra_jax.models.lora import abstract_adapters
@@ -114,24 +108,23 @@ class Learner:
         def ref_logprobs(params: Params, batch: MicroBatch) -> Array:
             return self._scores(params, None, batch)[0]
 
-        state, grads, base, batch, scalar = self._shardings()
-        params, frozen = (None if state is None else state.params), (None if self.adapters is None else base)
-        sums, rows = (grads, scalar), (params, frozen, batch)
         chex.clear_trace_counter()  # chex counts by name: what an earlier learner traced is not this one's
-        self._policy = self._jit(accumulate(policy), (sums, *rows, scalar, scalar), (sums, scalar), (0,))
-        self._supervised = self._jit(accumulate(supervised), (sums, *rows, scalar), (sums, scalar), (0,))
-        self._zeros = self._jit(zeros, (), sums)
-        self._apply = self._jit(apply, (state, sums), (state, scalar), (0,))
-        self._init = self._jit(init, (params,), state, (0,))
-        self._logprobs = self._jit(logprobs, rows, batch)
-        self._ref_logprobs = self._jit(ref_logprobs, (base, batch), batch)
-        self._other_log_ratios = jax.jit(other_log_ratios, out_shardings=batch)
+        self._policy = self._jit(accumulate(policy), donate=0)
+        self._supervised = self._jit(accumulate(supervised), donate=0)
+        self._zeros = self._jit(zeros)
+        self._apply = self._jit(apply, donate=0)
+        self._init = self._jit(init, donate=0)
+        self._logprobs = self._jit(logprobs)
+        self._ref_logprobs = self._jit(ref_logprobs)
 
-    def _jit(self, function: Callable[..., Any], inputs: Any, outputs: Any, donated: tuple[int, ...] = ()) -> Any:
+    def _jit(self, function: Callable[..., Any], donate: int | None = None) -> Any:
         counted = chex.assert_max_traces(function, _MOST_TRACES)
-        if self.sharding is None:
-            return jax.jit(counted, donate_argnums=donated)
-        return jax.jit(counted, in_shardings=inputs, out_shardings=outputs, donate_argnums=donated)
+        donated = () if donate is None else donate
+        return jax.jit(counted, donate_argnums=donated, **self._shardings(function.__name__))
+
+    def _shardings(self, name: str) -> Mapping[str, Any]:
+        """Return jax.jit's in_shardings and out_shardings of a function of `_compile`; none on one device."""
+        return {}
 
     def _scores(self, params: Params, base: Params | None, batch: MicroBatch, **settings: Any) -> tuple[Array, Array]:
         """Return log-probs and entropies of the policy that `params`, or adapters on `base`, are."""
@@ -142,16 +135,6 @@ class Learner:
             params = attach(base, params, self.adapters)
         settings = {"temperature": cfg.temperature, "chunk": cfg.chunk, "vocab_block": cfg.vocab_block} | settings
         return batch_logprobs(params, self.config, batch, sharding=self.sharding, **settings)
-
-    def _shardings(self) -> tuple[Any, Any, Any, Any, Any]:
-        """Return the shardings of state, gradients, base, batch and scalars; None for each without a mesh."""
-        if self.sharding is None:
-            return None, None, None, None, None
-        named = functools.partial(self.sharding.params, axes=self.config.axes)
-        params, opt_state = named(self._abstract_state.params), self._abstract_state.opt_state
-        scalar = self.sharding.replicated
-        state = TrainState(params, named(opt_state, replicate_others=True), scalar)  # type: ignore[arg-type]
-        return state, params, named(self._abstract_base), self.sharding.batch, scalar
 
     # --- state and batches on their devices ---
 
@@ -171,45 +154,38 @@ class Learner:
 
     def abstract_state(self) -> TrainState:
         """Return shapes, dtypes and shardings of the state, for a checkpoint to be restored into; allocates nothing."""
-        state, one = self._abstract_state, SingleDeviceSharding(jax.local_devices()[0])
-        shardings = jax.tree.map(lambda leaf: one, state) if self.sharding is None else self._shardings()[0]
 
         def abstract(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-        return cast(TrainState, jax.tree.map(abstract, state, shardings))
+        return cast(TrainState, jax.tree.map(abstract, self._abstract_state, self._state_shardings()))
+
+    def _state_shardings(self) -> TrainState:
+        one = SingleDeviceSharding(jax.local_devices()[0])
+        return cast(TrainState, jax.tree.map(lambda leaf: one, self._abstract_state))
 
     def place_params(self, params: Params) -> Params:
-        """Put parameters (a reference, a LoRA base) on the mesh in their own dtype; those already there are not copied.
+        """Put parameters (a reference, a LoRA base) on the devices in their own dtype; those there are not copied.
 
         Args:
             params: a whole policy, or adapters.
         """
-        if self.sharding is None:
-            return cast(Params, jax.tree.map(jax.device_put, params))
-        from orchestra_jax.rl.distributed import tree_to_mesh
-
-        return cast(Params, tree_to_mesh(params, self.sharding.params(params, self.config.axes)))
+        return cast(Params, jax.tree.map(jax.device_put, params))
 
     def place(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Return this process's micro-batches as arrays of the whole mesh.
-
-        With several processes this is a collective: they agree on number and shapes, and empty micro-batches fill up.
+        """Return this process's micro-batches as the step takes them; on one device as they are.
 
         Raises:
             ValueError: a micro-batch was not made with shards=`self.shards`.
         """
-        if self.sharding is None or (batches and all(isinstance(batch.select, jax.Array) for batch in batches)):
-            return list(batches)
-        from orchestra_jax.rl.distributed import agree_on_batches, batch_to_mesh
-
-        if wrong := [batch.shards for batch in batches if batch.shards != self.shards]:
-            raise ValueError(f"A micro-batch has {wrong[0]} part(s), this process feeds {self.shards} batch shard(s).")
-        return [batch_to_mesh(batch, self.sharding.batch) for batch in agree_on_batches(batches, self.shards)]
+        return list(batches)
 
     def _on_device(self, batch: MicroBatch) -> MicroBatch:
-        """Put the batch on the default device where there is no mesh: only then may it still be in host memory."""
-        return jax.device_put(batch) if self.sharding is None else batch
+        """Put the batch, which may still be in host memory, on the device."""
+        return cast(MicroBatch, jax.device_put(batch))
+
+    def _place_scalars(self, scalars: tuple[Any, ...]) -> tuple[Any, ...]:
+        return cast(tuple[Any, ...], jax.tree.map(lambda number: jax.device_put(np.float32(number)), scalars))
 
     # --- log-probs that an update needs beforehand ---
 
@@ -239,6 +215,12 @@ class Learner:
         batches = [self._on_device(batch) for batch in self.place(batches)]
         others = self._other_log_ratios([self._logprobs(params, base, batch) for batch in batches], batches)
         return [dataclasses.replace(batch, other_log_ratios=r) for batch, r in zip(batches, others, strict=True)]
+
+    @functools.cached_property
+    def _other_log_ratios(self) -> Any:
+        from orchestra_jax.rl.forks import other_log_ratios
+
+        return jax.jit(other_log_ratios, out_shardings=None if self.sharding is None else self.sharding.batch)
 
     # --- optimizer steps ---
 
@@ -270,11 +252,16 @@ class Learner:
         Raises:
             ValueError: no micro-batch, or `base` is missing.
         """
-        batches = self.place(batches)
+        batches = self._ready(batches, base)
         carrying = batches if self.cfg.count_all else [batch.with_advantage() for batch in batches]
         tokens = sum(batch.num_tokens for batch in batches)
         normalisers = Normalisers(self._normaliser(carrying), self._normaliser(batches), tokens)
-        return self._step(self._policy, state, batches, base, normalisers, kl_scale)
+        scalars = self._place_scalars((normalisers, kl_scale))
+        sums, found = self._zeros(), []
+        for batch in batches:
+            sums, metrics = self._policy(sums, state.params, base, self._on_device(batch), *scalars)
+            found.append(metrics)
+        return self._applied(state, sums, found, batches)
 
     def supervised_step(
         self, state: TrainState, batches: Sequence[MicroBatch], *, base: Params | None = None
@@ -283,25 +270,14 @@ class Learner:
 
         Arguments, result and errors are those of `policy_step`.
         """
-        batches = self.place(batches)
+        batches = self._ready(batches, base)
         tokens = sum(batch.num_tokens for batch in batches)
-        return self._step(self._supervised, state, batches, base, Normalisers(tokens, tokens, tokens))
-
-    def lowered(self, batch: MicroBatch) -> dict[str, jax.stages.Lowered]:
-        """Lower the gradient of one micro-batch and the optimizer step, without compiling or allocating anything.
-
-        Args:
-            batch: `jax.ShapeDtypeStruct`s for the whole mesh (`BatchShape.abstract(shards)`). The mesh may be one
-                of devices that are not there (`jax.experimental.topologies`).
-        """
-        scalar = jax.ShapeDtypeStruct((), jnp.float32)
-        sums = (jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), self._abstract_state.params), scalar)
-        base = None if self.adapters is None else self._abstract_base
-        normalisers = Normalisers(scalar, scalar, scalar)
-        return {
-            "gradients": self._policy.lower(sums, self._abstract_state.params, base, batch, normalisers, scalar),
-            "update": self._apply.lower(self._abstract_state, sums),
-        }
+        scalars = self._place_scalars((Normalisers(tokens, tokens, tokens),))
+        sums, found = self._zeros(), []
+        for batch in batches:
+            sums, metrics = self._supervised(sums, state.params, base, self._on_device(batch), *scalars)
+            found.append(metrics)
+        return self._applied(state, sums, found, batches)
 
     def _normaliser(self, batches: Sequence[MicroBatch]) -> float:
         """Return the divisor of the loss's aggregation for the tokens of these micro-batches that carry loss."""
@@ -313,42 +289,22 @@ class Learner:
             return sequences
         return self.cfg.loss.constant or sequences * max(batch.longest for batch in batches)
 
-    def _step(
-        self,
-        gradients: Callable[..., Any],
-        state: TrainState,
-        batches: Sequence[MicroBatch],
-        base: Params | None,
-        *scalars: Any,
-    ) -> tuple[TrainState, Mapping[str, float]]:
-        if not batches:
+    def _ready(self, batches: Sequence[MicroBatch], base: Params | None) -> list[MicroBatch]:
+        """Return the placed micro-batches of a step."""
+        placed = self.place(batches)
+        if not placed:
             raise ValueError("An optimizer step needs at least one micro-batch.")
         if (base is None) != (self.adapters is None):
             raise ValueError("Pass base=, the frozen parameters, when the learner has adapters, and only then.")
-        scalars = self._place_scalars(scalars)
-        sums, weights, found = self._zeros(), [], []
-        for batch in batches:
-            sums, metrics = gradients(sums, state.params, base, self._on_device(batch), *scalars)
-            weights.append(batch.num_tokens)
-            found.append(metrics)
+        return placed
+
+    def _applied(
+        self, state: TrainState, sums: Sums, found: Sequence[Any], batches: Sequence[MicroBatch]
+    ) -> tuple[TrainState, Mapping[str, float]]:
+        """Take the optimizer step on the sums; return the new state and the metrics of all micro-batches together."""
         state, outcome = self._apply(state, sums)
         figures = {name: float(value) for name, value in jax.device_get(outcome).items()}
-        return state, _whole_batch(jax.device_get(found), weights) | figures
-
-    def _place_scalars(self, scalars: tuple[Any, ...]) -> tuple[Any, ...]:
-        numbers: Any = jax.tree.map(np.float32, scalars)
-        if self.sharding is None:
-            return cast(tuple[Any, ...], jax.tree.map(jax.device_put, numbers))
-        from orchestra_jax.rl.distributed import tree_to_mesh
-
-        whole = self.sharding.replicated
-        return cast(tuple[Any, ...], tree_to_mesh(numbers, jax.tree.map(lambda _: whole, numbers)))
-
-
-def _sharding(mesh: Mesh) -> "MeshSharding":
-    from orchestra_jax.models.sharding import MeshSharding
-
-    return MeshSharding(mesh)
+        return state, _whole_batch(jax.device_get(found), [batch.num_tokens for batch in batches]) | figures
 
 
 _SUMMED = frozenset({"loss", "policy_loss", "kl_loss", "tokens", "sequences"})

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
@@ -128,23 +127,6 @@ def supervised_objective(
     """Return a micro-batch's part of the mean negative log-likelihood, and its metrics."""
     loss = -(logprobs * batch.mask).sum() / normalisers.policy
     return loss, {"loss": loss}
-
-
-def other_log_ratios(logprobs: list[Float[Array, "N L"]], batches: list[MicroBatch]) -> list[Float[Array, " N"]]:
-    """Return `MicroBatch.other_log_ratios` for each micro-batch of an optimizer step.
-
-    Args:
-        logprobs: current log-probs of the policy for each micro-batch.
-    """
-    ratios = [((new - batch.old_logprobs) * batch.mask).sum(1) for new, batch in zip(logprobs, batches, strict=True)]
-    own = jnp.concatenate(ratios)  # one number for each sequence of the step
-    trajectory = jnp.concatenate([batch.trajectory for batch in batches])
-    whole = jnp.where(trajectory[:, None] == trajectory, own, 0.0).sum(1)
-    # Where a trajectory is one sequence, 0 exactly: rounding must not tell it from the first update.
-    forked = jnp.concatenate([batch.share for batch in batches]) < 1
-    others = jnp.where(forked, whole - own, 0.0)
-    ends = np.cumsum([len(part) for part in ratios])
-    return jnp.split(others, ends[:-1])
 
 
 Sums = tuple[PyTree[Array], Array]  # gradients and loss of the micro-batches so far, fp32

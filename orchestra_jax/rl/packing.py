@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_jax.rl.batching import BatchShape, MicroBatch, TokenSequence, check_start, select_size, stack_parts
+from orchestra_jax.rl.batching import BatchShape, MicroBatch, TokenSequence, check_start, select_size
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,11 @@ def bin_parts(lengths: Sequence[int], shapes: PackShapes) -> list[list[list[int]
     return parts
 
 
-def pack(sequences: Sequence[TokenSequence], shapes: PackShapes, shards: int = 1) -> list[MicroBatch]:
+def pack(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[MicroBatch]:
     """Pack sequences into micro-batches of one shape (up to the response fraction); every one lands in exactly one.
 
     A sequence sees only itself, at positions that start at 0. A row or micro-batch that has all the sequences it may
     hold stays partly empty.
-
-    Args:
-        shards: S, the batch shards of the mesh that this process feeds.
 
     Raises:
         ValueError: a sequence is longer than a row, or begins with a sampled token.
@@ -108,7 +105,7 @@ def pack(sequences: Sequence[TokenSequence], shapes: PackShapes, shards: int = 1
             f"A sequence of {max(lengths)} tokens exceeds the packed row of {shapes.row_length}; lengthen the row."
         )
     parts = bin_parts(lengths, shapes)
-    return stack_parts([_packed([[sequences[i] for i in row] for row in part], shapes) for part in parts], shards)
+    return [_packed([[sequences[i] for i in row] for row in part], shapes) for part in parts]
 
 
 def _packed(rows: Sequence[Sequence[TokenSequence]], shapes: PackShapes) -> MicroBatch:

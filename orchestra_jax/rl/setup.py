@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float
 
 from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
 from orchestra_jax.config.choices import Aggregation, AttentionBackend, DType, FilteredRows, History
@@ -51,30 +51,24 @@ def adapters(cfg: LoraConfig) -> "LoRA | None":
     return LoRA(cfg.rank, cfg.alpha, tuple(cfg.targets), cfg.layers)
 
 
+@functools.partial(jax.jit, static_argnames=("reward", "advantage"))
 def reward_groups(
     arrays: GroupArrays, reward: RewardConfig, advantage: AdvantageConfig
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rewards (Eq. 2) [G, N], advantages (Eq. 3 and the filters) [G, N] and which groups are kept [G]."""
+) -> tuple[Float[Array, "G N"], Float[Array, "G N"], Bool[Array, " G"]]:
+    """Return rewards (Eq. 2), advantages (Eq. 3 and the filters) and which groups are kept."""
     tools = arrays.preference.shape[1] - 3
     scale = np.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], np.float32)
-    weighted = vars(arrays) | {"preference": arrays.preference * scale}
-    rewards, advantages, kept = _reward_groups(weighted, reward, advantage)
-    return np.asarray(rewards), np.asarray(advantages), np.asarray(kept)
-
-
-@functools.partial(jax.jit, static_argnames=("reward", "advantage"))
-def _reward_groups(
-    arrays: dict[str, Array], reward: RewardConfig, advantage: AdvantageConfig
-) -> tuple[Array, Array, Array]:
-    """Compute `reward_groups` from the fields of a `GroupArrays` whose preference has its multipliers."""
-    solved, completed = arrays["solved"], arrays["completed"]
-    matrix = feature_matrix(
-        arrays["tool_counts"], solved, arrays["cost_usd"], arrays["latency_s"], tool_feature=reward.tool_feature
-    )
     rewards = preference_reward(
-        matrix, arrays["preference"], solved, completed, arrays["tool_mask"], normalize_outcome=reward.normalize_outcome
+        feature_matrix(
+            arrays.tool_counts, arrays.solved, arrays.cost_usd, arrays.latency_s, tool_feature=reward.tool_feature
+        ),
+        arrays.preference * scale,
+        arrays.solved,
+        arrays.completed,
+        arrays.tool_mask,
+        normalize_outcome=reward.normalize_outcome,
     )
-    members = member_masks(completed, arrays["failed"], invalid=advantage.invalid)
+    members = member_masks(arrays.completed, arrays.failed, invalid=advantage.invalid)
     advantages = group_advantages(
         rewards,
         members,
@@ -136,8 +130,20 @@ def most_packed(model: ModelConfig, length: int) -> int | None:
 def policy_batches(
     rows: Sequence[TokenSequence], shapes: MicroShapes | PackShapes, shards: int = 1
 ) -> list[MicroBatch]:
-    """Cut the rows of one optimizer step into micro-batches, packed if the shapes are."""
-    return pack(rows, shapes, shards) if isinstance(shapes, PackShapes) else micro_batches(rows, shapes, shards)
+    """Cut the rows of one optimizer step into micro-batches, packed if the shapes are.
+
+    Args:
+        shards: S, the batch shards of the mesh that this process feeds.
+
+    Raises:
+        ValueError: a row is too long for the shapes, or begins with a sampled token.
+    """
+    parts = pack(rows, shapes) if isinstance(shapes, PackShapes) else micro_batches(rows, shapes)
+    if shards == 1:
+        return parts
+    from orchestra_jax.rl.distributed import stack_parts
+
+    return stack_parts(parts, shards)
 
 
 def policy_updates(algorithm: AlgorithmConfig, steps: int) -> int:
@@ -206,7 +212,7 @@ def policy_learner(
         steps: training steps of the run.
     """
     optimizer = make_optimizer(algorithm.optimizer, policy_updates(algorithm, steps))
-    return Learner(model, learner_config(algorithm, rollout, model, mesh), optimizer, mesh=mesh, adapters=adapters)
+    return _learner(model, learner_config(algorithm, rollout, model, mesh), optimizer, mesh, adapters)
 
 
 def warm_learner(
@@ -214,7 +220,17 @@ def warm_learner(
 ) -> Learner:
     """Return the learner of the warm start."""
     learner = LearnerConfig(LossConfig(), **_logits_at_once(model, mesh))
-    return Learner(model, learner, make_optimizer(cfg.optimizer, max(1, cfg.steps)), mesh=mesh, adapters=adapters)
+    return _learner(model, learner, make_optimizer(cfg.optimizer, max(1, cfg.steps)), mesh, adapters)
+
+
+def _learner(
+    model: DecoderConfig, cfg: LearnerConfig, optimizer: Any, mesh: Mesh | None, adapters: "LoRA | None"
+) -> Learner:
+    if mesh is None:
+        return Learner(model, cfg, optimizer, adapters=adapters)
+    from orchestra_jax.rl.mesh_learner import MeshLearner
+
+    return MeshLearner(model, cfg, optimizer, mesh=mesh, adapters=adapters)
 
 
 def _logits_at_once(model: DecoderConfig, mesh: Mesh | None) -> dict[str, Any]:

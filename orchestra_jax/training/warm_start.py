@@ -12,7 +12,7 @@ from orchestra_jax.envs.base import Demonstrations, Environment
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch, TokenSequence, sequences
 from orchestra_jax.rl.learner import Learner
-from orchestra_jax.rl.packing import PackShapes, pack
+from orchestra_jax.rl.packing import PackShapes
 from orchestra_jax.rl.setup import most_packed, policy_batches
 from orchestra_jax.rollout.collector import share_all
 from orchestra_jax.training.loggers.progress import ProgressBar
@@ -125,7 +125,7 @@ def _cutter(trainer: Trainer, rows: Sequence[TokenSequence], shards: int) -> Cut
     whole = shards * trainer.processes.count
     shapes = demonstration_shapes(rows, cfg.warm_start.batch_size, micro_tokens, fractions, whole)
     shapes = replace(shapes, row_sequences=most_packed(cfg.model, shapes.row_length))
-    return lambda rows: pack(rows, shapes, shards)
+    return lambda rows: policy_batches(rows, shapes, shards)
 
 
 def demonstration_shapes(

@@ -16,14 +16,15 @@ def main(process: int, port: str, output: str) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", PROCESSES, process)
     from orchestra_jax.models.sharding import make_mesh
-    from orchestra_jax.rl.packing import PackShapes, pack
+    from orchestra_jax.rl.packing import PackShapes
+    from orchestra_jax.rl.setup import policy_batches
     from tests.rl import test_sharded_step as shared
 
     learner = shared.make_learner(make_mesh(data=2, fsdp=2))
     assert learner.shards == 2
     # Process 0 has most sequences: the other one fills up with empty micro-batches, of another response share.
     own = shared.SEQUENCES[:14] if process == 0 else shared.SEQUENCES[14:]
-    batches = pack(own, PackShapes(26, 1, 4, response_fractions=(0.25, 0.5)), learner.shards)
+    batches = policy_batches(own, PackShapes(26, 1, 4, response_fractions=(0.25, 0.5)), learner.shards)
     state, metrics = shared.two_steps(learner, batches)
     gathered = multihost_utils.process_allgather(jax.tree.leaves((state.opt_state[0], state.params)), tiled=True)
     if process == 0:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra_jax.rl.batching import BatchShape, MicroShapes, TokenSequence, micro_batches, sequences
+from orchestra_jax.rl.setup import policy_batches
 from orchestra_jax.types import Preference
 
 from .trajectories import task, trajectory, turn
@@ -138,7 +139,7 @@ def test_no_rows_make_no_micro_batch():
 def test_parts_of_a_sharded_micro_batch_are_micro_batches_of_their_own(shards, prefix_widths):
     rows = [row(5, 7 + i % 9, group=i // 4, advantage=i) for i in range(14)]
     shapes = MicroShapes(24, (4, 12, 16), prefix_widths, 2, response_fractions=(0.25, 0.5))
-    single, sharded = micro_batches(rows, shapes), micro_batches(rows, shapes, shards)
+    single, sharded = micro_batches(rows, shapes), policy_batches(rows, shapes, shards)
     parts = []
     for batch in sharded:
         assert batch.shards == shards

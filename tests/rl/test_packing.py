@@ -115,7 +115,7 @@ def test_every_sequence_is_packed_once_with_its_very_ids(seed, count, rows, most
 
 def test_sharded_batches_hold_the_same_sequences():
     sequences = random_sequences(3, 21)
-    for batch in (batches := pack(sequences, PackShapes(24, 2, 5), shards=3)):
+    for batch in (batches := policy_batches(sequences, PackShapes(24, 2, 5), shards=3)):
         assert batch.shards == 3
         assert batch.tokens.shape == (6, 24)
         assert batch.mask.shape == (15, 24)

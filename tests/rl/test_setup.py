@@ -9,7 +9,6 @@ import pytest
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.rl import setup
 from orchestra_jax.rl.groups import group_arrays
-from orchestra_jax.rl.setup import reward_groups
 from orchestra_jax.types import Task
 from tests.training.test_trainer import config
 
@@ -26,7 +25,7 @@ async def test_menus_of_all_sizes_are_scored_by_one_program(tmp_path: Path, monk
     cfg = config(tmp_path)
 
     def rewarded(group: list, max_tools: int | None = None) -> tuple:
-        return reward_groups(group_arrays(group, 3, max_tools), cfg.reward, cfg.algorithm.advantage)
+        return setup.reward_groups(group_arrays(group, 3, max_tools), cfg.reward, cfg.algorithm.advantage)
 
     environment = make_environment(cfg)
     stream = environment.train_tasks(8)
@@ -34,14 +33,14 @@ async def test_menus_of_all_sizes_are_scored_by_one_program(tmp_path: Path, monk
     sizes = {len(task.tools) for task in tasks}
     assert len(sizes) > 2, "the test needs menus of several sizes"
     assert max(sizes) <= environment.largest_menu()
-    traced, original = [], setup._reward_groups.__wrapped__
+    traced, original = [], setup.reward_groups.__wrapped__
 
     def counted(arrays, reward, advantage):
-        traced.append(arrays["tool_counts"].shape)
+        traced.append(arrays.tool_counts.shape)
         return original(arrays, reward, advantage)
 
     # A function of its own: what other tests have traced is none of it.
-    monkeypatch.setattr(setup, "_reward_groups", jax.jit(counted, static_argnames=("reward", "advantage")))
+    monkeypatch.setattr(setup, "reward_groups", jax.jit(counted, static_argnames=("reward", "advantage")))
     found = []
     for task in tasks:
         found.append(rewarded(members(task), environment.largest_menu()))

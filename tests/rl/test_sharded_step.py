@@ -19,8 +19,10 @@ from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rl.batching import MicroShapes, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.mesh_learner import MeshLearner
 from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, pack
+from orchestra_jax.rl.setup import policy_batches
 
 from .packed_rows import VOCAB, assert_trees_close, random_sequences, recording_sgd
 
@@ -36,7 +38,8 @@ needs_8 = pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtua
 
 def make_learner(mesh=None, config: Qwen3Config = CONFIG, optimizer=None) -> Learner:
     cfg = LearnerConfig(LOSS, entropy_coef=0.05, temperature=0.8, chunk=8)
-    return Learner(config, cfg, optimizer or recording_sgd(), mesh=mesh)
+    optimizer = optimizer or recording_sgd()
+    return Learner(config, cfg, optimizer) if mesh is None else MeshLearner(config, cfg, optimizer, mesh=mesh)
 
 
 def two_steps(learner: Learner, batches):
@@ -76,7 +79,7 @@ def test_a_sharded_step_is_that_of_one_device(sizes, config):
     learner = make_learner(mesh, config)
     shards = sizes[0] * sizes[1]
     assert learner.shards == shards
-    state, metrics = two_steps(learner, pack(SEQUENCES, PackShapes(26, 1, 4), shards))
+    state, metrics = two_steps(learner, policy_batches(SEQUENCES, PackShapes(26, 1, 4), shards))
     kernel = (state.params["layers_0"] if "layers_0" in state.params else state.params["layers"])["up"]["kernel"]
     assert kernel.sharding.spec[-2:] == ("fsdp", "tensor")
     gradient, momentum = state.opt_state[0], state.opt_state[1][0].trace
@@ -88,7 +91,7 @@ def test_a_sharded_step_is_that_of_one_device(sizes, config):
 def test_shared_prefixes_stay_within_their_part():
     shapes = MicroShapes(20, (20,), (20,), rows_per_prefix=1, response_fractions=())
     learner, params = make_learner(), init_params(CONFIG, jax.random.key(0))
-    (batch,) = micro_batches(SEQUENCES[:4], shapes, 4)
+    (batch,) = policy_batches(SEQUENCES[:4], shapes, 4)
     single = micro_batches(SEQUENCES[:4], shapes)
     assert batch.prefix_row.tolist() == [0] * 4
     assert len(single) == 4
@@ -158,7 +161,7 @@ def test_weights_are_gathered_in_the_compute_dtype(tmp_path: Path):
 
 @needs_8
 def test_bf16_compute_leaves_masters_and_gradients_in_fp32():
-    (batch,) = pack(SEQUENCES[:8], PackShapes(26, 2, 8), 4)
+    (batch,) = policy_batches(SEQUENCES[:8], PackShapes(26, 2, 8), 4)
     learner = make_learner(make_mesh(1, 4, 2), BF16)
     state, _ = learner.supervised_step(learner.init(init_params(BF16, jax.random.key(0))), [batch])
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32"), jnp.dtype("int32")}

@@ -11,6 +11,7 @@ from orchestra_jax.engines.base import Generation
 from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.rl.batching import MicroShapes, micro_batches, sequences
 from orchestra_jax.rl.packing import PackShapes, pack
+from orchestra_jax.rl.setup import policy_batches
 from orchestra_jax.types import Status
 from tests.rollout.scripted import (
     ANSWER,
@@ -46,7 +47,7 @@ CONVERSATIONS = [
 SHAPES = [
     lambda rows: micro_batches(rows, MicroShapes(4096, (512, 2048), (), response_fractions=(0.1,))),
     lambda rows: micro_batches(rows, MicroShapes(4096, (512, 2048), (512, 1024), rows_per_prefix=2)),
-    lambda rows: micro_batches(rows, MicroShapes(4096, (512, 2048), (512, 1024)), shards=2),
+    lambda rows: policy_batches(rows, MicroShapes(4096, (512, 2048), (512, 1024)), shards=2),
     lambda rows: pack(rows, PackShapes(2048, rows=2, sequences=16)),
 ]
 

@@ -8,6 +8,7 @@ import pytest
 from orchestra_jax.envs.quickstart.demonstrations import answer_from, reference_call
 from orchestra_jax.rl.batching import TokenSequence
 from orchestra_jax.rl.packing import PackShapes, pack
+from orchestra_jax.rl.setup import policy_batches
 from orchestra_jax.training.warm_start import (
     copy_accuracy,
     demonstration_rows,
@@ -88,7 +89,7 @@ def test_batches_of_demonstrations_fill_their_shapes(micro_tokens: int, shards: 
     shapes = demonstration_shapes(rows, 64, micro_tokens, (0.5,), shards)
     assert shapes.row_length >= lengths.max()
     assert shapes.rows * shapes.row_length <= max(micro_tokens, 2 * lengths.max())
-    batches = itertools.islice(supervised_batches(rows, 64, lambda part: pack(part, shapes, shards), 0, 0), 9)
+    batches = itertools.islice(supervised_batches(rows, 64, lambda part: policy_batches(part, shapes, shards), 0, 0), 9)
     computed = [sum(micro.tokens.size for micro in batch) for batch in batches]
     if micro_tokens > 8:  # else every demonstration has a row of its own
         assert np.mean(computed) < 1.5 * 64 * lengths.mean()

@@ -68,12 +68,19 @@ class Loss:
     sequence_ratio: bool = False
 
 
-_SURROGATES = "orchestra_jax.rl.losses.surrogates"
+_PER_TOKEN, _PER_SEQUENCE = "orchestra_jax.rl.losses.surrogates", "orchestra_jax.rl.losses.sequence_ratio"
 LOSSES: Registry[Loss] = Registry(
     "loss",
     "algorithm.loss.loss",
     group="orchestra_jax.losses",
-    builtin={name: f"{_SURROGATES}:{name}" for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sequence")},
+    builtin={
+        "grpo": f"{_PER_TOKEN}:grpo",
+        "dr_grpo": f"{_PER_TOKEN}:dr_grpo",
+        "dapo": f"{_PER_TOKEN}:dapo",
+        "gspo": f"{_PER_SEQUENCE}:gspo",
+        "cispo": f"{_PER_TOKEN}:cispo",
+        "sequence": f"{_PER_SEQUENCE}:sequence",
+    },
 )
 
 

@@ -13,10 +13,10 @@ from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.evaluation.decoding import read_groups
 from orchestra_jax.processes import Processes
-from orchestra_jax.rl.batching import MicroBatch, MicroShapes, micro_batches, sequences
+from orchestra_jax.rl.batching import MicroBatch, MicroShapes, sequences
 from orchestra_jax.rl.learner import Learner
-from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rl.setup import learner_config, policy_shapes
+from orchestra_jax.rl.packing import PackShapes
+from orchestra_jax.rl.setup import learner_config, policy_batches, policy_shapes
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
 from orchestra_jax.training.loggers.scored import _of_this_process, own_logprobs
 from orchestra_jax.training.update import update
@@ -55,7 +55,7 @@ def test_every_score_finds_its_token(shards: int, packed: bool) -> None:
     made = [forked(n) for n in range(5)]
     rows = [row for n, one in enumerate(made) if n != 2 for row in sequences(one, 1.0, n)]  # 2 has no gradient
     shapes = PackShapes(32, 2, 6) if packed else MicroShapes(64, (16, 32), (4,))
-    batches = pack(rows, shapes, shards) if packed else micro_batches(rows, shapes, shards)
+    batches = policy_batches(rows, shapes, shards)
     found = own_logprobs(made, [told(batch) for batch in batches])
     assert sorted(found) == [0, 1, 3, 4]
     for n, scores in found.items():
