@@ -70,7 +70,7 @@ class MeshLearner(Learner):
 
     def _state_shardings(self) -> TrainState:
         named = functools.partial(self.sharding.params, axes=self.config.axes)
-        opt_state = named(self._abstract_state.opt_state, replicate_others=True)  # type: ignore[arg-type]
+        opt_state = named(self._abstract_state.opt_state, replicate_others=True)
         return TrainState(named(self._abstract_state.params), opt_state, self.sharding.replicated)  # type: ignore[arg-type]
 
     def place_params(self, params: Params) -> Params:

@@ -56,19 +56,20 @@ def reward_groups(
     arrays: GroupArrays, reward: RewardConfig, advantage: AdvantageConfig
 ) -> tuple[Float[Array, "G N"], Float[Array, "G N"], Bool[Array, " G"]]:
     """Return rewards (Eq. 2), advantages (Eq. 3 and the filters) and which groups are kept."""
-    tools = arrays.preference.shape[1] - 3
+    given: Any = arrays  # traced: its fields are jax arrays here
+    tools = given.preference.shape[1] - 3
     scale = np.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], np.float32)
     rewards = preference_reward(
         feature_matrix(
-            arrays.tool_counts, arrays.solved, arrays.cost_usd, arrays.latency_s, tool_feature=reward.tool_feature
+            given.tool_counts, given.solved, given.cost_usd, given.latency_s, tool_feature=reward.tool_feature
         ),
-        arrays.preference * scale,
-        arrays.solved,
-        arrays.completed,
-        arrays.tool_mask,
+        given.preference * scale,
+        given.solved,
+        given.completed,
+        given.tool_mask,
         normalize_outcome=reward.normalize_outcome,
     )
-    members = member_masks(arrays.completed, arrays.failed, invalid=advantage.invalid)
+    members = member_masks(given.completed, given.failed, invalid=advantage.invalid)
     advantages = group_advantages(
         rewards,
         members,
