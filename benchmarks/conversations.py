@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from short import parse
 
-from orchestra_jax.config.cli import compose
+from orchestra_jax.config.compose import compose
 from orchestra_jax.envs.database.environment import SHIPPED, DatabaseEnvironment
 from orchestra_jax.envs.database.folder import load
 from orchestra_jax.envs.database.frozen import digest

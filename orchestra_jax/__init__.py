@@ -44,7 +44,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 # Public name -> module, or module:attribute; __init__.pyi has the types.
 _PUBLIC = {
     "advantages": "orchestra_jax.rl.advantages",
-    "compose": "orchestra_jax.config.cli:compose",
+    "compose": "orchestra_jax.config.compose:compose",
     "group_arrays": "orchestra_jax.rl.groups:group_arrays",
     "load_run": "orchestra_jax.api:load_run",
     "losses": "orchestra_jax.rl.losses",

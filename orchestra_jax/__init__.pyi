@@ -1,6 +1,6 @@
 from orchestra_jax.api import load_run as load_run
 from orchestra_jax.api import play as play
-from orchestra_jax.config.cli import compose as compose
+from orchestra_jax.config.compose import compose as compose
 from orchestra_jax.rl import advantages as advantages
 from orchestra_jax.rl import losses as losses
 from orchestra_jax.rl import rewards as rewards

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config import record
-from orchestra_jax.config.cli import recorded_config
+from orchestra_jax.config.compose import recorded_config
 from orchestra_jax.config.missing import POLICY_FOLDER
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.base import Environment, Script
@@ -75,7 +75,7 @@ def play(where: RunConfig | Environment, policy: str | Path | Script, task: Task
     """Play one task with one policy and return the trajectory: turns, calls, results, answer, cost and latency.
 
     Examples:
-        >>> from orchestra_jax.config.cli import compose
+        >>> from orchestra_jax.config.compose import compose
         >>> found = play(compose("seed=1"), "preference_oracle")
         >>> found.solved, found.tool_names
         (True, ['python'])

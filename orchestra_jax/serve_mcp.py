@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestra_jax import __version__
-from orchestra_jax.config.cli import INTERRUPTED, USAGE_ERROR, compose
+from orchestra_jax.config.compose import compose
+from orchestra_jax.config.exit_status import INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.config.tools import EvaluationOffer, MenuRule

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestra_jax import __version__, serve_mcp
-from orchestra_jax.config.cli import compose
+from orchestra_jax.config.compose import compose
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget, bill

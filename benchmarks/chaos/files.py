@@ -275,7 +275,7 @@ class Settings(Kind):
         try:
             with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
                 load(hydra.compose("config", [override]))
-        except Exception as error:  # as `cli.run` sees it
+        except Exception as error:  # as `cli.user_errors` sees it
             holds(errors.is_users_error(error), f"with a trace: {type(error).__name__}: {str(error)[:300]!r}")
             for line in errors.explain_error(error).splitlines():
                 holds(0 < len(line) < 1500, f"a sentence without end: {line[:200]!r}")

@@ -1,4 +1,4 @@
-"""Compose a run's config with Hydra; a user's error ends the process with one plain sentence."""
+"""Take a run's config from Hydra; a user's error ends the process with one plain sentence."""
 
 import contextlib
 import errno
@@ -6,66 +6,25 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import NoReturn
 
-import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config.checks import load
+from orchestra_jax.config.exit_status import USAGE_ERROR
 from orchestra_jax.config.record import RunRecord, Start
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.io.shipped import CONF
-
-USAGE_ERROR, DISK_FULL, INTERRUPTED = 2, 5, 130  # exit statuses
 
 
 @functools.cache  # the schema does not change, and making it takes a tenth of a second
 def register() -> None:
     """Make the schema known to Hydra as `run_config`, the first entry of the defaults in `conf/config.yaml`."""
-    ConfigStore.instance().store(name="run_config", node=_schema())
-
-
-def compose(*overrides: str, name: str = "config") -> RunConfig:
-    """Return the config of a command line, for notebooks and programs.
-
-    Examples:
-        >>> cfg = compose("+experiment=hle", "model=tiny", "seed=1")
-        >>> cfg.seed, cfg.algorithm.group_size
-        (1, 8)
-
-    Args:
-        overrides: the words of the command line.
-        name: "config" for what experiments/train.py composes, "evaluate" for experiments/evaluate.py.
-
-    Raises:
-        ConfigError: one sentence per problem.
-    """
-    register()
-    try:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            return load(hydra.compose(name, list(overrides)))
-    except ConfigError:
-        raise
-    except Exception as error:
-        from orchestra_jax.config.errors import explain_error, is_users_error  # only now: most runs have no error
-
-        if not is_users_error(error):
-            raise
-        raise ConfigError(explain_error(error)) from error
-
-
-def recorded_config(settings: Mapping[str, Any]) -> RunConfig:
-    """Return the config that was written to run.json.
-
-    Raises:
-        ConfigError, omegaconf.errors.OmegaConfBaseException: another version wrote it.
-    """
-    return load(cast(DictConfig, OmegaConf.merge(_schema(), settings)))
+    ConfigStore.instance().store(name="run_config", node=schema())
 
 
 def configure(config: DictConfig) -> RunConfig:
@@ -125,24 +84,36 @@ def opening(config: DictConfig) -> str:
     return changed_settings(config)
 
 
-def run(main: Callable[[], None], *, ends_process: bool = False) -> None:
-    """Call a `hydra.main` function; a user's error ends the process with one sentence and status 2.
+@contextlib.contextmanager
+def user_errors(*, ends_process: bool = False) -> Iterator[None]:
+    """End the process with one sentence and status 2, if a user's error comes out of the block.
 
+    The block calls a `hydra.main` function.
     Everything else, a bug above all, keeps its stack trace. HYDRA_FULL_ERROR=1 shows the traces of user errors too.
 
     Args:
-        main: the decorated function.
         ends_process: nothing comes after this, so that a signal from now on ends the process at once, with the status
             that it has: no library may trace where it was in its cleaning up.
     """
-    status = 1
+    register()
+    asked, status = os.environ.get("HYDRA_FULL_ERROR", "0"), 0
+    # Otherwise Hydra prints errors its own way and exits, and there is nothing left to explain.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        _run(main)
-        status = 0
+        yield
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         raise
+    except BaseException as error:
+        status = 1
+        from orchestra_jax.config.errors import told
+
+        if (ended := told(error, traced=asked == "1")) is None:
+            raise
+        status = ended
+        sys.exit(status)
     finally:
+        os.environ["HYDRA_FULL_ERROR"] = asked  # a program that goes on after this keeps its own choice
         if ends_process:
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
                 sys.stdout.flush()
@@ -151,38 +122,17 @@ def run(main: Callable[[], None], *, ends_process: bool = False) -> None:
                     signal.signal(number, lambda *_: os._exit(status))
 
 
-def _run(main: Callable[[], None]) -> None:
-    register()
-    asked = os.environ.get("HYDRA_FULL_ERROR", "0")
-    # Otherwise Hydra prints errors its own way and exits, and there is nothing left to explain.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)  # nothing has begun: a run has a sentence for it
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            print(f"No space, or quota, is left on the disk of {error.filename or os.getcwd()!r}.", file=sys.stderr)
-            sys.exit(DISK_FULL)
-        from orchestra_jax.config.errors import explain_error, is_users_error
-
-        if asked == "1" or not is_users_error(error):
-            raise
-        end(explain_error(error))
-    finally:
-        os.environ["HYDRA_FULL_ERROR"] = asked  # a program that goes on after this keeps its own choice
-
-
 def end(message: str) -> NoReturn:
     """End the process with a sentence on standard error, as every user's error does."""
     print(message, file=sys.stderr)
     sys.exit(USAGE_ERROR)
 
 
-def _schema() -> DictConfig:
-    schema: DictConfig = OmegaConf.structured(RunConfig)
-    _unlock(schema)
-    return schema
+def schema() -> DictConfig:
+    """Return the schema of a run, as Hydra fills it in."""
+    node: DictConfig = OmegaConf.structured(RunConfig)
+    _unlock(node)
+    return node
 
 
 def _unlock(node: DictConfig) -> None:

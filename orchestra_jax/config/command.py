@@ -47,7 +47,8 @@ def run(main: Callable[[Any], None], about: str | None, config: str = "config", 
     from orchestra_jax.config import cli
     from orchestra_jax.io.shipped import CONF
 
-    cli.run(hydra.main(version_base="1.3", config_path=str(CONF), config_name=config)(main), ends_process=True)
+    with cli.user_errors(ends_process=True):
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=config)(main)()
 
 
 def as_settings(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:

@@ -1,13 +1,32 @@
 """Tell the errors of users from bugs, and say in a sentence what a user did wrong; loaded when something fails."""
 
 import errno
+import os
+import sys
 import traceback
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from orchestra_jax.config.exit_status import DISK_FULL, INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.messages import explain
 from orchestra_jax.config.schema import ConfigError
+
+
+def told(error: BaseException, *, traced: bool = False) -> int | None:
+    """Print the sentence for an error that a user made or that a full disk is, and return the status to exit with.
+
+    None for any other error, such as a bug, which keeps its trace; with `traced`, for a user's error too.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED  # nothing has begun: a run has a sentence for it
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        print(f"No space, or quota, is left on the disk of {error.filename or os.getcwd()!r}.", file=sys.stderr)
+        return DISK_FULL
+    if traced or not isinstance(error, Exception) or not is_users_error(error):
+        return None
+    print(explain_error(error), file=sys.stderr)
+    return USAGE_ERROR
 
 
 def explain_error(error: BaseException) -> str:

@@ -43,7 +43,7 @@ def group_arrays(trajectories: Sequence[Trajectory], group_size: int, max_tools:
 
     Examples:
         >>> from orchestra_jax.api import play
-        >>> from orchestra_jax.config.cli import compose
+        >>> from orchestra_jax.config.compose import compose
         >>> arrays = group_arrays([play(compose(), name) for name in ("preference_oracle", "do_nothing")], group_size=2)
         >>> arrays.solved.tolist(), arrays.tool_counts.sum(axis=2).tolist()
         ([[True, False]], [[1.0, 0.0]])

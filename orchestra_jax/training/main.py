@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from orchestra_jax.config.cli import DISK_FULL, INTERRUPTED
+from orchestra_jax.config.exit_status import DISK_FULL, INTERRUPTED
 from orchestra_jax.config.record import RunRecord, Start, parent
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import environment_class, make_environment

@@ -352,7 +352,8 @@ def main(config):
         file.write(f"{{run.reward.outcome}} {{run.reward.compute}}")
 
 if __name__ == "__main__":
-    cli.run(main)
+    with cli.user_errors():
+        main()
 """
 
 
@@ -400,12 +401,12 @@ def test_a_bug_keeps_its_trace(stub: Path) -> None:
 def test_a_sweep_of_too_many_keys_says_how_to_name_its_folders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.run(lambda: (tmp_path / ("a" * 300)).mkdir())
+    with pytest.raises(SystemExit) as stop, cli.user_errors():
+        (tmp_path / ("a" * 300)).mkdir()
     assert stop.value.code == 2
     assert "hydra.sweep.subdir" in capsys.readouterr().err
-    with pytest.raises(FileNotFoundError):
-        cli.run(lambda: (tmp_path / "missing" / "folder").mkdir())
+    with pytest.raises(FileNotFoundError), cli.user_errors():
+        (tmp_path / "missing" / "folder").mkdir()
 
 
 def test_passages_are_asked_for_where_something_searches_them() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.cli import compose
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.missing_policy import missing_to_evaluate
 from orchestra_jax.io.shipped import EXPERIMENTS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestra_jax.config.cli import compose
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 
 

@@ -175,8 +175,8 @@ def test_what_hydra_does_not_explain(
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
             hydra.compose("config", [f"hydra.searchpath=[{tmp_path}]", override])
 
-    with pytest.raises(SystemExit) as stop:
-        cli.run(main)
+    with pytest.raises(SystemExit) as stop, cli.user_errors():
+        main()
     printed = capsys.readouterr().err
     assert (stop.value.code, len(printed.splitlines())) == (2, 1)
     assert sentence in printed

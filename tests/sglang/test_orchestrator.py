@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from orchestra_jax.config.cli import compose
+from orchestra_jax.config.compose import compose
 from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import SGLangProcess
 from orchestra_jax.engines.sglang.weights import DiskWeightSync

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from orchestra_jax.config import cli
+from orchestra_jax.config.compose import compose
 from orchestra_jax.synthesis.synthesize import synthesize
 
 pytestmark = pytest.mark.sglang
@@ -19,7 +19,7 @@ def test_a_model_that_knows_nothing(servers, folder, tmp_path, make):
     }  # fmt: skip
     experts.write_text(json.dumps({"experts": {"qwen3-32b": fields}}))
     models = [f"synthesis.models.{role}=qwen3-32b" for role in ("writer", "checker", "programmer", "evolver", "solver")]
-    cfg = cli.compose(
+    cfg = compose(
         f"synthesis.make={make}", f"output_dir={tmp_path / 'run'}", f"tools.experts_file={experts}", *models,
         "synthesis.tries=2", "synthesis.preferences=4", name="synthesis",
     )  # fmt: skip

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.config import cli
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.synthesis.synthesize import synthesize
@@ -28,7 +28,7 @@ def serving(reply: Callable[[dict[str, Any]], str]) -> Iterator[StubOpenAI]:
 def configured(folder: Path, url: str | None, *overrides: str) -> RunConfig:
     """Return the configuration of a synthesis in `folder` with the server's models."""
     models = ("writer", "checker", "programmer", "evolver", "solver")
-    return cli.compose(
+    return compose(
         f"output_dir={folder}", f"tools.server.url={url or 'null'}", "tools.server.retries=0",
         *(f"synthesis.models.{role}=qwen3-32b" for role in models), *overrides, name="synthesis",
     )  # fmt: skip

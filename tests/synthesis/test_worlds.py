@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from orchestra_jax.config.cli import compose
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.database.environment import DatabaseEnvironment
 from orchestra_jax.money.budgets import Budget

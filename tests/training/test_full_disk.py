@@ -67,8 +67,8 @@ def test_other_errors_keep_their_trace(error: Exception):
 
 
 def test_before_a_run_there_is_a_sentence_too(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as stop:
-        cli.run(full)
+    with pytest.raises(SystemExit) as stop, cli.user_errors():
+        full()
     assert stop.value.code == 5
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("No space, or quota, is left on the disk of ")

@@ -74,8 +74,8 @@ def test_ctrl_c_while_jax_is_imported_is_no_trace():
     def main() -> None:
         signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(SystemExit) as stop:
-        cli.run(main)
+    with pytest.raises(SystemExit) as stop, cli.user_errors():
+        main()
     assert stop.value.code == 130
 
 
@@ -92,7 +92,8 @@ def main():
     print("said")
     sys.exit(int(sys.argv[2]))
 
-cli.run(main, ends_process=True)
+with cli.user_errors(ends_process=True):
+    main()
 """
 
 

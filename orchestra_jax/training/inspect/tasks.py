@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestra_jax.config.cli import compose
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.runner import chosen_tasks, in_parts

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from omegaconf.errors import OmegaConfBaseException
 
-from orchestra_jax.config import cli, errors, record
+from orchestra_jax.config import errors, record
+from orchestra_jax.config.compose import recorded_config
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.evaluation.decoding import read_groups, steps_in
 from orchestra_jax.evaluation.group_files import StoredGroup
@@ -67,7 +68,7 @@ def _rollouts(run: Path, steps: int, track: Track) -> tuple[RunConfig, Iterator[
     if not there:
         raise ConfigError(f"{str(run)!r} has no rollouts yet; a run with logger.rollouts=false keeps none.")
     try:
-        cfg = cli.recorded_config(kept["config"])
+        cfg = recorded_config(kept["config"])
     except (ConfigError, OmegaConfBaseException) as error:
         raise ConfigError(f"{str(run)!r} is a run of another version: {errors.explain_error(error)}") from None
     chosen = there if not steps else sorted({there[int(n)] for n in np.linspace(0, len(there) - 1, steps).round()})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.cli import compose
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.base import Conversation
 from orchestra_jax.envs.baselines import baseline

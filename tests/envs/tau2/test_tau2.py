@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from orchestra_jax.config.cli import compose
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.base import Conversation
 from orchestra_jax.envs.baselines import baseline

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestra_jax.config.cli import compose
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import RunConfig
 
 SCRIPT = Path(__file__).parent / "stdio_server.py"

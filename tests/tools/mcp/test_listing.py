@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.cli import compose
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.mcp import McpPrice, McpServer, mcp_server
 from orchestra_jax.config.resume import resume_conflicts
 from orchestra_jax.config.schema import ConfigError

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from orchestra_jax.config.cli import compose
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, QuickstartEpisode
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat

@@ -1,0 +1,49 @@
+"""Make a run's config without a command line: for notebooks, programs, and runs that are read again."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from orchestra_jax.config.checks import load
+from orchestra_jax.config.cli import register, schema
+from orchestra_jax.config.errors import explain_error, is_users_error
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.io.shipped import CONF
+
+
+def compose(*overrides: str, name: str = "config") -> RunConfig:
+    """Return the config of a command line, for notebooks and programs.
+
+    Examples:
+        >>> cfg = compose("+experiment=hle", "model=tiny", "seed=1")
+        >>> cfg.seed, cfg.algorithm.group_size
+        (1, 8)
+
+    Args:
+        overrides: the words of the command line.
+        name: "config" for what experiments/train.py composes, "evaluate" for experiments/evaluate.py.
+
+    Raises:
+        ConfigError: one sentence per problem.
+    """
+    register()
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            return load(hydra.compose(name, list(overrides)))
+    except ConfigError:
+        raise
+    except Exception as error:
+        if not is_users_error(error):
+            raise
+        raise ConfigError(explain_error(error)) from error
+
+
+def recorded_config(settings: Mapping[str, Any]) -> RunConfig:
+    """Return the config that was written to run.json.
+
+    Raises:
+        ConfigError, omegaconf.errors.OmegaConfBaseException: another version wrote it.
+    """
+    return load(cast(DictConfig, OmegaConf.merge(schema(), settings)))
