@@ -25,7 +25,7 @@ from orchestra_jax import __version__
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.exit_status import INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.missing import missing_inputs
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.config.tools import EvaluationOffer, MenuRule
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.run_budget import RunBudget, limits
@@ -50,7 +50,7 @@ class OfferedTools:
         tools: what there is to call, as the OpenAI API lists functions; the descriptions tell prices.
     """
 
-    def __init__(self, tools: RunTools, cfg: RunConfig, budget: Budget, folder: Path) -> None:
+    def __init__(self, tools: RunTools, cfg: WorldConfig, budget: Budget, folder: Path) -> None:
         self._catalogue, self._cfg, self._budget, self._file = tools.catalogue, cfg, budget, folder / CALLS
         self._instance = tools.catalogue.instance(0)
         nothing = Preference("accuracy", "")
@@ -81,7 +81,7 @@ class OfferedTools:
         return result
 
 
-def served(cfg: RunConfig) -> RunConfig:
+def served(cfg: WorldConfig) -> WorldConfig:
     """Return the settings with one fixed menu of all that can be called by itself.
 
     Nobody poses a task here, so nothing is drawn, judged or answered, and experts that are simulated know nothing.
@@ -91,7 +91,7 @@ def served(cfg: RunConfig) -> RunConfig:
     return replace(cfg, tools=replace(cfg.tools, names=names, **alone))  # type: ignore[arg-type]
 
 
-def problems(cfg: RunConfig) -> list[str]:
+def problems(cfg: WorldConfig) -> list[str]:
     """Return a sentence, with the fix, for everything that the tools lack; start nothing."""
     lacking = [each for each in missing_inputs(cfg) if each.startswith(("tools.", "replay."))]
     return ([] if installed() else [MISSING]) or lacking or tool_problems(cfg)
@@ -173,7 +173,7 @@ async def _serve_http(server: "Server", port: int, stop: asyncio.Event, ready: C
         await serving
 
 
-def run(cfg: RunConfig, port: int | None) -> bool:
+def run(cfg: WorldConfig, port: int | None) -> bool:
     """Opens the tools, serves them, and closes them; returns what `serve` does.
 
     Raises:

@@ -283,11 +283,9 @@ class WorldConfig(Settings):
 
     seed: int = at_least(0, 0)  # of everything random in the run
     output_dir: str = "outputs/${name}"  # folder
-    steps: int = at_least(250, 0)  # training steps
     policy: str | None = (
         None  # of experiments/evaluate.py: a checkpoint, a run's folder, http://HOST/v1, or baseline:NAME
     )
-    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
@@ -307,6 +305,8 @@ class RunConfig(WorldConfig):
     """One training run. The same name is the same folder: running it again resumes it."""
 
     name: str = "quickstart"  # of the run
+    steps: int = at_least(250, 0)  # training steps
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     compilation_cache: str | None = "~/.cache/orchestra_jax"  # folder of compiled programs for later starts; null: none
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -67,7 +67,7 @@ def layout_of(cfg: RunConfig) -> Layout:
         problems.append(
             f"{devices} trainer GPUs do not fill nodes that have {free} for it: make mesh.* a multiple of {free}."
         )
-    problems += process_problems(cfg, nodes, trainer, cfg.mesh.tensor)
+    problems += process_problems(cfg.algorithm, cfg.rollout, nodes, trainer, cfg.mesh.tensor)
     urls = len(rollout.urls) if rollout.engine is EngineName.sglang else 0
     most = max(len(groups_of_process(cfg.algorithm, Processes(index, nodes))) for index in range(nodes))
     return Layout(nodes, trainer, servers, server.share_gpus and own, urls, most, tuple(problems))

@@ -37,7 +37,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes what a run leaves only once."""
+        """True in the one process that writes what a run leaves only once."""
         return self.index == 0
 
     def mine(self, items: Sequence[T]) -> list[T]:

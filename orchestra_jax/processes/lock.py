@@ -9,7 +9,6 @@ import fcntl
 import os
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from orchestra_jax.config.schema import ConfigError
 
 FILE_NAME = "run.lock"
 _BEAT_S = 5.0
-_WATCHED_BEATS = 4
 
 
 @contextmanager
@@ -44,8 +42,11 @@ def alone_in(folder: Path, beat_s: float = _BEAT_S) -> Iterator[None]:
         except OSError:
             locks = False  # the disk has no locks
         owner = re.match(r"host (.+), process \d+, ", _words(descriptor))
-        if owner and not (locks and owner[1] == host) and _beats(path, folder, owner[1], beat_s):
-            raise _in_use(folder, descriptor)
+        if owner and not (locks and owner[1] == host):
+            from orchestra_jax.processes.heartbeat import beats  # only now: the lock tells as much on one machine
+
+            if beats(path, owner[1], beat_s):
+                raise _in_use(folder, descriptor)
         _write(descriptor, f"host {host}, process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         ended = threading.Event()
         beat = threading.Thread(target=_beat, args=(descriptor, ended, beat_s), name="lock", daemon=True)
@@ -64,22 +65,6 @@ def _beat(descriptor: int, ended: threading.Event, beat_s: float) -> None:
     while not ended.wait(beat_s):
         with contextlib.suppress(OSError):
             os.utime(descriptor)
-
-
-def _beats(path: Path, folder: Path, host: str, beat_s: float) -> bool:
-    """Return whether somebody renews the file's time."""
-    print(f"Looking whether the run of host {host} in {str(folder)!r} lives ...", file=sys.stderr, flush=True)
-    first = _time(path)
-    for _ in range(2 * _WATCHED_BEATS):
-        time.sleep(beat_s / 2)
-        if _time(path) != first:
-            return True
-    return False
-
-
-def _time(path: Path) -> int:
-    with path.open() as file:  # opening it makes a network disk ask its server
-        return os.fstat(file.fileno()).st_mtime_ns
 
 
 def _words(descriptor: int) -> str:

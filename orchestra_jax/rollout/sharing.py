@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.choices import Device, EngineName
-from orchestra_jax.config.schema import WorldConfig
+from orchestra_jax.config.rollout import RolloutConfig
 
 
-def process_problems(cfg: WorldConfig, count: int, devices: int, tensor: int, beside: int = 1) -> list[str]:
+def process_problems(
+    algorithm: AlgorithmConfig, rollout: RolloutConfig, count: int, devices: int, tensor: int, beside: int = 1
+) -> list[str]:
     """Return one sentence, with the fix, for each setting that does not go with so many processes.
 
     Args:
@@ -16,7 +19,7 @@ def process_problems(cfg: WorldConfig, count: int, devices: int, tensor: int, be
         tensor: devices along that axis of the mesh.
         beside: processes on one machine.
     """
-    found, algorithm, rollout = [], cfg.algorithm, cfg.rollout
+    found = []
     if devices % max(1, tensor):
         found.append(
             f"mesh.tensor={tensor} does not divide the {devices} device(s) of a process: keep mesh.tensor within a "

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from orchestra_jax.config.algorithm import AlgorithmConfig
-from orchestra_jax.config.schema import WorldConfig
+from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.io.event_loop import LoopThread
@@ -35,6 +35,7 @@ class RolloutSource:
     others' and its share of every minibatch stays as large, and nobody need know of the others' groups.
 
     Args:
+        seed: seed of the run.
         tasks: batches of algorithm.tasks_per_step.
         runner: event loop that the engine and the environment belong to.
         processes: processes that share the batches; None: this one alone.
@@ -46,7 +47,9 @@ class RolloutSource:
 
     def __init__(
         self,
-        cfg: WorldConfig,
+        algorithm: AlgorithmConfig,
+        rollout: RolloutConfig,
+        seed: int,
         collector: Collector,
         engine: Engine,
         tasks: TaskIterator,
@@ -54,12 +57,13 @@ class RolloutSource:
         processes: Processes | None = None,
         teaching: Callable[[Sequence[Trajectory]], Bool[np.ndarray, " G"]] | None = None,
     ) -> None:
-        self._cfg, self._collector, self._engine, self._runner = cfg, collector, engine, runner
+        self._collector, self._engine, self._runner = collector, engine, runner
+        self._rollout, self._seed, self._group_size = rollout, seed, algorithm.group_size
         self._processes = processes or Processes()
-        self._teaching, self._refill = teaching, cfg.algorithm.refill or 0
-        self._batch_size = cfg.algorithm.tasks_per_step
-        self._ahead = bool(cfg.rollout.max_staleness or cfg.rollout.spare_groups)
-        self._own = groups_of_process(cfg.algorithm, self._processes)
+        self._teaching, self._refill = teaching, algorithm.refill or 0
+        self._batch_size = algorithm.tasks_per_step
+        self._ahead = bool(rollout.max_staleness or rollout.spare_groups)
+        self._own = groups_of_process(algorithm, self._processes)
         self.per_step = len(self._own)
         self._tasks = TasksOfProcess(tasks, self._own)
         self._stream = self._make_stream() if self._ahead or self._refill else None
@@ -71,8 +75,8 @@ class RolloutSource:
             self._roll,
             self._tasks,
             per_step=self.per_step,
-            max_staleness=self._cfg.rollout.max_staleness,
-            spare=len(self._processes.mine(range(self._cfg.rollout.spare_groups))),
+            max_staleness=self._rollout.max_staleness,
+            spare=len(self._processes.mine(range(self._rollout.spare_groups))),
         )
 
     def take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, float]]:
@@ -125,7 +129,7 @@ class RolloutSource:
             rounds += 1
             taken = self._numbered(groups)
             taught = int(self._teaching(taken).sum())
-        if not self._cfg.rollout.max_staleness:
+        if not self._rollout.max_staleness:
             self.stop()
         counts = {"restarted": restarted} if self._ahead else {}
         return taken, counts | {"collected": len(groups), "taught": taught, "rounds": rounds}
@@ -182,9 +186,9 @@ class RolloutSource:
             self._engine,
             tasks,
             budget=budget,
-            group_size=self._cfg.algorithm.group_size,
-            temperature=self._cfg.rollout.temperature,
-            seed=(self._cfg.seed, 2, step),
+            group_size=self._group_size,
+            temperature=self._rollout.temperature,
+            seed=(self._seed, 2, step),
             numbers=groups,
         )
 

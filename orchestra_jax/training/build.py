@@ -51,7 +51,7 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
             if mesh is None:
                 found.append(f"The mesh of one device does not go with {count} processes: set mesh.fsdp=-1.")
             tensor = 1 if mesh is None else mesh.shape["tensor"]
-            found += process_problems(cfg, count, devices, tensor, processes.beside)
+            found += process_problems(cfg.algorithm, cfg.rollout, count, devices, tensor, processes.beside)
     except ValueError as error:
         found.append(str(error))
     try:

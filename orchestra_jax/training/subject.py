@@ -36,7 +36,7 @@ class Subject:
 
     @property
     def own(self) -> bool:
-        """Whether our own engines sample the policy."""
+        """True if our own engines sample the policy."""
         return self.url is None and self.baseline is None
 
     def identity(self) -> str:

@@ -133,7 +133,15 @@ class Trainer:
             )
             tasks = environment.train_tasks(cfg.algorithm.tasks_per_step)
             self.rollouts = RolloutSource(
-                cfg, self.collector, self.engine, tasks, loop, self.processes, self.rewards.informative
+                cfg.algorithm,
+                cfg.rollout,
+                cfg.seed,
+                self.collector,
+                self.engine,
+                tasks,
+                loop,
+                self.processes,
+                self.rewards.informative,
             )
             if position is not None:
                 self.rollouts.set_state(position)

@@ -73,7 +73,7 @@ def test_what_cannot_run_is_refused(tmp_path: Path, overrides, sentence: str):
 )
 def test_processes_of_one_machine_do_not_start_servers_on_the_same_gpus(tmp_path: Path, overrides, sentence):
     cfg = config(tmp_path, *HLE, *overrides)
-    assert process_problems(cfg, 2, 4, 1, beside=1) == []
-    found = process_problems(cfg, 2, 4, 1, beside=2)
+    assert process_problems(cfg.algorithm, cfg.rollout, 2, 4, 1, beside=1) == []
+    found = process_problems(cfg.algorithm, cfg.rollout, 2, 4, 1, beside=2)
     assert found == [] if sentence is None else sentence in found[0]
     assert len(found) <= 1

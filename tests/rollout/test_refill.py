@@ -82,7 +82,9 @@ def source(
     collector: Any = Collecting()
     engine: Any = None
     cfg = RunConfig(algorithm=algorithm, rollout=rollout)
-    return RolloutSource(cfg, collector, engine, Numbers(4), loop, processes, teaches), collector
+    return RolloutSource(
+        cfg.algorithm, cfg.rollout, cfg.seed, collector, engine, Numbers(4), loop, processes, teaches
+    ), collector
 
 
 def take(rollouts: RolloutSource, step: int) -> tuple[list[int], dict[str, float]]:

@@ -88,7 +88,8 @@ def test_groups_of_a_stream_are_those_of_a_synchronous_step(tmp_path: Path):
         with LoopThread() as loop:
             engine = loop.run(start_engine(cfg.rollout, model, params, 3, tokenizer_size=1, directory=tmp_path))
             rollouts = RolloutSource(
-                cfg, make_collector(cfg, environment, chat), engine.engine, environment.train_tasks(2), loop,
+                cfg.algorithm, cfg.rollout, cfg.seed,
+                make_collector(cfg, environment, chat), engine.engine, environment.train_tasks(2), loop,
                 teaching=lambda found: np.ones(len(found) // 2, bool),
             )  # fmt: skip
             steps = [rollouts.take(step, 3 + step, Budget()) for step in range(2)]
