@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from orchestra_jax.config.missing import POLICY_FOLDER
 from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.engines.base import RunEngine
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.io.event_loop import LoopThread
@@ -114,16 +115,7 @@ class Trainer:
         del params  # its buffers are the state's now
 
         # The engine, and the parts that sample with it.
-        self.serving = start_run_engine(
-            cfg.rollout,
-            self.model,
-            self._engine_params(),
-            self.state.version,
-            tokenizer_size=len(chat.tokenizer),
-            directory=self.directory,
-            loop=loop,
-            processes=self.processes,
-        )
+        self.serving = self._start_engine(len(chat.tokenizer))
         self.engine = self.serving.engine
         with self.processes.together():
             self.collector = make_collector(cfg, environment, chat)
@@ -383,6 +375,18 @@ class Trainer:
 
             reference = abstract_reference(self.cfg.algorithm, like.params)
         return self.checkpoints.restore_run(saved, like, reference), saved["data"]
+
+    def _start_engine(self, tokenizer_size: int) -> RunEngine:
+        return start_run_engine(
+            self.cfg.rollout,
+            self.model,
+            self._engine_params(),
+            self.state.version,
+            tokenizer_size=tokenizer_size,
+            directory=self.directory,
+            loop=self.loop,
+            processes=self.processes,
+        )
 
     def _engine_params(self) -> Params:
         return engine_params(self.cfg.rollout, self.state.trained.params, self.base, self.lora, self.mesh)
