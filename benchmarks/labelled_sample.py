@@ -1,7 +1,7 @@
 """Real answers that are known to be right or wrong, for experiments/judge.py: as many right as wrong ones.
 
-    python benchmarks/labelled_sample.py labelled.jsonl
-    python benchmarks/labelled_sample.py labelled.jsonl --rows 200 --seed 1 --sets gsm math-l5
+    python -m benchmarks.labelled_sample labelled.jsonl
+    python -m benchmarks.labelled_sample labelled.jsonl --rows 200 --seed 1 --sets gsm math-l5
 
 They are drawn from $ORCHESTRA_DATA/recorded/zeroeval: what 24 models answered to questions of GSM8K, MATH (level 5) and
 CRUXEval, and whether it was right by comparing numbers (CRUXEval: strings). Of an output its field "answer" is the
@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from short import parse
-
+from benchmarks.short import parse
 from orchestra_jax.tools.answers import extract_answer, matches
 
 

@@ -181,7 +181,7 @@ def test_a_sample_is_drawn_from_recorded_answers(
     file = tmp_path / "labelled.jsonl"
     for words, count in ((["--rows", "6"], 6), (["--hard"], 2)):
         monkeypatch.setattr(sys, "argv", ["labelled_sample.py", str(file), "--models", "1", *words])
-        runpy.run_path(str(CONF.parent / "benchmarks" / "labelled_sample.py"), run_name="__main__")
+        runpy.run_module("benchmarks.labelled_sample", run_name="__main__")
         sample = read_sample(file)
         assert len(sample) == count
         assert sum(row.correct for row in sample) == (3 if count == 6 else 2)
