@@ -16,6 +16,7 @@ _LOOK_S = 0.5  # how long the group may outlive the parent
 
 
 def main() -> None:
+    """Start the command after the parent's pid, pass SIGTERM on, and end the command when the parent is gone."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())

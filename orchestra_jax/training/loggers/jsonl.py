@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.io.whole import write_whole
 
 FILE_NAME = "metrics.jsonl"
@@ -41,7 +41,7 @@ class JsonlLogger:
     here loses nothing.
     """
 
-    def __init__(self, cfg: RunConfig, first_step: int) -> None:
+    def __init__(self, cfg: WorldConfig, first_step: int) -> None:
         self.path = Path(cfg.output_dir) / FILE_NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():

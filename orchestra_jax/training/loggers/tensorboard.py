@@ -11,7 +11,7 @@ from tensorboardX import RecordWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import WorldConfig
 
 
 class TensorBoardLogger:
@@ -20,7 +20,7 @@ class TensorBoardLogger:
     It does not use tensorboardX's `SummaryWriter`, whose thread dies on a full disk and lets its callers wait for ever.
     """
 
-    def __init__(self, cfg: RunConfig, first_step: int) -> None:
+    def __init__(self, cfg: WorldConfig, first_step: int) -> None:
         self._folder, self._first = Path(cfg.output_dir) / "tensorboard", first_step
         self._writer: Any = None  # made with the first figures: a finished run leaves no empty file
 
