@@ -35,6 +35,9 @@ class Collector:
         price: price of the policy's own tokens.
         allowance: budget of one trajectory for calls.
         on_slow, slow_after_s: see `Watchdog`; `watchdog.describe` makes one line of what is slow.
+
+    Attributes:
+        settings: the settings that all episodes share.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Collector:
     ) -> None:
         self.environment, self.chat, self.limits = environment, chat, limits
         self.watchdog = Watchdog(on_slow, slow_after_s)
-        self._settings = PlayerSettings(environment, limits, price, self.watchdog, allowance)
+        self.settings = PlayerSettings(environment, limits, price, self.watchdog, allowance)
         self._under_way: set[asyncio.Future[list[Trajectory]]] = set()
         self._given_up: OutOfTime | None = None
 
@@ -150,7 +153,7 @@ class Collector:
         for task in tasks:
             episode = self.environment.reset(task, budget)
             prompt = chat.prompt_ids(episode.messages, episode.tools)
-            found.append(Opening(chat, task, prompt, self.limits, self._settings.price.model))
+            found.append(Opening(chat, task, prompt, self.limits, self.settings.price.model))
         return found
 
     async def _play_all(
@@ -162,7 +165,7 @@ class Collector:
     ) -> list[Trajectory]:
         """Play the (task, group, member) of `todo`, each with its speaker."""
         running = [
-            asyncio.ensure_future(EpisodePlayer(self._settings, task, speaker, group, member).play(budget, on_done))
+            asyncio.ensure_future(EpisodePlayer(self.settings, task, speaker, group, member).play(budget, on_done))
             for (task, group, member), speaker in zip(todo, speakers, strict=True)
         ]
         whole = asyncio.gather(*running)

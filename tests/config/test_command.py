@@ -12,11 +12,11 @@ from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.missing_policy import missing_to_evaluate
 from orchestra_jax.io.shipped import EXPERIMENTS
 
-SCRIPTS = sorted({file.stem for file in EXPERIMENTS.glob("*.py")} - {"rehearse"})  # which leaves the package
+SCRIPTS = sorted(file.stem for file in EXPERIMENTS.glob("*.py"))
 HYDRA = ("train", "evaluate", "judge", "plan", "synthesize")
 # Runs a command, and tells on standard error whether it imported JAX.
 OBSERVED = """
-import os, runpy, sys
+import runpy, sys
 sys.argv = sys.argv[1:]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
@@ -24,13 +24,13 @@ except SystemExit as end:
     status = end.code or 0
 else:
     status = 0
-print(f"jax={'jax' in sys.modules} hydra={'hydra' in sys.modules}", os.times().user, file=sys.stderr)
+print(f"jax={'jax' in sys.modules} hydra={'hydra' in sys.modules}", file=sys.stderr)
 sys.exit(status)
 """
 
 
 def start(name: str, *arguments: str, cwd: Path | None = None) -> tuple[int, str, list[str], str]:
-    """Return the status of a command, its output, its sentences, and what it imported and took."""
+    """Return the status of a command, its output, its sentences, and what it imported."""
     command = [sys.executable, "-c", OBSERVED, str(EXPERIMENTS / f"{name}.py"), *arguments]
     environment = os.environ | {"PYTHONPATH": str(EXPERIMENTS.parent)}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
@@ -47,9 +47,7 @@ def test_help_is_one_sentence_then_examples_then_flags_and_comes_at_once(name: s
     flags = "Flags:" if name in HYDRA else "usage: "
     assert 1 <= next(number for number, line in enumerate(lines) if line.startswith(flags)) <= 8
     assert len(lines) < 40
-    loaded, seconds = told.rsplit(" ", 1)
-    assert loaded == "jax=False hydra=False"
-    assert float(seconds) < 1
+    assert told == "jax=False hydra=False"
 
 
 @pytest.mark.parametrize(("name", "flags"), {
@@ -94,7 +92,6 @@ def test_a_wrong_path_is_found_before_jax_is_imported(tmp_path: Path, name: str,
     assert sentences[0].startswith(sentence)
     assert len(sentences) <= 3
     assert told.startswith("jax=False") or "env" in "".join(arguments)  # whose module may need JAX
-    assert float(told.rsplit(" ", 1)[1]) < 3
 
 
 def test_a_refused_start_is_in_the_record_of_its_folder(tmp_path: Path):
