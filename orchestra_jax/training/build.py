@@ -74,13 +74,14 @@ def _hub_problems(cfg: RunConfig) -> list[str]:
     key = "data.path" if cfg.data.path is not None else "data.mixture"
     sources = [(key, source.path) for source in cfg.data.training()]
     sources += [("data.eval_path", evaluated.path)] if evaluated and cfg.evaluation.questions else []
-    if not (sources or model.path or model.tokenizer):
+    tokenizer = None if model.tokenizer in ("environment", model.path) else model.tokenizer
+    if not (sources or model.path or tokenizer):
         return []
     from orchestra_jax.io import hub
 
     found = [hub.problem("model.path", model.path, "model")] if model.path else []
-    if model.tokenizer and model.tokenizer not in ("environment", model.path):
-        found.append(hub.problem("model.tokenizer", model.tokenizer, "model", hub.SMALL))
+    if tokenizer:
+        found.append(hub.problem("model.tokenizer", tokenizer, "model", hub.SMALL))
     found += [hub.problem(name, path, "dataset") for name, path in sources]
     return [problem for problem in found if problem]
 
