@@ -72,7 +72,9 @@ def test_what_is_no_sentence_of_ours_does_not_hold(error: Exception):
 
 
 async def test_money_that_is_not_as_it_was_billed_is_seen(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("orchestra_jax.money.prices.PriceList.charge", lambda prices, usage: usage)  # free of charge
+    monkeypatch.setattr(
+        "orchestra_jax.money.prices.PriceList.priced", lambda prices, usage, entry=None: usage
+    )  # free of charge
     assert (await try_kind(Experts(), 0, range(2))).worst
 
 

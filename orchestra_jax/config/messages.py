@@ -33,7 +33,11 @@ def unknown_key(key: str) -> str:
     siblings = [name for name in known if name.startswith(start) and "." not in name[len(start) :]]
     near = get_close_matches(key, siblings, n=2, cutoff=0.75 if "." in key else 0.6)
     leaf = key.rpartition(".")[2]
-    near = near or [name for name in known if name.rpartition(".")[2] == leaf][:4] or get_close_matches(key, known, n=1)
+    near = (
+        near
+        or sorted(name for name in known if name.rpartition(".")[2] == leaf)[:4]
+        or get_close_matches(key, known, n=1)
+    )
     hint = f": did you mean {' or '.join(near)}? " if near else ". "
     owner = f"{parent} has" if parent else "The top level has"
     return f"Unknown key '{key}'{hint}{owner}: {', '.join(name[len(start) :] for name in siblings)}."

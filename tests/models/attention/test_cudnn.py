@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax._src.cudnn import fused_attention_stablehlo as fused
 
-from orchestra_jax.models.attention import base
 from orchestra_jax.models.attention import cudnn as module
 from orchestra_jax.models.attention.base import attention, dense_attention
 from orchestra_jax.models.attention.cudnn import cudnn_attention, max_segments, require_support, segment_table
@@ -177,7 +176,7 @@ def test_auto_takes_cudnn_for_long_rows_where_it_is(monkeypatch: pytest.MonkeyPa
         asked.append(q.shape[1])
         return dense_attention(q, k, v, segment_ids=segment_ids)
 
-    monkeypatch.setattr(base, "cudnn_attention", fused_attention)
+    monkeypatch.setattr(module, "cudnn_attention", fused_attention)
     for length in (256, 1024):
         q, k, v = inputs(4, 2, 8, length, jnp.bfloat16)
         found = attention(q, k, v, backend="auto", device=device())
