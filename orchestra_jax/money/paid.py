@@ -128,8 +128,10 @@ class PaidCalls:
         late answers are still recorded.
         """
         self._closed.set()
-        if self._open:
-            await asyncio.wait(tuple(self._open), timeout=patience_s)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + patience_s
+        while self._open and (left := end - loop.time()) > 0:  # a request that ends may leave an answer to record
+            await asyncio.wait(tuple(self._open), timeout=left)
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
@@ -173,6 +175,7 @@ class PaidCalls:
                 self._check_open(worst)
                 # Only now: a call that waits for a place is not in flight, and a kill must not charge for it.
                 await reservation.note()
+                self._check_open(worst)  # `close` does not wait for what begins after it, and drops its connection
             except BaseException:
                 self._limiter.release()
                 raise

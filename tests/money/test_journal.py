@@ -140,6 +140,31 @@ async def test_what_is_answered_while_the_run_ends_is_kept_and_what_waits_is_not
         await calls.call("chat", {"n": 4}, WORST, send(4), budget=money)
 
 
+async def test_a_call_that_the_disk_notes_while_the_client_closes_is_not_sent(tmp_path: Path, monkeypatch):
+    """The request would go out over a connection that `close` drops: paid, and without its answer."""
+    journal, sent, noting, noted = Journal(tmp_path / "spent.jsonl"), list[int](), asyncio.Event(), asyncio.Event()
+    money, calls = Budget(journal=journal), PaidCalls(Limiter(1), replay=None, timeout_s=60.0, retries=0)
+
+    async def durable() -> None:
+        noting.set()
+        await noted.wait()
+
+    async def send() -> Recorded:
+        sent.append(1)
+        return Recorded("text", (PAID,))
+
+    monkeypatch.setattr(journal, "durable", durable)
+    call = asyncio.create_task(calls.call("chat", {}, WORST, send, budget=money))
+    await noting.wait()
+    await calls.close()
+    noted.set()
+    with pytest.raises(InfrastructureError, match="is closed"):
+        await call
+    assert (sent, money.spent.calls, money.reserved.calls) == ([], 0, 0)
+    journal.close()
+    assert bill(tmp_path)[1] == {}
+
+
 def test_a_torn_last_line_is_a_request_that_never_left(tmp_path: Path):
     file = tmp_path / "spent.jsonl"
     journal = Journal(file)
