@@ -60,12 +60,12 @@ def _marks(summary: Mapping[str, Any]) -> Iterator[Mark]:
 
 
 def accuracy_cost(summary: Mapping[str, Any]) -> Figure | None:
-    """Return the picture of every policy and script of a summary, or None if nothing is known."""
+    """Return the picture of every policy and script of a summary, or None if none of them costs anything."""
     marks = list(_marks(summary))
-    if not marks:
-        return None
     paid = [mark.x for mark in marks if mark.x > 0]
-    wide = bool(paid) and max(paid) > WIDE * min(paid)
+    if not paid:
+        return None
+    wide = max(paid) > WIDE * min(paid)
     if wide:  # on a logarithmic axis there is no place for what is free
         marks = [mark for mark in marks if mark.x > 0]
     by_label = {mark.label: mark for mark in marks}

@@ -19,7 +19,7 @@ from orchestra_jax.evaluation.results.offering import Offering, offering, traini
 from orchestra_jax.types import Status
 
 _FILE = re.compile(r"(?P<name>.+)\.t(?P<temperature>\d[\d.e-]*)(\.p\d+)?\.jsonl")  # p1, p2, ...: of other processes
-TAU2 = "tau2"  # told by its environment, where others are told by the source of their questions
+TAU2, RECORDED = "tau2", "recorded"
 PAPERS = ("airline", "retail", "telecom")  # its domains in the paper
 POLICY, BEFORE, AFTER = "policy", "before", "after"  # phases: of an evaluation, and of a training run
 _Place = tuple[str, int]  # a question's id and a sample's number
@@ -193,18 +193,23 @@ def _filled(one: Measured, rows: Mapping[_Place, tuple[MeasuredSample | None, st
 
 
 def _source(config: Mapping[str, Any]) -> str:
-    """Return the name of the data set."""
-    if config.get("env", {}).get("name") == TAU2:
+    """Return the name of the data set, or of the environment where no setting names one."""
+    world, data = config.get("env", {}).get("name"), config.get("data", {})
+    if world == TAU2:  # whatever else is set
         return TAU2
-    data = config.get("data", {})
-    other = data.get("eval_source")
-    return str(other if other not in (None, "auto") else data.get("source", "questions"))
+    named = (data.get("eval_source"), data.get("source"), world)
+    return next((str(name) for name in named if name not in (None, "auto")), "questions")
 
 
 def _variant(config: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """Return the variant of τ²-Bench, and whether it is the paper's, which has a model as the user."""
+    """Return the table of recorded answers or the variant of τ²-Bench, and whether the paper has figures of it.
+
+    The paper's τ²-Bench has a model as the user.
+    """
     world = config.get("env", {})
     options = world.get("options") or {}
+    if world.get("name") == RECORDED and options.get("path"):
+        return (Path(str(options["path"])).name,), False
     if world.get("name") != TAU2 or not options:
         return (), True
     domains, user = options.get("domains", PAPERS), options.get("user", SCRIPTED)

@@ -69,7 +69,9 @@ def _named_base(found: Sequence[Measured], folder: Path) -> Mapping[str, Measure
 
 
 def _picture(label: str, found: Sequence[Measured]) -> str:
-    """Return accuracy against cost of the policies on one benchmark as SVG; the paper's figures are hollow marks.
+    """Return accuracy against cost of the policies on one benchmark as SVG, "" if none of them costs anything.
+
+    The paper's figures are hollow marks.
 
     The dotted line is the front of ours: below and to the right of it somebody is as right for less.
     """
@@ -85,14 +87,14 @@ def _picture(label: str, found: Sequence[Measured]) -> str:
         ends = min(100 * low, accuracy), max(100 * high, accuracy)
         colour = COLOURS[number % len(COLOURS)]
         marks.append(Mark(100 * (one.mean(cost) or 0.0), accuracy, one.run, colour, interval=ends))
+    if not any(mark.x > 0 for mark in marks):
+        return ""
     points = [(mark.x, mark.y) for mark in marks]
     best = sorted(point for point, on in zip(points, on_front(points), strict=True) if on)
     front = [(best[0][0], 0.0), *best, (max(points)[0], best[-1][1])] if len(points) > 1 else []
     for row in published.rows(source, found[0].offer.unseen)[1] if found[0].whole else []:
         if (costs := row.costs(source)) and (their_accuracy := row.accuracy(source)) is not None:
             marks.append(Mark(costs[0], their_accuracy, f"{row.name} (published)", FAINT, hollow=True, faint=True))
-    if not marks:
-        return ""
     text = io.StringIO()
     figure = draw_marks(marks, label, front=front)
     with matplotlib.rc_context({"svg.hashsalt": "orchestra_jax", "svg.fonttype": "none"}):

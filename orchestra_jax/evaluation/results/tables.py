@@ -196,13 +196,13 @@ def share_of_calls(questions: Sequence[Sequence[tuple[int, int]]]) -> tuple[floa
 
 
 def _front(label: str, found: Sequence[Measured]) -> TextTable:
-    """Return the front of accuracy and cost of two policies and more, and their hypervolume."""
+    """Return the front of accuracy and cost of two policies and more, and their hypervolume; no row if all is free."""
     means = [(one.run, one.mean(cost), one.mean(solved)) for one in found]
     places = {run: (100 * usd, 100 * right) for run, usd, right in means if usd is not None and right is not None}
     points, rows = list(places.values()), []
     dearest = max((cents for cents, _ in points), default=0.0)
     whole, on = hypervolume(points, dearest) / 100, on_front(points)
-    if len(points) > 1:
+    if len(points) > 1 and dearest > 0:
         for place, (name, (cents, accuracy)) in enumerate(places.items()):
             rest = hypervolume(points[:place] + points[place + 1 :], dearest) / 100
             rows.append([name, f"{accuracy:.1f}", f"{cents:.3f}", "yes" if on[place] else "no", f"{whole - rest:.4f}"])

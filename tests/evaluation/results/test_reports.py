@@ -1,5 +1,7 @@
 """The report: figures from kept trajectories, paired comparisons against brute force, the same bytes again."""
 
+import csv
+import io
 import itertools
 import json
 from pathlib import Path
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.evaluation.against_cost import accuracy_cost
 from orchestra_jax.evaluation.results.comparisons import mcnemar, sign_flip_test
 from orchestra_jax.evaluation.results.measured import measured
 from orchestra_jax.evaluation.results.published import TABLE_1
@@ -157,3 +160,34 @@ def test_whom_a_policy_asks_stands_beside_what_was_published(tmp_path: Path) -> 
     (table,) = [table for table in tables(measured(again)) if table.title.endswith("whom the policy asks")]
     assert [list(row) for row in table.rows] == [["again", "1.333", "75.0", "50.0 to 100.0", "–", "", "–"]]
     assert all("published" not in cell for row in table.rows for cell in row)
+
+
+def test_no_cell_of_a_report_is_a_formula_or_a_tag(tmp_path: Path) -> None:
+    hostile = ('=HYPERLINK("http://x","y")', "@SUM(1)", "-2+3", "+1 to 2", "<img src=x onerror=alert(1)>", "[a](b)|\\|")
+    lines = [row(f"q{n}", n % 2 == 0, n, calls=[name]) for n, name in enumerate(hostile)]
+    one = evaluation(tmp_path / "=1+1", {"policy/held_out.t0": lines}, config())
+    two = evaluation(tmp_path / "two", {"policy/held_out.t0": [line | {"solved": False} for line in lines]}, config())
+    markdown, table, _ = (file.read_text() for file in write_report([one, two], tmp_path / "out"))
+    cells = [cell for line in csv.reader(io.StringIO(table)) for cell in line]
+    risky = [cell for cell in cells if cell[:1] in tuple("=+-@")]
+    assert all(float(cell) <= 0 or cell.startswith("+") for cell in risky)  # numbers alone
+    assert {f"'{name}" for name in hostile[:4]} < set(cells)
+    assert "'=1+1" in cells
+    assert "<img" not in markdown
+    assert "&lt;img src=x onerror=alert(1)&gt;" in markdown
+    assert "\\[a\\](b)\\|\\\\\\|" in markdown
+
+
+def test_a_world_names_itself_and_where_all_is_free_no_cost_is_drawn(tmp_path: Path) -> None:
+    options = {"name": "recorded", "options": {"path": "logs/mine.csv"}}
+    made = config("auto") | {"env": options}
+    lines = [row(f"q{n}", n < 2, 0.0) for n in range(3)]
+    folders = [evaluation(tmp_path / name, {"policy/held_out.t0": lines}, made) for name in ("one", "two")]
+    titles = [table.title for table in tables([one for folder in folders for one in measured(folder)])]
+    assert titles[0] == "recorded, mine.csv, held_out at temperature 0"
+    assert not any("front" in title for title in titles)
+    assert "<svg" not in write_report(folders, tmp_path / "out")[2].read_text()
+    paid = evaluation(tmp_path / "paid", {"policy/held_out.t0": [line | {"cost_usd": 0.1} for line in lines]}, made)
+    assert "<svg" in write_report([*folders, paid], tmp_path / "more")[2].read_text()
+    free = {"accuracy": 0.5, "cost": 0.0}
+    assert accuracy_cost({"after": free, "baselines": {"cheapest": free}}) is None
