@@ -62,6 +62,18 @@ def read_yaml(file: Path) -> Any:
         raise Unreadable(f"it cannot be read: {' '.join(str(error).split())}") from None
 
 
+def own_file(file: Path, folder: Path | None = None) -> Path:
+    """Return a file of a folder from outside; raise Unreadable if a symbolic link leads out of the folder.
+
+    Args:
+        file: the file.
+        folder: the folder; None: the one in which the file lies.
+    """
+    if not file.resolve().is_relative_to((folder or file.parent).resolve()):
+        raise Unreadable("it is a symbolic link to a file elsewhere: put the file itself there")
+    return file
+
+
 def valid_text(text: str) -> str:
     """Return the text with U+FFFD for every half of a surrogate pair (a cut emoji), which has no UTF-8 form."""
     try:

@@ -1,19 +1,24 @@
-"""JSON schemas of tools: for chat templates, and to check the arguments of calls."""
+"""JSON schemas of tools: for chat templates, and to check the arguments of calls.
+
+A schema that says no more than a function's signature is used as it is; `foreign_schema` reads all others.
+"""
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import NoneType
 from typing import Any
 
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, ValidationError, best_match
+from jsonschema.exceptions import ValidationError, best_match
 
 from orchestra_jax.types import ToolSpec
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_PLAIN = frozenset("type properties required additionalProperties items enum anyOf description default".split())
+_PLAIN_BYTES, _PLAIN_LEVELS = 8 << 10, 8
 TYPES = {
     str: "string",
     int: "integer",
@@ -52,9 +57,7 @@ def validate_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str | No
     """Return None if `arguments` fit the tool's schema, else one sentence that the policy reads as the observation."""
     if not isinstance(arguments, Mapping):
         return f"The arguments of {spec.name} must be a JSON object, not {_json_type(arguments)}."
-    validator = _validator(_key(spec.parameters))
-    instance = arguments if isinstance(arguments, dict) else dict(arguments)
-    error = best_match(validator.iter_errors(instance))
+    error = checker(spec.parameters)(arguments if isinstance(arguments, dict) else dict(arguments))
     return None if error is None else _sentence(spec, error)
 
 
@@ -71,28 +74,60 @@ def check_spec(spec: ToolSpec) -> None:
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
         raise ValueError(f"The parameters of tool {spec.name!r} must be a JSON schema with type 'object'.")
     try:
-        Draft202012Validator.check_schema(parameters)
-        _key(parameters)
-    except SchemaError as error:
-        where = "/".join(map(str, error.path)) or "the top level"
-        raise ValueError(
-            f"The parameters of tool {spec.name!r} are no JSON schema, at {where}: {error.message}."
-        ) from None
-    except TypeError as error:
+        checker(parameters)
+    except (TypeError, RecursionError) as error:
         raise ValueError(f"The parameters of tool {spec.name!r} are not JSON: {error}.") from None
+    except ValueError as error:
+        raise ValueError(f"The parameters of tool {spec.name!r} cannot be used as a JSON schema, {error}.") from None
     unknown = [name for name in parameters.get("required", ()) if name not in parameters.get("properties", {})]
     if unknown:
         raise ValueError(f"Tool {spec.name!r} requires the parameter {unknown[0]!r} but does not define it.")
 
 
-def _key(parameters: Mapping[str, Any]) -> str:
+def checker(schema: Mapping[str, Any]) -> Callable[[Any], ValidationError | None]:
+    """Return the function that says how a value does not fit a JSON schema, in bounded work.
+
+    Raises:
+        TypeError, RecursionError: the schema is no JSON.
+        ValueError: the schema cannot be used; the message is a clause that begins with the place of the fault.
+    """
     # The text, not the object's identity, is the key: menus rebuild equal schemas, and identities are reused.
-    return json.dumps(parameters if isinstance(parameters, dict) else dict(parameters))
+    return _checker(json.dumps(schema if isinstance(schema, dict) else dict(schema)))
 
 
 @lru_cache(maxsize=2048)
-def _validator(key: str) -> Draft202012Validator:
-    return Draft202012Validator(json.loads(key))
+def _checker(key: str) -> Callable[[Any], ValidationError | None]:
+    schema = json.loads(key)
+    if len(key) <= _PLAIN_BYTES and _is_plain(schema):
+        validator = Draft202012Validator(schema)
+        return lambda value: best_match(validator.iter_errors(value))
+    from orchestra_jax.tools import foreign_schema
+
+    foreign_schema.read(key)
+    return lambda value: foreign_schema.fault(key, value)
+
+
+def _is_plain(node: Any, levels: int = _PLAIN_LEVELS) -> bool:
+    """Return whether a schema is correct and says only what a signature says, which is checked in little work."""
+    if not isinstance(node, dict) or not levels or not node.keys() <= _PLAIN:
+        return False
+    kinds, properties, either, names = (
+        node.get(word, default)
+        for word, default in (("type", []), ("properties", {}), ("anyOf", [{}]), ("required", []))
+    )
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not isinstance(properties, dict) or not all(isinstance(each, list) for each in (kinds, either, names)):
+        return False
+    return (
+        all(isinstance(kind, str) and kind in TYPES.values() for kind in kinds)
+        and all(isinstance(name, str) for name in names)
+        and isinstance(node.get("additionalProperties", True), bool)
+        and isinstance(node.get("enum", []), list)
+        and either != []
+        and all(
+            _is_plain(each, levels - 1) for each in (*properties.values(), *either, node.get("items", {})) if each != {}
+        )
+    )
 
 
 def _sentence(spec: ToolSpec, error: ValidationError) -> str:

@@ -84,7 +84,7 @@ def test_a_changed_schema_is_not_validated_by_an_old_one():
         ({"parameters": {"type": "string"}}, "with type 'object'"),
         (
             {"parameters": {"type": "object", "properties": {"a": {"type": "text"}}}},
-            "no JSON schema, at properties/a/type",
+            "cannot be used as a JSON schema, at properties/a/type: 'text' is no value",
         ),
         ({"parameters": {"type": "object", "required": ["b"]}}, "requires the parameter 'b'"),
         ({"parameters": {"type": "object", "default": {1, 2}}}, "not JSON"),

@@ -74,8 +74,8 @@ class DatabaseEnvironment(SessionEnvironment):
         found = [f"env.options.{name} must be true or false." for name in _FLAGS if not isinstance(options[name], bool)]
         found += user_problems(cfg, options["user"], options["user_is_policy"])
         try:
-            for folder, _ in named_worlds(options):
-                read(folder)
+            for folder, trusted in named_worlds(options):
+                read(folder, trusted=trusted)
         except (BadWorld, ConfigError) as error:
             found.append(str(error))
         return [*found, *WorldMenus.problems(cfg)]

@@ -18,18 +18,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, best_match
-
 from orchestra_jax.envs.database.golden import Goal
 from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.session import DatabaseTool, LocalWorld, World
 from orchestra_jax.envs.database.state import Database
 from orchestra_jax.envs.database.workers.pool import WorldError
+from orchestra_jax.io.untrusted import Unreadable, own_file, read_json
+from orchestra_jax.tools.schema import checker
 from orchestra_jax.types import ToolCall
 
 FORMAT = 1
 SPLITS = ("train", "eval")
+_MOST_BYTES = 1 << 30
 FILES = ("world.json", "database.json", "schema.json", "policy.md", "tools.py", "tasks.jsonl")
 
 
@@ -116,7 +116,7 @@ def load(folder: str | Path, *, trusted: bool, workers: int = 1, isolation: str 
         InfrastructureError: the sandbox does not come up.
     """
     folder = Path(folder)
-    found = read(folder)
+    found = read(folder, trusted=trusted)
     now, rules = datetime.fromisoformat(found.head["now"]), _text(folder / "policy.md")
     name, tables = found.head["name"], found.database.tables
     try:
@@ -127,7 +127,7 @@ def load(folder: str | Path, *, trusted: bool, workers: int = 1, isolation: str 
             source = _text(folder / "tools.py")
             world = RemoteWorld.of_source(name, source, tables, now, rules, count=workers, isolation=isolation)
     except (ValueError, WorldError) as error:
-        raise BadWorld(f"{folder / 'tools.py'}: {error}") from error
+        raise BadWorld(" ".join(f"{folder / 'tools.py'}: {error}".split())) from error
     return WorldFolder(world, found.head["about"], found.schema, found.tasks)
 
 
@@ -141,11 +141,16 @@ class FolderData:
     tasks: Sequence[TaskRow]
 
 
-def read(folder: Path) -> FolderData:
-    """Read a folder without running anything of it; raises BadWorld."""
+def read(folder: Path, *, trusted: bool) -> FolderData:
+    """Read a folder without running anything of it; raises BadWorld. What is not trusted may not link elsewhere."""
     for file in FILES:
         if not (folder / file).is_file():
             raise BadWorld(f"{folder / file} is not there.")
+        try:
+            if not trusted:
+                own_file(folder / file)
+        except Unreadable as error:
+            raise BadWorld(f"{folder / file} cannot be read: {error}.") from None
     head, database, schema = head_of(folder), database_of(folder), _json(folder / "schema.json")
     for problem in schema_problems(database.tables, schema):
         raise BadWorld(f"{folder / 'database.json'}: {problem}")
@@ -180,7 +185,7 @@ def tasks_of(folder: Path) -> Iterator[TaskRow]:
     seen = set[str]()
     for number, line in enumerate(_text(folder / "tasks.jsonl").splitlines(), 1):
         try:
-            task = _task(json.loads(line))
+            task = _task(read_json(line.encode()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadWorld(f"{folder / 'tasks.jsonl'}, line {number} is no task: {error!r}") from error
         if task.id in seen:
@@ -198,26 +203,35 @@ def save_tasks(folder: Path, tasks: Sequence[TaskRow]) -> None:
 
 def schema_problems(tables: Mapping[str, Mapping[str, Any]], schema: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each table, entry or reference that does not fit the schema."""
-    known = schema.get("tables", {})
+    known, references = schema.get("tables", {}), schema.get("references", [])
+    if not isinstance(known, Mapping) or not all(isinstance(each, Mapping) for each in known.values()):
+        yield "The schema's 'tables' must map each table to the JSON schema of its entries."
+        return
+    if not isinstance(references, Sequence) or not all(_is_reference(each) for each in references):
+        yield "The schema's 'references' must be a list of [table, field, table]."
+        return
     for table in sorted(tables.keys() ^ known.keys()):
         yield f"The table {table!r} is in only one of database and schema."
     for table in sorted(tables.keys() & known.keys()):
         try:
-            Draft202012Validator.check_schema(known[table])
-        except SchemaError as error:
-            yield f"The schema of {table!r} is none: {error.message}."
+            fault = checker(known[table])
+        except ValueError as error:
+            yield f"The schema of {table!r} cannot be used, {error}."
             continue
-        validator = Draft202012Validator(known[table])
         for name, entry in tables[table].items():
-            if wrong := best_match(validator.iter_errors(entry)):
+            if wrong := fault(entry):
                 where = ".".join(map(str, wrong.absolute_path))
                 yield f"{table} {name}{f', {where}' if where else ''}: {wrong.message}."
-    for table, column, other in schema.get("references", ()):
+    for table, column, other in references:
         for name, entry in tables.get(table, {}).items():
-            ids = entry.get(column)
+            ids = entry.get(column) if isinstance(entry, Mapping) else None
             for found in ids if isinstance(ids, list | tuple) else [ids]:
-                if found is not None and found not in tables.get(other, {}):
+                if found is not None and not (isinstance(found, str) and found in tables.get(other, {})):
                     yield f"{table} {name}: {column} names {found!r}, which is not in {other}."
+
+
+def _is_reference(each: Any) -> bool:
+    return isinstance(each, list | tuple) and len(each) == 3 and all(isinstance(name, str) for name in each)
 
 
 def _task(row: Mapping[str, Any]) -> TaskRow:
@@ -233,6 +247,9 @@ def _task(row: Mapping[str, Any]) -> TaskRow:
         raise ValueError("it needs turns with the user's words")
     if row["split"] not in SPLITS:
         raise ValueError(f"split is one of {', '.join(SPLITS)}, not {row['split']!r}")
+    start = row.get("start") or {}
+    if not isinstance(start, dict) or not all(isinstance(rows, dict) for rows in start.values()):
+        raise ValueError("start must map tables to the entries that differ")
     return TaskRow(
         id=str(row["id"]),
         family=str(row.get("family", "")),
@@ -240,7 +257,7 @@ def _task(row: Mapping[str, Any]) -> TaskRow:
         turns=turns,
         seed=int(row.get("seed", 0)),
         situation=row.get("situation"),
-        start=row.get("start") or {},
+        start=start,
     )
 
 
@@ -252,8 +269,8 @@ def _tools(file: Path) -> list[DatabaseTool]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's own file raises is its fault, and is told
-        raise BadWorld(f"{file} cannot be read: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the user's own file raises is its fault, and is told
+        raise BadWorld(" ".join(f"{file} cannot be read: {type(error).__name__}: {error}".split())) from error
     found = [value for value in vars(module).values() if isinstance(value, DatabaseTool)]
     if not found:
         raise BadWorld(f"{file} defines no tool: decorate functions with database_tool.")
@@ -262,8 +279,8 @@ def _tools(file: Path) -> list[DatabaseTool]:
 
 def _json(file: Path) -> Any:
     try:
-        found = json.loads(_text(file))
-    except ValueError as error:
+        found = read_json(_text(file).encode(), _MOST_BYTES)
+    except Unreadable as error:
         raise BadWorld(f"{file} is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise BadWorld(f"{file} must hold a JSON object.")

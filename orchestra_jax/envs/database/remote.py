@@ -13,7 +13,7 @@ from orchestra_jax.envs.database.workers.pool import CallTooLong, WorkerLimits, 
 from orchestra_jax.tools import schema
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolSpec
 
-# Keywords that a schema from outside may use. A pattern could take for ever; a reference could name a file.
+# Keywords that the menu shows of a schema from outside.
 _KEYWORDS = frozenset(
     "type properties required additionalProperties items enum const anyOf allOf oneOf description default minimum "
     "maximum minItems maxItems minLength maxLength $ref $defs".split()
@@ -45,7 +45,13 @@ class RemoteWorld(World):
             told = workers.ask({"describe": True})
             self.specs, self.kinds = _tools(told)
             self.database = Database(told["tables"]) if database is None else database
-        except (KeyError, TypeError, ValueError, WorldError) as error:
+        except CallTooLong:
+            workers.close()
+            raise WorldError(f"The tools of the world {name!r} take too much CPU time to load.") from None
+        except InfrastructureError as error:
+            workers.close()
+            raise InfrastructureError(f"The tools of the world {name!r} do not load: {error}") from None
+        except (AttributeError, KeyError, TypeError, ValueError, WorldError) as error:
             workers.close()
             raise WorldError(f"The tools of the world {name!r} cannot be used: {error}") from None
         except BaseException:
@@ -149,7 +155,7 @@ def _tools(told: Mapping[str, Any]) -> tuple[dict[str, ToolSpec], dict[str, Kind
 
 
 def harmless_schema(parameters: Any) -> Any:
-    """Return a JSON schema from outside with harmless keywords only; the tool itself checks the others."""
+    """Return a JSON schema from outside with common keywords only; the tool itself checks the others."""
     if isinstance(parameters, Sequence) and not isinstance(parameters, str):
         return [harmless_schema(each) for each in parameters]
     if not isinstance(parameters, Mapping):
@@ -158,10 +164,7 @@ def harmless_schema(parameters: Any) -> Any:
     for word, value in parameters.items():
         if word in ("properties", "$defs") and isinstance(value, Mapping):
             found[word] = {name: harmless_schema(each) for name, each in value.items()}
-        elif word == "$ref":
-            if str(value).startswith("#/$defs/"):
-                found[word] = value
-        elif word in ("enum", "const", "default", "required"):
+        elif word == "$ref" or word in ("enum", "const", "default", "required"):
             found[word] = value
         elif word in _KEYWORDS:
             found[word] = harmless_schema(value)

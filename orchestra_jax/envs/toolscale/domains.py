@@ -1,6 +1,5 @@
 """The ten domains: databases and policies as they were released, tools from a clone of the authors' repository."""
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.workers.pool import WorkerLimits, Workers
+from orchestra_jax.io.untrusted import own_file, read_json
 
 CLONE = "git clone https://github.com/NVlabs/ToolOrchestra"
 DOMAINS = tuple("bank basketball ecommerce medicine movie railway restaurant school travel weather".split())
@@ -24,6 +24,7 @@ _ADAPTER = "orchestra_jax.envs.toolscale.clone:CloneTools"
 # Most policies say "The current time is 2024-05-15 15:00:00 EST."; it also holds for those that name no time.
 _TIME = re.compile(r"current time is (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) EST")
 _NOW = "2024-05-15T15:00:00-05:00"
+_MOST_BYTES = 1 << 30
 _POINTER = b"version https://git-lfs"
 
 
@@ -96,8 +97,8 @@ def world(
     if folder is None:
         raise ConfigError(f"There is no database of the ToolScale domain {domain!r} in {', '.join(map(str, data))}.")
     try:
-        tables = json.loads((folder / "db.json").read_bytes())
-        policy = (folder / "policy.md").read_text(encoding="utf-8")
+        tables = read_json(own_file(folder / "db.json").read_bytes(), _MOST_BYTES)
+        policy = own_file(folder / "policy.md").read_text(encoding="utf-8")
         sources = _sources(code, domain)
     except (OSError, ValueError) as error:
         raise ConfigError(f"The ToolScale domain {domain!r} cannot be read: {error}.") from error
@@ -117,7 +118,7 @@ def _sources(code: Path, domain: str) -> dict[str, str]:
     """Return the source of the domain's modules, and of the paths that other domains define, by name."""
     files = [*(code / domain).glob("*.py"), *code.glob("*/utils.py")]
     return {
-        f"tau2.domains.{path.parent.name}.{path.stem}": path.read_text(encoding="utf-8")
+        f"tau2.domains.{path.parent.name}.{path.stem}": own_file(path, code).read_text(encoding="utf-8")
         for path in files
         if path.stem not in ("__init__", "environment")
     }

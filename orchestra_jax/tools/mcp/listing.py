@@ -1,7 +1,8 @@
 """The tools of a server's list as a menu offers them: names, descriptions, schemas and prices, each checked once."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from orchestra_jax.config.mcp import McpPrice, McpServer
@@ -23,6 +24,9 @@ def specs(listing: Mapping[str, Any], settings: McpServer) -> dict[str, ToolSpec
         ValueError: one sentence, with the fix, for the first thing that cannot be offered.
     """
     where, tools = f"The MCP server {shown(settings.label)}", {str(tool["name"]): tool for tool in listing["tools"]}
+    if len(tools) < len(listing["tools"]):
+        (twice, _), *_ = Counter(str(tool["name"]) for tool in listing["tools"]).most_common(1)
+        raise ValueError(f"{where} lists two tools of the name {shown(twice)}: mend it, or leave it out of tools.mcp.")
     chosen = settings.tools or list(tools)
     for key, names in (("tools", chosen), ("prices", list(settings.prices))):
         if unknown := [name for name in names if name not in tools]:
@@ -32,7 +36,7 @@ def specs(listing: Mapping[str, Any], settings: McpServer) -> dict[str, ToolSpec
             )
     if not chosen:
         raise ValueError(f"{where} offers no tool: leave it out of tools.mcp.")
-    found = {}
+    found, taken = dict[str, ToolSpec](), dict[str, str]()
     for name in chosen:
         try:
             found[name] = _spec(tools[name], settings)
@@ -40,6 +44,11 @@ def specs(listing: Mapping[str, Any], settings: McpServer) -> dict[str, ToolSpec
             others = ", ".join(other for other in chosen if other != name)
             fix = f" Offer only its others with {{server: ..., tools: [{shown(others)}]}}." if others else ""
             raise ValueError(f"{where} has a tool that no menu can offer. {error}{fix}") from None
+        if (other := taken.setdefault(found[name].name, name)) != name:
+            raise ValueError(
+                f"{where} lists {shown(other)} and {shown(name)}, which are both called {found[name].name} in a menu: "
+                "offer one of them with {server: ..., tools: [...]}."
+            )
     return found
 
 
@@ -56,38 +65,4 @@ def _spec(tool: Mapping[str, Any], settings: McpServer) -> ToolSpec:
         local=settings.local,
     )
     check_spec(spec)
-    for reference in _references(spec.parameters):
-        if not _is_internal(reference, spec.parameters):
-            raise ValueError(f"The parameters of tool {spec.name!r} refer to {shown(reference)}, which is not in them.")
     return spec
-
-
-def _references(node: Any) -> Iterator[str]:
-    """Yield every `$ref` of a schema."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            if key in ("$ref", "$dynamicRef") and isinstance(value, str):
-                yield value
-            else:
-                yield from _references(value)
-    elif isinstance(node, list):
-        for item in node:
-            yield from _references(item)
-
-
-def _is_internal(reference: str, root: Any) -> bool:
-    """Return whether a reference is to a part of the schema itself: nothing is fetched while a call is checked."""
-    if not reference.startswith("#"):
-        return False
-    if not reference.startswith("#/"):
-        return reference == "#"
-    node = root
-    for part in reference[2:].split("/"):
-        part = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list) and part.isdigit() and int(part) < len(node):
-            node = node[int(part)]
-        elif isinstance(node, Mapping) and part in node:
-            node = node[part]
-        else:
-            return False
-    return True

@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 from benchmarks.data import shipped_worlds as make
+from orchestra_jax.config.compose import compose
+from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.database import golden
-from orchestra_jax.envs.database.environment import SHIPPED
+from orchestra_jax.envs.database.environment import SHIPPED, open_worlds
 from orchestra_jax.envs.database.folder import BadWorld, load, save_tasks
+from orchestra_jax.envs.database.workers import pool
+from orchestra_jax.envs.database.workers.pool import WorkerLimits
+from orchestra_jax.tools.python.isolation import available
 
 NAMES = sorted(make.WORLDS)
+ISOLATION = "auto" if available() else "none"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,6 +64,10 @@ def _text(text: str, file: str) -> Callable[[Path], None]:
     return lambda folder: (folder / file).write_text(text) and None
 
 
+def _orders(schema: dict) -> Callable[[Path], None]:
+    return _json(lambda known: known["tables"].update(orders=schema), "schema.json")
+
+
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
@@ -79,6 +89,19 @@ def _text(text: str, file: str) -> Callable[[Path], None]:
         ),
         (_text("import nothing_there", "tools.py"), "tools.py cannot be read: ModuleNotFoundError"),
         (_text("x = 1", "tools.py"), "tools.py defines no tool"),
+        (_text("raise SystemExit(3)", "tools.py"), "tools.py cannot be read: SystemExit: 3"),
+        (_text("raise ValueError('a\\nb')", "tools.py"), "tools.py cannot be read: ValueError: a b"),
+        (_text('{"a": ' * 90 + "1" + "}" * 90, "database.json"), "database.json is no JSON: it has more than 64 lev"),
+        (_text('{"orders": {"O1": 1e999}}', "database.json"), "database.json is no JSON: a number in it, 1e999, over"),
+        (_json(lambda schema: schema.update(references=5), "schema.json"), "'references' must be a list of [table, "),
+        (_json(lambda schema: schema.update(references=[[1, 2]]), "schema.json"), "'references' must be a list of"),
+        (_json(lambda schema: schema.update(tables=[]), "schema.json"), "'tables' must map each table to"),
+        (_orders({"$ref": "http://127.0.0.1/x"}), "'orders' cannot be used, at $ref: it refers to 'http://127.0.0.1/x'"),
+        (_orders({"$ref": "file:///etc/passwd"}), "refers to 'file:///etc/passwd', which is not in the schema"),
+        (_orders({"$ref": "#"}), "its references lead in a circle"),
+        (_orders({"properties": {"state": {"pattern": "^(o+)+$"}}}), "orders O10, state: 'open' does not match"),
+        (_orders({"properties": {"state": {"pattern": "(?=o)"}}}), "cannot be searched for in linear time"),
+        (_text('{"id": "a", "split": "eval", "start": [1], "turns": [{"user": "H"}]}', "tasks.jsonl"), "start must"),
         (_text('{"id": "a"}\n', "tasks.jsonl"), "line 1 is no task: KeyError('turns')"),
         (_text('{"id": "a", "split": "test", "turns": [{"user": "Hi"}]}\n', "tasks.jsonl"), "not 'test'"),
         (_text('{"id": "a", "split": "eval", "turns": [{"user": "Hi"}]}\n' * 2, "tasks.jsonl"), "line 2: there"),
@@ -91,3 +114,34 @@ def test_a_broken_folder_is_told_in_a_sentence(tmp_path: Path, broken: Callable[
         load(folder, trusted=True)
     assert told in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("file", ["policy.md", "database.json", "tools.py"])
+def test_a_folder_that_is_not_trusted_may_not_link_elsewhere(tmp_path: Path, file: str) -> None:
+    folder = shutil.copytree(SHIPPED / "shop", tmp_path / "shop")
+    (tmp_path / "elsewhere").write_bytes((folder / file).read_bytes())
+    (folder / file).unlink()
+    (folder / file).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BadWorld, match=f"{file} cannot be read: it is a symbolic link to a file elsewhere"):
+        load(folder, trusted=False, isolation=ISOLATION)
+    load(folder, trusted=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("import os; os._exit(0)", "do not load: The worker of a world ended in the middle of a call"),
+        ("while True: pass", "too much CPU time to load"),
+        ("import time; time.sleep(900)", "do not load: The worker of a world gave no answer in 1 s"),
+        ("(lambda f: f(f))(lambda f: f(f))", "RecursionError"),
+    ],
+)
+def test_tools_that_exit_or_hang_when_they_are_loaded_are_told(tmp_path: Path, monkeypatch, source, told) -> None:
+    folder = shutil.copytree(SHIPPED / "shop", tmp_path / "shop")
+    (folder / "tools.py").write_text(source)
+    limits = WorkerLimits(load_s=0.2, timeout_s=1.0 if "sleep" in source else 60.0)
+    monkeypatch.setattr(pool, "WorkerLimits", lambda: limits)
+    with pytest.raises(ConfigError, match=told) as caught:
+        open_worlds(compose("env=database", f"env.options.worlds=[{folder}]", f"tools.sandbox.isolation={ISOLATION}"))
+    assert "\n" not in str(caught.value)

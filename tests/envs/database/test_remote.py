@@ -18,7 +18,8 @@ from orchestra_jax.envs.database.session import Session
 from orchestra_jax.envs.database.state import WrongKind
 from orchestra_jax.envs.database.workers.pool import WorkerLimits, WorldError
 from orchestra_jax.tools.python.isolation import available
-from orchestra_jax.types import InfrastructureError
+from orchestra_jax.tools.schema import check_spec
+from orchestra_jax.types import InfrastructureError, ToolSpec
 from tests.envs.database import shop as shop_module
 from tests.envs.database.shop import TABLES, call, shop
 
@@ -269,7 +270,7 @@ def test_code_that_cannot_be_loaded_is_told(source: str, reason: str) -> None:
         RemoteWorld.of_source("bad", source, TABLES, NOW, isolation=ISOLATION)
 
 
-def test_a_schema_from_outside_loses_what_could_do_harm() -> None:
+def test_a_schema_from_outside_keeps_common_keywords_and_may_not_refer_to_a_file() -> None:
     schema = {
         "type": "object",
         "title": "x",
@@ -279,7 +280,9 @@ def test_a_schema_from_outside_loses_what_could_do_harm() -> None:
     }
     assert harmless_schema(schema) == {
         "type": "object",
-        "properties": {"pattern": {"type": "string"}, "b": {}},
+        "properties": {"pattern": {"type": "string"}, "b": {"$ref": "file:///etc/passwd"}},
         "required": ["pattern"],
         "$defs": {"C": {"enum": ["title"]}},
     }
+    with pytest.raises(ValueError, match="refers to 'file:///etc/passwd', which is not in the schema"):
+        check_spec(ToolSpec("t", "d", harmless_schema(schema)))

@@ -90,9 +90,15 @@ def test_demonstrations_keep_to_a_nested_schema():
     ("schema", "problem"),
     [
         ({"type": "array"}, "must be a JSON schema with type 'object'"),
-        ({"type": "object", "properties": {"a": {"type": "strin"}}}, "no JSON schema"),
-        ({"type": "object", "properties": {"a": {"$ref": "http://x/y.json"}}}, "http://x/y.json, which is not in them"),
-        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/no"}}}, "#/\\$defs/no, which is not in them"),
+        (
+            {"type": "object", "properties": {"a": {"type": "strin"}}},
+            "JSON schema, at properties/a/type: 'strin' is no",
+        ),
+        (
+            {"type": "object", "properties": {"a": {"$ref": "http://x/y.json"}}},
+            "refers to 'http://x/y.json', which is not",
+        ),
+        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/no"}}}, "#/\\$defs/no', which is not in the schema"),
     ],
 )
 def test_what_no_menu_can_offer_is_named_with_the_way_out(schema: dict, problem: str):
@@ -100,6 +106,15 @@ def test_what_no_menu_can_offer_is_named_with_the_way_out(schema: dict, problem:
     with pytest.raises(ValueError, match=f"The MCP server a has a tool .*{problem}.*tools: \\[plain\\]"):
         specs(listing(TOOLS[1], bad), McpServer("a"))
     assert list(specs(listing(TOOLS[1], bad), McpServer("a", tools=["plain"]))) == ["plain"]
+
+
+def test_two_tools_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="The MCP server a lists two tools of the name plain: mend it"):
+        specs(listing(*TOOLS, TOOLS[1]), McpServer("a"))
+    alike = [{**TOOLS[1], "name": name} for name in ("a.b", "a/b")]
+    with pytest.raises(ValueError, match=r"lists a\.b and a/b, which are both called a_b in a menu"):
+        specs(listing(*alike), McpServer("a"))
+    assert list(specs(listing(*alike), McpServer("a", tools=["a/b"]))) == ["a/b"]
 
 
 def test_what_settings_name_and_no_server_has_is_told():

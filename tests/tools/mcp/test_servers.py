@@ -104,7 +104,7 @@ def test_two_servers_with_one_name_for_a_tool_are_told_apart_or_refused(command,
         return [(await call("variables")).text, (await call("two_variables")).text]
 
     assert used(configured([one, two]), both) == ["None", "a secret"]
-    with pytest.raises(ConfigError, match=r"bad.*refer to http://x/y, which is not in them"):
+    with pytest.raises(ConfigError, match=r"bad.*refers to 'http://x/y', which is not in the schema"):
         make_tools(configured([command("1.0", "bad schema")]))
     none_left()
 
