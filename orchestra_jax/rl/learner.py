@@ -22,7 +22,7 @@ from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.decoder import abstract_params
 from orchestra_jax.rl.batch_logprobs import batch_logprobs
 from orchestra_jax.rl.batching import MicroBatch
-from orchestra_jax.rl.losses import aggregation_of
+from orchestra_jax.rl.losses import LOSSES, aggregation_of
 from orchestra_jax.rl.objectives import (
     LearnerConfig,
     Normalisers,
@@ -240,7 +240,8 @@ class Learner:
             base: the frozen parameters under the adapters.
 
         The policy term and the KL are divided as `LossConfig.aggregation` says for their rows, the entropy bonus by
-        tokens. A "constant" that the config leaves open is sequences * sampled tokens of the longest of them, which no
+        tokens. Where the gradient of a trajectory is a sum over its tokens (loss "sequence"), both are also divided by
+        the mean number of tokens, so that the gradient's norm does not grow with length. A "constant" that the config leaves open is sequences * sampled tokens of the longest of them, which no
         padding changes.
 
         Returns:
@@ -281,13 +282,17 @@ class Learner:
 
     def _normaliser(self, batches: Sequence[MicroBatch]) -> float:
         """Return the divisor of the loss's aggregation for the tokens of these micro-batches that carry loss."""
-        aggregation = aggregation_of(self.cfg.loss)
-        if aggregation is Aggregation.token:
-            return sum(batch.num_tokens for batch in batches)
+        aggregation, cfg = aggregation_of(self.cfg.loss), self.cfg.loss
+        tokens = sum(batch.num_tokens for batch in batches)
         sequences = sum(batch.num_sequences for batch in batches)
-        if aggregation is Aggregation.sequence:
-            return sequences
-        return self.cfg.loss.constant or sequences * max(batch.longest for batch in batches)
+        match aggregation:
+            case Aggregation.token:
+                divisor = tokens
+            case Aggregation.sequence:
+                divisor = sequences
+            case Aggregation.constant:
+                divisor = cfg.constant or sequences * max(batch.longest for batch in batches)
+        return divisor * tokens / max(sequences, 1) if LOSSES.get(cfg.loss).sums_tokens else divisor
 
     def _ready(self, batches: Sequence[MicroBatch], base: Params | None) -> list[MicroBatch]:
         """Return the placed micro-batches of a step."""

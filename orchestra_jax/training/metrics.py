@@ -42,6 +42,7 @@ _UPDATE = {
     "icepop_fraction": "masked/tokens",
     "grad_norm": "grad_norm",
     "skipped": "updates/skipped",
+    "clipped": "updates/clipped",
 }
 # Figures before the first update of a step are logged for these; all others are of the last update.
 _FIRST = ("mismatch", "importance_p", "sequence_")
@@ -114,7 +115,7 @@ def update_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if not found:
         return {}
     merged = {**found[-1], **{name: value for name, value in found[0].items() if name.startswith(_FIRST)}}
-    merged["skipped"] = sum(metrics["skipped"] for metrics in found)
+    merged |= {name: sum(metrics[name] for metrics in found) for name in ("skipped", "clipped")}
     return {shown: merged[name] for name, shown in _UPDATE.items() if name in merged}
 
 

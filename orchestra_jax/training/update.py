@@ -72,7 +72,8 @@ def update(
             if number and spans_rows:
                 batches = learner.with_other_log_ratios(state.params, batches, base=base)
             state, metrics = learner.policy_step(state, batches, kl_scale=kl_scale, base=base)
-            found.append(metrics if with_kl else {k: v for k, v in metrics.items() if k != "kl_ref"})
+            clipped = float(metrics["grad_norm"] > algorithm.optimizer.max_grad_norm)
+            found.append({k: v for k, v in metrics.items() if with_kl or k != "kl_ref"} | {"clipped": clipped})
     return state, found
 
 

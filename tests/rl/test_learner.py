@@ -172,6 +172,20 @@ def test_sequence_means_add_up_over_micro_batches():
     assert_trees_close(policy_gradient(made, rows, MICRO)[0], policy_gradient(made, rows, FULL)[0])
 
 
+def test_the_gradient_of_a_trajectory_ratio_is_a_mean_over_tokens_like_all_others():
+    """At a ratio of 1 Eq. 4 has the gradient of grpo's mean over tokens, KL included: it grows neither with the length
+    of trajectories nor with their number."""
+
+    def gradient(loss, rows, shapes):
+        cfg = LearnerConfig(LossConfig(loss, kl_coef=0.3), own_old=True)
+        return policy_gradient(Learner(CONFIG, cfg, recorder()), rows, shapes)[0]
+
+    rows = make_rows()
+    assert len({sum(row.sampled) for row in rows}) > 2
+    assert_trees_close(gradient("sequence", rows, MICRO), gradient("grpo", rows, FULL))
+    assert_trees_close(gradient("sequence", rows[:3] * 2, FULL), gradient("sequence", rows[:3], FULL))
+
+
 @functools.cache
 def naive_supervised():
     """The loss of `make_rows()` and its gradient: the same for all shapes, compiled once."""

@@ -4,6 +4,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
@@ -76,7 +77,9 @@ def brute_force(data, cfg, denominator=None):
                 floor = 1 / cfg.importance_cap if cfg.importance_floor is None else cfg.importance_floor
                 value *= w if floor <= w <= cfg.importance_cap else 0
             d = ref[b, t] - new[b, t]
-            value += cfg.kl_coef * {"k1": -d, "k2": d * d / 2, "k3": math.exp(d) - d - 1}[cfg.kl]
+            kl = {"k1": -d, "k2": d * d / 2, "k3": math.exp(d) - d - 1}[cfg.kl]
+            # Beside the ratio of a whole trajectory, the KL of the whole: its mean over the tokens is their sum.
+            value += cfg.kl_coef * kl * (len(tokens) if cfg.loss == "sequence" else 1)
             row.append(value)
         rows.append(row)
     rows = [row for row in rows if row]
@@ -248,6 +251,22 @@ def test_no_nan_with_empty_masks_and_extreme_ratios(loss):
     loss_value, gradient = jax.value_and_grad(lambda x: value(x, far)[0])(jnp.asarray(far["logprobs"]))
     assert np.isfinite(loss_value)
     assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_kl_weighs_the_same_beside_the_policy_term_at_40_and_at_4000_tokens(loss):
+    """The gradient of each term alone, with the log-ratios of every token alike in short and long trajectories."""
+
+    def weight(length):
+        shape, cfg = (2, length), LossConfig(loss=loss, kl_coef=0.1, clip_low=0.9, clip_high=9.0)
+        old, ref = jnp.full(shape, -1.0), jnp.full(shape, -1.2)
+        arguments = old, jnp.array([1.0, -0.5]), jnp.ones(shape, bool), cfg
+        both = jax.grad(lambda new: policy_loss(new, *arguments, ref_logprobs=ref)[0])(old)
+        policy = jax.grad(lambda new: policy_loss(new, *arguments, ref_logprobs=ref, kl_scale=0.0)[0])(old)
+        return optax.tree.norm(both - policy) / optax.tree.norm(policy)
+
+    assert float(weight(4000)) == pytest.approx(float(weight(40)), rel=1e-3)
+    assert float(weight(40)) == pytest.approx(0.1 * 0.2 / np.sqrt((1 + 0.25) / 2), rel=1e-3)
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from orchestra_jax.config.algorithm import AlgorithmConfig, LossConfig
+from orchestra_jax.config.algorithm import AlgorithmConfig, LossConfig, OptimizerConfig
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.models.decoder import init_params
@@ -18,6 +18,7 @@ from orchestra_jax.rl.batching import MicroShapes, micro_batches, sequences
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.setup import learner_config, policy_shapes, ratio_spans_rows
 from orchestra_jax.training import update as update_module
+from orchestra_jax.training.metrics import update_metrics
 from orchestra_jax.training.update import update
 from orchestra_jax.types import Preference, Trajectory, Turn
 from tests.config.test_checks import compose
@@ -229,6 +230,16 @@ def test_filtered_rows_do_not_thin_the_gradient(loss, filtered, monkeypatch):
     assert pulled["policy_loss"] == pytest.approx(plain["policy_loss"] / thinner, rel=1e-4, abs=1e-6)
     # The KL is a mean over the rows that are run.
     assert pulled["sequences"] == run[1]
+
+
+def test_an_update_whose_gradient_is_clipped_is_counted():
+    made, found = trajectories(GROUPS * MEMBERS, (12, 12)), []
+    for most in (1e-3, 1e3):
+        cfg = run_config(LossConfig("grpo"), optimizer=OptimizerConfig(max_grad_norm=most))
+        found += one_update(cfg, made, ADVANTAGES)[1]
+    assert 1e-3 < found[0]["grad_norm"] == found[1]["grad_norm"] < 1e3
+    counts = [update_metrics(updates)["updates/clipped"] for updates in (found[:1], found[1:], found * 2)]
+    assert counts == [1, 0, 2]
 
 
 def test_nothing_is_filtered_by_default_but_by_its_name():

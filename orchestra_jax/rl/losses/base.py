@@ -61,11 +61,14 @@ class Loss:
         aggregation: way from token losses to one number where `LossConfig.aggregation` is None.
         sequence_ratio: whether the ratio is over a whole sequence. Its log sums (or averages) that of every token, so
             it would sum the engine's rounding too: `old` must be the learner's own (`recomputes_old`).
+        sums_tokens: whether a trajectory's gradient is a sum over its tokens and not a mean. Its KL is summed likewise,
+            and the learner divides both by the mean length, so that neither outgrows the other or `max_grad_norm`.
     """
 
     tokens: Callable[[LossInputs], LossOutputs]
     aggregation: Aggregation = Aggregation.token
     sequence_ratio: bool = False
+    sums_tokens: bool = False
 
 
 _PER_TOKEN, _PER_SEQUENCE = "orchestra_jax.rl.losses.surrogates", "orchestra_jax.rl.losses.sequence_ratio"

@@ -22,7 +22,7 @@ def _sequence(inputs: LossInputs) -> LossOutputs:
 
 
 gspo = Loss(_gspo, Aggregation.sequence, sequence_ratio=True)
-sequence = Loss(_sequence, Aggregation.sequence, sequence_ratio=True)
+sequence = Loss(_sequence, Aggregation.sequence, sequence_ratio=True, sums_tokens=True)
 
 
 def _along_rows(divisor: Float[Array, "B 1"], inputs: LossInputs) -> Float[Array, "B T"]:
