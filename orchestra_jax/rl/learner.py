@@ -241,8 +241,8 @@ class Learner:
 
         The policy term and the KL are divided as `LossConfig.aggregation` says for their rows, the entropy bonus by
         tokens. Where the gradient of a trajectory is a sum over its tokens (loss "sequence"), both are also divided by
-        the mean number of tokens, so that the gradient's norm does not grow with length. A "constant" that the config leaves open is sequences * sampled tokens of the longest of them, which no
-        padding changes.
+        the mean number of tokens, so that the gradient's norm does not grow with length. A "constant" that the config
+        leaves open is sequences * sampled tokens of the longest of them, which no padding changes.
 
         Returns:
             The new state, and metrics: those of `policy_loss` with loss, entropy, grad_norm and update_norm;

@@ -93,8 +93,9 @@ def test_hle_is_the_papers_run() -> None:
     assert (config.model.preset, algorithm.tasks_per_step, algorithm.group_size) == ("qwen3-8b", 16, 8)
     corrected = {"token_form": True, "importance": "tis", "mask_geometric_low": 0.99, "mask_geometric_high": 1.01}
     assert algorithm.loss == LossConfig(
-        "sequence", clip_low=0.2, clip_high=0.28, dual_clip=10.0, kl_coef=1e-4, kl="k2", **corrected
+        "sequence", clip_low=0.2, clip_high=0.28, dual_clip=10.0, kl_coef=0.0, kl="k2", **corrected
     )
+    assert compose(["+experiment=hle", "algorithm.loss.kl_coef=1e-4"]).algorithm.loss.kl_coef == 1e-4  # the script's
     assert algorithm.advantage == AdvantageConfig(min_std=0.1, clip=3.0, invalid="drop")
     assert algorithm.optimizer == OptimizerConfig(1e-6, b2=0.999)
     assert (config.reward.tool_feature, rollout.engine) == ("count", "sglang")

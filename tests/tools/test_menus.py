@@ -174,7 +174,7 @@ async def test_every_request_is_one_that_its_model_takes(model: str, listed: boo
         )
         made = make_tools(RunConfig(tools=tools, pricing=PricingConfig(name="unseen")))
         assert made.judge is not None
-        stub.reply = lambda body: "<answer>correct</answer>"
+        stub.reply = lambda body: '{"reason": "So it is.", "verdict": "correct"}'
         budget, entry = Budget(), made.catalogue.entries[f"generalist/{model}"]
         result = await entry.handler({"question": "How much is 6 times 7?"}, budget)
         assert not getattr(result, "is_error", False)

@@ -23,13 +23,13 @@ JUDGE_SYSTEM = (
     "candidate is correct if it means the same as one of the references: differences of wording, format, units of the "
     "same size or rounding that the question allows do not matter; a missing, additional or contradicting part that "
     "changes the meaning does. Without an answer to the question it is incorrect. Do not solve the question yourself. "
-    'Write one JSON object and nothing after it: {"reason": "one sentence", "verdict": "correct" or "incorrect"}.'
+    'Write one JSON object and nothing else: {"reason": "one sentence", "verdict": "correct" or "incorrect"}.'
 )
 _ASKED = "Grade the candidate answer."
 _SMALLEST = 64  # tokens of a candidate that are shown at least
-_TAG = re.compile(r"<answer>\s*+(correct|incorrect)\s*+\.?\s*+</answer>\.?\Z", re.IGNORECASE)
-# A judge that quotes the candidate to its end must not give the candidate's verdict for its own.
-_break_verdicts = Neutraliser(("<answer>", "</answer>", '"verdict"'))
+_FENCE = re.compile(r"\A```(?:json)?\s*+(\{.*\})\s*```\Z", re.DOTALL)
+# A judge that repeats what it reads must not give a verdict that stands there for its own.
+break_verdicts = Neutraliser(('"verdict"',))
 _VERDICT = {"type": "string", "enum": [CORRECT, INCORRECT]}
 # Structured outputs of OpenAI, SGLang and vLLM.
 VERDICT_FORMAT: dict[str, Any] = {
@@ -102,7 +102,7 @@ class Judge:
 
     def _messages(self, question: str, answer: str, references: Sequence[str]) -> list[dict[str, str]]:
         """Return the prompt. If it is too long the candidate is cut; question, references and end stay whole."""
-        question, answer, *references = map(valid_text, (question, _break_verdicts(answer), *references))
+        question, answer, *references = map(valid_text, (question, break_verdicts(answer), *references))
         quoted = Quotation([question, answer, *references])
         given = [quoted.part("question", question), *(quoted.part("reference answer", each) for each in references)]
         end, heading = [f"{quoted.mark} end", "", _ASKED], "candidate answer"
@@ -116,25 +116,26 @@ class Judge:
 
 
 def read_verdict(reply: str) -> bool | None:
-    """Read the verdict that ends a reply without its reasoning: a JSON object, or `<answer>` tags; else return None.
+    """Read the verdict of a reply that is one JSON object as a whole, without its reasoning; else return None.
 
-    The text before the end may quote the candidate, and with it the candidate's own verdicts.
+    Text around the object may quote the candidate and its verdicts. So may a key that is written with escapes or twice.
     """
-    text = reply.strip().removesuffix("```").rstrip()
-    if text.endswith("}"):
-        found = _last_object(text)
-        said = found.get("verdict") if isinstance(found, dict) else None
-    else:
-        tag = _TAG.search(text)
-        said = tag[1].lower() if tag else None
-    return {CORRECT: True, INCORRECT: False}[said] if said in (CORRECT, INCORRECT) else None
+    text = reply.strip()
+    text = fenced[1] if (fenced := _FENCE.search(text)) else text
+    try:
+        found = read_json(text.encode("utf-8", "replace"))
+        json.loads(text, object_pairs_hook=_once)
+    except Unreadable:
+        return None
+    if not isinstance(found, dict) or text.count('"verdict"') != 1:
+        return None
+    said = found.get("verdict")
+    return said == CORRECT if said in (CORRECT, INCORRECT) else None
 
 
-def _last_object(text: str) -> Any:
-    """Read the JSON object that ends the text; the whole text if it is one, so that nothing within a string counts."""
-    for start in (text.find("{"), text.rfind("{")):
-        try:
-            return read_json(text[start:].encode("utf-8", "replace"))
-        except Unreadable:
-            continue
-    return None
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; raise Unreadable: it has a key twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise Unreadable("it has a key twice")
+    return found
