@@ -121,10 +121,8 @@ def policy_loss(
     """Return the loss to minimise, and its metrics; all arithmetic is at least float32.
 
     Per token: the loss that `cfg.loss` names (Eq. 4 for "sequence"), times the importance weight, 0 in a sequence that
-    a mask of `cfg` takes out; then `kl_coef * KL(new || ref)` is added and `cfg.aggregation` applied. The KL is the
-    token's own, but that of the whole trajectory beside the ratio of a whole trajectory ("sequence"): else it would
-    vanish beside it in long ones. Masked positions may hold anything, NaN included: they change nothing and their
-    gradient is exactly 0.
+    a mask of `cfg` takes out; then `kl_coef * KL(new || ref)` of the token (for "sequence": of its trajectory) is added
+    and `cfg.aggregation` applied. Masked positions may hold anything, NaN included, and have no gradient.
 
     A sequence of two sampled tokens was better than its group (A = 1). Its first token has become twice as likely, and
     the clip at 1 + 0.28 holds it:
@@ -174,10 +172,8 @@ def policy_loss(
     if ref_logprobs is not None:
         ref = _constant(ref_logprobs, kept)
         normaliser = denominator if kl_denominator is None else kl_denominator
-        kl = kl_estimate(new, ref, cfg.kl)
-        if chosen.sums_tokens:
-            kl = kl * kept.sum(axis=-1, keepdims=True) / whole  # whose mean over the trajectory is its sum
-        kl_loss = _aggregate(kl, kept, cfg, normaliser, whole)
+        length = kept.sum(axis=-1, keepdims=True) / whole if chosen.sums_tokens else 1  # mean over tokens: their sum
+        kl_loss = _aggregate(kl_estimate(new, ref, cfg.kl) * length, kept, cfg, normaliser, whole)
         loss = loss + cfg.kl_coef * kl_scale * kl_loss
         metrics |= {"kl_ref": masked_mean(kl_estimate(new, ref, KL.k3), kept), "kl_loss": kl_loss}
     elif cfg.kl_coef != 0:
