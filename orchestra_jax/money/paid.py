@@ -95,6 +95,8 @@ class PaidCalls:
         self._open: set[asyncio.Task[Any]] = set()
         self._closed = asyncio.Event()
         self._jitter = random.Random()
+        # After a bill above its worst case: the factor on all worst cases, and calls one by one until a bill fits.
+        self._excess, self._doubted, self._alone = 1.0, False, asyncio.Lock()
 
     async def call(
         self, kind: str, request: Mapping[str, Any], worst: Usage, send: Send, *, budget: Budget
@@ -167,29 +169,41 @@ class PaidCalls:
 
     async def _start(self, budget: Budget, worst: Usage, send: Send) -> asyncio.Task[Ended]:
         """Start one request once budget and provider let it; the task owns the reservation and the provider's slot."""
-        self._check_open(worst)
-        reservation = await acquire(budget, worst, note=False)
-        try:
-            await self._limiter.acquire()
-            try:
+        while True:
+            self._check_open(worst)
+            with contextlib.ExitStack() as held:
+                if self._doubted:
+                    await queued(self._alone.acquire())
+                    held.callback(self._alone.release)
+                    if not self._doubted:
+                        continue
+                excess, alone = self._excess, self._doubted
+                estimate = replace(
+                    worst,
+                    cost_usd=worst.cost_usd * excess,
+                    prompt_tokens=math.ceil(worst.prompt_tokens * excess),
+                    completion_tokens=math.ceil(worst.completion_tokens * excess),
+                )
+                reservation = await acquire(budget, estimate, note=False)
+                held.callback(reservation.release)
+                await self._limiter.acquire()
+                held.callback(self._limiter.release)
                 self._check_open(worst)
+                if self._excess > excess or (self._doubted and not alone):
+                    continue  # a bill was too high meanwhile: this call needs more of the budget
                 # Only now: a call that waits for a place is not in flight, and a kill must not charge for it.
                 await reservation.note()
                 self._check_open(worst)  # `close` does not wait for what begins after it, and drops its connection
-            except BaseException:
-                self._limiter.release()
-                raise
-        except BaseException:
-            reservation.release()
-            raise
-        return self._background(self._request(reservation, worst, send))
+                return self._background(self._request(reservation, estimate, excess, send, held.pop_all()))
 
     def _check_open(self, worst: Usage) -> None:
         if self._closed.is_set():
             raise InfrastructureError(f"The client of {worst.name} is closed.")
 
-    async def _request(self, reservation: Reservation, worst: Usage, send: Send) -> Ended:
-        """Make one request and settle what it cost."""
+    async def _request(
+        self, reservation: Reservation, worst: Usage, excess: float, send: Send, held: contextlib.ExitStack
+    ) -> Ended:
+        """Make one request, settle what it cost, and give back what it held."""
         start = time.perf_counter()
         row: Usage | None = worst  # if this task is cancelled: the request may have been billed
         limit = self._timeout_s + GRACE_S
@@ -206,21 +220,26 @@ class PaidCalls:
         except TimeoutError:
             outcome = Lost(f"{worst.name} did not answer within {limit:g} s.")
         finally:
-            self._limiter.release()
             if row is worst:
                 row = replace(worst, seconds=time.perf_counter() - start, estimated=True)
-            if row is None:
-                reservation.release()
-            else:
+            if row is not None:
                 reservation.settle(row)
-                if row.cost_usd > worst.cost_usd:
-                    _log.warning(
-                        "%s billed $%.6g where its worst case was $%.6g: check its max_tokens, tokenizer and price.",
-                        row.name,
-                        row.cost_usd,
-                        worst.cost_usd,
-                    )
+                self._compare(row, worst, excess)
+            held.close()
         return outcome, row
+
+    def _compare(self, row: Usage, worst: Usage, excess: float) -> None:
+        """Raise the worst case of all further calls if a bill was above it."""
+        billed, most = (each.prompt_tokens + each.completion_tokens for each in (row, worst))
+        over = max(row.cost_usd / worst.cost_usd if worst.cost_usd else 1.0, billed / most if most else 1.0)
+        self._doubted = over > 1 + 1e-9  # rounding
+        if self._doubted:
+            self._excess = max(self._excess, excess * over)
+            _log.warning(
+                "%s billed $%.6g and %d tokens where its worst case was $%.6g and %d: check its max_tokens, tokenizer "
+                "and price. The worst case of further calls is raised.",
+                row.name, row.cost_usd, billed, worst.cost_usd, most,
+            )  # fmt: skip  # the values in the order of the text
 
     async def _record_late(
         self, kind: str, request: Mapping[str, Any], task: asyncio.Task[Ended], charged: tuple[Usage, ...]

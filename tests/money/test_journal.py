@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from orchestra_jax.config.schema import BudgetConfig, ConfigError
 from orchestra_jax.money.bill import read_bill
-from orchestra_jax.money.budgets import Budget, BudgetExceeded
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.journal import Journal
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import PaidCalls
@@ -163,6 +164,53 @@ async def test_a_call_that_the_disk_notes_while_the_client_closes_is_not_sent(tm
     assert (sent, money.spent.calls, money.reserved.calls) == ([], 0, 0)
     journal.close()
     assert bill(tmp_path)[1] == {}
+
+
+async def test_a_provider_that_bills_more_than_the_worst_case_is_paid_so_for_what_had_left_only():
+    """64 calls at once, each billed at 20 times its worst case, under a budget of 100 worst cases."""
+    money, sent, dear = Budget(Limits(usd=0.1)), list[int](), 20.0
+    calls = PaidCalls(Limiter(8), replay=None, timeout_s=60.0, retries=0)
+    worst = replace(WORST, cost_usd=0.001)
+
+    async def send() -> Recorded:
+        sent.append(1)
+        await asyncio.sleep(0)
+        return Recorded("text", (replace(PAID, cost_usd=0.001 * dear),))
+
+    some = [calls.call("chat", {}, worst, send, budget=money) for _ in range(64)]
+    found = await asyncio.gather(*some, return_exceptions=True)
+    assert len(sent) == 8
+    assert [type(each) for each in found if not isinstance(each, Recorded)] == [BudgetExceeded] * 56
+    assert money.spent.usd == pytest.approx(8 * 0.02)
+    # Within the raised estimate, which is the bill, calls go on, at first one by one.
+    money.limits = Limits(usd=0.16 + 30 * 0.02 + 1e-9)
+    found = await asyncio.gather(
+        *(calls.call("chat", {}, worst, send, budget=money) for _ in range(64)), return_exceptions=True
+    )
+    assert (len(sent), money.reserved.calls) == (8 + 30, 0)
+    await calls.close()
+
+
+@pytest.mark.parametrize("dear", [1.0, 3.0])
+async def test_calls_are_made_one_by_one_after_a_bill_that_was_too_high_until_one_fits(dear):
+    under_way, most, bills = 0, list[int](), iter([3.0, 3.0 * dear, *[1.0] * 20])
+    calls = PaidCalls(Limiter(4), replay=None, timeout_s=60.0, retries=0)
+
+    async def send() -> Recorded:
+        nonlocal under_way
+        under_way += 1
+        most.append(under_way)
+        for _ in range(100):  # turns of the event loop, so that all that may start does
+            await asyncio.sleep(0)
+        under_way -= 1
+        return Recorded("text", (replace(PAID, cost_usd=0.1 * next(bills)),))
+
+    await calls.call("chat", {}, WORST, send, budget=Budget())
+    await asyncio.gather(*(calls.call("chat", {}, WORST, send, budget=Budget()) for _ in range(20)))
+    alone = 2 if dear == 1.0 else 3  # the first call, and those after it until one fits
+    assert set(most[:alone]) == {1}
+    assert max(most[alone:]) == 4
+    await calls.close()
 
 
 def test_a_torn_last_line_is_a_request_that_never_left(tmp_path: Path):
