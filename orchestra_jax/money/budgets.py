@@ -13,10 +13,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from orchestra_jax.money.journal import Journal
 from orchestra_jax.types import Usage
+
+if TYPE_CHECKING:
+    from orchestra_jax.money.journal import Journal
 
 
 class BudgetExceeded(Exception):  # noqa: N818  named like the fact it states
@@ -103,7 +106,9 @@ class Budget:
         limits: the most that may be spent here; the parents' limits hold as well.
         name: "run", "step" or "trajectory", for errors.
         parent: the budget that this one is a part of.
-        journal: bill in which every call is noted before it is made; only the outermost budget is given one.
+
+    Args:
+        bill: file in which every call is noted before it is made; only the outermost budget is given one.
     """
 
     def __init__(
@@ -112,10 +117,11 @@ class Budget:
         *,
         name: str = "run",
         parent: "Budget | None" = None,
-        journal: Journal | None = None,
+        bill: Path | None = None,
     ) -> None:
         self.limits, self.name, self.parent = limits or Limits(), name, parent
-        self.journal: Journal | None = parent.journal if parent else journal
+        self._bill = bill
+        self._journal: Journal | None = None
         self._chain: tuple[Budget, ...] = (self, *(parent._chain if parent else ()))
         # One lock for the whole tree: a call is reserved at all levels or at none.
         self._lock: threading.Lock = parent._lock if parent else threading.Lock()
@@ -123,6 +129,17 @@ class Budget:
         self._spent_by: dict[str, Amount] = {}
         self._reserved_by: dict[str, Amount] = {}
         self._waiting: deque[Any] = deque()  # reservations that only calls in flight at this level are in the way of
+
+    @property
+    def journal(self) -> "Journal | None":
+        """The bill, which the first call opens; None: there is none. Raises OSError where it cannot be written."""
+        if self.parent is not None:
+            return self.parent.journal
+        if self._journal is None and self._bill is not None:
+            from orchestra_jax.money.journal import Journal  # only now: most runs of a generated world pay for nothing
+
+            self._journal = Journal(self._bill)
+        return self._journal
 
     @property
     def spent(self) -> Spending:
@@ -158,3 +175,8 @@ class Budget:
         with self._lock:
             self._spent_by = amounts
             self._spent = sum(amounts.values(), Amount())
+
+    def close(self) -> None:
+        """Close the bill, if one was opened; every call has ended."""
+        if self._journal is not None:
+            self._journal.close()

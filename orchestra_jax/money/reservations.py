@@ -24,10 +24,11 @@ class Reservation:
         Raises:
             BudgetExceeded: the journal cannot be written (scope ""); the worst case is given back.
         """
-        journal = self._budget.journal
-        if journal is None or self._number is not None:
+        if self._number is not None:
             return
         try:
+            if (journal := self._budget.journal) is None:
+                return
             with self._budget._lock:
                 self._number = journal.reserve(self._worst)
             if self._worst.cost_usd:
@@ -127,9 +128,9 @@ def _end(call: Reservation, billed: Usage | None) -> None:
     """End the reservation of a call, and let others go on."""
     call._open = False
     budget = call._budget
-    if budget.journal is not None and call._number is not None:
+    if call._number is not None and (journal := budget.journal) is not None:
         with contextlib.suppress(OSError):  # then its worst case stands there
-            budget.journal.end(call._number, billed)
+            journal.end(call._number, billed)
     for level in budget._chain:
         level._reserved -= call._amount
         level._reserved_by[call._name] -= call._amount

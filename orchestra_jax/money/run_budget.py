@@ -7,11 +7,7 @@ from typing import Any
 
 from orchestra_jax.config.schema import BudgetConfig
 from orchestra_jax.money.budgets import Budget, Limits, Spending, total
-from orchestra_jax.money.journal import Journal
-from orchestra_jax.money.sums import State, added
 from orchestra_jax.processes import Processes
-
-FILE_NAME = "spent.jsonl"
 
 
 class Halted(Exception):  # noqa: N818  an event, no error
@@ -26,7 +22,7 @@ def limits(budget: BudgetConfig, level: str) -> Limits:
 class RunBudget:
     """The budget of the run, kept in a file of its own: a run that goes back to a checkpoint has spent it all the same.
 
-    Of several processes each has a file, and a share of what is left, which `share` deals out anew.
+    Of several processes each has a file, and a share of what is left (`money.shares`), which `share` deals out anew.
 
     Attributes:
         run: this process's budget of the whole run, what was spent before a restart included.
@@ -36,25 +32,17 @@ class RunBudget:
     """
 
     def __init__(self, budget: BudgetConfig, directory: Path, processes: Processes | None = None) -> None:
-        self._config, self._processes = budget, processes or Processes()
-        left = _files_of_others(directory, self._processes.count) if self._processes.first else []
-        self._journal = Journal(_file(directory, self._processes.index))
-        self.run = Budget(limits(budget, "run"), name="run", journal=self._journal)
-        taken = list[State]()
-        if left:
-            from orchestra_jax.money.bill import read_bill
+        self._config, self._processes, self._others = budget, processes or Processes(), Spending()
+        self.run = Budget(limits(budget, "run"), name="run", bill=bill_file(directory, self._processes.index))
+        if any(directory.glob("spent*.jsonl")):
+            from orchestra_jax.money.bill import spent_before
 
-            taken = [part for file in left for part in read_bill(file)]
-            self._journal.take_over(added(taken))
-            for file in left:
-                file.unlink()
-        self.run.set_state(added([self._journal.paid, self._journal.in_flight, *taken]))
-        self._others = Budget()
+            self.run.set_state(spent_before(self.run, directory, self._processes))
 
     @property
     def spent(self) -> Spending:
         """Sum of what all processes spent, the others until the last `share`."""
-        return total([self.run.spent, self._others.spent])
+        return total([self.run.spent, self._others])
 
     def share(self, states: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Deal out what is left of the run's budget among the processes; all of them call this.
@@ -62,61 +50,36 @@ class RunBudget:
         Args:
             states: `run.get_state()` of every process; None: the processes exchange them.
         """
-        processes = self._processes
-        if processes.count == 1:
-            return
-        states = states or processes.gather(self.run.get_state())
-        whole, own = Budget(), Budget()
-        whole.set_state(added(states))
-        own.set_state(states[processes.index])
-        self._others.set_state(added([*states[: processes.index], *states[processes.index + 1 :]]))
-        self.run.limits = _share(limits(self._config, "run"), processes, whole.spent, own.spent)
+        if self._processes.count > 1:
+            from orchestra_jax.money.shares import dealt
+
+            states = states or self._processes.gather(self.run.get_state())
+            self._others, self.run.limits = dealt(limits(self._config, "run"), self._processes, states)
 
     def step(self) -> Budget:
         """Return the budget of a new step, or this process's share of it."""
-        share = _share(limits(self._config, "step"), self._processes, Spending(), Spending())
-        return Budget(share, name="step", parent=self.run)
+        whole = limits(self._config, "step")
+        if self._processes.count > 1:
+            from orchestra_jax.money.shares import share_of
+
+            whole = share_of(whole, self._processes, Spending(), Spending())
+        return Budget(whole, name="step", parent=self.run)
 
     def close(self) -> None:
         """Close the bill; every call has ended."""
-        self._journal.close()
+        self.run.close()
 
     def summary(self) -> dict[str, Any]:
         """Return dollars, tokens and calls of all processes, in all and by model or tool, dearest first."""
         whole = self.run
         if self._processes.count > 1:
-            whole = Budget()
-            whole.set_state(added(self._processes.gather(self.run.get_state())))
+            from orchestra_jax.money.shares import together
+
+            whole = together(self._processes.gather(self.run.get_state()))
         names = sorted(whole.by_name().items(), key=lambda item: -item[1].usd)
         return {**asdict(whole.spent), "by_name": {name: asdict(spent) for name, spent in names}}
 
 
-def bill(directory: Path) -> tuple[State, State]:
-    """Read from the files of all processes what a run paid, and the worst cases of calls in flight at their end."""
-    from orchestra_jax.money.bill import read_bill
-
-    files = [_file(directory, 0), *_files_of_others(directory, 1)]
-    paid, in_flight = zip(*(read_bill(file) for file in files), strict=True)
-    return added(paid), added(in_flight)
-
-
-def _file(directory: Path, index: int) -> Path:
-    return directory / (FILE_NAME if index == 0 else f"spent-{index}.jsonl")
-
-
-def _files_of_others(directory: Path, count: int) -> list[Path]:
-    """Return the files of processes that the run had before it was restarted with `count` of them."""
-    found = {int(file.stem.removeprefix("spent-")): file for file in directory.glob("spent-[0-9]*.jsonl")}
-    return [file for index, file in sorted(found.items()) if index >= count]
-
-
-def _share(whole: Limits, processes: Processes, spent: Spending, own: Spending) -> Limits:
-    """Return the limits of one process: what it spent and its share of what is left."""
-    if processes.count == 1:
-        return whole
-
-    def part(limit: int | None, spent: int, own: int) -> int | None:
-        return None if limit is None else own + len(processes.mine(range(max(0, limit - spent))))
-
-    usd = None if whole.usd is None else own.usd + max(0.0, whole.usd - spent.usd) / processes.count
-    return Limits(usd, part(whole.tokens, spent.tokens, own.tokens), part(whole.calls, spent.calls, own.calls))
+def bill_file(directory: Path, index: int) -> Path:
+    """Return the file of a process's bill; the first has index 0."""
+    return directory / ("spent.jsonl" if index == 0 else f"spent-{index}.jsonl")

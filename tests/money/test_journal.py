@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config.schema import BudgetConfig, ConfigError
-from orchestra_jax.money.bill import read_bill
+from orchestra_jax.money.bill import bill, read_bill
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.journal import Journal
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import PaidCalls
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.reservations import acquire
-from orchestra_jax.money.run_budget import RunBudget, bill
+from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.types import InfrastructureError, Usage
 
@@ -143,8 +143,8 @@ async def test_what_is_answered_while_the_run_ends_is_kept_and_what_waits_is_not
 
 async def test_a_call_that_the_disk_notes_while_the_client_closes_is_not_sent(tmp_path: Path, monkeypatch):
     """The request would go out over a connection that `close` drops: paid, and without its answer."""
-    journal, sent, noting, noted = Journal(tmp_path / "spent.jsonl"), list[int](), asyncio.Event(), asyncio.Event()
-    money, calls = Budget(journal=journal), PaidCalls(Limiter(1), replay=None, timeout_s=60.0, retries=0)
+    money, sent, noting, noted = Budget(bill=tmp_path / "spent.jsonl"), list[int](), asyncio.Event(), asyncio.Event()
+    journal, calls = money.journal, PaidCalls(Limiter(1), replay=None, timeout_s=60.0, retries=0)
 
     async def durable() -> None:
         noting.set()
@@ -253,7 +253,7 @@ def test_a_call_that_begins_twice_is_not_counted_once(tmp_path: Path):
 async def test_calls_at_once_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     syncs, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (syncs.append(file), fsync(file)))
-    budget = Budget(journal=Journal(tmp_path / "spent.jsonl"))
+    budget = Budget(bill=tmp_path / "spent.jsonl")
     await asyncio.gather(*(acquire(budget, WORST) for _ in range(50)))
     assert len(syncs) <= 2
     await acquire(budget, Usage("simulated"))
