@@ -22,7 +22,6 @@ import jax
 import orbax.checkpoint as ocp
 
 from orchestra_jax.config.ranges import Settings
-from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.learner import TrainState
 from orchestra_jax.training import checksums
@@ -52,7 +51,7 @@ class RunState:
     seconds: float = 0.0
 
 
-_JSON = ("phase", "step", "version", "notes", "seconds")  # fields of a RunState that are no arrays
+JSON_FIELDS = ("phase", "step", "version", "notes", "seconds")  # fields of a RunState that are no arrays
 
 
 class Checkpoints:
@@ -131,41 +130,8 @@ class Checkpoints:
         arrays: dict[str, Any] = {"state": state.trained}
         if state.reference is not None:
             arrays["reference"] = state.reference
-        meta = {name: getattr(state, name) for name in _JSON} | {"seconds": seconds}
+        meta = {name: getattr(state, name) for name in JSON_FIELDS} | {"seconds": seconds}
         self.save(FIRST[f"{state.phase}-"] + state.step, arrays, meta | {"data": position, "config": cfg.as_dict()})
-
-    def run_meta(self, cfg: Settings) -> dict[str, Any] | None:
-        """Return the newest checkpoint's meta, or None if there is none.
-
-        Raises:
-            ConfigError: the checkpoint is of a run with another configuration.
-        """
-        meta = self.peek()
-        if meta is None:
-            return None
-        from orchestra_jax.config.resume import resume_conflicts
-
-        if changed := resume_conflicts(meta["config"], cfg):
-            folder = self._directory.parent
-            raise ConfigError(
-                f"{folder} holds another run ({'; '.join(changed)}): choose another name=..., or delete it."
-            )
-        return meta
-
-    def restore_run(self, meta: Mapping[str, Any], trained: TrainState, reference: Any) -> RunState:
-        """Return the newest checkpoint's run, from `run_meta` and arrays or shape structs like the saved ones.
-
-        A `reference` of None restores none.
-        """
-        like: dict[str, Any] = {"state": trained}
-        if reference is not None:
-            like["reference"] = reference
-        arrays = self.restore(like)
-        return RunState(
-            trained=arrays["state"],
-            reference=arrays.get("reference"),
-            **{name: meta[name] for name in _JSON},
-        )
 
     def check(self) -> None:
         """Raise the error of a save under way, if it has failed."""

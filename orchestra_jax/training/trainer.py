@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from orchestra_jax.config.missing import POLICY_FOLDER
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.engines.base import RunEngine
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.io.event_loop import LoopThread
@@ -39,16 +38,8 @@ from orchestra_jax.training.checkpointing import Checkpoints, RunState
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
-from orchestra_jax.training.loggers.scored import own_logprobs
 from orchestra_jax.training.loggers.transcripts import write_transcripts
-from orchestra_jax.training.metrics import (
-    StepPart,
-    evaluation_metrics,
-    rollout_metrics,
-    spending_metrics,
-    update_metrics,
-    whole_step,
-)
+from orchestra_jax.training.metrics import evaluation_metrics, rollout_metrics, spending_metrics, update_metrics
 from orchestra_jax.training.rewards import GroupRewards
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
@@ -85,7 +76,11 @@ class Trainer:
         # The run so far.
         self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep, self.processes)
         with self.processes.together():
-            saved = self.checkpoints.run_meta(cfg)
+            saved = self.checkpoints.peek()
+            if saved is not None:
+                from orchestra_jax.training.resuming import require_same_run
+
+                require_same_run(saved, cfg, self.directory)
         self.origin = newest_checkpoint(self.directory / "checkpoints")
 
         # The policy and its learners. Weights that a checkpoint of the run will replace are not loaded.
@@ -111,11 +106,27 @@ class Trainer:
 
             with self.processes.together():
                 params = starting_adapters(cfg.model.lora.path, cfg.seed, self.model, self.lora)
-        self.state, position = self._restore_or_init(saved, params)
+        position = None
+        if saved is None:
+            self.state = RunState((self.warm or self.policy).init(cast(Params, params), donate=True))
+        else:
+            from orchestra_jax.training.resuming import restored
+
+            reference = cfg.algorithm if self._keeps_reference else None
+            self.state, position = restored(self.checkpoints, saved, self.warm, self.policy, reference)
         del params  # its buffers are the state's now
 
         # The engine, and the parts that sample with it.
-        self.serving = self._start_engine(len(chat.tokenizer))
+        self.serving = start_run_engine(
+            cfg.rollout,
+            self.model,
+            self._engine_params(),
+            self.state.version,
+            tokenizer_size=len(chat.tokenizer),
+            directory=self.directory,
+            loop=loop,
+            processes=self.processes,
+        )
         self.engine = self.serving.engine
         with self.processes.together():
             self.collector = make_collector(cfg, environment, chat)
@@ -243,22 +254,32 @@ class Trainer:
             reference=self.base if state.reference is None else state.reference,
             scored=scored,
         )
-        learner = {numbers[n]: own for n, own in own_logprobs(members, scored or []).items()}
+        learner = {}
+        if scored:
+            from orchestra_jax.training.loggers.scored import own_logprobs
+
+            learner = {numbers[n]: own for n, own in own_logprobs(members, scored).items()}
         del scored  # frees its arrays on the devices
 
         self.push_weights()
 
         state.step += 1
         self.files.add(state.step, trajectories, rewards, advantages, kept, learner)
-        whole = whole_step(self.processes, StepPart(trajectories, rewards, kept, self.money.run.spent, budget.spent))
+        spent, step_spent = self.money.run.spent, budget.spent
+        if self.processes.count > 1:
+            from orchestra_jax.training.whole_step import StepPart, whole_step
+
+            whole = whole_step(self.processes, StepPart(trajectories, rewards, kept, spent, step_spent))
+            trajectories, rewards, kept = whole.trajectories, whole.rewards, whole.kept
+            spent, step_spent = whole.spent, whole.step_spent
         if self.processes.first:
-            shown = whole.trajectories[::size][: self.cfg.logger.trajectories]
+            shown = trajectories[::size][: self.cfg.logger.trajectories]
             write_transcripts(self.directory / "trajectories", state.step, shown)
         return {
-            **rollout_metrics(whole.trajectories, whole.rewards, whole.kept),
+            **rollout_metrics(trajectories, rewards, kept),
             **ages,
             **update_metrics(updates),
-            **spending_metrics(whole.spent, whole.step_spent),
+            **spending_metrics(spent, step_spent),
             "lr": rate,
             "time/rollout": collected - began,
             "time/update": time.monotonic() - collected,
@@ -353,40 +374,6 @@ class Trainer:
     def _give_up(self) -> None:
         reason = OutOfTime(f"the next one did not end within checkpoint.grace_s={self.cfg.checkpoint.grace_s:g}")
         self.loop.call_soon(self.collector.give_up, reason)
-
-    def _restore_or_init(self, saved: Any, params: Params | None) -> tuple[RunState, dict[str, Any] | None]:
-        """Return the newest checkpoint's state and position in the tasks, or a fresh state on `params` and None.
-
-        A checkpoint's arrays go straight to where they belong: nothing of their size is made beside them.
-
-        Args:
-            saved: meta of the newest checkpoint, or None.
-            params: starting weights of the policy or the adapters; they are used up.
-        """
-        first = self.warm or self.policy
-        if saved is None:
-            return RunState(first.init(cast(Params, params), donate=True)), None
-        if saved["phase"] == "warm_start":
-            return self.checkpoints.restore_run(saved, first.abstract_state(), None), None
-        like = self.policy.abstract_state()
-        reference = None
-        if self._keeps_reference:
-            from orchestra_jax.training.reference import abstract_reference
-
-            reference = abstract_reference(self.cfg.algorithm, like.params)
-        return self.checkpoints.restore_run(saved, like, reference), saved["data"]
-
-    def _start_engine(self, tokenizer_size: int) -> RunEngine:
-        return start_run_engine(
-            self.cfg.rollout,
-            self.model,
-            self._engine_params(),
-            self.state.version,
-            tokenizer_size=tokenizer_size,
-            directory=self.directory,
-            loop=self.loop,
-            processes=self.processes,
-        )
 
     def _engine_params(self) -> Params:
         return engine_params(self.cfg.rollout, self.state.trained.params, self.base, self.lora, self.mesh)

@@ -1,0 +1,44 @@
+"""Continue a run from its newest checkpoint; loaded by a run that has one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.config.algorithm import AlgorithmConfig
+from orchestra_jax.config.ranges import ConfigError, Settings
+from orchestra_jax.config.resume import resume_conflicts
+from orchestra_jax.rl.learner import Learner
+from orchestra_jax.training.checkpointing import JSON_FIELDS, Checkpoints, RunState
+
+
+def require_same_run(meta: Mapping[str, Any], cfg: Settings, folder: Path) -> None:
+    """Raise ConfigError if the checkpoint with this meta is of a run with another configuration."""
+    if changed := resume_conflicts(meta["config"], cfg):
+        raise ConfigError(f"{folder} holds another run ({'; '.join(changed)}): choose another name=..., or delete it.")
+
+
+def restored(
+    checkpoints: Checkpoints,
+    meta: Mapping[str, Any],
+    warm: Learner | None,
+    policy: Learner,
+    reference: AlgorithmConfig | None,
+) -> tuple[RunState, dict[str, Any] | None]:
+    """Return the newest checkpoint's state and position in the tasks (None during the warm start).
+
+    Its arrays go straight to where they belong: nothing of their size is made beside them.
+
+    Args:
+        warm: learner of the warm start, if the run has one.
+        reference: settings of the KL's reference, if the run keeps one.
+    """
+    begun = meta["phase"] == "policy"
+    trained = (policy if begun else warm or policy).abstract_state()
+    like: dict[str, Any] = {"state": trained}
+    if begun and reference is not None:
+        from orchestra_jax.training.reference import abstract_reference
+
+        like["reference"] = abstract_reference(reference, trained.params)
+    arrays = checkpoints.restore(like)
+    fields = {name: meta[name] for name in JSON_FIELDS}
+    return RunState(arrays["state"], arrays.get("reference"), **fields), meta["data"] if begun else None
