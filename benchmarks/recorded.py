@@ -10,8 +10,8 @@ from short import parse
 
 from orchestra_jax.envs.recorded.figures import by_family, figures
 from orchestra_jax.envs.recorded.readers import read_recording
-from orchestra_jax.money.price_book import PRICES
 from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.run_prices import PRICES
 
 MINI, SONNET = "gpt-4o-mini-2024-07-18", "claude-3-5-sonnet-20241022"
 

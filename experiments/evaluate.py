@@ -10,7 +10,7 @@ python experiments/evaluate.py +benchmark=hle name=gpt-5 policy=https://api.open
 
 from typing import TYPE_CHECKING
 
-from orchestra_jax.config import command
+from orchestra_jax.config import command, flags
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -34,4 +34,4 @@ def main(config: "DictConfig") -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, __doc__, "evaluate", (command.LIMIT, command.DRY_RUN))
+    command.run(main, __doc__, "evaluate", (flags.LIMIT, flags.DRY_RUN))

@@ -8,12 +8,12 @@ python experiments/judge.py +benchmark=hle --sample labelled.jsonl tools.judge=g
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestra_jax.config import command
+from orchestra_jax.config import command, flags
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-SAMPLE = command.Flag("--sample", "evaluation.judge_sample", "rows {question, reference, answer, correct}", "FILE")
+SAMPLE = flags.Flag("--sample", "evaluation.judge_sample", "rows {question, reference, answer, correct}", "FILE")
 
 
 def main(config: "DictConfig") -> None:
@@ -35,4 +35,4 @@ def main(config: "DictConfig") -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, __doc__, "evaluate", (SAMPLE, command.DRY_RUN))
+    command.run(main, __doc__, "evaluate", (SAMPLE, flags.DRY_RUN))

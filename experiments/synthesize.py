@@ -9,7 +9,7 @@ python experiments/synthesize.py synthesis.make=preferences tools.experts_file=e
 
 from typing import TYPE_CHECKING
 
-from orchestra_jax.config import command
+from orchestra_jax.config import command, flags
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -34,4 +34,4 @@ def main(config: "DictConfig") -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, __doc__, "synthesis", (command.DRY_RUN,))
+    command.run(main, __doc__, "synthesis", (flags.DRY_RUN,))

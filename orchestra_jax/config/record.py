@@ -29,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 import orchestra_jax
 from orchestra_jax.config.checks import flat
 from orchestra_jax.config.ranges import ConfigError, Settings
+from orchestra_jax.io.whole import write_whole
 
 FILE_NAME = "run.json"
 _HYDRA = ".hydra"
@@ -95,7 +96,7 @@ class RunRecord:
 
         Args:
             origin: the checkpoint that it goes on from; None: it begins anew.
-            parents: runs and folders that it is made from, see `parent`.
+            parents: runs and folders that it is made from, see `config.parents`.
             devices: devices of the first process.
 
         Raises:
@@ -116,7 +117,7 @@ class RunRecord:
             found["starts"].append(started | ({"changed": changed} if changed else {}))
         for name, text in self._start.files.items():
             (self._folder / _HYDRA).mkdir(exist_ok=True)
-            _replace(self._folder / _HYDRA / name, text)
+            write_whole(self._folder / _HYDRA / name, text)
 
     def add(self, name: str, value: Any) -> None:
         """Note something that this start found out before it began; see `note`."""
@@ -158,7 +159,7 @@ class RunRecord:
         with _alone(self._folder):
             found = read(self._folder) or {}
             yield found
-            _replace(self._folder / FILE_NAME, json.dumps(found, indent=1) + "\n")
+            write_whole(self._folder / FILE_NAME, json.dumps(found, indent=1) + "\n")
 
 
 _current: ContextVar[RunRecord | None] = ContextVar("record", default=None)
@@ -188,26 +189,8 @@ def read(folder: Path) -> dict[str, Any] | None:
     return dict(found)
 
 
-def parent(key: str, path: Path) -> dict[str, Any]:
-    """Return a folder that a run is made from: the setting that names it, its path, and the run that left it."""
-    path = path.resolve()
-    home = next((folder for folder in (path, *path.parents[:2]) if (folder / FILE_NAME).is_file()), None)
-    found: dict[str, Any] = {"setting": key, "path": str(path)}
-    if home is not None and (record := read(home)) is not None:
-        last = record["starts"][-1] if record["starts"] else {}
-        found |= {"run": str(home), "name": record.get("name"), "commit": last.get("commit")}
-    return found
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write a file so that it is whole, or still the one before."""
-    part = file.with_name(f".{file.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(file)
 
 
 @contextlib.contextmanager

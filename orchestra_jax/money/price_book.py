@@ -1,17 +1,16 @@
 """The price lists of a run: the one that is paid, and those that are drawn for its instances."""
 
+import math
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
-from orchestra_jax.config.ranges import ConfigError
-from orchestra_jax.config.schema import PricingConfig, WorldConfig
-from orchestra_jax.io.shipped import CONF
+from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.money.prices import Price, PriceList
-
-PRICES = CONF / "pricing"
+from orchestra_jax.money.run_prices import load_prices, with_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,30 @@ class PriceBook:
         found = next((prices for prices in self.lists if prices.id == draw.list), None)
         if found is None or (draw.low, draw.high) != self._range:
             raise ValueError(f"{draw} is not of this run; keep pricing.* as it was when the task was made.")
-        return found if draw.seed is None else found.scaled(draw.seed, draw.low, draw.high)
+        return found if draw.seed is None else scaled(found, draw.seed, draw.low, draw.high)
+
+
+def scaled(prices: PriceList, seed: int, low: float, high: float) -> PriceList:
+    """Return the list with every entry's prices times a factor of its own, log-uniform in [low, high].
+
+    The factor depends on the seed and the entry's name only. The id records seed and range, so a ledger row tells how
+    to make its list again.
+
+    Raises:
+        ValueError: not 0 < low <= high < infinity.
+    """
+    if not 0 < low <= high < math.inf:
+        raise ValueError(f"Price factors need 0 < low <= high, not low={low:g}, high={high:g}.")
+    entries = {}
+    for name, price in prices.entries.items():
+        uniform = np.random.default_rng([seed, zlib.crc32(name.encode())]).random()
+        factor = math.exp(math.log(low) + uniform * (math.log(high) - math.log(low)))
+        entries[name] = Price(**{key: dollars and dollars * factor for key, dollars in asdict(price).items()})
+    return replace(prices, id=f"{prices.id}*{low:g}..{high:g}@{seed}", entries=entries)
 
 
 def price_book(cfg: WorldConfig) -> PriceBook:
-    """Load the price lists of a run. In each of them "orchestrator" is the price of the policy's own tokens.
+    """Load the price lists of a run: the one that is paid, and those of pricing.randomise.
 
     A drawn list that lacks a model takes its price from pricing.name.
 
@@ -65,39 +83,8 @@ def price_book(cfg: WorldConfig) -> PriceBook:
         ConfigError: a list is not there or broken, or has no price for the policy.
     """
     pricing = cfg.pricing
-    base = _load("pricing.name", pricing.name)
-    drawn = [_load("pricing.randomise.lists", name) for name in pricing.randomise.lists]
+    base = load_prices("pricing.name", pricing.name)
+    drawn = [load_prices("pricing.randomise.lists", name) for name in pricing.randomise.lists]
     drawn = [prices.over(base) if base.entries.keys() - prices.entries.keys() else prices for prices in drawn]
-    lists = [_with_policy(prices, pricing) for prices in drawn]
-    return PriceBook(_with_policy(base, pricing), lists, pricing.randomise.low, pricing.randomise.high)
-
-
-def _load(key: str, name: str) -> PriceList:
-    file = PRICES / f"{name}.yaml"
-    if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in PRICES.glob("*.yaml")))
-        raise ConfigError(f"{key}={name} is no price list: use one of {known}.")
-    try:
-        return PriceList.load(file)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _with_policy(prices: PriceList, pricing: PricingConfig) -> PriceList:
-    """Return the list with the entry "orchestrator": the configured price, or the list's own for that model."""
-    listed = prices.entries.get(pricing.orchestrator)
-    given = pricing.orchestrator_input, pricing.orchestrator_output
-    if None in given and listed is None:
-        raise ConfigError(
-            f"Price list {prices.id!r} has no price for the policy, {pricing.orchestrator}: set "
-            "pricing.orchestrator=NAME, or pricing.orchestrator_input and pricing.orchestrator_output."
-        )
-    price = listed or Price()
-    cached_given = given[0] is not None or pricing.orchestrator_cached_input is not None
-    price = replace(
-        price,
-        input=price.input if given[0] is None else given[0],
-        output=price.output if given[1] is None else given[1],
-        cached_input=pricing.orchestrator_cached_input if cached_given else price.cached_input,
-    )
-    return replace(prices, entries={**prices.entries, "orchestrator": price})
+    lists = [with_policy(prices, pricing) for prices in drawn]
+    return PriceBook(with_policy(base, pricing), lists, pricing.randomise.low, pricing.randomise.high)

@@ -8,13 +8,10 @@ the tokens and seconds of any call, the policy's own turns included, into a ledg
 
 import json
 import math
-import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from orchestra_jax.io.untrusted import Unreadable, read_yaml
 from orchestra_jax.types import ToolSpec, Usage
@@ -72,30 +69,24 @@ class PriceList:
         keys = {"id", "date", "source", "entries"}
         if set(config) - {"latencies"} != keys:
             raise ValueError(f"A price list has the keys {sorted(keys)}, not {sorted(config)}.")
-        entries, latencies = {}, config.get("latencies") or {}
-        for key, groups in (("entries", config["entries"]), ("latencies", latencies)):
+        entries, latencies = config["entries"], config.get("latencies") or {}
+        for key, groups, noun, unit in (
+            ("entries", entries, "Price", "a number of dollars"),
+            ("latencies", latencies, "Latency", "seconds"),
+        ):
             if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
                 raise ValueError(f"{key} of a price list must be names with fields, NAME: {{FIELD: NUMBER}}.")
             if odd := [name for name, group in groups.items() if not all(isinstance(k, str) for k in (name, *group))]:
                 raise ValueError(f"{key} of a price list has {odd[0]!r}, where a name or a field is no text.")
-        for name, uses in latencies.items():
-            for use, seconds in uses.items():
-                if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-                    raise ValueError(
-                        f"Latency {use}={json.dumps(seconds, default=str)} of {name!r} must be seconds >= 0."
-                    )
-        for name, prices in config["entries"].items():
-            unknown = sorted(set(prices) - set(Price.__dataclass_fields__))
-            if unknown:
-                raise ValueError(f"Price of {name!r} has the unknown key {unknown[0]!r}.")
-            for key, value in prices.items():
-                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                    raise ValueError(
-                        f"Price {key}={json.dumps(value, default=str)} of {name!r} must be a number of dollars >= 0."
-                    )
-            entries[name] = Price(**prices)
+            for name, group in groups.items():
+                if key == "entries" and (unknown := sorted(set(group) - set(Price.__dataclass_fields__))):
+                    raise ValueError(f"Price of {name!r} has the unknown key {unknown[0]!r}.")
+                for entry, value in group.items():
+                    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                        found = json.dumps(value, default=str)
+                        raise ValueError(f"{noun} {entry}={found} of {name!r} must be {unit} >= 0.")
         texts = {key: str(config[key]) for key in ("id", "date", "source")}
-        return cls(**texts, entries=entries, latencies=latencies)
+        return cls(**texts, entries={name: Price(**group) for name, group in entries.items()}, latencies=latencies)
 
     @classmethod
     def load(cls, path: str | Path) -> "PriceList":
@@ -159,24 +150,6 @@ class PriceList:
         latencies = {**base.latencies, **self.latencies}
         both = {"id": f"{self.id}+{base.id}", "source": f"{self.source}; else {base.source}"}
         return replace(self, **both, entries=entries, latencies=latencies)
-
-    def scaled(self, seed: int, low: float, high: float) -> "PriceList":
-        """Return the list with every entry's prices times a factor of its own, log-uniform in [low, high].
-
-        The factor depends on the seed and the entry's name only. The id records seed and range, so a ledger row tells
-        how to make its list again.
-
-        Raises:
-            ValueError: not 0 < low <= high < infinity.
-        """
-        if not 0 < low <= high < math.inf:
-            raise ValueError(f"Price factors need 0 < low <= high, not low={low:g}, high={high:g}.")
-        entries = {}
-        for name, price in self.entries.items():
-            uniform = np.random.default_rng([seed, zlib.crc32(name.encode())]).random()
-            factor = math.exp(math.log(low) + uniform * (math.log(high) - math.log(low)))
-            entries[name] = Price(**{key: dollars and dollars * factor for key, dollars in asdict(price).items()})
-        return replace(self, id=f"{self.id}*{low:g}..{high:g}@{seed}", entries=entries)
 
     def priced(self, row: Usage, entry: str | None = None) -> Usage:
         """Return the ledger row of one call with the dollars and the id of this list.

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from orchestra_jax.config.schema import ConfigError, PricingConfig, WorldConfig
-from orchestra_jax.io.untrusted import Unreadable, text_of, valid_text
+from orchestra_jax.io.fields import text_of
+from orchestra_jax.io.untrusted import Unreadable, valid_text
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import GRACE_S, Outcome
 from orchestra_jax.money.price_book import price_book

@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.missing import missing_inputs
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, RunConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.models import checkpoint
@@ -18,7 +18,7 @@ from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.decoder import abstract_params, init_params
 from orchestra_jax.models.families import preset_config, run_settings
 from orchestra_jax.money import run_budget as spending
-from orchestra_jax.money.price_book import price_book
+from orchestra_jax.money.run_prices import paid_prices
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.losses import LOSSES
 from orchestra_jax.rl.setup import device_mesh
@@ -55,7 +55,11 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
     except ValueError as error:
         found.append(str(error))
     try:
-        price_book(cfg)
+        paid_prices(cfg.pricing)
+        if cfg.pricing.randomise != RandomPricesConfig():
+            from orchestra_jax.money.price_book import price_book
+
+            price_book(cfg)
     except ValueError as error:
         found.append(str(error))
     try:
@@ -64,26 +68,18 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
     except ValueError as error:
         found.append(str(error))
     found += environment_class(cfg).problems(cfg)
-    if found := found or _hub_problems(cfg):
+    if not found and names_folders(cfg):
+        from orchestra_jax.training.outside import hub_problems
+
+        found = hub_problems(cfg)
+    if found:
         raise ConfigError("\n".join(dict.fromkeys(found)))
 
 
-def _hub_problems(cfg: RunConfig) -> list[str]:
-    """Return a sentence for every id that the hub does not give; fetch what is not in the cache yet."""
-    model, evaluated = cfg.model, cfg.data.evaluation()
-    key = "data.path" if cfg.data.path is not None else "data.mixture"
-    sources = [(key, source.path) for source in cfg.data.training()]
-    sources += [("data.eval_path", evaluated.path)] if evaluated and cfg.evaluation.questions else []
-    tokenizer = None if model.tokenizer in ("environment", model.path) else model.tokenizer
-    if not (sources or model.path or tokenizer):
-        return []
-    from orchestra_jax.io import hub
-
-    found = [hub.problem("model.path", model.path, "model")] if model.path else []
-    if tokenizer:
-        found.append(hub.problem("model.tokenizer", tokenizer, "model", hub.SMALL))
-    found += [hub.problem(name, path, "dataset") for name, path in sources]
-    return [problem for problem in found if problem]
+def names_folders(cfg: RunConfig) -> bool:
+    """Return whether the run reads a policy, a tokenizer or tasks, which the hub may have; the quickstart does not."""
+    model, data = cfg.model, cfg.data
+    return bool(model.path or data.training() or data.eval_path or model.tokenizer not in (None, "environment"))
 
 
 def keep_compiled(cfg: RunConfig) -> None:
@@ -102,21 +98,14 @@ def policy_config(cfg: RunConfig, chat: ChatFormat) -> DecoderConfig:
         ConfigError: the checkpoint's config.json cannot be read, its vocabulary is not the tokenizer's, or there is no
             such preset.
     """
-    try:
-        if cfg.model.path is None:
-            return preset_config(cfg.model, vocab_size=len(chat.tokenizer))
-        from orchestra_jax.models.checkpoint.reading import read_config
+    if cfg.model.path is not None:
+        from orchestra_jax.training.outside import checkpoint_config
 
-        config = read_config(cfg.model.path, **run_settings(cfg.model))
-    except (OSError, ValueError) as error:
+        return checkpoint_config(cfg.model, chat.tokenizer)
+    try:
+        return preset_config(cfg.model, vocab_size=len(chat.tokenizer))
+    except ValueError as error:
         raise ConfigError(str(error)) from error
-    # Without added tokens: some released tokenizers have one for pictures that their text models lack.
-    if (known := chat.tokenizer.vocab_size) > config.vocab_size:
-        raise ConfigError(
-            f"The run's tokenizer has {known} tokens, and the policy in {cfg.model.path!r} knows {config.vocab_size}: "
-            "set model.tokenizer to the policy's own."
-        )
-    return config
 
 
 def make_policy(cfg: RunConfig, chat: ChatFormat, mesh: Mesh | None = None) -> tuple[DecoderConfig, Params]:
@@ -149,7 +138,7 @@ def make_collector(cfg: RunConfig, environment: Environment, chat: ChatFormat | 
         environment,
         chat,
         cfg.rollout.limits,
-        OrchestratorPrice(price_book(cfg).base, "orchestrator", cfg.pricing.orchestrator_seconds_per_token),
+        OrchestratorPrice(paid_prices(cfg.pricing), "orchestrator", cfg.pricing.orchestrator_seconds_per_token),
         allowance=spending.limits(cfg.budget, "trajectory"),
         on_slow=lambda waiting: print(describe(waiting), file=sys.stderr, flush=True),
         slow_after_s=cfg.rollout.slow_after_s,

@@ -10,11 +10,10 @@ from typing import Any
 import jax
 
 from orchestra_jax.config.exit_status import DISK_FULL, INTERRUPTED
-from orchestra_jax.config.record import RunRecord, Start, parent
+from orchestra_jax.config.record import RunRecord, Start
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.io.event_loop import LoopThread
-from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes import Processes, joined
 from orchestra_jax.processes.lock import alone_in
@@ -143,20 +142,20 @@ def _print_forecast(cfg: RunConfig) -> None:
     """Print what is told before a run begins: the environment's own sentences, and what a step will cost."""
     told = [environment_class(cfg).forecast(cfg)]
     if cfg.tools.experts:
+        from orchestra_jax.money.run_prices import paid_prices
         from orchestra_jax.training.forecast import dry_run
 
-        told.append(dry_run(cfg, price_book(cfg).base))
+        told.append(dry_run(cfg, paid_prices(cfg.pricing)))
     for sentence in filter(None, told):
         print(sentence, flush=True)
 
 
 def _parents(cfg: RunConfig) -> list[dict[str, Any]]:
     """Return what the policy of a run is made from, for its record."""
-    found = []
-    if cfg.model.path is not None:
-        from orchestra_jax.io import hub
+    if cfg.model.path is None and cfg.model.lora.path is None:
+        return []
+    from orchestra_jax.config.parents import parent
+    from orchestra_jax.io import hub
 
-        found.append(parent("model.path", hub.local(cfg.model.path, "model")))
-    if cfg.model.lora.path is not None:
-        found.append(parent("model.lora.path", Path(cfg.model.lora.path)))
-    return found
+    found = [parent("model.path", hub.local(cfg.model.path, "model"))] if cfg.model.path is not None else []
+    return found + ([parent("model.lora.path", Path(cfg.model.lora.path))] if cfg.model.lora.path is not None else [])

@@ -7,6 +7,7 @@ from orchestra_jax.config import record
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.missing import POLICY_FOLDER
 from orchestra_jax.config.missing_policy import missing_policy, no_policy
+from orchestra_jax.config.parents import parent
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.evaluation.model_family import model_family
 from orchestra_jax.io import hub
@@ -57,8 +58,8 @@ class Subject:
             return []
         if self.url is not None:
             return [{"setting": "policy", "path": self.url, "model": self.cfg.evaluation.endpoint.model}]
-        made = [record.parent("model.path", hub.local(str(self.cfg.model.path), "model"))]
-        return made + ([record.parent("adapters", self.adapters)] if self.adapters is not None else [])
+        made = [parent("model.path", hub.local(str(self.cfg.model.path), "model"))]
+        return made + ([parent("adapters", self.adapters)] if self.adapters is not None else [])
 
 
 def subject_of(cfg: RunConfig) -> Subject:

@@ -270,7 +270,7 @@ class Trainer:
             from orchestra_jax.training.whole_step import StepPart, whole_step
 
             whole = whole_step(self.processes, StepPart(trajectories, rewards, kept, spent, step_spent))
-            trajectories, rewards, kept = whole.trajectories, whole.rewards, whole.kept
+            trajectories, rewards, kept = list(whole.trajectories), whole.rewards, whole.kept
             spent, step_spent = whole.spent, whole.step_spent
         if self.processes.first:
             shown = trajectories[::size][: self.cfg.logger.trajectories]

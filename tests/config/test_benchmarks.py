@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 
 from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
-from orchestra_jax.config.command import DRY_RUN, LIMIT, as_settings
+from orchestra_jax.config.flags import DRY_RUN, LIMIT, as_settings
 from orchestra_jax.config.schema import RunConfig
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config import record
-from orchestra_jax.config.record import RunRecord, Start, note, parent, read
+from orchestra_jax.config.parents import parent
+from orchestra_jax.config.record import RunRecord, Start, note, read
 from orchestra_jax.config.schema import ConfigError, RewardConfig, RunConfig
 
 CFG = RunConfig(name="seed1", seed=1)

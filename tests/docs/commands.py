@@ -24,7 +24,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import checks, cli, errors, missing
-from orchestra_jax.config.command import DRY_RUN, LIMIT, Flag, as_settings
+from orchestra_jax.config.flags import DRY_RUN, LIMIT, Flag, as_settings
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.io import hub
 

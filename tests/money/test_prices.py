@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from orchestra_jax.money.price_book import scaled
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.types import Usage
 
@@ -83,33 +84,33 @@ def test_a_list_is_completed_by_another_and_its_id_names_both():
 
 
 def test_the_id_of_a_random_schedule_names_seed_and_range():
-    scaled = PRICES.scaled(7, 0.5, 2.0)
-    assert scaled.id == "test*0.5..2@7"
-    assert PRICES.scaled(7, 0.5, 2.0) == scaled
-    assert PRICES.scaled(8, 0.5, 2.0).entries != scaled.entries
+    other = scaled(PRICES, 7, 0.5, 2.0)
+    assert other.id == "test*0.5..2@7"
+    assert scaled(PRICES, 7, 0.5, 2.0) == other
+    assert scaled(PRICES, 8, 0.5, 2.0).entries != other.entries
 
 
 def test_a_random_schedule_scales_all_prices_of_an_entry_alike_and_log_uniformly():
     names = [f"m{i}" for i in range(2000)]
     prices = PriceList("t", "d", "s", {name: Price(2.0, 0.5, 8.0, 0.01, 0.001) for name in names})
-    scaled = prices.scaled(3, 0.1, 10.0)
-    factors = np.array([scaled.entries[name].input / 2.0 for name in names])
+    other = scaled(prices, 3, 0.1, 10.0)
+    factors = np.array([other.entries[name].input / 2.0 for name in names])
     for name, factor in zip(names, factors, strict=True):
-        assert astuple(scaled.entries[name]) == pytest.approx(tuple(np.array([2.0, 0.5, 8.0, 0.01, 0.001]) * factor))
+        assert astuple(other.entries[name]) == pytest.approx(tuple(np.array([2.0, 0.5, 8.0, 0.01, 0.001]) * factor))
     assert factors.min() >= 0.1
     assert factors.max() <= 10.0
     # Log-uniform: as many below the geometric mean of the range as above, and a quarter below its root.
     assert np.mean(factors < 1.0) == pytest.approx(0.5, abs=0.05)
     assert np.mean(factors < 0.1**0.5) == pytest.approx(0.25, abs=0.05)
     one = PriceList("t", "d", "s", {"m5": prices.entries["m5"]})
-    assert one.scaled(3, 0.1, 10.0).entries["m5"] == scaled.entries["m5"]  # whatever else is on the list
-    assert PriceList("t", "d", "s", {"m": Price(input=1.0)}).scaled(0, 1.0, 1.0).entries["m"] == Price(input=1.0)
+    assert scaled(one, 3, 0.1, 10.0).entries["m5"] == other.entries["m5"]  # whatever else is on the list
+    assert scaled(PriceList("t", "d", "s", {"m": Price(input=1.0)}), 0, 1.0, 1.0).entries["m"] == Price(input=1.0)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (2.0, 1.0), (1.0, float("inf")), (float("nan"), 1.0)])
 def test_impossible_price_factors(low: float, high: float):
     with pytest.raises(ValueError, match="Price factors need"):
-        PRICES.scaled(0, low, high)
+        scaled(PRICES, 0, low, high)
 
 
 VENDORS = (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.config.tools import MenuRule
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
-from orchestra_jax.money.price_book import PriceBook, PriceDraw
+from orchestra_jax.money.price_book import PriceBook, PriceDraw, scaled
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.reservations import acquire
@@ -212,7 +212,7 @@ def test_a_list_is_made_again_from_an_instances_record():
     instance = catalogue(MenuRule(), book).instance(7)
     draw = PriceDraw(**json.loads(json.dumps(instance.record["prices"])))
     again = PriceBook(BASE, [CHEAP], 0.5, 2.0).prices(draw)
-    assert again == CHEAP.scaled(draw.seed or 0, 0.5, 2.0)
+    assert again == scaled(CHEAP, draw.seed or 0, 0.5, 2.0)
     assert again.entries != CHEAP.entries
     for another in (PriceBook(BASE, [CHEAP], 0.5, 3.0), PriceBook(BASE, [BASE], 0.5, 2.0), PriceBook(BASE, [CHEAP])):
         with pytest.raises(ValueError, match="keep pricing"):

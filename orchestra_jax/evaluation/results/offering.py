@@ -14,8 +14,8 @@ from orchestra_jax.config import record
 from orchestra_jax.evaluation.calls import is_model
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.io.untrusted import read_yaml
-from orchestra_jax.money.price_book import PRICES
 from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.run_prices import PRICES
 
 UNSEEN_TOOLS, UNSEEN_PRICES = "unseen tools", "unseen prices"
 

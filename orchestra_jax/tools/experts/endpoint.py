@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from orchestra_jax.io.untrusted import Unreadable, count_of, read_json, text_of, valid_text
+from orchestra_jax.io.fields import count_of, text_of
+from orchestra_jax.io.untrusted import Unreadable, read_json, valid_text
 
 if TYPE_CHECKING:
     import openai

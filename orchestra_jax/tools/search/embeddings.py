@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
+from orchestra_jax.io.fields import count_of
 from orchestra_jax.io.http_json import JsonClient
-from orchestra_jax.io.untrusted import Unreadable, count_of
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.types import InfrastructureError
 
 _MOST_TOKENS = 10**9  # of a request: more is no usage

@@ -10,8 +10,8 @@ import pytest
 from orchestra_jax.envs.recorded.figures import best_per_family, by_family, figures
 from orchestra_jax.envs.recorded.readers import read_recording
 from orchestra_jax.envs.recorded.table import read_answer, same_answer
-from orchestra_jax.money.price_book import PRICES
 from orchestra_jax.money.prices import Price, PriceList
+from orchestra_jax.money.run_prices import PRICES
 from orchestra_jax.money.store import CANONICAL, Recorded, Writer, encode, key
 from orchestra_jax.types import Usage
 from tests.envs.recorded.made import CHEAP, HOUSE, MODELS, QUESTIONS, STRONG, is_right, made_rows

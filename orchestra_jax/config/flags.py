@@ -1,0 +1,39 @@
+"""Flags of commands that stand for settings, such as `--limit 20`."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Flag(NamedTuple):
+    """A flag that stands for a setting, such as `--limit 20` for `evaluation.limit=20`.
+
+    Attributes:
+        name: the flag, such as "--limit".
+        setting: the key that it sets.
+        about: what the help says of it.
+        value: placeholder of its value; "" for a flag that sets true.
+    """
+
+    name: str
+    setting: str
+    about: str
+    value: str = ""
+
+
+LIMIT = Flag("--limit", "evaluation.limit", "only the first N tasks of each benchmark", "N")
+DRY_RUN = Flag("--dry-run", "evaluation.dry_run", "only tell what it will cost: make nothing, ask nobody")
+
+
+def as_settings(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
+    """Return the words of a command line with each flag written as a setting; its value follows, or stands after =."""
+    known, found, rest = {flag.name: flag for flag in flags}, list[str](), list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if (flag := known.get(name)) is None:
+            found.append(word)
+        elif not flag.value:
+            found.append(f"{flag.setting}=true")
+        else:
+            found.append(f"{flag.setting}={value if equals or not rest else rest.pop(0)}")
+    return found

@@ -1,0 +1,17 @@
+"""The runs that a run is made from."""
+
+from pathlib import Path
+from typing import Any
+
+from orchestra_jax.config.record import FILE_NAME, read
+
+
+def parent(key: str, path: Path) -> dict[str, Any]:
+    """Return a folder that a run is made from: the setting that names it, its path, and the run that left it."""
+    path = path.resolve()
+    home = next((folder for folder in (path, *path.parents[:2]) if (folder / FILE_NAME).is_file()), None)
+    found: dict[str, Any] = {"setting": key, "path": str(path)}
+    if home is not None and (record := read(home)) is not None:
+        last = record["starts"][-1] if record["starts"] else {}
+        found |= {"run": str(home), "name": record.get("name"), "commit": last.get("commit")}
+    return found

@@ -1,0 +1,25 @@
+"""Check fields of replies from outside that `io.untrusted.read_json` has read."""
+
+from typing import Any
+
+from orchestra_jax.io.untrusted import Unreadable
+
+_SHOWN = 40  # characters of a value that a reason repeats
+
+
+def text_of(value: Any) -> str:
+    """Return a text, or "" for null; raise Unreadable for anything else, such as a list of parts."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise Unreadable(f"a text in it is a {type(value).__name__}")
+    return value
+
+
+def count_of(value: Any, most: int) -> int:
+    """Return a count from 0 to `most`, 0 for null; raise Unreadable for anything else."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most or value != int(value):
+        raise Unreadable(f"a count in it is {str(value)[:_SHOWN]}")
+    return int(value)

@@ -1,0 +1,42 @@
+"""Find what a run names outside of it: ids on the Hugging Face hub, and the policy of a checkpoint."""
+
+from typing import Any
+
+from orchestra_jax.config.schema import ConfigError, ModelConfig, RunConfig
+from orchestra_jax.io import hub
+from orchestra_jax.models.base import DecoderConfig
+from orchestra_jax.models.checkpoint.reading import read_config
+from orchestra_jax.models.families import run_settings
+
+
+def hub_problems(cfg: RunConfig) -> list[str]:
+    """Return a sentence for every id that the hub does not give; fetch what is not in the cache yet."""
+    model, evaluated = cfg.model, cfg.data.evaluation()
+    key = "data.path" if cfg.data.path is not None else "data.mixture"
+    sources = [(key, source.path) for source in cfg.data.training()]
+    sources += [("data.eval_path", evaluated.path)] if evaluated and cfg.evaluation.questions else []
+    tokenizer = None if model.tokenizer in ("environment", model.path) else model.tokenizer
+    found = [hub.problem("model.path", model.path, "model")] if model.path else []
+    if tokenizer:
+        found.append(hub.problem("model.tokenizer", tokenizer, "model", hub.SMALL))
+    found += [hub.problem(name, path, "dataset") for name, path in sources]
+    return [problem for problem in found if problem]
+
+
+def checkpoint_config(model: ModelConfig, tokenizer: Any) -> DecoderConfig:
+    """Return the architecture of the policy at model.path.
+
+    Raises:
+        ConfigError: its config.json cannot be read, or its vocabulary is not the tokenizer's.
+    """
+    try:
+        config = read_config(str(model.path), **run_settings(model))
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    # Without added tokens: some released tokenizers have one for pictures that their text models lack.
+    if (known := tokenizer.vocab_size) > config.vocab_size:
+        raise ConfigError(
+            f"The run's tokenizer has {known} tokens, and the policy in {model.path!r} knows {config.vocab_size}: "
+            "set model.tokenizer to the policy's own."
+        )
+    return config
