@@ -30,7 +30,7 @@ import orchestra_jax.evaluation.pictures
 import orchestra_jax.models.tokenizer
 import orchestra_jax.training.main  # noqa: F401
 from orchestra_jax.money import records
-from orchestra_jax.money.bill import bill
+from orchestra_jax.money.spent import bill
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "experiments/train.py"

@@ -31,8 +31,8 @@ from benchmarks.rehearsal.questions import write_questions
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.money.bill import bill
 from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.spent import bill
 from orchestra_jax.money.sums import added
 from orchestra_jax.processes.lifeline import GONE
 

@@ -97,6 +97,11 @@ def total(amounts: Sequence[Spending]) -> Spending:
     return Spending(float(usd), tokens, calls)
 
 
+def bill_file(directory: Path, index: int) -> Path:
+    """Return the file of a process's bill; the first has index 0."""
+    return directory / ("spent.jsonl" if index == 0 else f"spent-{index}.jsonl")
+
+
 class Budget:
     """Limits, what was spent, and the worst cases of the calls in flight.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.schema import BudgetConfig
-from orchestra_jax.money.budgets import Budget, Limits, Spending, total
+from orchestra_jax.money.budgets import Budget, Limits, Spending, bill_file, total
 from orchestra_jax.processes import Processes
 
 
@@ -34,10 +34,10 @@ class RunBudget:
     def __init__(self, budget: BudgetConfig, directory: Path, processes: Processes | None = None) -> None:
         self._config, self._processes, self._others = budget, processes or Processes(), Spending()
         self.run = Budget(limits(budget, "run"), name="run", bill=bill_file(directory, self._processes.index))
-        if any(directory.glob("spent*.jsonl")):
-            from orchestra_jax.money.bill import spent_before
+        if any(directory.glob("spent*.jsonl")) and (journal := self.run.journal) is not None:
+            from orchestra_jax.money.spent import spent_before
 
-            self.run.set_state(spent_before(self.run, directory, self._processes))
+            self.run.set_state(spent_before(journal, directory, self._processes))
 
     @property
     def spent(self) -> Spending:
@@ -78,8 +78,3 @@ class RunBudget:
             whole = together(self._processes.gather(self.run.get_state()))
         names = sorted(whole.by_name().items(), key=lambda item: -item[1].usd)
         return {**asdict(whole.spent), "by_name": {name: asdict(spent) for name, spent in names}}
-
-
-def bill_file(directory: Path, index: int) -> Path:
-    """Return the file of a process's bill; the first has index 0."""
-    return directory / ("spent.jsonl" if index == 0 else f"spent-{index}.jsonl")

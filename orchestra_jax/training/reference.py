@@ -21,15 +21,3 @@ def starting_reference(algorithm: AlgorithmConfig, params: Params) -> Any:
         return jax.device_get(copy) if algorithm.reference_offload else copy  # one after the other
 
     return jax.tree.map(frozen, params)
-
-
-def abstract_reference(algorithm: AlgorithmConfig, params: Any) -> Any:
-    """Return the shapes, dtypes and shardings of `starting_reference`, to restore a checkpoint into.
-
-    Args:
-        params: shapes, dtypes and shardings of the policy.
-    """
-    dtype = jnp.dtype(algorithm.reference_dtype)
-    if algorithm.reference_offload:
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding), params)

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.ranges import ConfigError, Settings
 from orchestra_jax.config.resume import resume_conflicts
@@ -36,9 +39,15 @@ def restored(
     trained = (policy if begun else warm or policy).abstract_state()
     like: dict[str, Any] = {"state": trained}
     if begun and reference is not None:
-        from orchestra_jax.training.reference import abstract_reference
-
-        like["reference"] = abstract_reference(reference, trained.params)
+        like["reference"] = _abstract_reference(reference, trained.params)
     arrays = checkpoints.restore(like)
     fields = {name: meta[name] for name in JSON_FIELDS}
     return RunState(arrays["state"], arrays.get("reference"), **fields), meta["data"] if begun else None
+
+
+def _abstract_reference(algorithm: AlgorithmConfig, params: Any) -> Any:
+    """Return the shapes, dtypes and shardings of the reference, from those of the policy."""
+    dtype = jnp.dtype(algorithm.reference_dtype)
+    if algorithm.reference_offload:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding), params)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from orchestra_jax.config.missing import POLICY_FOLDER
 from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.engines.base import RunEngine
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.io.event_loop import LoopThread
@@ -76,11 +77,7 @@ class Trainer:
         # The run so far.
         self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep, self.processes)
         with self.processes.together():
-            saved = self.checkpoints.peek()
-            if saved is not None:
-                from orchestra_jax.training.resuming import require_same_run
-
-                require_same_run(saved, cfg, self.directory)
+            saved = self._saved()
         self.origin = newest_checkpoint(self.directory / "checkpoints")
 
         # The policy and its learners. Weights that a checkpoint of the run will replace are not loaded.
@@ -106,27 +103,11 @@ class Trainer:
 
             with self.processes.together():
                 params = starting_adapters(cfg.model.lora.path, cfg.seed, self.model, self.lora)
-        position = None
-        if saved is None:
-            self.state = RunState((self.warm or self.policy).init(cast(Params, params), donate=True))
-        else:
-            from orchestra_jax.training.resuming import restored
-
-            reference = cfg.algorithm if self._keeps_reference else None
-            self.state, position = restored(self.checkpoints, saved, self.warm, self.policy, reference)
+        self.state, position = self._restore_or_init(saved, params)
         del params  # its buffers are the state's now
 
         # The engine, and the parts that sample with it.
-        self.serving = start_run_engine(
-            cfg.rollout,
-            self.model,
-            self._engine_params(),
-            self.state.version,
-            tokenizer_size=len(chat.tokenizer),
-            directory=self.directory,
-            loop=loop,
-            processes=self.processes,
-        )
+        self.serving = self._start_engine(len(chat.tokenizer))
         self.engine = self.serving.engine
         with self.processes.together():
             self.collector = make_collector(cfg, environment, chat)
@@ -374,6 +355,35 @@ class Trainer:
     def _give_up(self) -> None:
         reason = OutOfTime(f"the next one did not end within checkpoint.grace_s={self.cfg.checkpoint.grace_s:g}")
         self.loop.call_soon(self.collector.give_up, reason)
+
+    def _saved(self) -> dict[str, Any] | None:
+        """Return the newest checkpoint's meta, None without one; raise ConfigError if it is another run's."""
+        if (saved := self.checkpoints.peek()) is not None:
+            from orchestra_jax.training.resuming import require_same_run
+
+            require_same_run(saved, self.cfg, self.directory)
+        return saved
+
+    def _restore_or_init(self, saved: Any, params: Params | None) -> tuple[RunState, dict[str, Any] | None]:
+        """Return the state and position in the tasks of a checkpoint, or a fresh state on `params`, which it uses up."""
+        if saved is None:
+            return RunState((self.warm or self.policy).init(cast(Params, params), donate=True)), None
+        from orchestra_jax.training.resuming import restored
+
+        reference = self.cfg.algorithm if self._keeps_reference else None
+        return restored(self.checkpoints, saved, self.warm, self.policy, reference)
+
+    def _start_engine(self, tokenizer_size: int) -> RunEngine:
+        return start_run_engine(
+            self.cfg.rollout,
+            self.model,
+            self._engine_params(),
+            self.state.version,
+            tokenizer_size=tokenizer_size,
+            directory=self.directory,
+            loop=self.loop,
+            processes=self.processes,
+        )
 
     def _engine_params(self) -> Params:
         return engine_params(self.cfg.rollout, self.state.trained.params, self.base, self.lora, self.mesh)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config.schema import BudgetConfig, ConfigError
-from orchestra_jax.money.bill import bill, read_bill
+from orchestra_jax.money.bill import read_bill
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.journal import Journal
 from orchestra_jax.money.limits import Limiter
@@ -21,6 +21,7 @@ from orchestra_jax.money.paid import PaidCalls
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget
+from orchestra_jax.money.spent import bill
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.types import InfrastructureError, Usage
 

@@ -18,11 +18,11 @@ from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import BudgetConfig, ConfigError, RunConfig
 from orchestra_jax.envs.registry import make_environment
-from orchestra_jax.money.bill import bill
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget
+from orchestra_jax.money.spent import bill
 from orchestra_jax.rollout import collector
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.tools.build import tool_problems
