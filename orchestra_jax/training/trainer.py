@@ -365,7 +365,7 @@ class Trainer:
         return saved
 
     def _restore_or_init(self, saved: Any, params: Params | None) -> tuple[RunState, dict[str, Any] | None]:
-        """Return the state and position in the tasks of a checkpoint, or a fresh state on `params`, which it uses up."""
+        """Return the state and position in the tasks of the checkpoint, or a fresh state made of `params`."""
         if saved is None:
             return RunState((self.warm or self.policy).init(cast(Params, params), donate=True)), None
         from orchestra_jax.training.resuming import restored
