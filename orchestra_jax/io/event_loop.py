@@ -3,13 +3,18 @@
 import asyncio
 import atexit
 import contextlib
+import ctypes
+import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
+from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _HEED_S = 0.5
+_BUSY_S = 30.0  # without a turn, when the loop is to end
 
 
 class LoopThread:
@@ -21,6 +26,8 @@ class LoopThread:
     def __init__(self, name: str = "rollouts") -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
+        self._asked: float | None = None  # since when the loop was asked to turn and did not
+        self._ending, self.name = False, name
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
         atexit.register(self.stop)  # a run that fails before its end leaves no process of a server
@@ -56,12 +63,36 @@ class LoopThread:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 
+    def busy_s(self) -> float:
+        """Return the seconds for which one piece of code has kept the loop from turning, since this was first asked."""
+        asked = self._asked
+        if asked is None:
+            asked = self._asked = time.monotonic()
+            self.call_soon(setattr, self, "_asked", None)
+        return time.monotonic() - asked if self._thread.is_alive() else 0.0
+
+    def frame(self) -> FrameType | None:
+        """Return the frame that the loop's thread is in."""
+        return sys._current_frames().get(self._thread.ident or 0)
+
+    def interrupt(self) -> None:
+        """Raise TimeoutError in the code that keeps the loop busy, as soon as Python runs there."""
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(TimeoutError)
+        )
+
     def stop(self) -> None:
         """Cancel what still runs, let it clean up, and end the thread; more than once is harmless."""
         atexit.unregister(self.stop)
+        self._ending = True
         self.call_soon(self._loop.stop)
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(_HEED_S)
+            if self.busy_s() > _BUSY_S:
+                self.interrupt()
 
     def _serve(self) -> None:
         with self._runner:
-            self._loop.run_forever()
+            while not self._ending:
+                with contextlib.suppress(TimeoutError):  # of `interrupt`, if the busy code has just ended
+                    self._loop.run_forever()

@@ -37,6 +37,13 @@ class Stopwatch:
         """Seconds of work so far."""
         return self._counted + (0.0 if self._since is None else _now() - self._since)
 
+    @property
+    def overdue(self) -> bool:
+        """True if the work has taken its limit; may be asked by any thread."""
+        since = self._since
+        counted = self._counted + (0.0 if since is None else time.monotonic() - since)
+        return self.limit_s is not None and counted > self.limit_s
+
     async def run(self, work: Awaitable[T]) -> T:
         """Return the result of the work, for which this is the current watch.
 
@@ -53,7 +60,7 @@ class Stopwatch:
                 finally:
                     self.pause()
         finally:
-            self._deadline, self.expired = None, deadline.expired()  # tasks that the work has started may go on
+            self._deadline, self.expired = None, deadline.expired() or self.overdue  # its tasks may go on
             _current.reset(token)
 
     def pause(self) -> None:

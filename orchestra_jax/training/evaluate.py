@@ -35,6 +35,7 @@ from orchestra_jax.rollout.messages import MessageEngine
 from orchestra_jax.tools.base import unreachable
 from orchestra_jax.tools.experts.judge import JUDGE_PROMPT
 from orchestra_jax.training.build import keep_compiled, make_collector, make_policy, preflight
+from orchestra_jax.training.guard import guard_of
 from orchestra_jax.training.main import STOPS, device_names, exit_status, working_in
 from orchestra_jax.training.subject import Subject, policy_model, subject_of
 from orchestra_jax.training.summary import write_summary
@@ -107,7 +108,8 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: RunRec
             print(sentence, flush=True)
         record.begin(parents=subject.parents(), devices=device_names())
     money.share()
-    with LoopThread() as loop:
+    loop = LoopThread()
+    with guard_of(cfg, folder, loop), loop:
         try:
             with engine_of(subject, environment, folder, processes, loop, chat) as engine:
                 kind = CappedEvaluator if cfg.evaluation.turn_caps else Evaluator

@@ -19,6 +19,7 @@ from orchestra_jax.processes import Processes, joined
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training.build import keep_compiled, preflight
+from orchestra_jax.training.guard import guard_of
 from orchestra_jax.training.loggers.base import RunLog, chosen
 from orchestra_jax.training.stopping import Interrupted, end_now, handling
 from orchestra_jax.training.summary import report, summary
@@ -110,7 +111,9 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
             chat, environment = make_chat(cfg), make_environment(cfg)
             _print_forecast(cfg)
             money = RunBudget(cfg.budget, directory, processes)
-        loop = parts.enter_context(LoopThread())
+        loop = LoopThread()
+        parts.enter_context(guard_of(cfg, directory, loop))
+        parts.enter_context(loop)
         parts.callback(money.close)  # after the environment: then no request is under way, and the bill is known
         parts.callback(lambda: loop.run(environment.close()))
         trainer = Trainer(cfg, environment, chat, money, loop, processes)

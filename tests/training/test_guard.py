@@ -1,0 +1,135 @@
+"""Deadlines and signals while Python is busy, in the event loop or in code that keeps the interpreter to itself."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.io.event_loop import LoopThread
+from orchestra_jax.io.stopwatch import Stopwatch
+from orchestra_jax.training.guard import LOG, guarded
+
+LIMITS = {"slow_s": 600.0, "deadline_s": 600.0, "grace_s": 600.0}
+BUSY = """
+import re, sys
+from pathlib import Path
+from orchestra_jax.io.event_loop import LoopThread
+from orchestra_jax.training import guard
+from orchestra_jax.training.stopping import end_now, handling
+
+async def hopeless():
+    print("busy", flush=True)
+    re.match("^(a+)+$", "a" * 60 + "!")  # keeps the interpreter to itself for years
+
+async def endless():
+    print("busy", flush=True)
+    while True:
+        pass
+
+loop = LoopThread()
+limits = dict(slow_s=float(sys.argv[3]), deadline_s=0, grace_s=0)
+with handling(end_now), guard.guarded(Path(sys.argv[2]), loop, **limits), loop:
+    try:
+        loop.run({"hopeless": hopeless, "endless": endless}[sys.argv[1]]())
+    except KeyboardInterrupt:
+        print("heard", flush=True)
+        raise
+"""
+
+
+async def busy() -> None:
+    while True:
+        pass
+
+
+def test_a_deadline_ends_work_that_never_gives_way_to_the_event_loop(tmp_path: Path):
+    with LoopThread() as loop, guarded(tmp_path, loop, **LIMITS):
+        watch, other = Stopwatch(0.1), loop.start(asyncio.sleep(0.2, "slept"))
+        with pytest.raises(TimeoutError):
+            loop.run(watch.run(busy()))
+        assert watch.expired
+        assert other.result(60) == "slept"
+        assert loop.run(asyncio.sleep(0, "goes on")) == "goes on"
+    assert not (tmp_path / LOG).exists()
+
+
+def test_work_within_its_deadline_or_without_one_is_left_alone_and_its_stack_is_written(tmp_path: Path, capsys):
+    enough = threading.Event()
+
+    async def until_it_is_enough() -> str:
+        while not enough.is_set():
+            pass
+        return "done"
+
+    with LoopThread() as loop, guarded(tmp_path, loop, **LIMITS | {"slow_s": 0.5}):
+        for watch in (Stopwatch(None), Stopwatch(1e6)):
+            enough.clear()
+            running = loop.start(watch.run(until_it_is_enough()))
+            while "has not turned" not in (tmp_path / LOG).read_text():
+                assert not running.done()
+            enough.set()
+            assert running.result(60) == "done"
+            assert "until_it_is_enough" in (tmp_path / LOG).read_text()
+            (tmp_path / LOG).write_text("")
+    assert "stacks.log tells which" in capsys.readouterr().err
+
+
+def test_a_loop_that_is_to_end_interrupts_what_keeps_it_busy(monkeypatch):
+    monkeypatch.setattr("orchestra_jax.io.event_loop._BUSY_S", 0.1)
+    loop = LoopThread()
+    running = loop.start(busy())
+    while loop.busy_s() < 0.2:
+        pass
+    loop.stop()
+    assert isinstance(running.exception(60), TimeoutError)
+
+
+def begun(kind: str, folder: Path, slow_s: float) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY, kind, str(folder), str(slow_s)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "busy\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_process_whose_python_cannot_run_and_tells_where_it_was(tmp_path: Path, number):
+    process = begun("hopeless", tmp_path, 600.0)
+    process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2)
+    # The same signal twice at once is one for the kernel: the other is another one.
+    process.send_signal(signal.SIGHUP)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL
+    assert said.endswith(
+        "The run did not end when it was told twice, so it was killed; stacks.log tells where it was, and the same "
+        "command continues from the last checkpoint.\n"
+    )
+    assert "in hopeless" in (tmp_path / LOG).read_text()
+
+
+@pytest.mark.slow
+def test_silence_past_the_deadline_is_told_and_then_ends_the_process(tmp_path: Path):
+    process = begun("hopeless", tmp_path, 2.0)
+    process.send_signal(signal.SIGTERM)  # from now on it has 30 s
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL
+    assert said.startswith("No Python code could run for 2 s: stacks.log tells where.\nNo Python code could run for 3")
+    assert (tmp_path / LOG).read_text().count("in hopeless") >= 2
+
+
+def test_a_signal_is_heard_while_the_event_loop_is_busy(tmp_path: Path):
+    process = begun("endless", tmp_path, 600.0)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "heard\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=300)
+    assert process.returncode in (-signal.SIGKILL, -signal.SIGTERM, 1, -signal.SIGINT)
