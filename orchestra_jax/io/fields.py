@@ -7,6 +7,15 @@ from orchestra_jax.io.untrusted import Unreadable
 _SHOWN = 40  # characters of a value that a reason repeats
 
 
+def one_line(text: str) -> str:
+    """Return the text on one line, with a space for what cannot be printed, such as the escapes that move a cursor.
+
+    >>> one_line("no\\n  key\\x1b[2J")
+    'no key [2J'
+    """
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+
+
 def text_of(value: Any) -> str:
     """Return a text, or "" for null; raise Unreadable for anything else, such as a list of parts."""
     if value is None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from orchestra_jax.io.fields import one_line
 from orchestra_jax.io.stopwatch import queued
 from orchestra_jax.io.untrusted import MOST_BYTES, Unreadable, read_json
 from orchestra_jax.types import InfrastructureError
@@ -193,8 +194,7 @@ class JsonClient:
         """Return the start of a server's text in one line, without the headers' values: some repeat a bad key."""
         for value in self._headers.values():
             text = text.replace(value.removeprefix("Bearer "), "***")
-        printable = "".join(character if character.isprintable() else " " for character in text)
-        return " ".join(printable.split())[:_SHOWN]
+        return one_line(text)[:_SHOWN]
 
     async def _json(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> Any:
         """The JSON of an answer with a status of success; None where it is empty."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from orchestra_jax.io.fields import count_of, text_of
+from orchestra_jax.io.fields import count_of, one_line, text_of
 from orchestra_jax.io.untrusted import Unreadable, read_json, valid_text
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def read_refusal(error: "openai.APIStatusError") -> tuple[str, str]:
     said = body.get("message") if isinstance(body, dict) else body
     text = said if isinstance(said, str) else error.response.text
     code = error.code if isinstance(error.code, str) else ""
-    return valid_text(" ".join(text.split())).rstrip(".") or "no reason given", valid_text(code)
+    return one_line(valid_text(text)).rstrip(".") or "no reason given", valid_text(code)
 
 
 def connect(library: ModuleType, url: str, key: str, timeout_s: float) -> "openai.AsyncOpenAI":

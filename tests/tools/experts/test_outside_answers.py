@@ -175,6 +175,7 @@ async def _long_refusal(request: web.Request) -> web.Response:
         Before(lambda request: _body(b'{"error": ' + b"[" * 900 + b"]" * 900 + b"}")),
         Before(lambda request: _body(json.dumps({"error": {"message": ["\ud83d"], "code": {"a": 1}}}).encode())),
         Before(lambda request: _body(b'{"error": {"message": "\\ud83d"}}')),
+        Before(lambda request: _body(b'{"error": {"message": "\\u001b[2J\\u001b[31mPaid.\\u0007\\u009b1m"}}')),
     ],
 )
 async def test_refusals_beyond_all_sense_are_one_sentence(stub, make, fault):
@@ -182,7 +183,7 @@ async def test_refusals_beyond_all_sense_are_one_sentence(stub, make, fault):
     budget = Budget(Limits(usd=1.0))
     with pytest.raises(InfrastructureError) as caught:
         await make().chat(QUESTION, budget=budget)
-    str(caught.value).encode()
+    assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
     assert (budget.spent.calls, budget.reserved.calls) == (0, 0)
 
