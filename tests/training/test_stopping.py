@@ -23,6 +23,17 @@ from tests.training.test_trainer import MICRO, complaints, config
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
+@pytest.fixture(autouse=True)
+def heeded():
+    """Signals as a terminal's processes have them: under nohup or a shell's & some are ignored, and stay so."""
+    ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def handlers() -> list:
     return [signal.getsignal(number) for number in SIGNALS]
 

@@ -44,11 +44,14 @@ def read_reply(content: bytes) -> ChatAnswer:
         text = text_of(message.get("content"))
     except (LookupError, TypeError, AttributeError):
         raise Unreadable("it is no chat completion") from None
-    return ChatAnswer(text, finish if isinstance(finish, str) else "unknown", read_usage(answer.get("usage")), message)
+    tokens = read_usage(answer.get("usage"))
+    if tokens and not tokens["completion_tokens"] and (text or message.get("tool_calls")):
+        tokens = None  # it wrote something
+    return ChatAnswer(text, finish if isinstance(finish, str) else "unknown", tokens, message)
 
 
 def read_usage(usage: Any) -> dict[str, Any] | None:
-    """The tokens of a response by the fields of `Usage`; None where it gives none that make sense.
+    """The tokens of a response by the fields of `Usage`; None where it gives none that make sense: no prompt is empty.
 
     Reasoning is completion: where a server leaves it out of `completion_tokens`, the total tells.
     """
@@ -57,6 +60,8 @@ def read_usage(usage: Any) -> dict[str, Any] | None:
         cached = count_of((usage.get("prompt_tokens_details") or {}).get("cached_tokens"), MOST_TOKENS)
         total = count_of(usage.get("total_tokens"), MOST_TOKENS)
     except (TypeError, LookupError, AttributeError, Unreadable):
+        return None
+    if not prompt:
         return None
     return {
         "prompt_tokens": prompt,

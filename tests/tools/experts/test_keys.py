@@ -63,7 +63,8 @@ async def test_the_canary_is_nowhere(monkeypatch, tmp_path, everything_logged):
         expert = Expert("small", "small", stub.url, "EXPERT_KEY", max_tokens=50, retries=1)
         client = ExpertClient(expert, PRICES, replay=record, backoff_s=0.001)
         tavily = TavilySearch(test_web_search.PRICES, url=web.url, replay=record, retries=1, backoff_s=0.001)
-        stub.reply = lambda body: "```python\n1\n```\n<answer>correct</answer>"
+        verdict, others = '{"verdict": "correct"}', "```python\n1\n```\n<answer>correct</answer>"
+        stub.reply = lambda body: verdict if "verdict" in str(body) else others
         roles = [
             expert_tool(Role.query_writer, client, tavily.search),
             expert_tool(Role.code_writer, client),

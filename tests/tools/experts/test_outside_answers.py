@@ -133,10 +133,22 @@ async def test_usage_beyond_all_sense_is_no_usage(stub, make, tokens):
     assert row.completion_tokens <= 50
 
 
+@pytest.mark.parametrize("given", [(0, 0), (12, 0)])
+async def test_an_answer_is_not_free_because_its_usage_says_so(stub, make, given):
+    tokens = dict(zip(("prompt_tokens", "completion_tokens"), given, strict=True))
+    stub.faults.append(changed(lambda answer: answer.update(usage=tokens)))
+    budget = Budget(Limits(usd=1.0))
+    (row,) = (await ask(make(), budget)).usage
+    assert row.estimated
+    assert min(row.prompt_tokens, row.completion_tokens, row.cost_usd) > 0
+
+
 @pytest.mark.parametrize(
     "given",
     [
         {"prompt_tokens": 1e308, "completion_tokens": 5},
+        {"prompt_tokens": 0, "completion_tokens": 0},
+        {"prompt_tokens": None, "completion_tokens": 5},
         {"prompt_tokens": 10**30, "completion_tokens": 5},
         {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 1e308},
         {"prompt_tokens": 10, "completion_tokens": float("nan")},

@@ -173,12 +173,9 @@ async def test_a_long_context_is_cut_and_the_question_kept(stub, client):
 @pytest.mark.parametrize(
     ("reply", "correct"),
     [
-        ("Same number. <answer>correct</answer>", True),
-        ("Other city. <answer> Incorrect. </answer>", False),
-        ("<think><answer>incorrect</answer></think>Same. <answer>correct</answer>", True),
+        ('<think>{"verdict": "incorrect"}</think>{"verdict": "correct"}', True),
         ('{"reason": "Same number.", "verdict": "correct"}', True),
         ('<think>hm</think>```json\n{"reason": "It says {42}.", "verdict": "incorrect"}\n```', False),
-        ('Here it is: {"reason": "Other city.", "verdict": "incorrect"}', False),
     ],
 )
 async def test_the_judge(stub, client, reply, correct):
@@ -196,7 +193,7 @@ async def test_the_judge(stub, client, reply, correct):
 
 
 async def test_a_judge_without_a_verdict_is_no_wrong_answer(stub, client):
-    says(stub, "Who knows.", "Right. <answer>correct</answer>")
+    says(stub, "Who knows.", '{"reason": "Right.", "verdict": "correct"}')
     verdict = await Judge(client).judge("q", "a", ["b"], budget=Budget())
     assert verdict.correct
     assert len(verdict.usage) == 2
@@ -231,7 +228,7 @@ async def test_the_user_simulator(stub, client):
 
 
 async def test_all_roles_at_once_share_one_client(stub, client):
-    says(stub, "<answer>correct</answer>")
+    says(stub, '{"reason": "Right.", "verdict": "correct"}')
     judge = Judge(client)
     budget = Budget()
     await asyncio.gather(
