@@ -4,7 +4,9 @@ Settings (`env.options`): `path`, a table of `readers`; `references`, questions 
 record of calls; `unseen`, models that no training menu offers; `observation`, "answer" or "full", the text that a call
 of a model shows; `python`, whether menus have the sandbox; `wishes`, what users want (`wishes.py`); `longest`, most
 characters of a question that is trained on; `evaluate`, the split of evaluation, "validation" or "test";
-`unseen_prices`, a price list that only the benchmark of that name has.
+`unseen_prices`, a price list that only the benchmark of that name has. "auto" of `unseen` and `unseen_prices` holds
+models and a list back where `path` is a folder, and nothing of a table of one's own; of `python` it adds the sandbox if
+a question has code.
 
 A menu is short, because a small policy has to read it for every question: the cheapest first, each model with its
 evidence, and the dollars and seconds of a call like those of the training split at the instance's prices.
@@ -13,7 +15,7 @@ The split by question depends on `env.seed` and not on the run's. Menus are draw
 `tools.evaluation.menu`, prices by `pricing.randomise`; held-out questions have the prices of `pricing.name`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +31,17 @@ from orchestra_jax.envs.baselines import calling_scripts
 from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
 from orchestra_jax.envs.recorded.choices import PricedExpert
-from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, code_of, legend, mean_cost, menu, shown
+from orchestra_jax.envs.recorded.offer import (
+    CUT,
+    PYTHON,
+    catalogue_entries,
+    code_of,
+    legend,
+    mean_cost,
+    menu,
+    shown,
+    tool_name,
+)
 from orchestra_jax.envs.recorded.policies import baselines
 from orchestra_jax.envs.recorded.readers import read_recording
 from orchestra_jax.envs.recorded.table import (
@@ -43,6 +55,7 @@ from orchestra_jax.envs.recorded.table import (
 from orchestra_jax.envs.recorded.wishes import NONE, draw_wish, draw_words, make_wish, wishes_problem
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw, price_book
+from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.answers import extract_answer
 from orchestra_jax.tools.base import Tool, ToolContext
@@ -57,19 +70,32 @@ SYSTEM = (
     "alone."
 )
 PAIRED_KINDS = ("accuracy", "low_cost", "fast")
+POLICY = "orchestrator"
 TRAIN, EVAL, UNSEEN, PRICES = "train", "eval", "unseen", "prices"  # menus and prices that a task may have
 GATE_TASKS = 32
 _SANDBOX_FIRST = 0.25
+_AUTO = "auto"
+# Of the models of the public answers those that training does not have.
+_HELD_BACK = (
+    "claude-3-5-sonnet-20240620",
+    "gpt-4o-2024-05-13",
+    "deepseek-v2.5-0908",
+    "Meta-Llama-3.1-70B-Instruct",
+    "claude-3-haiku-20240307",
+    "gemma-2-9b-it",
+)
+_OWN_NAMES = {PYTHON: "the sandbox", POLICY: "the policy"}  # in every price list
+_CHECKED, _MISMATCH = 2000, 0.01  # right answers that are compared with the reference; share that a line tells
 _OPTIONS: Mapping[str, Any] = {
     "path": None,
     "references": None,
-    "unseen": [],
+    "unseen": _AUTO,
     "observation": "answer",
-    "python": True,
+    "python": _AUTO,
     "wishes": None,
     "longest": None,
     "evaluate": "test",
-    "unseen_prices": None,
+    "unseen_prices": _AUTO,
 }
 
 
@@ -98,9 +124,10 @@ class RecordedEnvironment(Environment):
     def __init__(self, cfg: WorldConfig) -> None:
         if wrong := self.problems(cfg):
             raise ConfigError("\n".join(wrong))
-        self._cfg, self._options = cfg, {**_OPTIONS, **cfg.env.options}
         self._preference, self._told = drawn_from(cfg.data.preferences_file), False
-        self.recording = _answered(_read(self._options))
+        options = {**_OPTIONS, **cfg.env.options}
+        self.recording = _read(options)
+        self._cfg, self._options = cfg, _completed(options, self.recording)
         self.splits = self.recording.split(cfg.env.seed)
         if empty := [split for split, ids in self.splits.items() if not ids]:
             raise ConfigError(f"env.options.path has too few questions: none is left for the {empty[0]} split.")
@@ -108,7 +135,7 @@ class RecordedEnvironment(Environment):
         self.evidence = evidence_of(training)
         unseen = list(self._options["unseen"])
         seen = [model for model in self.recording.models if model not in unseen]
-        if unknown := [model for model in unseen if model not in self.recording.records]:
+        if unknown := [model for model in unseen if model not in self.recording.models]:
             raise ConfigError(f"env.options.unseen names {unknown[0]}; here are {', '.join(self.recording.models)}.")
         if not seen:
             raise ConfigError("env.options.unseen names every model, so that none is left for training.")
@@ -143,8 +170,10 @@ class RecordedEnvironment(Environment):
         if options["longest"] is not None and (not isinstance(options["longest"], int) or options["longest"] < 1):
             found.append(f"env.options.longest must be a number of characters or null, not {options['longest']}.")
         unseen = options["unseen"]
-        if not isinstance(unseen, Sequence) or isinstance(unseen, str):
-            found.append(f"env.options.unseen must be a list of models, not {unseen}.")
+        if unseen != _AUTO and (not isinstance(unseen, Sequence) or isinstance(unseen, str)):
+            found.append(f"env.options.unseen must be auto or a list of models, not {unseen}.")
+        if options["python"] not in (True, False, _AUTO):
+            found.append(f"env.options.python must be auto, true or false, not {options['python']}.")
         if cfg.tools.menu.form != "separate" or cfg.tools.evaluated.menu.form != "separate":
             found.append("Recorded models are tools of their own: set tools.menu.form=separate.")
         return found
@@ -176,6 +205,11 @@ class RecordedEnvironment(Environment):
                 preference = make_wish(kind, self._options["wishes"], instance.tools, words)
                 found[kind].append(self._pose(name, instance, preference, EVAL))
         return found if count else {}
+
+    @property
+    def offers(self) -> Collection[str]:
+        """Kinds of menus and prices that there are, of TRAIN, EVAL, UNSEEN and PRICES."""
+        return self._catalogues.keys()
 
     def largest_menu(self) -> int:
         return max(catalogue.largest for catalogue in self._catalogues.values())
@@ -242,6 +276,7 @@ class RecordedEnvironment(Environment):
         """Return the catalogues of training, evaluation and the two benchmarks of unseen models and prices."""
         cfg, name = self._cfg, self._options["unseen_prices"]
         drawn, spread = price_book(cfg), cfg.pricing.randomise
+        _price_notes(self.recording, drawn.base)
         base = with_latencies(drawn.base, training)
         lists = [with_latencies(prices, training) for prices in drawn.lists]
         books = {TRAIN: (PriceBook(base, lists, spread.low, spread.high), seen), EVAL: (PriceBook(base), seen)}
@@ -253,6 +288,9 @@ class RecordedEnvironment(Environment):
             pricing = replace(cfg.pricing, name=name, randomise=RandomPricesConfig())
             other = with_latencies(price_book(replace(cfg, pricing=pricing)).base, training)
             books[PRICES] = PriceBook(other), seen
+        for book, models in books.values():
+            if problem := self.recording.missing_cost(book.base, models):
+                raise ConfigError(problem)
         full = self._options["observation"] == "full"
         return {
             offer: Catalogue(
@@ -319,27 +357,73 @@ class RecordedEnvironment(Environment):
 
 
 def _read(options: Mapping[str, Any]) -> Recording:
+    """Return the table, and print what was read and estimated.
+
+    Raises:
+        ConfigError: it cannot be read, a model has a name that menus or prices need, or no answer is what it should be.
+    """
     try:
-        return read_recording(options["path"], options["references"])
+        found = read_recording(options["path"], options["references"])
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
+    named = dict[str, str]()
+    for model in found.models:
+        name = tool_name(model)
+        if taken := _OWN_NAMES.get(name) or (f"the model {named[name]!r}" if name in named else ""):
+            raise ConfigError(f"The recorded model {model!r} is called as {taken} on menus: rename it in the table.")
+        named[name] = model
+    print("\n".join([*found.notes, *_doubts(found)]), flush=True)
+    return found
 
 
-def _answered(recording: Recording) -> Recording:
-    """Return the table of the questions that every model has answered."""
-    kept = [name for name in recording.questions if all(name in rows for rows in recording.records.values())]
-    if not kept:
-        raise ConfigError("No question of env.options.path is answered by every model: leave some models out.")
-    if lost := len(recording.questions) - len(kept):
-        print(f"Recorded answers: {lost} questions are left out, as some model has not answered them.", flush=True)
-    return recording.of(kept)
+def _doubts(recording: Recording) -> list[str]:
+    """Return a line on right answers that differ from the reference, which the score of a policy counts as wrong.
+
+    Raises:
+        ConfigError: all of them differ.
+    """
+    rights = np.argwhere(recording.correct)[:_CHECKED]
+    asked, outputs = list(recording.questions.values()), recording.outputs
+    told = [(asked[row].answer, shown(read_answer(outputs[row, column]))) for row, column in rights]
+    known = [(references, text) for references, text in told if references]
+    wrong = [(references, text) for references, text in known if not same_answer(text, references)]
+    if not wrong or len(wrong) < _MISMATCH * len(known):
+        return []
+    told_as = f"such as {wrong[0][1][:40]!r} for {wrong[0][0][0][:40]!r}"
+    if len(wrong) == len(known) > 1:
+        raise ConfigError(
+            f"No answer of env.options.path that is marked as correct equals its reference, {told_as}, so that every "
+            "policy would score 0: check the columns 'output' and 'answer', or leave 'answer' out, and what a right "
+            "model said is right."
+        )
+    return [f"  {len(wrong)} of {len(known)} answers that are marked as correct count as wrong here, {told_as}"]
+
+
+def _price_notes(recording: Recording, prices: PriceList) -> None:
+    """Print where the dollars of calls come from."""
+    listed = [model for model in recording.models if model in prices.entries]
+    parts = [f"by the price list {prices.id} for {', '.join(listed)}"] if listed else []
+    if rest := len(recording.models) - len(listed):
+        parts.append(f"as recorded for {rest} models that the price list {prices.id} does not have")
+    print(f"  cost: {'; '.join(parts)}", flush=True)
+
+
+def _completed(options: Mapping[str, Any], recording: Recording) -> Mapping[str, Any]:
+    """Return the options with a value for each "auto"."""
+    public = Path(str(options["path"])).is_dir()
+    chosen = {
+        "unseen": [model for model in _HELD_BACK if model in recording.models] if public else [],
+        "unseen_prices": "recorded_swapped" if public else None,
+        "python": any(code_of(asked.question) is not None for asked in recording.questions.values()),
+    }
+    return {name: chosen[name] if name in chosen and value == _AUTO else value for name, value in options.items()}
 
 
 def _references(asked: RecordedQuestion, recording: Recording) -> tuple[str, ...]:
     """Return the reference answers; if the table has none, those of the models that were right."""
     if asked.answer:
         return asked.answer
-    rows = (rows[asked.id] for rows in recording.records.values())
+    rows = (recording.answer(model, asked.id) for model in recording.models)
     return tuple(dict.fromkeys(row.answer.strip() for row in rows if row.correct and row.answer.strip()))
 
 
@@ -351,8 +435,12 @@ def _sandbox(cfg: WorldConfig) -> Tool:
 
 
 def unseen_recorded(environment: Environment, cfg: WorldConfig) -> Mapping[str, Sequence[Task]]:
-    """Return the held-out questions with menus of training's models, of unseen models, and at unseen prices."""
+    """Return the held-out questions with menus of unseen models, and at unseen prices, where there are such."""
     if not isinstance(environment, RecordedEnvironment):
         raise ConfigError("The benchmark unseen_recorded asks recorded models: add env=recorded.")
-    offers = {"seen": EVAL, "unseen_models": UNSEEN, "unseen_prices": PRICES}
-    return {part: environment.posed(offer, cfg.evaluation.questions) for part, offer in offers.items()}
+    offers = {"unseen_models": UNSEEN, "unseen_prices": PRICES}
+    return {
+        part: environment.posed(offer, cfg.evaluation.questions)
+        for part, offer in offers.items()
+        if offer in environment.offers
+    }

@@ -34,9 +34,7 @@ def figures(recording: Recording, prices: PriceList, chosen_on: Recording | None
     found["best"] = found[f"expert/{best_model(basis, prices)}"]
     found["best_per_family"] = by_family(recording, prices, best_per_family(basis, prices))
     found["cheapest"] = found[f"expert/{models[int(np.argmin(np.mean(basis.cost(prices), axis=0)))]}"]
-    there = np.isfinite(cost)
-    share = there / np.sum(there, axis=1, keepdims=True)  # a model at random among those that have answered
-    found["random"] = _figure(np.sum(share * right, axis=1), np.sum(np.where(there, share * cost, 0.0), axis=1))
+    found["random"] = _figure(np.mean(right, axis=1), np.mean(cost, axis=1))
     # Where nobody is right the oracle takes the cheapest.
     pick = np.argmin(np.where(right | ~np.any(right, axis=1, keepdims=True), cost, np.inf), axis=1)
     rows = np.arange(len(pick))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from orchestra_jax.envs.recorded.table import Evidence, Recording, call_seconds
+from orchestra_jax.envs.recorded.table import Evidence, Recording, call_seconds, dollars
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.reservations import acquire
@@ -44,6 +44,11 @@ def code_of(question: str) -> str | None:
     return f"{body}\n{last.removeprefix(_ASSERT).removesuffix(_ASKED).strip()}"
 
 
+def tool_name(model: str) -> str:
+    """Return the name of a model on menus without aliases."""
+    return _NO_NAME.sub("-", model)
+
+
 def _expert(model: str, evidence: Evidence, recording: Recording, prices: PriceList, full: bool, listed: bool) -> Entry:
     """Return the tool of a model; a call has no arguments, because the model was asked the question as it stands.
 
@@ -53,22 +58,21 @@ def _expert(model: str, evidence: Evidence, recording: Recording, prices: PriceL
         full: whether a call gives the whole output, else the answer in it.
         listed: whether price lists have the model; else a call costs what it cost when it was recorded.
     """
-    rows = recording.records[model]
 
     def for_task(task: Task) -> ToolHandler:
         async def ask(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-            row = rows[task.extra["question"]]
+            row = recording.answer(model, task.extra["question"])
             text = row.output if full else shown(row.answer)
             usage = Usage(
                 model, "tool", row.prompt_tokens, 0, row.completion_tokens, seconds=call_seconds(model, row, prices)
             )
-            usage = usage if listed else replace(usage, cost_usd=row.cost_usd or 0.0)
+            usage = usage if listed else replace(usage, cost_usd=dollars(model, row, prices))
             await _take_from_allowance(budget, prices.priced(usage) if listed else usage)
             return ToolResult(text, (usage,))
 
         return within_budget(ask)
 
-    spec = ToolSpec(name=_NO_NAME.sub("-", model), description=evidence.description, parameters=_NOTHING)
+    spec = ToolSpec(name=tool_name(model), description=evidence.description, parameters=_NOTHING)
     return Entry(spec, _absent, role=ROLE, model=model, billed=(model,) if listed else (), for_task=for_task)
 
 
@@ -113,8 +117,8 @@ def shown(answer: str) -> str:
 
 def mean_cost(model: str, evidence: Evidence, prices: PriceList) -> float:
     """Return the mean dollars of a call like those of the training split."""
-    if model not in prices.entries:
-        return evidence.cost_usd or 0.0
+    if model not in prices.entries and evidence.cost_usd is not None:
+        return evidence.cost_usd
     tokens = {
         "prompt_tokens": round(evidence.prompt_tokens),
         "completion_tokens": round(evidence.completion_tokens),

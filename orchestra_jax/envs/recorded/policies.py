@@ -73,7 +73,7 @@ def baselines(
         return first if first in near(offered(task), shares, NEAR / 2) else strong
 
     def right(task: Task) -> PricedExpert:
-        rows = [recording.records[choice.name][task.extra["question"]] for choice in offered(task)]
+        rows = [recording.answer(choice.name, task.extra["question"]) for choice in offered(task)]
         return best(offered(task), [row.correct for row in rows])
 
     def one(choose: Callable[[Task], PricedExpert], code: bool = False) -> Policy:

@@ -1,22 +1,23 @@
 """Readers of recorded answers: the ZeroEval folder, long tables, RouterBench's wide ones, our own records of calls.
 
-A long table (.csv, .tsv, .json, .jsonl, .parquet) has a row for each question and model, with the columns `question`,
-`model`, `output` and `correct`, and where they are known `id`, `family`, `answer`, `prompt_tokens`, `tokens`, `cost`
-(dollars) and `latency` (seconds); COLUMNS has the other names that are understood. A wide table has a row for each
-question: MODEL holds whether it was right, MODEL|model_response the output and MODEL|total_cost the dollars.
+A long table (.csv, .tsv, .json, .jsonl, .parquet) has a row for each question and model; `columns.COLUMNS` is its
+schema. A wide table has a row for each question: MODEL holds whether it was right, MODEL|model_response the output and
+MODEL|total_cost the dollars. Every reader tells in `Recording.notes` what it read and what it estimated.
 """
 
-import csv
 import gzip
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Shaped
 
 from orchestra_jax.data.rows import BadRow, rows_of, text_of
 from orchestra_jax.data.sources import load_tasks
+from orchestra_jax.envs.recorded.columns import COLUMNS, SEVERAL, Table, Texts, open_table
 from orchestra_jax.envs.recorded.table import (
+    CHARS_PER_TOKEN,
     RecordedAnswer,
     RecordedQuestion,
     Recording,
@@ -26,25 +27,11 @@ from orchestra_jax.envs.recorded.table import (
 )
 from orchestra_jax.money.records import calls_of
 
-# Names that a column of a long table may have.
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "question": ("question", "prompt", "input"),
-    "model": ("model", "model_name"),
-    "output": ("output", "response", "model_response", "model_answer"),
-    "correct": ("correct", "score", "is_correct"),
-    "id": ("id", "question_id", "sample_id"),
-    "family": ("family", "set", "eval_name", "task"),
-    "answer": ("answer", "reference", "reference_answer"),
-    "prompt_tokens": ("prompt_tokens", "input_tokens"),
-    "tokens": ("tokens", "completion_tokens", "output_tokens"),
-    "cost": ("cost", "cost_usd", "total_cost"),
-    "latency": ("latency", "latency_s", "seconds"),
-}
 _RESPONSE, _COST = "|model_response", "|total_cost"
-_TRUE, _FALSE = ("true", "yes"), ("false", "no")
 _DATABASES = (".db", ".sqlite")
-
-Row = Mapping[str, Any]
+_BY_CHARACTERS = f"{CHARS_PER_TOKEN} characters count as one"
+_BY_SPEED = "tokens at the price list's speed, or 60 a second"
+_ESTIMATES = {"prompt_tokens": _BY_CHARACTERS, "tokens": _BY_CHARACTERS, "latency": _BY_SPEED}
 
 
 def read_recording(path: str | Path, references: str | Path | None = None) -> Recording:
@@ -55,7 +42,7 @@ def read_recording(path: str | Path, references: str | Path | None = None) -> Re
 
     Raises:
         FileNotFoundError: there is no such file.
-        ImportError: a parquet file without pyarrow.
+        ImportError: a table without pyarrow.
         ValueError: it is no table, or a row of it is broken; one sentence with file and line.
     """
     file = Path(path)
@@ -65,10 +52,8 @@ def read_recording(path: str | Path, references: str | Path | None = None) -> Re
         return _zeroeval(file)
     if file.suffix in _DATABASES:
         return _record_of_calls(file, references)
-    rows = _placed(file)
-    if not rows:
-        raise ValueError(f"{str(file)!r} has no rows.")
-    return _wide(rows) if any(column.endswith(_RESPONSE) for column in rows[0][1]) else _long(rows)
+    table = open_table(file)
+    return _wide(table) if any(name.endswith(_RESPONSE) for name in table.names) else _long(table)
 
 
 def _zeroeval(folder: Path) -> Recording:
@@ -76,14 +61,20 @@ def _zeroeval(folder: Path) -> Recording:
     if not (folder / "questions.jsonl").is_file():
         raise FileNotFoundError(f"{str(folder)!r} has no questions.jsonl: it holds no recorded answers.")
     questions = dict[str, RecordedQuestion]()
-    for place, row in _placed(folder / "questions.jsonl"):
-        name, characters = _text(row, "id", place), _number(row, ("prompt_chars",), place)
-        asked = _text(row, "question", place)
-        count = tokens(len(asked) if characters is None else characters)
-        questions[name] = RecordedQuestion(name, str(row.get("set", "")), asked, (_text(row, "answer", place),), count)
-    records = dict[str, dict[str, RecordedAnswer]]()
+    for _, place, read in rows_of(folder / "questions.jsonl"):
+        row = read()
+        if missing := [key for key in ("id", "question", "answer") if row.get(key) is None]:
+            raise BadRow(f"{place}: it has no {missing[0]!r}.")
+        name, asked, answer = (text_of(str(row[key]), key, place) for key in ("id", "question", "answer"))
+        characters = row.get("prompt_chars", len(asked))
+        if isinstance(characters, bool) or not isinstance(characters, int | float) or not 0 <= characters <= 1e9:
+            raise BadRow(f"{place}: 'prompt_chars' must be a number >= 0, not {str(characters)[:40]!r}.")
+        if name in questions:
+            raise BadRow(f"{place}: the id {name!r} was there before: give each question an id of its own.")
+        questions[name] = RecordedQuestion(name, str(row.get("set", "")), asked, (answer,), tokens(characters))
+    answers = dict[str, dict[str, RecordedAnswer]]()
     for file in sorted((folder / "outputs").glob("*.jsonl.gz")):
-        rows = records.setdefault(file.name.removesuffix(".jsonl.gz"), {})
+        rows = answers.setdefault(file.name.removesuffix(".jsonl.gz"), {})
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 try:
@@ -94,50 +85,162 @@ def _zeroeval(folder: Path) -> Recording:
                     )
                 except (ValueError, LookupError, TypeError):
                     raise ValueError(f"{str(file)!r}, line {number}: no answer to a question of the folder.") from None
-    return Recording(questions, records)
+    if not any(answers.values()):
+        raise ValueError(f"{str(folder)!r} has no answers: outputs/MODEL.jsonl.gz holds those of a model.")
+    count = sum(map(len, answers.values()))
+    notes = [_title(folder, count, len(questions), len(answers)), *_estimates(dict.fromkeys(_ESTIMATES, count), count)]
+    return Recording.of_answers(list(questions.values()), answers, notes)
 
 
-def _long(rows: Sequence[tuple[str, Row]]) -> Recording:
+def _long(table: Table) -> Recording:
     """Read a table with a row for each question and model."""
-    questions, records = dict[str, RecordedQuestion](), dict[str, dict[str, RecordedAnswer]]()
-    for place, row in rows:
-        asked = _asked(row, place)
-        model, correct = _text(row, "model", place), _right(_value(row, COLUMNS["correct"]), place)
-        if asked.id in records.setdefault(model, {}):
-            raise ValueError(f"{place}: {model} has answered {asked.id!r} twice.")
-        output = str(_value(row, COLUMNS["output"]) or "")
-        prompt, written = (_number(row, COLUMNS[name], place) for name in ("prompt_tokens", "tokens"))
-        records[model][asked.id] = RecordedAnswer(
-            output,
-            correct,
-            asked.prompt_tokens if prompt is None else round(prompt),
-            tokens(len(output)) if written is None else round(written),
-            _number(row, COLUMNS["cost"], place),
-            _number(row, COLUMNS["latency"], place),
-        )
-        questions.setdefault(asked.id, asked)
-    return Recording(questions, records)
+    table.find(list(COLUMNS))
+    model, asked = _whole(table, "model"), _ids(table)
+    if (repeated := _repeated(asked.codes.astype(np.int64) * len(model.values) + model.codes)) is not None:
+        name, who = asked.values[asked.codes[repeated]], model.values[model.codes[repeated]]
+        raise BadRow(f"{table.place(repeated)}: {who} has answered {name!r} twice: keep one of the rows.")
+    place, made = _questions(table, asked)
+    outputs, numbers = _column(table, "output").strings(), _numbers(table, tuple(COLUMNS))
+    guessed = {name: int(np.isnan(numbers[name]).sum()) for name in _ESTIMATES}
+    cells = _cells(outputs, numbers, np.array([each.prompt_tokens for each in made])[place])
+    cells["correct"] = _whole(table, "correct").flags()
+    notes = _notes(table, len(made), len(model.values), guessed)
+    if empty := int((cells["outputs"] == "").sum()):
+        notes.append(f"  empty output: {empty} of {table.rows} rows; an empty answer is what the model says")
+    return Recording.of_cells(made, model.values, place, model.codes, cells, notes)
 
 
-def _wide(rows: Sequence[tuple[str, Row]]) -> Recording:
+def _wide(table: Table) -> Recording:
     """Read RouterBench's form: a row for each question."""
-    models = [column.removesuffix(_RESPONSE) for column in rows[0][1] if column.endswith(_RESPONSE)]
-    questions, records = (
-        dict[str, RecordedQuestion](),
-        dict[str, dict[str, RecordedAnswer]]({model: {} for model in models}),
-    )
-    for place, row in rows:
-        asked = _asked(row, place)
-        if asked.id in questions:
-            raise ValueError(f"{place}: the question {asked.id!r} is there twice.")
-        questions[asked.id] = asked
-        for model in models:
-            if (output := row.get(model + _RESPONSE)) is not None and row.get(model) is not None:
-                text = str(output)
-                cost = _number(row, (model + _COST,), place)
-                correct = _right(row[model], place)
-                records[model][asked.id] = RecordedAnswer(text, correct, asked.prompt_tokens, tokens(len(text)), cost)
-    return Recording(questions, records)
+    models = [name.removesuffix(_RESPONSE) for name in table.names if name.endswith(_RESPONSE)]
+    costs = [model + _COST for model in models if model + _COST in table.names]
+    own = [*models, *(model + _RESPONSE for model in models), *costs]
+    table.find(("question", "id", "family", "answer"), own)
+    asked = _ids(table)
+    if (repeated := _repeated(asked.codes)) is not None:
+        name = asked.values[asked.codes[repeated]]
+        raise BadRow(f"{table.place(repeated)}: the question {name!r} is there twice: keep one of the rows.")
+    _, made = _questions(table, asked)
+    prompts, parts = np.array([each.prompt_tokens for each in made]), list[dict[str, Shaped[np.ndarray, " R"]]]()
+    for number, model in enumerate(models):
+        said, flags = _column(table, "output", model + _RESPONSE), _column(table, "correct", model)
+        rows = np.flatnonzero((flags.codes >= 0) & (said.codes >= 0))
+        known = {"cost": _column(table, "cost", model + _COST).numbers()[rows]} if model + _COST in costs else {}
+        cells = _cells(said.strings()[rows], known, prompts[rows])
+        parts.append({**cells, "correct": flags.flags()[rows], "asked": rows, "by": np.full(len(rows), number)})
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    count = len(whole["asked"])
+    notes = _notes(table, len(made), len(models), dict.fromkeys(_ESTIMATES, count), count, own)
+    return Recording.of_cells(made, models, whole.pop("asked"), whole.pop("by"), whole, notes)
+
+
+def _questions(table: Table, ids: Texts) -> tuple[Int[np.ndarray, " R"], list[RecordedQuestion]]:
+    """Return the number of each row's question, and the questions in the order of their first rows.
+
+    Raises:
+        BadRow: an id has two questions, references or families.
+    """
+    _whole(table, "question")
+    said = dict[str, list[str | None]]()  # by column, for each id
+    for name in ("question", "family", "answer"):
+        if (column := table.texts(name)) is None:
+            said[name] = [None] * len(ids.values)
+            continue
+        rows = np.flatnonzero(column.codes >= 0)
+        first = np.full(len(ids.values), -1)  # of the rows of an id that say something
+        first[ids.codes[rows[::-1]]] = rows[::-1]
+        differs = column.codes[rows] != column.codes[first[ids.codes[rows]]]
+        if differs.any():
+            row = int(rows[differs.argmax()])
+            raise BadRow(
+                f"{table.place(row)}: the id {ids.values[ids.codes[row]]!r} has another {name} than in "
+                f"{table.place(int(first[ids.codes[row]]))}: give each question an id of its own, or correct it."
+            )
+        said[name] = [None if row < 0 else column.values[column.codes[row]] for row in first]
+    codes, starts = np.unique(ids.codes, return_index=True)
+    order = codes[np.argsort(starts)]
+    numbers = np.zeros(len(ids.values), int)
+    numbers[order] = np.arange(len(order))
+    made = []
+    for code in order:
+        asked, family, answer = (said[name][code] for name in ("question", "family", "answer"))
+        references = () if answer is None else tuple(answer.split(SEVERAL))
+        made.append(RecordedQuestion(ids.values[code], family or "", asked or "", references, tokens(len(asked or ""))))
+    return numbers[ids.codes], made
+
+
+def _column(table: Table, name: str, called: str | None = None) -> Texts:
+    found = table.texts(name, called)
+    assert found is not None, f"{name} was found"
+    return found
+
+
+def _whole(table: Table, name: str) -> Texts:
+    return _column(table, name).whole()
+
+
+def _ids(table: Table) -> Texts:
+    """Return the ids of the questions; without them a question is its own."""
+    return _whole(table, "id" if "id" in table.read else "question")
+
+
+def _numbers(table: Table, names: Sequence[str]) -> dict[str, Shaped[np.ndarray, " R"]]:
+    """Return the numbers of the schema by column, nan where there are none."""
+    found = {name: table.texts(name) for name in names if COLUMNS[name].most is not None}
+    return {name: np.full(table.rows, np.nan) if each is None else each.numbers() for name, each in found.items()}
+
+
+def _cells(
+    outputs: Shaped[np.ndarray, " R"], numbers: Mapping[str, Shaped[np.ndarray, " R"]], prompts: Int[np.ndarray, " R"]
+) -> dict[str, Shaped[np.ndarray, " R"]]:
+    """Return the columns of a `Recording` but `correct`, with tokens estimated where there are none."""
+    unknown = np.full(len(outputs), np.nan)
+    written = np.array([tokens(len(text)) for text in outputs], int)
+    asked, said = numbers.get("prompt_tokens", unknown), numbers.get("tokens", unknown)
+    return {
+        "outputs": outputs,
+        "prompt_tokens": np.where(np.isnan(asked), prompts, np.rint(np.nan_to_num(asked))).astype(int),
+        "completion_tokens": np.where(np.isnan(said), written, np.rint(np.nan_to_num(said))).astype(int),
+        "cost_usd": numbers.get("cost", unknown),
+        "seconds": numbers.get("latency", unknown),
+    }
+
+
+def _repeated(keys: Int[np.ndarray, " R"]) -> int | None:
+    """Return the first row whose key was there before, or None."""
+    order = np.argsort(keys, kind="stable")
+    again = order[1:][np.diff(keys[order]) == 0]
+    return int(again.min()) if len(again) else None
+
+
+def _title(file: Path, rows: int, questions: int, models: int) -> str:
+    return f"Recorded answers of {file.name}: {rows} answers of {models} models to {questions} questions."
+
+
+def _estimates(guessed: Mapping[str, int], count: int) -> list[str]:
+    return [
+        f"  estimated: {name} in {rows} of {count} rows ({_ESTIMATES[name]})" for name, rows in guessed.items() if rows
+    ]
+
+
+def _notes(
+    table: Table,
+    questions: int,
+    models: int,
+    guessed: Mapping[str, int],
+    count: int | None = None,
+    others: Sequence[str] = (),
+) -> list[str]:
+    """Return lines that tell what was read and what was estimated."""
+    named = [name if name == called else f"{name} (here {called})" for name, called in table.read.items()]
+    named += [f"{len(others)} columns of models"] if others else []
+    used = {*table.read.values(), *others}
+    unread = [name for name in table.names if name not in used]
+    lines = [_title(table.file, count or table.rows, questions, models), f"  read: {', '.join(named)}"]
+    lines += [f"  not read: {', '.join(unread)[:400]}"] if unread else []
+    lines += ["  without id: a question is its own"] if "id" not in table.read else []
+    lines += ["  without answer: what a right model said is right"] if "answer" not in table.read else []
+    return [*lines, *_estimates(guessed, count or table.rows)]
 
 
 def _record_of_calls(file: Path, references: str | Path | None) -> Recording:
@@ -145,7 +248,7 @@ def _record_of_calls(file: Path, references: str | Path | None) -> Recording:
     if references is None:
         raise ValueError(f"{str(file)!r} tells no right answers: name a file of questions with answers as references.")
     known = load_tasks(references)
-    questions, records = dict[str, RecordedQuestion](), dict[str, dict[str, RecordedAnswer]]()
+    questions, answers = dict[str, RecordedQuestion](), dict[str, dict[str, RecordedAnswer]]()
     for request, recorded in calls_of(file):
         said = "\n".join(str(message.get("content", "")) for message in request.get("messages") or ())
         asked = next((each for each in known if said and each.question in said), None)
@@ -154,7 +257,7 @@ def _record_of_calls(file: Path, references: str | Path | None) -> Recording:
             continue
         last, spent = recorded.usage[-1], sum(row.cost_usd for row in recorded.usage)
         correct = same_answer(read_answer(text), asked.answer)
-        rows = records.setdefault(last.name, {})
+        rows = answers.setdefault(last.name, {})
         rows.setdefault(
             asked.id, RecordedAnswer(text, correct, last.prompt_tokens, last.completion_tokens, spent, last.seconds)
         )
@@ -162,74 +265,6 @@ def _record_of_calls(file: Path, references: str | Path | None) -> Recording:
         questions.setdefault(asked.id, one)
     if not questions:
         raise ValueError(f"{str(file)!r} has no call about a question of {str(references)!r}.")
-    return Recording(questions, records)
-
-
-def _placed(file: Path) -> list[tuple[str, Row]]:
-    """Return every row with its place in words."""
-    if file.suffix == ".csv":
-        return list(_commas(file))
-    return [(place, read()) for _, place, read in rows_of(file)]
-
-
-def _commas(file: Path) -> Iterator[tuple[str, Row]]:
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        table = csv.DictReader(lines)
-        try:
-            for row in table:
-                if None in row or None in row.values():
-                    raise BadRow(f"{str(file)!r}, line {table.line_num}: it has not as many fields as the first line.")
-                # An empty field is none.
-                yield f"{str(file)!r}, line {table.line_num}", {key: value for key, value in row.items() if value}
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{str(file)!r}, line {table.line_num + 1}: {error}.") from None
-
-
-def _asked(row: Row, place: str) -> RecordedQuestion:
-    question, name = _text(row, "question", place), _value(row, COLUMNS["id"])
-    reference, family = _value(row, COLUMNS["answer"]), _value(row, COLUMNS["family"])
-    references = reference if isinstance(reference, list | tuple) else [] if reference is None else [reference]
-    family = "" if family is None else str(family)
-    return RecordedQuestion(
-        question if name is None else str(name), family, question, tuple(map(str, references)), tokens(len(question))
-    )
-
-
-def _value(row: Row, names: Sequence[str]) -> Any:
-    return next((row[name] for name in names if row.get(name) is not None), None)
-
-
-def _text(row: Row, key: str, place: str) -> str:
-    names = COLUMNS.get(key, (key,))
-    value = _value(row, names)
-    if value is None:
-        raise BadRow(f"{place}: it has no {key!r}; the column is called {' or '.join(names)}.")
-    return text_of(str(value), key, place)
-
-
-def _number(row: Row, names: Sequence[str], place: str) -> float | None:
-    """Return a number >= 0, or None if there is no such column."""
-    value = _value(row, names)
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(value, bool) or not 0 <= number < math.inf:
-        raise BadRow(f"{place}: {names[0]!r} must be a number >= 0, not {str(value)[:40]!r}.")
-    return number
-
-
-def _right(value: Any, place: str) -> bool:
-    """Return whether a flag or a score from 0 to 1 says right: more than a half is."""
-    word = str(value).strip().lower()
-    if word in _TRUE or word in _FALSE:
-        return word in _TRUE
-    try:
-        score = float(word)
-    except ValueError:
-        score = math.nan
-    if not 0 <= score <= 1:
-        raise BadRow(f"{place}: 'correct' must be true, false or a score from 0 to 1, not {str(value)[:40]!r}.")
-    return score > 0.5
+    count = sum(map(len, answers.values()))
+    notes = [_title(file, count, len(questions), len(answers))]
+    return Recording.of_answers(list(questions.values()), answers, notes)

@@ -66,8 +66,7 @@ class Router:
         return _probability(fitted, words.transform([question + _ANSWER + answer]))
 
     def _rows(self, model: str) -> list[Any]:
-        rows = self._training.records[model]
-        return [rows[name] for name in self._training.questions]
+        return [self._training.answer(model, name) for name in self._training.questions]
 
     @cached_property
     def _words(self) -> Any:

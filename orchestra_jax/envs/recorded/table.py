@@ -5,6 +5,7 @@ no other question, so that no number of the other splits can be in what a menu s
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from functools import cached_property
 from statistics import fmean
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int, Shaped
 
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.answers import extract_answer, matches, parse_number
@@ -71,32 +72,104 @@ class RecordedAnswer:
         return read_answer(self.output)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Recording:
-    """A table of recorded answers.
+    """A table of recorded answers, column by column: every model has answered every question.
 
     Attributes:
-        questions: by id.
-        records: by model, then by question; a model need not have answered every question.
+        questions: by id; the first axis of the columns has their order.
+        models: names; the second axis has their order.
+        outputs, correct, prompt_tokens, completion_tokens: see `RecordedAnswer`.
+        cost_usd, seconds: likewise; nan: unknown.
+        notes: lines that tell what was read, what is estimated and what was left out.
     """
 
     questions: Mapping[str, RecordedQuestion]
-    records: Mapping[str, Mapping[str, RecordedAnswer]]
+    models: tuple[str, ...]
+    outputs: Shaped[np.ndarray, "Q M"]
+    correct: Bool[np.ndarray, "Q M"]
+    prompt_tokens: Int[np.ndarray, "Q M"]
+    completion_tokens: Int[np.ndarray, "Q M"]
+    cost_usd: Float[np.ndarray, "Q M"]
+    seconds: Float[np.ndarray, "Q M"]
+    notes: tuple[str, ...] = ()
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the models."""
-        return tuple(self.records)
+    @classmethod
+    def of_cells(
+        cls,
+        questions: Sequence[RecordedQuestion],
+        models: Sequence[str],
+        asked: Int[np.ndarray, " R"],
+        by: Int[np.ndarray, " R"],
+        cells: Mapping[str, Shaped[np.ndarray, " R"]],
+        notes: Sequence[str] = (),
+    ) -> "Recording":
+        """Make the table of the questions that every model has answered.
 
-    def of(self, ids: Iterable[str], models: Iterable[str] | None = None) -> "Recording":
-        """Return the table of these questions and models alone: nothing of the others can be read from it."""
-        questions = {name: self.questions[name] for name in ids}
-        kept = self.records if models is None else {model: self.records[model] for model in models}
-        records = {
-            model: {name: row for name in questions if (row := rows.get(name)) is not None}
-            for model, rows in kept.items()
+        Args:
+            asked, by: numbers of the question and the model of each answer, each pair once.
+            cells: the columns, with an entry for each answer.
+
+        Raises:
+            ValueError: no question is answered by every model.
+        """
+        complete = np.bincount(asked, minlength=len(questions)) == len(models)
+        if not complete.any():
+            counts = np.bincount(by, minlength=len(models))
+            raise ValueError(
+                f"No question of env.options.path is answered by every model: leave some models out ({len(models)} "
+                f"models; {models[int(counts.argmin())]} has answered {counts.min()} of {len(questions)} questions)."
+            )
+        kept, place = complete[asked], np.cumsum(complete) - 1
+        columns = {}
+        for name, column in cells.items():
+            columns[name] = np.empty((int(complete.sum()), len(models)), column.dtype)
+            columns[name][place[asked[kept]], by[kept]] = column[kept]
+        if lost := int((~complete).sum()):
+            notes = [*notes, f"  left out: {lost} questions that some model has not answered"]
+        found = {each.id: each for each, whole in zip(questions, complete, strict=True) if whole}
+        return cls(found, tuple(models), notes=tuple(notes), **columns)
+
+    @classmethod
+    def of_answers(
+        cls,
+        questions: Sequence[RecordedQuestion],
+        answers: Mapping[str, Mapping[str, RecordedAnswer]],
+        notes: Sequence[str] = (),
+    ) -> "Recording":
+        """Make the table of answers by model, then by question; raise ValueError as `of_cells` does."""
+        number = {each.id: n for n, each in enumerate(questions)}
+        placed = [(number[name], k, row) for k, rows in enumerate(answers.values()) for name, row in rows.items()]
+        asked, by, rows = zip(*placed, strict=True)
+        kinds = {"prompt_tokens": int, "completion_tokens": int, "cost_usd": float, "seconds": float, "correct": bool}
+        cells: dict[str, np.ndarray] = {
+            name: np.array([getattr(row, name) for row in rows], kind) for name, kind in kinds.items()
         }
-        return Recording(questions, records)
+        cells["outputs"] = np.array([row.output for row in rows], object)
+        return cls.of_cells(questions, tuple(answers), np.array(asked), np.array(by), cells, notes)
+
+    @cached_property
+    def _rows(self) -> Mapping[str, int]:
+        return {name: row for row, name in enumerate(self.questions)}
+
+    def answer(self, model: str, question: str) -> RecordedAnswer:
+        """Return the answer of a model to the question of an id."""
+        cell = self._rows[question], self.models.index(model)
+        cost, seconds = float(self.cost_usd[cell]), float(self.seconds[cell])
+        return RecordedAnswer(
+            str(self.outputs[cell]),
+            bool(self.correct[cell]),
+            int(self.prompt_tokens[cell]),
+            int(self.completion_tokens[cell]),
+            None if math.isnan(cost) else cost,
+            None if math.isnan(seconds) else seconds,
+        )
+
+    def of(self, ids: Iterable[str]) -> "Recording":
+        """Return the table of these questions alone: nothing of the others can be read from it."""
+        questions = {name: self.questions[name] for name in ids}
+        rows = np.array([self._rows[name] for name in questions], int)
+        return replace(self, questions=questions, **{name: getattr(self, name)[rows] for name in _COLUMNS})
 
     def split(self, seed: int, shares: Sequence[float] = (0.6, 0.2, 0.2)) -> dict[str, tuple[str, ...]]:
         """Return the ids of each of SPLITS, drawn within each family, so that every split has its share of each."""
@@ -112,25 +185,30 @@ class Recording:
                 found[split] += part
         return {split: tuple(names) for split, names in found.items()}
 
-    @cached_property
-    def correct(self) -> Bool[np.ndarray, "Q M"]:
-        """Table of right answers; an answer that was not recorded is wrong."""
-        return np.array(
-            [[name in rows and rows[name].correct for rows in self.records.values()] for name in self.questions]
-        )
-
     def cost(self, prices: PriceList) -> Float[np.ndarray, "Q M"]:
-        """Return the dollars of each call; infinite where none was recorded.
+        """Return the dollars of each call.
 
         Raises:
             MissingPrice: neither the list nor the record has a price.
         """
         return np.array(
-            [
-                [dollars(model, rows[name], prices) if name in rows else np.inf for model, rows in self.records.items()]
-                for name in self.questions
-            ]
+            [[dollars(model, self.answer(model, name), prices) for model in self.models] for name in self.questions]
         )
+
+    def missing_cost(self, prices: PriceList, models: Iterable[str]) -> str | None:
+        """Return a sentence on the first model with calls that neither the list nor the table prices; None: nothing."""
+        for model in models:
+            unknown = int(np.isnan(self.cost_usd[:, self.models.index(model)]).sum())
+            if unknown and model not in prices.entries:
+                return (
+                    f"The column 'cost' is empty or missing for {unknown} of {len(self.questions)} answers of {model}, "
+                    f"which the price list {prices.id} does not have: fill in the dollars of each call, or add the "
+                    "model to a list of conf/pricing and name it as pricing.name."
+                )
+        return None
+
+
+_COLUMNS = ("outputs", "correct", "prompt_tokens", "completion_tokens", "cost_usd", "seconds")
 
 
 def dollars(model: str, record: RecordedAnswer, prices: PriceList) -> float:
@@ -225,33 +303,38 @@ def evidence_of(training: Recording) -> dict[str, Evidence]:
     Args:
         training: the questions of the training split alone, each answered by every model.
     """
-    families: dict[str, list[str]] = {}
-    for name, asked in sorted(training.questions.items()):
-        families.setdefault(asked.family, []).append(name)
+    families: dict[str, list[int]] = {}
+    for row, (_, asked) in sorted(enumerate(training.questions.items()), key=lambda pair: pair[1][0]):
+        families.setdefault(asked.family, []).append(row)
     found = {}
-    for model, rows in training.records.items():
-        costs = [row.cost_usd for row in rows.values() if row.cost_usd is not None]
+    for column, model in enumerate(training.models):
+        right, costs = training.correct[:, column], training.cost_usd[:, column]
+        known = costs[~np.isnan(costs)]
         found[model] = Evidence(
-            fmean(row.correct for row in rows.values()),
-            {family: fmean(rows[name].correct for name in names) for family, names in sorted(families.items())},
-            fmean(row.prompt_tokens for row in rows.values()),
-            fmean(row.completion_tokens for row in rows.values()),
-            fmean(costs) if costs else None,
+            fmean(right.tolist()),
+            {family: fmean(right[rows].tolist()) for family, rows in sorted(families.items())},
+            fmean(training.prompt_tokens[:, column].tolist()),
+            fmean(training.completion_tokens[:, column].tolist()),
+            fmean(known.tolist()) if len(known) else None,
         )
     return found
 
 
+def seconds_per_token(model: str, prices: PriceList) -> float:
+    """Return the seconds per output token that the list states for a model."""
+    return prices.latencies.get(model, {}).get(_TOKEN, _SECONDS_PER_TOKEN)
+
+
 def call_seconds(model: str, record: RecordedAnswer, prices: PriceList) -> float:
     """Return the seconds of a call: as recorded, else its tokens at the speed that the list states."""
-    if record.seconds is not None:
-        return record.seconds
-    return record.completion_tokens * prices.latencies.get(model, {}).get(_TOKEN, _SECONDS_PER_TOKEN)
+    return record.completion_tokens * seconds_per_token(model, prices) if record.seconds is None else record.seconds
 
 
 def with_latencies(prices: PriceList, training: Recording) -> PriceList:
     """Return the list with the mean seconds of each model's calls on the training split, as its menus show them."""
-    found = {
-        model: {"answer": fmean(call_seconds(model, row, prices) for row in rows.values())}
-        for model, rows in training.records.items()
-    }
+    found = {}
+    for column, model in enumerate(training.models):
+        known, counts = training.seconds[:, column], training.completion_tokens[:, column]
+        taken = np.where(np.isnan(known), counts * seconds_per_token(model, prices), known)
+        found[model] = {"answer": fmean(taken.tolist())}
     return replace(prices, latencies={**prices.latencies, **found})

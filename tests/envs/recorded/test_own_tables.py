@@ -1,0 +1,230 @@
+"""Tables that others made: one schema refuses what would score or cost wrongly, and tells what it estimates."""
+
+import csv
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config.schema import ConfigError, EnvConfig, RunConfig
+from orchestra_jax.envs.recorded.environment import EVAL, TRAIN, RecordedEnvironment, unseen_recorded
+from orchestra_jax.envs.recorded.readers import read_recording
+from orchestra_jax.money.prices import MissingPrice, Price, PriceList
+from tests.envs.recorded.made import HOUSE, MODELS, QUESTIONS, STRONG, config, made_rows
+
+pytest.importorskip("pyarrow", reason="pip install 'orchestra-jax[data]'")
+OWN = {name: f"house-{number}" for number, name in enumerate(MODELS)}
+Row = dict[str, object]
+
+
+def own_rows() -> list[Row]:
+    """The made rows with models that no price list has, and no code in the questions."""
+    return [
+        {
+            **row, "model": OWN[row["model"]], "question": f"Say {row['answer']}.", "cost": 0.001, "latency": 2.0,
+        }
+        for row in made_rows()
+    ]  # fmt: skip
+
+
+def write(file: Path, rows: Iterable[Row], header: list[str] | None = None) -> Path:
+    """Write rows as the suffix says; `header` are other names for the columns of a file with separators."""
+    rows = list(rows)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if file.suffix == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows]), file)
+    elif file.suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif file.suffix == ".json":
+        file.write_text(json.dumps(rows))
+    else:
+        with file.open("w", newline="") as out:
+            table = csv.writer(out, delimiter="\t" if file.suffix == ".tsv" else ",")
+            table.writerow(header or names)
+            table.writerows([row.get(name) for name in names] for row in rows)
+    return file
+
+
+def renamed(rows: Iterable[Row], **names: str) -> list[Row]:
+    return [{names.get(name, name): value for name, value in row.items()} for row in rows]
+
+
+def world(file: Path, **options: object) -> RecordedEnvironment:
+    """The environment of a table without any option but its path."""
+    cfg: RunConfig = config(str(file))
+    return RecordedEnvironment(replace(cfg, env=EnvConfig(name="recorded", options={"path": str(file), **options})))
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "json", "jsonl", "parquet"])
+def test_every_form_is_read_to_the_same(tmp_path: Path, suffix: str):
+    rows = [row | {"output": f'{row["output"]}\nin two lines, "quoted"'} for row in own_rows()]
+    one, other = read_recording(write(tmp_path / "t.csv", rows)), read_recording(write(tmp_path / f"t.{suffix}", rows))
+    assert (list(one.questions.items()), one.models) == (list(other.questions.items()), other.models)
+    for name in ("outputs", "correct", "prompt_tokens", "completion_tokens", "cost_usd", "seconds"):
+        assert getattr(one, name).tolist() == getattr(other, name).tolist()
+    assert one.outputs[0, 0].endswith('}\nin two lines, "quoted"')
+
+
+def test_empty_texts_are_empty_and_no_word(tmp_path: Path):
+    for suffix in ("csv", "jsonl", "parquet"):
+        rows = own_rows()
+        rows[2]["output"] = "" if suffix != "parquet" else None
+        found = read_recording(write(tmp_path / f"t.{suffix}", rows))
+        assert found.answer(OWN[MODELS[2]], "q0").output == ""
+
+
+@pytest.mark.parametrize("column", ["question", "model", "output", "correct"])
+def test_a_needed_column_with_another_name_is_refused_by_name(tmp_path: Path, column: str):
+    file = write(tmp_path / "t.csv", renamed(own_rows(), **{column: "renamed"}))
+    with pytest.raises(
+        ConfigError, match=rf"has no column '{column}': rename the one that holds it .*; here are .*'renamed'"
+    ):
+        world(file)
+
+
+def test_a_column_that_is_there_twice_or_under_two_names_is_refused(tmp_path: Path):
+    rows = [row | {"second": row["output"]} for row in own_rows()]
+    names = list(rows[0])
+    twice = write(tmp_path / "a.csv", rows, [*names[:-1], "output"])
+    with pytest.raises(ConfigError, match="has the column 'output' twice: remove one"):
+        world(twice)
+    both = write(tmp_path / "b.csv", rows, [*names[:-1], "response"])
+    with pytest.raises(ConfigError, match="two columns that mean 'output', 'output' and 'response': remove one"):
+        world(both)
+
+
+def test_costs_that_nobody_knows_are_refused_and_never_free(tmp_path: Path):
+    cases: dict[str, tuple[Callable[[int, Row], Row], int]] = {
+        "renamed": (lambda number, row: renamed([row], cost="dollars")[0], QUESTIONS),
+        "empty": (lambda number, row: row | {"cost": None}, QUESTIONS),
+        "some": (lambda number, row: row | ({"cost": ""} if number < 3 * len(MODELS) else {}), 3),
+    }
+    for name, (change, count) in cases.items():
+        rows = [change(number, row) for number, row in enumerate(own_rows())]
+        with pytest.raises(
+            ConfigError, match=f"empty or missing for {count} of {QUESTIONS} answers of house-0, which the price list"
+        ):
+            world(write(tmp_path / f"{name}.csv", rows))
+    found = read_recording(write(tmp_path / "t.csv", [row | {"cost": None} for row in own_rows()]))
+    with pytest.raises(MissingPrice):
+        found.cost(PriceList("none", "2026", "", {}))
+    known = PriceList("all", "2026", "", {model: Price(output=1.0) for model in found.models})
+    assert found.missing_cost(known, found.models) is None
+
+
+@pytest.mark.parametrize("column", ["question", "answer", "family"])
+def test_an_id_of_two_questions_is_refused_with_both_rows(tmp_path: Path, column: str):
+    rows = own_rows()
+    rows[6][column] = "another"
+    with pytest.raises(ConfigError, match=rf"line 8: the id 'q1' has another {column} than in .*line 6: give each"):
+        world(write(tmp_path / "t.csv", rows))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("cost", "1e308", "'cost' must be a number >= 0 and at most 100000, not '1e308'"),
+        ("latency", "1e308", "'latency' must be a number >= 0 and at most 1000000, not '1e308'"),
+        ("latency", "nan", "'latency' must be a number"),
+        ("tokens", "1e300", "'tokens' must be a number"),
+        ("correct", "", "it has no 'correct'"),
+        ("id", "", "it has no 'id'"),
+        ("correct", "2", "'correct' must be true, false or a score from 0 to 1, not '2'"),
+    ],
+)
+def test_a_value_out_of_range_is_one_sentence_with_its_line(tmp_path: Path, column: str, value: str, said: str):
+    rows = own_rows()
+    rows[5][column] = value
+    for file in (write(tmp_path / "t.csv", rows), write(tmp_path / "t.tsv", rows)):
+        with pytest.raises(ConfigError, match=f"line 7: {said}"):
+            world(file)
+    with pytest.raises(ConfigError, match=f"line 6: {said}"):
+        world(write(tmp_path / "t.jsonl", rows))
+
+
+def test_the_start_tells_what_was_read_and_how_many_rows_are_estimated(tmp_path: Path, capsys):
+    rows = [row | {"note": "x"} for row in renamed(own_rows(), output="response", prompt_tokens="asked")]
+    for row in rows[:12]:
+        row["latency"] = None
+    rows[3]["response"] = ""
+    world(write(tmp_path / "log.csv", rows))
+    count = len(rows)
+    assert capsys.readouterr().out.splitlines() == [
+        f"Recorded answers of log.csv: {count} answers of 4 models to {QUESTIONS} questions.",
+        "  read: question, model, output (here response), correct, id, family, answer, tokens, cost, latency",
+        "  not read: asked, note",
+        f"  estimated: prompt_tokens in {count} of {count} rows (3.6 characters count as one)",
+        f"  estimated: latency in 12 of {count} rows (tokens at the price list's speed, or 60 a second)",
+        f"  empty output: 1 of {count} rows; an empty answer is what the model says",
+        "  cost: as recorded for 4 models that the price list recorded-2024 does not have",
+    ]
+    listed = [row | {"cost": 0.5} if row["model"] == HOUSE else row for row in made_rows()[:-1]]
+    world(write(tmp_path / "listed.jsonl", listed))
+    said = capsys.readouterr().out
+    assert "  left out: 1 questions that some model has not answered\n" in said
+    assert f"  cost: by the price list recorded-2024 for {STRONG}, " in said
+    assert "; as recorded for 1 models that the price list recorded-2024 does not have" in said
+
+
+def test_a_table_of_ones_own_needs_no_option_but_its_path(tmp_path: Path):
+    environment = world(write(tmp_path / "log.csv", own_rows()))
+    assert set(environment.offers) == {TRAIN, EVAL}
+    (task, *_) = environment.held_out(9)
+    assert set(task.extra["instance"]["tools"].values()) == {f"generalist/{name}" for name in OWN.values()}
+    assert unseen_recorded(environment, config(str(tmp_path))) == {}
+    with_code = world(write(tmp_path / "code.csv", [row | {"cost": 0.001} for row in made_rows()]))
+    assert "python" in with_code.held_out(9)[0].extra["instance"]["tools"].values()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("python", "'python' is called as the sandbox on menus: rename it in the table"),
+        ("orchestrator", "'orchestrator' is called as the policy on menus"),
+        ("house 1", "called as the model 'house[ -]1' on menus"),
+    ],
+)
+def test_a_recorded_model_has_a_name_of_its_own(tmp_path: Path, model: str, said: str):
+    rows = [row | {"model": model} if row["model"] == OWN[STRONG] else row for row in own_rows()]
+    with pytest.raises(ConfigError, match=said):
+        world(write(tmp_path / "t.csv", rows))
+
+
+def test_answers_that_never_equal_their_reference_are_refused_and_some_are_told(tmp_path: Path, capsys):
+    rows = own_rows()
+    with pytest.raises(
+        ConfigError, match=r"No answer of env\.options\.path that is marked as correct equals its refer"
+    ):
+        world(write(tmp_path / "t.csv", [row | {"output": "see the log"} for row in rows]))
+    right = [row for row in rows if row["correct"]]
+    right[0]["output"] = "see the log"
+    world(write(tmp_path / "t.csv", rows))
+    told = f"  1 of {len(right)} answers that are marked as correct count as wrong here, such as 'see the log' for '"
+    assert (told in capsys.readouterr().out) is (len(right) <= 100)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"question,model,output,correct\n", "has no rows"),
+        (b"question,model,output,correct\na,b\n", "cannot be read: CSV parse error"),
+        (b"question,model,output,correct\n\xff,b,c,1\n", "cannot be read: "),
+        (b"", "has no column 'question'"),
+    ],
+)
+def test_what_is_no_table_is_one_sentence(tmp_path: Path, content: bytes, said: str):
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        world(tmp_path / "t.csv")
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = write(tmp_path / "t.csv", own_rows())
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"Reading 't.csv' needs pyarrow: pip install 'orchestra-jax\[data\]'"):
+        world(file)
