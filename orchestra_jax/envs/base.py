@@ -13,7 +13,7 @@ from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.executor import ToolExecutor
-from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec, Usage, UserTurn
+from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec, Usage
 
 if TYPE_CHECKING:  # importing transformers takes two seconds
     from transformers import PreTrainedTokenizerFast
@@ -30,7 +30,6 @@ class Score:
     """The verdict on a trajectory.
 
     Attributes:
-        solved: whether the task is solved.
         usage: ledger rows of the judge that was asked.
         criteria: for reports, name -> what is wrong in a sentence, "" where the criterion holds.
     """
@@ -44,19 +43,17 @@ class Score:
 class Episode(Protocol):
     """One rollout of one task; it holds the environment's state between calls.
 
-    Attributes:
-        messages: initial chat messages, an optional system message and the user's with the preference appended.
-        tools: the menu of this instance, in the order shown.
+    It may also have `prices`, the price list of this instance, which holds for the policy's tokens too.
     """
 
     @property
     def messages(self) -> list[Message]:
-        """First messages of the chat."""
+        """Initial chat messages: an optional system message and the user's with the preference appended."""
         ...
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """The menu, in the order shown."""
+        """The menu of this instance, in the order shown."""
         ...
 
     async def step(self, call: ToolCall) -> ToolResult:
@@ -72,41 +69,6 @@ class Episode(Protocol):
 
     async def score(self, answer: str) -> "bool | Score":
         """Return r_outcome of Eq. 1: whether the final answer (and the environment's state) solves the task."""
-        ...
-
-
-@runtime_checkable
-class PricedEpisode(Episode, Protocol):
-    """An `Episode` with a price list of its own.
-
-    Attributes:
-        prices: price list of this instance, which holds for the policy's tokens too; None: the run's holds.
-    """
-
-    @property
-    def prices(self) -> PriceList | None: ...
-
-
-@runtime_checkable
-class Conversation(Episode, Protocol):
-    """An `Episode` with a user who answers. `rollout.episode` has the rules.
-
-    Its `tools` may grow while the user speaks. The words then tell of the new tools, because a prompt in tokens stays
-    as it is; the task's own `tools` name all of them from the beginning.
-    """
-
-    async def respond(self, text: str) -> UserTurn | None:
-        """Return what the user says to a turn without calls; None: nothing more, the turn was the answer.
-
-        A call that raised InfrastructureError, or was cancelled because it was overdue, is repeated with the same text:
-        it must not have changed the episode.
-
-        Args:
-            text: the policy's words without its thinking, never empty.
-
-        Raises:
-            InfrastructureError: the user failed; the sample is invalid.
-        """
         ...
 
 
@@ -174,8 +136,6 @@ class Baseline:
     """A script as a policy.
 
     Attributes:
-        name: name for reports.
-        script: the script.
         silent: nobody speaks its words: they are no tokens and cost nothing, only its calls do.
     """
 

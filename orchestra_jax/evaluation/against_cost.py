@@ -3,8 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,25 +20,18 @@ BLUE, ORANGE = "#0072b2", "#d55e00"
 WIDE, CROWD = 30.0, 15  # dearest to cheapest from which on costs are on a logarithmic axis; marks of a large picture
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A policy or script in the picture.
+class Mark(NamedTuple):
+    """A policy or script in the picture."""
 
-    Attributes:
-        x: cents a question.
-        y: accuracy in %.
-        interval: of the accuracy in %, drawn if it is given.
-    """
-
-    x: float
-    y: float
+    x: float  # cents a question
+    y: float  # accuracy in %
     label: str
     colour: str
     marker: str = "o"
     bold: bool = False
     hollow: bool = False
     faint: bool = False
-    interval: Interval | None = None
+    interval: Interval | None = None  # of the accuracy in %
 
 
 def _marks(summary: Mapping[str, Any]) -> Iterator[Mark]:
@@ -87,12 +79,9 @@ def draw_marks(
     front: Sequence[tuple[float, float]] = (),
     log: bool = False,
 ) -> Figure:
-    """Draw marks with their labels.
+    """Draw at least one mark, with labels and a headline of two lines.
 
     Args:
-        marks: the policies and scripts, at least one.
-        title: the headline.
-        detail: its second line.
         arrow: from one mark to another.
         front: cents and accuracy of the corners of a dotted step line.
         log: costs are on a logarithmic axis.
@@ -108,13 +97,13 @@ def draw_marks(
     for mark in marks:
         if mark.interval:
             axes.vlines(mark.x, *mark.interval, color=mark.colour, linewidth=1.2, alpha=0.5, zorder=1)
+        size, order = 110 if mark.bold else 24 if mark.faint else 52, 3 + mark.bold + mark.hollow / 2
         look: dict[str, Any] = {
             "edgecolor": mark.colour,
             "color": "white" if mark.hollow else mark.colour,
             "linewidth": 1.6,
         }
-        size = 110 if mark.bold else 24 if mark.faint else 52
-        axes.scatter(mark.x, mark.y, s=size, marker=mark.marker, zorder=3 + mark.bold + mark.hollow / 2, **look)
+        axes.scatter(mark.x, mark.y, s=size, marker=mark.marker, zorder=order, **look)
     costs, ends = [mark.x for mark in marks], [end for m in marks for end in (m.y, *(m.interval or ()))]
     margin = max(4.0, 0.14 * (max(ends) - min(ends)))
     if log:

@@ -33,10 +33,7 @@ def is_model(tool: str) -> bool:
 def called_tool(name: str, arguments: Mapping[str, Any], keys: Mapping[str, str]) -> str:
     """Return the tool that a call is for: behind an alias of the menu, or the model that an argument names.
 
-    Args:
-        name: the called name.
-        arguments: of the call.
-        keys: the tool behind every name of the menu; empty where names are tools.
+    `keys` has the tool behind every name of the menu; it is empty where names are tools.
     """
     return keys.get(str(arguments.get("model")), keys.get(name, name))
 
@@ -49,16 +46,19 @@ def called_tools(trajectory: Trajectory) -> list[str]:
 
 def offered_models(task: Task) -> dict[str, dict[str, float]]:
     """Return the models on a task's menu with their prices; an unknown price is left out."""
-    instance = task.extra.get("instance", {})
-    specs = {spec.name: spec for spec in task.tools}
+    output_usd = task.extra.get("instance", {}).get(OUTPUT_USD, {})
+    call_usd = {spec.name: spec.price_usd for spec in task.tools}
     found: dict[str, dict[str, float]] = {}
-    for name, key in (instance.get("tools") or dict(zip(specs, specs, strict=True))).items():
-        if not is_model(key):
-            continue
-        call = specs[name].price_usd if name in specs else None
-        prices = {OUTPUT_USD: instance.get(OUTPUT_USD, {}).get(key), CALL_USD: call}
-        found[key] = {unit: usd for unit, usd in prices.items() if usd is not None}
+    for name, key in _menu(task).items():
+        if is_model(key):
+            prices = {OUTPUT_USD: output_usd.get(key), CALL_USD: call_usd.get(name)}
+            found[key] = {unit: usd for unit, usd in prices.items() if usd is not None}
     return found
+
+
+def _menu(task: Task) -> Mapping[str, str]:
+    """Return the tool behind every name of the menu."""
+    return task.extra.get("instance", {}).get("tools") or {spec.name: spec.name for spec in task.tools}
 
 
 def strongest_models(offered: ModelPrices) -> set[str]:
@@ -71,19 +71,12 @@ def strongest_models(offered: ModelPrices) -> set[str]:
 
 @dataclass(frozen=True)
 class ModelCalls:
-    """Counts of calls of models.
-
-    Attributes:
-        count: all of them.
-        ranked: those on a menu whose strongest model is known.
-        strongest: those to the strongest model.
-        own: those to the policy's own kind (`model_family`); None if the policy's model is not known.
-    """
+    """Counts of calls of models."""
 
     count: int
-    ranked: int
-    strongest: int
-    own: int | None
+    ranked: int  # on a menu whose strongest model is known
+    strongest: int  # to the strongest model
+    own: int | None  # to the policy's own kind (`model_family`); None if the policy's model is not known
 
 
 def count_model_calls(called: Sequence[str], offered: ModelPrices, policy_model: str | None) -> ModelCalls:
@@ -168,10 +161,7 @@ def tool_entropy(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """
     runs = counted(trajectories)
     called = Counter(name for t in runs for name in called_tools(t) if name != ANSWER_TOOL.name)
-    menus = [
-        t.task.extra.get("instance", {}).get("tools") or {spec.name: spec.name for spec in t.task.tools} for t in runs
-    ]
-    offered = {name for menu in menus for name in menu.values()} - {ANSWER_TOOL.name}
+    offered = {name for t in runs for name in _menu(t.task).values()} - {ANSWER_TOOL.name}
     if not called:
         return {}
     bits = sum(count / called.total() * math.log2(called.total() / count) for count in called.values())

@@ -1,4 +1,4 @@
-"""Figures of a summary (`evaluation.terminal` describes it), and how they are read and written."""
+"""Figures of a summary (docs/metrics.md describes it), and how they are read and written."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Confidence intervals, all at 95 %: Wilson's and bootstrap over questions, Student's over seeds.
+"""Confidence intervals over questions, all at 95 %: Wilson's and bootstrap; `results.seeds` has Student's over seeds.
 
 They are written out, as importing scipy.stats takes longer than a short evaluation.
 """
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
-from scipy import special
 
 CONFIDENCE = 0.95
 _Z = 1.959963984540054  # the normal distribution's quantile at (1 + CONFIDENCE) / 2
@@ -41,7 +40,6 @@ def bootstrap(values: Values, resamples: int = RESAMPLES, weights: Values | None
 
     Args:
         values: one for each question, which are independent of each other: the mean of its samples.
-        resamples: the number of resamples.
         weights: the number of samples of each question, where it differs.
     """
     found = np.asarray(values, np.float64)
@@ -56,12 +54,3 @@ def bootstrap(values: Values, resamples: int = RESAMPLES, weights: Values | None
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
     return float(low), float(high)
-
-
-def student(values: Values) -> Interval | None:
-    """Return Student's interval of a mean over seeds, or None if there are fewer than two values."""
-    found = np.asarray(values, np.float64)
-    if len(found) < 2:
-        return None
-    half = special.stdtrit(len(found) - 1, (1 + CONFIDENCE) / 2) * found.std(ddof=1) / math.sqrt(len(found))
-    return float(found.mean() - half), float(found.mean() + half)

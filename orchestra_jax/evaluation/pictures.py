@@ -1,13 +1,12 @@
 """The pictures of a finished run: learning curves, tool shares, and accuracy against cost.
 
-`evaluation.terminal` describes a summary. Titles state what is seen, computed from the data.
+Titles state what is seen, computed from the data.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -25,16 +24,10 @@ MIN_LABELLED_SHARE = 0.07
 
 
 def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], directory: Path) -> list[Path]:
-    """Draw learning_curves.png, tool_shares.png and accuracy_cost.png; a picture without data is left out.
+    """Draw learning_curves.png, tool_shares.png and accuracy_cost.png, and return the files.
 
-    Args:
-        summary: of a finished run.
-        metrics: rows of metrics.jsonl: "step" with any of the metrics of the curves. Rows without them, such as those
-            of the warm start, are left out.
-        directory: made if missing.
-
-    Returns:
-        The files written.
+    A picture without data is left out, and so are rows of metrics.jsonl without the curves' metrics, such as those of
+    the warm start.
     """
     directory.mkdir(parents=True, exist_ok=True)
     pictures = {
@@ -42,19 +35,13 @@ def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], dir
         "tool_shares.png": _tool_shares(summary),
         "accuracy_cost.png": accuracy_cost(summary),
     }
-    written = []
-    for name, picture in pictures.items():
-        if picture is not None:
-            picture.savefig(directory / name, dpi=DPI, facecolor="white")
-            written.append(directory / name)
-    return written
+    drawn = {directory / name: picture for name, picture in pictures.items() if picture is not None}
+    for file, picture in drawn.items():
+        picture.savefig(file, dpi=DPI, facecolor="white")
+    return list(drawn)
 
 
-# --- learning curves -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Curve:
+class _Curve(NamedTuple):
     """A panel: the metric's name, factor and unit as shown, colour, and its axis' label if that is not the unit."""
 
     metric: str
@@ -123,8 +110,6 @@ def _movement(curve: _Curve, line: Float[np.ndarray, " N"], noise: float) -> str
         return f"{curve.label} stays near {last}{curve.unit}"
     return f"{curve.label} {'rises' if line[-1] > line[0] else 'falls'} from {first} to {last}{curve.unit}"
 
-
-# --- tool shares -----------------------------------------------------------------------------------------------------
 
 _FAMILY_ORDER = ("arith", "lookup", "easy", "hard")
 

@@ -1,22 +1,7 @@
 """Tables in the terminal: what a finished run learned, and the figures of an evaluation.
 
-A summary is a JSON-able mapping. `after` or `benchmarks` is needed; other missing entries are left out.
-
-    name, seed, steps, seconds   of the run; seconds in total
-    before, after                figures (below), with tool_shares {family: {tool: share}} and greedy (figures at
-                                 temperature 0) beside them; family "all" covers every question
-    baselines                    figures by script
-    preference_swap              {"before" | "after": {kind: figures and local_share}}: the same questions under each
-                                 kind of preference
-    benchmarks                   {name: {"before" | "after": figures}} of the other benchmarks; one with parts has
-                                 {part: figures} instead
-
-Figures: accuracy, valid_rate and utility in [0, 1]; cost and cost_per_correct in dollars; latency in seconds; calls;
-failed and counted, the numbers of questions that are in no other figure and in all of them. With a judge: exact_match,
-judged and judge_disagrees in [0, 1]. With several samples of a question: `pass^k` and `pass@k`, {k: share}. With caps
-of turns: `turn_caps`, {turns: figures}. With models on the menu: model_calls, strongest_share and own_share; with calls
-`several` (both in `calls`). `intervals`, at 95 %: {figure: {"wilson" | "bootstrap": [low, high]}}.
-An unknown figure is null: a cost per correct answer where nothing was solved, every mean where everything failed.
+docs/metrics.md describes a summary, a JSON-able mapping: `after` or `benchmarks` is needed, other missing entries are
+left out, and an unknown figure is null.
 """
 
 import math
@@ -59,12 +44,7 @@ _RATIOS = (
 
 
 def print_summary(summary: Mapping[str, Any], console: Console | None = None, *, directory: Path | None = None) -> None:
-    """Print what the run learned.
-
-    Args:
-        summary: see the module; a missing figure is shown as a dash.
-        console: standard output if None.
-        directory: where the pictures and summary.json are; `outputs/<name>` if None.
+    """Print what the run learned; the pictures and summary.json are in `directory`, or else in `outputs/<name>`.
 
     Raises:
         ValueError: the summary has neither `after` nor `benchmarks`.

@@ -7,8 +7,7 @@ from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.engines.sglang.gpus import server_problems
 from orchestra_jax.processes import Processes
-from orchestra_jax.rollout.sharing import process_problems
-from orchestra_jax.rollout.source import groups_of_process
+from orchestra_jax.rollout.sharing import groups_of_process, process_problems
 
 
 @dataclass(frozen=True)

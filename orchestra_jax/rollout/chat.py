@@ -8,44 +8,29 @@ so no control token is written here. In `history: keep` a sequence only grows: s
 that it stays readable and can neither end a turn nor open a tool call. System text is ours and is left alone; assistant
 text keeps the tags (thinking, tool calls, tool responses), its protocol, and loses every other control string.
 
-**Tools.** A template that leaves tools out, as SmolLM2's does, gets one in front of it that writes them and the form of
-a call into the system message; the tokenizer that a run saves keeps it, so that other programs render as we do.
+**Tools.** A template that leaves tools out, as SmolLM2's does, gets one in front of it (`menu_template`).
 
 `parsing` reads calls and answers from the sampled text.
 """
 
-import copy
-import itertools
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestra_jax.config.choices import History
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.envs.registry import environment_class
-from orchestra_jax.io.shipped import CONF
-from orchestra_jax.models import tokenizer as tokenizers
-from orchestra_jax.rollout.parsing import CLOSE, END_THINK, OPEN, THINK
+from orchestra_jax.rollout.parsing import CLOSE, END_THINK, OPEN, THINK, ParseError, parse_tool_calls
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import ToolSpec
 
 if TYPE_CHECKING:  # importing transformers takes two seconds
     from transformers import PreTrainedTokenizerFast
 
+__all__ = ["ChatFormat", "ParseError", "make_chat", "parse_tool_calls"]  # one place to import the chat format from
+
 _PROTOCOL = frozenset((OPEN, CLOSE, THINK, END_THINK, "<tool_response>", "</tool_response>"))
 _USER, _ASSISTANT, _FIRST, _SECOND = (f"sentinel{letter}" for letter in "abcd")
-# Goes before a template that knows nothing of tools; what it sets, the template reads.
-_MENU = (
-    "{%- if tools %}{%- set menu %}You may call these tools, one a line:\n"
-    "{% for tool in tools %}{{ (tool.function if tool.function is defined else tool) | tojson }}\n{% endfor %}"
-    "To call one, write\n<tool_call>\n"
-    """{"name": "the tool's name", "arguments": {"an argument's name": "its value"}}\n</tool_call>\n"""
-    "{% endset %}{%- set menu = menu | trim %}"
-    "{%- if messages[0]['role'] == 'system' %}"
-    "{%- set messages = [{'role': 'system', 'content': messages[0]['content'] + '\n\n' + menu}] + messages[1:] %}"
-    "{%- else %}{%- set messages = [{'role': 'system', 'content': menu}] + messages %}{%- endif %}{%- endif -%}\n"
-)
 
 
 class ChatFormat:
@@ -85,7 +70,11 @@ class ChatFormat:
             raise ValueError("The tokenizer has no chat template; use the tokenizer of a chat model.")
         if history not in list(History):
             raise ValueError(f"history must be one of {', '.join(History)}, not {history!r}.")
-        self.tokenizer = _showing_tools(tokenizer)
+        if not _shows_tools(tokenizer):
+            from orchestra_jax.rollout.menu_template import with_menu
+
+            tokenizer = with_menu(tokenizer)
+        self.tokenizer = tokenizer
         self.history = History(history)
         self._compact_menu = compact_menu
         self._options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
@@ -98,7 +87,7 @@ class ChatFormat:
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> str:
         """Return the conversation as text up to where the policy speaks next, untrusted text neutralised."""
         text: str = self.tokenizer.apply_chat_template(
-            [{**message, "content": self._safe(message)} for message in messages],
+            [{**message, "content": self.safe_content(message)} for message in messages],
             tools=[self._tool(spec) for spec in tools] or None,
             add_generation_prompt=True,
             tokenize=False,
@@ -127,8 +116,7 @@ class ChatFormat:
     ) -> tuple[tuple[int, ...], bool]:
         """Return what to feed before the next sample: `(suffix, True)` to append, `(whole prompt, False)` to fork.
 
-        "keep" always appends. The others append if the re-rendered conversation starts with `old_ids`, or if
-        only its tokenization differs (the policy may sample another split of the same text): then the sampled ids stay.
+        "keep" always appends; the others are in `rendering`.
 
         Args:
             old_ids: ids of the sequence so far, the last sampled turn and its stop id included.
@@ -138,44 +126,17 @@ class ChatFormat:
         Raises:
             ValueError: with "keep", if the new messages are neither tool results nor one user message.
         """
-        if self.history is History.keep:
-            last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
-            new = messages[last + 1 :]
-            if new and all(message["role"] == "tool" for message in new):
-                return self.observation_ids([message["content"] for message in new]), True
-            if [message["role"] for message in new] == ["user"]:
-                return self.user_ids(new[0]["content"]), True
-            raise ValueError("After an assistant turn, history 'keep' takes tool results or one user message.")
-        if self.history is History.drop_thinking:
-            messages = [_without_thinking(message) for message in messages]
-        new_ids = self.prompt_ids(messages, tools)
-        if new_ids[: len(old_ids)] == tuple(old_ids):
-            return new_ids[len(old_ids) :], True
-        if old_ids and old_ids[-1] == self.stop_ids[0]:
-            old_text, new_text = self._decode(old_ids), self._decode(new_ids)
-            if new_text.startswith(old_text):
-                return self.encode(new_text[len(old_text) :]), True
-        return new_ids, False
-
-    def conversation_ids(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()
-    ) -> tuple[int, ...]:
-        """Return the ids of a whole conversation of another program, as if the policy had taken every turn itself.
-
-        With "keep" an order of messages that no episode has, such as two of the user's in a row, is rendered as the
-        template does.
-        """
         if self.history is not History.keep:
-            return self.next_prompt((), messages, tools)[0]
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        ids = self.prompt_ids(messages[: turns[0]] if turns else messages, tools)
-        for start, end in itertools.pairwise([*turns, len(messages)]):
-            roles = [message["role"] for message in messages[start + 1 : end]]
-            if roles != ["user"] and set(roles) != {"tool"}:
-                return self.prompt_ids(messages, tools)
-            said = self.encode(self._safe(messages[start]))
-            ids += (*said, self.stop_ids[0], *self.next_prompt((), messages[start:end])[0])
-        return ids
+            from orchestra_jax.rollout.rendering import rendered_prompt
+
+            return rendered_prompt(self, old_ids, messages, tools)
+        last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+        new = messages[last + 1 :]
+        if new and all(message["role"] == "tool" for message in new):
+            return self.observation_ids([message["content"] for message in new]), True
+        if [message["role"] for message in new] == ["user"]:
+            return self.user_ids(new[0]["content"]), True
+        raise ValueError("After an assistant turn, history 'keep' takes tool results or one user message.")
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of rendered text; control strings in it become control tokens."""
@@ -183,17 +144,19 @@ class ChatFormat:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of sampled ids without the stop id at their end, other control tokens spelled out."""
-        return self._decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
+        return self.spelled(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
 
     def neutralise(self, text: str) -> str:
         """Return the text with a space after the first character of every control string of the tokenizer."""
         return self._control.sub(_split, text)
 
-    def _decode(self, ids: Sequence[int]) -> str:
+    def spelled(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, control tokens spelled out."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def _safe(self, message: Mapping[str, Any]) -> str:
+    def safe_content(self, message: Mapping[str, Any]) -> str:
+        """Return a message's text without the control strings that its role may not write."""
         role, content = message["role"], message["content"]
         if not isinstance(content, str):
             raise ValueError(f"The content of a {role} message must be text, not {type(content).__name__}.")
@@ -236,29 +199,16 @@ class ChatFormat:
         self.stop_ids: tuple[int, ...] = tuple(index for index in ids if index is not None)
 
 
-def _showing_tools(tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedTokenizerFast":
-    """Return the tokenizer, or a copy with `_MENU` before a template that leaves tools out."""
-    template = tokenizer.chat_template
-    if not isinstance(template, str):  # several, one of them for tools
-        return tokenizer
+def _shows_tools(tokenizer: "PreTrainedTokenizerFast") -> bool:
+    if not isinstance(tokenizer.chat_template, str):  # several, one of them for tools
+        return True
     tool = to_openai(ToolSpec(_FIRST, _SECOND, {"type": "object", "properties": {}}))
-    if _FIRST in tokenizer.apply_chat_template([{"role": "user", "content": _USER}], tools=[tool], tokenize=False):
-        return tokenizer
-    tokenizer = copy.copy(tokenizer)
-    tokenizer.chat_template = _MENU + template
-    return tokenizer
+    return _FIRST in tokenizer.apply_chat_template([{"role": "user", "content": _USER}], tools=[tool], tokenize=False)
 
 
 def _split(match: re.Match[str]) -> str:
     token = match[0]
     return f"{token[0]} {token[1:]}"
-
-
-def _without_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an assistant's message as Qwen3's template shows those before the last user message."""
-    if message["role"] != "assistant":
-        return message
-    return {**message, "content": message["content"].rpartition(END_THINK)[2].lstrip("\n")}
 
 
 def _alternatives(tokens: Sequence[str]) -> re.Pattern[str]:
@@ -283,29 +233,11 @@ def make_chat(cfg: WorldConfig) -> ChatFormat:
     Raises:
         ConfigError: the tokenizer cannot be read, or the environment has none.
     """
-    if cfg.model.tokenizer == "environment":
-        own = environment_class(cfg).chat(cfg)
-        if own is None:
-            raise ConfigError(
-                f"The environment {cfg.env.name} has no tokenizer of its own: set model.tokenizer=FOLDER."
-            )
-        return ChatFormat(own.tokenizer, history=cfg.rollout.history, compact_menu=own.compact_menu)
-    folder = cfg.model.tokenizer or cfg.model.path
-    if folder is None:
-        raise ConfigError("There is no tokenizer: set model.tokenizer=FOLDER, or model.path to a policy that has one.")
-    try:
-        tokenizer = tokenizers.load(folder)
-    except FileNotFoundError as error:
-        raise ConfigError(str(error)) from error
-    if cfg.model.chat_template is not None:
-        tokenizer.chat_template = _template(cfg.model.chat_template)
-    return ChatFormat(tokenizer, history=cfg.rollout.history)
+    if cfg.model.tokenizer != "environment":
+        from orchestra_jax.rollout.folder_tokenizer import folder_tokenizer
 
-
-def _template(name: str) -> str:
-    path = CONF / "chat_template" / f"{name}.jinja"
-    try:
-        return (path if path.is_file() else Path(name)).read_text()
-    except OSError as error:
-        known = ", ".join(sorted(each.stem for each in path.parent.glob("*.jinja")))
-        raise ConfigError(f"model.chat_template={name} is no Jinja file and none of {known} ({error}).") from error
+        return ChatFormat(folder_tokenizer(cfg.model), history=cfg.rollout.history)
+    own = environment_class(cfg).chat(cfg)
+    if own is None:
+        raise ConfigError(f"The environment {cfg.env.name} has no tokenizer of its own: set model.tokenizer=FOLDER.")
+    return ChatFormat(own.tokenizer, history=cfg.rollout.history, compact_menu=own.compact_menu)

@@ -1,34 +1,9 @@
 """The player of one trajectory: the policy speaks, its calls run, a user answers if there is one, until an end.
 
-A turn without calls is the final answer where nobody answers it. In a `Conversation` it goes to the user:
+A turn without calls is the final answer where nobody answers it. In a `Conversation` it goes to the user (`talk`).
 
-- If the user says None, or words that are `done` (a stop word, a hand-over), the conversation is over, and the policy's
-  last words are its answer, which is scored.
-- Other words open the policy's next turn. They are read, never sampled: they carry no loss.
-- An empty turn is said to nobody: there is no answer. A malformed or cut turn ends the trajectory as anywhere.
-- `max_turns` caps the policy's turns in a conversation too. The user hears the last turn as well, for only they know
-  whether it was the end; if it was not, there is no answer, and nothing is scored.
-- The user's ledger rows are kept apart: they count neither in the trajectory's cost nor in its seconds or deadline.
-
-**Failures.** An infrastructure failure costs what failed and nothing else: that generation, call, user's turn or score
-is tried again alone, and what the trajectory has paid for until then stays. Tries nest: with `retries=4` of a client
-and `limits.retries=2` a call makes up to 3 x 5 requests.
-
-================================================= ============================ =================================
-what fails                                        who tries again, how often   after the last try
-================================================= ============================ =================================
-a request to SGLang: transport, 503               `engines.sglang`, 4          the generation fails
-a request to a search or embedding server:        `io.http_json.JsonClient`,   the call fails
-transport, time-out, bad JSON, 408, 429, 5xx      `retries`, mostly 5
-a paid request (expert, judge, user, endpoint,    `money.paid.PaidCalls`,      the call, the user's turn, the
-web search): not sent, unreadable, 408, 409,      `retries`, mostly 4; never   score or (endpoint) the
-429, 5xx                                          after a time-out             generation fails
-the start of an MCP server                        `tools.mcp`, `retries`, 2    the call fails
-a generation, call, user's turn or score: any     `EpisodePlayer`,             FAILED
-`InfrastructureError`, or its deadline passed     `limits.retries`, 2
-a user who says nothing                           nobody                       FAILED
-================================================= ============================ =================================
-
+An infrastructure failure costs what failed and nothing else: that generation, call, user's turn or score is tried again
+alone, and what the trajectory has paid for until then stays. docs/rollouts.md has a table of who tries again how often.
 The end of a trajectory, and what follows for the learner and the figures:
 
 - COMPLETED, a final answer: rewarded by Eq. 2, with 0 unless solved.
@@ -45,12 +20,11 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from orchestra_jax.config.rollout import RolloutLimits
-from orchestra_jax.envs.base import Conversation, Environment, Episode, Message, PricedEpisode, Score
+from orchestra_jax.envs.base import Environment, Episode, Message, Score
 from orchestra_jax.io.stopwatch import Stopwatch
-from orchestra_jax.io.untrusted import valid_text
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.parsing import final_answer
@@ -68,6 +42,9 @@ from orchestra_jax.types import (
     work_seconds,
 )
 
+if TYPE_CHECKING:  # loaded when a user answers
+    from orchestra_jax.envs.conversation import Conversation
+
 T = TypeVar("T")
 
 
@@ -77,7 +54,6 @@ class OrchestratorPrice:
 
     Attributes:
         prices: price list with an entry for `model`, in force where an episode has none of its own.
-        model: name of the entry.
         seconds_per_token: simulated seconds per sampled token, or None to measure the wall clock.
     """
 
@@ -88,15 +64,7 @@ class OrchestratorPrice:
 
 @dataclass(frozen=True)
 class PlayerSettings:
-    """The settings that all episodes of a collector share.
-
-    Attributes:
-        environment: makes the episodes.
-        limits: bounds of one trajectory.
-        price: price of the policy's own tokens.
-        watchdog: knows who waits for what.
-        allowance: budget of one trajectory for calls; None: no limit.
-    """
+    """The settings that all episodes of a collector share; `allowance` is one trajectory's budget for calls."""
 
     environment: Environment
     limits: RolloutLimits
@@ -131,11 +99,7 @@ class EpisodePlayer:
         self.worked_s = 0.0
 
     async def play(self, parent: Budget, on_done: Callable[[Trajectory], None] | None = None) -> Trajectory:
-        """Play to the end, whatever it is.
-
-        Args:
-            parent: budget that the trajectory's own is a part of.
-            on_done: called with the trajectory.
+        """Play to the end, whatever it is; the trajectory's budget is a part of `parent`.
 
         Raises:
             BudgetExceeded, ReplayMiss: the run cannot go on. Everything else that is raised is a bug.
@@ -144,7 +108,7 @@ class EpisodePlayer:
         budget = Budget(self.settings.allowance, name="trajectory", parent=parent)
         try:
             episode = self.settings.environment.reset(self.task, budget)
-            own = episode.prices if isinstance(episode, PricedEpisode) else None
+            own: PriceList | None = getattr(episode, "prices", None)
             if own is not None and self.settings.price.model in own.entries:
                 self.prices = own
             # The allowance is for calls; what the policy itself costs outside is none.
@@ -199,7 +163,11 @@ class EpisodePlayer:
                 answer = finals[0] if finals else final_answer(said.turn.text)
                 if not answer:
                     return Status.NO_ANSWER, "the final answer is empty", None
-                words = None if finals else await self._ask(episode, answer)
+                words = None
+                if not finals and hasattr(episode, "respond"):
+                    from orchestra_jax.rollout.talk import ask
+
+                    words = await ask(self, cast("Conversation", episode), answer)
                 if words is None:
                     await self._score(episode, answer)
                     return Status.COMPLETED, "", answer
@@ -230,7 +198,7 @@ class EpisodePlayer:
         def speak(attempt: int) -> Awaitable[PolicyTurn]:
             return self.speaker.speak(self.observed, self.turn, attempt)
 
-        said, measured = await self._wait("engine", speak, self.limits.turn_deadline_s)
+        said, measured = await self.wait("engine", speak, self.limits.turn_deadline_s)
         worked = 0.0
         for row in said.usage:
             seconds = row.seconds or measured
@@ -247,7 +215,7 @@ class EpisodePlayer:
         limit_s = self.limits.tool_deadline_s
 
         async def step(call: ToolCall) -> tuple[ToolResult, float]:
-            return await self._wait(f"tool {call.name}", lambda _: episode.step(call), limit_s)
+            return await self.wait(f"tool {call.name}", lambda _: episode.step(call), limit_s)
 
         results, seconds = list[ToolResult](), [0.0]
         for found in await asyncio.gather(*map(step, calls), return_exceptions=True):
@@ -259,31 +227,12 @@ class EpisodePlayer:
         self.worked_s += max(seconds)
         return results
 
-    async def _ask(self, episode: Episode, text: str) -> str | None:
-        """Return what the user says to the turn that was just recorded; None: nothing more.
-
-        Raises:
-            InfrastructureError: the user failed, was overdue or said nothing.
-        """
-        if not isinstance(episode, Conversation):
-            return None
-        said, _ = await self._wait("user", lambda _: episode.respond(text), self.limits.user_deadline_s)
-        if said is None:
-            return None
-        words = valid_text(said.text)
-        self.ledger += said.usage
-        if not said.done and not words.strip():  # asking again would change the episode
-            raise InfrastructureError("the user said nothing")
-        self.sequences[-1][-1] = replace(self.sequences[-1][-1], heard=words)
-        self.observed.append(ToolResult(words))
-        return None if said.done else words
-
     async def _score(self, episode: Episode, answer: str) -> None:
-        found, _ = await self._wait("score", lambda _: episode.score(answer), None)
+        found, _ = await self.wait("score", lambda _: episode.score(answer), None)
         score = found if isinstance(found, Score) else Score(found)
         self.solved, self.criteria, self.ledger = score.solved, score.criteria, [*self.ledger, *score.usage]
 
-    async def _wait(self, what: str, begin: Callable[[int], Awaitable[T]], deadline_s: float | None) -> tuple[T, float]:
+    async def wait(self, what: str, begin: Callable[[int], Awaitable[T]], deadline_s: float | None) -> tuple[T, float]:
         """Return what `begin` gives for one of its attempts 0, 1, ..., and the seconds of work that it took.
 
         It waits in sight of the watchdog, and tries again what fails or is overdue, until no retry is left.

@@ -9,7 +9,7 @@ from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.envs.base import Episode, Message
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.parsing import CLOSE, OPEN, ParseError, final_answer, parse_tool_calls
-from orchestra_jax.rollout.speakers import PolicyTurn
+from orchestra_jax.rollout.speakers import PolicyTurn, Speaker
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec, Turn, Usage
 
 
@@ -60,7 +60,7 @@ class MessageEngine(Protocol):
         ...
 
 
-class MessageSpeaker:
+class MessageSpeaker(Speaker):
     """Speaks in whole messages.
 
     Args:
@@ -125,9 +125,6 @@ class MessageSpeaker:
             more = {"tool_call_id": next(names)} if message["role"] == "tool" else {}
             self._messages.append({**message, **more})
         return True
-
-    def end(self) -> None:
-        pass
 
     def _name(self, turn: int, number: int, reply: WholeReply) -> str:
         """Return the id of a call: the server's own, where it gave each call one."""

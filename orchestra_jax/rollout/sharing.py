@@ -6,6 +6,9 @@ from typing import Any
 from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.choices import Device, EngineName
 from orchestra_jax.config.rollout import RolloutConfig
+from orchestra_jax.data.pipeline import TaskIterator
+from orchestra_jax.processes import Processes
+from orchestra_jax.types import Task
 
 
 def process_problems(
@@ -64,3 +67,29 @@ def joint_position(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         }
         used |= set(part["used"])
     return {"batches": first["batches"], "number": first["number"], "used": sorted(used)}
+
+
+class TasksOfProcess:
+    """The tasks at some places of every batch; the state is that of the batches, the same in every process."""
+
+    def __init__(self, batches: TaskIterator, places: Sequence[int]) -> None:
+        self._batches, self._places = batches, places
+        self.get_state, self.set_state = batches.get_state, batches.set_state
+
+    def __iter__(self) -> "TasksOfProcess":
+        return self
+
+    def __next__(self) -> list[Task]:
+        batch = next(self._batches)
+        return [batch[place] for place in self._places]
+
+
+def groups_of_process(algorithm: AlgorithmConfig, processes: Processes) -> list[int]:
+    """Return the groups of a step that this process collects: its share of every minibatch.
+
+    So what a minibatch is made of, and each group's seeds, do not depend on the number of processes.
+    """
+    size = algorithm.tasks_per_step // algorithm.minibatches
+    if processes.count == 1 or not size:
+        return list(range(algorithm.tasks_per_step))
+    return [g for g in range(algorithm.tasks_per_step) if g % size * processes.count // size == processes.index]

@@ -9,7 +9,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
@@ -39,18 +38,18 @@ class PolicyTurn:
     full: bool = False
 
 
-class Speaker(Protocol):
+class Speaker(ABC):
     """The policy in one trajectory."""
 
-    def begin(self, episode: Episode, budget: Budget) -> None:
+    def begin(self, episode: Episode, budget: Budget) -> None:  # noqa: B027  a script begins with nothing
         """Start the conversation with the episode's messages and tools; `budget` pays for what a turn costs outside."""
-        ...
 
     @property
     def full(self) -> bool:
         """True if the context has no room for another turn."""
-        ...
+        return False
 
+    @abstractmethod
     async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
         """Return the next turn.
 
@@ -62,7 +61,6 @@ class Speaker(Protocol):
         Raises:
             InfrastructureError: nothing was said, through no fault of the policy.
         """
-        ...
 
     def hear(self, said: PolicyTurn, heard: Sequence[Message]) -> bool:
         """Take in what follows the turn: the results of its calls, in their order, or the user's words.
@@ -70,11 +68,10 @@ class Speaker(Protocol):
         Returns:
             Whether the same sequence goes on; False where the history was rewritten.
         """
-        ...
+        return True
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027  a script holds nothing
         """Free what the trajectory held; it may be called twice."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ class Opening:
     model: str
 
 
-class TokenSpeaker(ABC):
+class TokenSpeaker(Speaker):
     """Speaks in tokens, which go on untouched; a subclass says where they come from."""
 
     def __init__(self, opening: Opening) -> None:
@@ -119,13 +116,11 @@ class TokenSpeaker(ABC):
         if found.finish_reason == "abort":
             raise InfrastructureError("the engine aborted the generation")
         text, length = self._chat.decode(found.token_ids), len(self._ids) + len(found.token_ids)
-        read, calls, problem = parse_tool_calls(text), list[ToolCall](), ""
-        if isinstance(read, ParseError):
-            problem = read.reason
+        calls, problem = parse_tool_calls(text), ""
+        if isinstance(calls, ParseError):
+            problem, calls = calls.reason, []
         elif found.finish_reason != "stop":
-            problem = "the output was cut off"
-        else:
-            calls = read
+            calls, problem = [], "the output was cut off"
         usage = Usage(
             self.opening.model,
             "orchestrator",
@@ -152,9 +147,6 @@ class TokenSpeaker(ABC):
         self._new, same = self._chat.next_prompt(ids, self._messages, self._tools)
         self._ids = (*ids, *self._new) if same else self._new
         return same
-
-    def end(self) -> None:  # noqa: B027  a script holds nothing
-        pass
 
 
 class EngineSpeaker(TokenSpeaker):
@@ -200,27 +192,16 @@ class ScriptSpeaker(TokenSpeaker):
         return Generation(sampled, (0.0,) * len(sampled), "stop", 0)
 
 
-class SilentSpeaker:
+class SilentSpeaker(Speaker):
     """Does what a script does, and nobody speaks it: no tokens, no ledger rows."""
-
-    full = False
 
     def __init__(self, script: Script, task: Task) -> None:
         self._script, self._task = script, task
-
-    def begin(self, episode: Episode, budget: Budget) -> None:
-        pass
 
     async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
         action = self._script(self._task, results)
         words, calls = (action, []) if isinstance(action, str) else (render_call(action), [action])
         return PolicyTurn(Turn((), (), (), 0, "stop", words), calls, "", ())
-
-    def hear(self, said: PolicyTurn, heard: Sequence[Message]) -> bool:
-        return True
-
-    def end(self) -> None:
-        pass
 
 
 def turn_seed(*parts: int) -> int:

@@ -18,8 +18,9 @@ from orchestra_jax.io.stopwatch import worked
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.tools import schema, signatures
+from orchestra_jax.tools import signatures
 from orchestra_jax.tools.executor import as_result
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError, ToolResult, ToolSpec, Usage
 
 ToolFunction = Callable[..., Awaitable[ToolResult | str]]
@@ -153,7 +154,7 @@ def tool(
 
     Raises:
         TypeError: the function is not async, or an argument has a type that is none of these.
-        ValueError: see `schema.check_spec`.
+        ValueError: see `check_spec`.
     '''
 
     def make(function: ToolFunction) -> FunctionTool:
@@ -162,7 +163,7 @@ def tool(
         description, parameters, budget = signatures.signature(function, filled=Budget)
         figures: dict[str, Any] = {"price_usd": price_usd, "latency_s": latency_s, "local": local}
         spec = ToolSpec(name=name or function.__name__, description=description, parameters=parameters, **figures)
-        schema.check_spec(spec)
+        check_spec(spec)
         return FunctionTool(function, spec, budget)
 
     return make if function is None else make(function)

@@ -20,7 +20,7 @@ from orchestra_jax.tools.base import TOOLS, MakeTool, Tool, ToolContext, unreach
 from orchestra_jax.tools.catalogue import Catalogue, Entry, models_of
 from orchestra_jax.tools.entries import plain_entry
 from orchestra_jax.tools.python.isolation import IsolationError
-from orchestra_jax.tools.schema import check_spec
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError, ToolResult
 
 if TYPE_CHECKING:

@@ -4,8 +4,6 @@ A schema that says no more than a function's signature is used as it is; `foreig
 """
 
 import json
-import math
-import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import NoneType
@@ -16,7 +14,6 @@ from jsonschema.exceptions import ValidationError, best_match
 
 from orchestra_jax.types import ToolSpec
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PLAIN = frozenset("type properties required additionalProperties items enum anyOf description default".split())
 _PLAIN_BYTES, _PLAIN_LEVELS = 8 << 10, 8
 TYPES = {
@@ -59,29 +56,6 @@ def validate_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str | No
         return f"The arguments of {spec.name} must be a JSON object, not {_json_type(arguments)}."
     error = checker(spec.parameters)(arguments if isinstance(arguments, dict) else dict(arguments))
     return None if error is None else _sentence(spec, error)
-
-
-def check_spec(spec: ToolSpec) -> None:
-    """Raise ValueError, one sentence, if the tool cannot be offered to a policy."""
-    if not _NAME.fullmatch(spec.name):
-        raise ValueError(f"Tool name {spec.name!r} must be 1 to 64 letters, digits, '_' or '-'.")
-    if not spec.description.strip():
-        raise ValueError(f"Tool {spec.name!r} has no description; write one paragraph of plain text.")
-    for label, value in (("price_usd", spec.price_usd), ("latency_s", spec.latency_s)):
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"Tool {spec.name!r} has {label}={value}; it must be finite and not negative.")
-    parameters = spec.parameters
-    if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
-        raise ValueError(f"The parameters of tool {spec.name!r} must be a JSON schema with type 'object'.")
-    try:
-        checker(parameters)
-    except (TypeError, RecursionError) as error:
-        raise ValueError(f"The parameters of tool {spec.name!r} are not JSON: {error}.") from None
-    except ValueError as error:
-        raise ValueError(f"The parameters of tool {spec.name!r} cannot be used as a JSON schema, {error}.") from None
-    unknown = [name for name in parameters.get("required", ()) if name not in parameters.get("properties", {})]
-    if unknown:
-        raise ValueError(f"Tool {spec.name!r} requires the parameter {unknown[0]!r} but does not define it.")
 
 
 def checker(schema: Mapping[str, Any]) -> Callable[[Any], ValidationError | None]:

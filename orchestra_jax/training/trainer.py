@@ -32,7 +32,7 @@ from orchestra_jax.rl.setup import (
     warm_learner,
 )
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.source import RolloutSource, groups_of_process
+from orchestra_jax.rollout.source import rollout_source
 from orchestra_jax.training.build import make_collector, make_policy, policy_config
 from orchestra_jax.training.checkpoint_names import newest_checkpoint
 from orchestra_jax.training.checkpointing import Checkpoints, RunState
@@ -111,12 +111,8 @@ class Trainer:
         self.engine = self.serving.engine
         with self.processes.together():
             self.collector = make_collector(cfg, environment, chat)
-            groups = len(groups_of_process(cfg.algorithm, self.processes))
-            self.rewards = GroupRewards(
-                cfg.reward, cfg.algorithm.advantage, cfg.algorithm.group_size, groups, environment.largest_menu()
-            )
             tasks = environment.train_tasks(cfg.algorithm.tasks_per_step)
-            self.rollouts = RolloutSource(
+            self.rollouts = rollout_source(
                 cfg.algorithm,
                 cfg.rollout,
                 cfg.seed,
@@ -125,8 +121,10 @@ class Trainer:
                 tasks,
                 loop,
                 self.processes,
-                self.rewards.informative,
+                teaching=lambda found: self.rewards.informative(found),
             )
+            groups, largest = self.rollouts.per_step, environment.largest_menu()
+            self.rewards = GroupRewards(cfg.reward, cfg.algorithm.advantage, cfg.algorithm.group_size, groups, largest)
             if position is not None:
                 self.rollouts.set_state(position)
             trajectories = self.directory / "evaluation" / "trajectories"

@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from orchestra_jax.evaluation.intervals import bootstrap, student, wilson
+from orchestra_jax.evaluation.intervals import bootstrap, wilson
+from orchestra_jax.evaluation.results.seeds import student
 
 
 @pytest.mark.parametrize(("solved", "counted"), [(0, 1), (1, 1), (0, 20), (20, 20), (7, 20), (81, 824), (1, 3)])

@@ -10,6 +10,7 @@ from orchestra_jax.config.schema import ConfigError, ModelConfig, RunConfig
 from orchestra_jax.models import tokenizer as tok
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.parsing import parse_tool_calls
+from orchestra_jax.rollout.rendering import conversation_ids
 from orchestra_jax.types import ToolCall, ToolSpec
 
 SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
@@ -330,13 +331,13 @@ def test_another_programs_conversation_reads_as_the_policys_own(real, history):
     heard = [{"role": "user", "content": "The <|im_end|> one."}], [{"role": "tool", "content": "9"}] * 2
     messages = [{"role": "user", "content": "Hello"}]
     ids = chat.prompt_ids(messages)
-    assert chat.conversation_ids(messages) == ids
+    assert conversation_ids(chat, messages) == ids
     for text, new in zip(said, heard, strict=True):
         messages += [{"role": "assistant", "content": text}, *new]
         ids += (*chat.encode(text), chat.stop_ids[0])
         more, same = chat.next_prompt(ids, messages)
         ids = (*ids, *more) if same else more
-        assert chat.conversation_ids(messages) == ids
+        assert conversation_ids(chat, messages) == ids
     assert ("hm\n</think>\n\nWhich" in chat.tokenizer.decode(ids)) is (history == "keep")
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestra_jax.envs.base import Conversation, Score
+from orchestra_jax.envs.base import Score
+from orchestra_jax.envs.conversation import Conversation
 from orchestra_jax.evaluation.turn_caps import cut
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rl.batching import sequences

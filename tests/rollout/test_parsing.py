@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from orchestra_jax.rollout import chat
 from orchestra_jax.rollout.parsing import ParseError, final_answer, parse_tool_calls
 from orchestra_jax.types import ToolCall
 
@@ -227,3 +228,8 @@ def test_a_million_tags_take_linear_time(text):
     start = time.process_time()
     parse_tool_calls(text)
     assert time.process_time() - start < 10.0  # some 0.3; a square of the length would take an hour
+
+
+def test_the_chat_format_is_imported_from_one_place():
+    assert chat.parse_tool_calls is parse_tool_calls
+    assert chat.ParseError is ParseError

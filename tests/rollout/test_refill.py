@@ -16,7 +16,7 @@ from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.sharing import joint_position
-from orchestra_jax.rollout.source import RolloutSource
+from orchestra_jax.rollout.source import RolloutSource, rollout_source
 from orchestra_jax.types import Status, Task, Trajectory
 from tests.processes.others import Prepared
 from tests.rollout.test_stream import Numbers, Rolls, indices, make
@@ -82,9 +82,8 @@ def source(
     collector: Any = Collecting()
     engine: Any = None
     cfg = RunConfig(algorithm=algorithm, rollout=rollout)
-    return RolloutSource(
-        cfg.algorithm, cfg.rollout, cfg.seed, collector, engine, Numbers(4), loop, processes, teaches
-    ), collector
+    rest = cfg.seed, collector, engine, Numbers(4), loop, processes
+    return rollout_source(cfg.algorithm, cfg.rollout, *rest, teaching=teaches), collector
 
 
 def take(rollouts: RolloutSource, step: int) -> tuple[list[int], dict[str, float]]:
@@ -112,7 +111,7 @@ def test_nothing_else_happens_without_the_key(loop: LoopThread):
         assert [take(rollouts, step)[0] for step in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert take(rollouts, 2)[1] == {"restarted": 0 if rollout.max_staleness else 2}
         rollouts.stop()
-    assert source(loop, None)[0]._stream is None  # whole batches, as ever
+    assert type(source(loop, None)[0]) is RolloutSource  # whole batches, as ever
 
 
 @pytest.mark.parametrize("refill", [1, 2])

@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from orchestra_jax.config.schema import AlgorithmConfig
-from orchestra_jax.rollout.sharing import joint_position
-from orchestra_jax.rollout.source import TasksOfProcess, groups_of_process
+from orchestra_jax.rollout.sharing import TasksOfProcess, groups_of_process, joint_position
 from tests.processes.others import Prepared
 
 

@@ -15,7 +15,7 @@ from orchestra_jax.io import event_loop
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
-from orchestra_jax.rollout.source import RolloutSource
+from orchestra_jax.rollout.source import rollout_source
 from orchestra_jax.training.build import make_collector, make_policy
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from tests.training.test_trainer import MICRO, complaints, config, final_arrays, train
@@ -87,7 +87,7 @@ def test_groups_of_a_stream_are_those_of_a_synchronous_step(tmp_path: Path):
         model, params = make_policy(cfg, chat)
         with LoopThread() as loop:
             engine = loop.run(start_engine(cfg.rollout, model, params, 3, tokenizer_size=1, directory=tmp_path))
-            rollouts = RolloutSource(
+            rollouts = rollout_source(
                 cfg.algorithm, cfg.rollout, cfg.seed,
                 make_collector(cfg, environment, chat), engine.engine, environment.train_tasks(2), loop,
                 teaching=lambda found: np.ones(len(found) // 2, bool),

@@ -24,8 +24,8 @@ from orchestra_jax.tools.entries import OUT_OF_BUDGET, AnswerTool, recorded, wit
 from orchestra_jax.tools.experts.client import expert_clients
 from orchestra_jax.tools.experts.entries import expert_entries
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.tools.experts.simulated import SimulatedExpert
-from orchestra_jax.tools.experts.simulated_tool import SimulatedTool
+from orchestra_jax.tools.experts.simulated_tool import PricedExpert, SimulatedTool
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import Preference, ReplayMiss, Task, ToolCall, ToolResult, ToolSpec, Usage
 from tests.tools.openai_stub import StubOpenAI
 
@@ -79,7 +79,7 @@ def test_without_subset_and_aliases_everything_is_offered_by_its_name_in_order()
         "generalist-big", "python", "answer",
     ]  # fmt: skip
     for spec in tools:
-        schema.check_spec(spec)
+        check_spec(spec)
 
 
 def test_a_seed_is_an_instance_and_other_seeds_are_others():
@@ -262,7 +262,7 @@ async def test_local_rows_get_a_price_and_what_was_not_billed_stays_free():
 
 
 async def test_a_simulated_expert_knows_the_task_and_keeps_its_price():
-    tool = SimulatedTool(SimulatedExpert("oracle", {"*": 1.0}, price_usd=0.02, latency_s=7.0))
+    tool = SimulatedTool(PricedExpert("oracle", {"*": 1.0}, price_usd=0.02, latency_s=7.0))
     offer = Catalogue(
         [Entry(tool.spec, run_python, for_task=tool.handler)], PriceBook(BASE, [CHEAP], 2.0, 3.0), MenuRule()
     )
@@ -295,7 +295,7 @@ async def test_the_released_form_keeps_what_its_functions_found():
             "answer": ["answer-1", "answer-2", "answer-math-1"],
         }
         for spec in instance.tools:
-            schema.check_spec(spec)
+            check_spec(spec)
             text = json.dumps(spec.parameters)
             assert "per million input tokens" in text
             assert "big" not in text

@@ -11,7 +11,8 @@ from jsonschema import Draft202012Validator
 
 from orchestra_jax.tools import foreign_schema
 from orchestra_jax.tools.foreign_schema import BadSchema
-from orchestra_jax.tools.schema import check_spec, checker, validate_arguments
+from orchestra_jax.tools.schema import checker, validate_arguments
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import ToolSpec
 
 

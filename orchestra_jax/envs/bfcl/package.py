@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.tools.schema import check_spec
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import ToolCall, ToolSpec
 
 PACKAGE = "bfcl_eval"

@@ -10,7 +10,7 @@ from orchestra_jax.envs.database.frozen import freeze
 from orchestra_jax.envs.database.session import CallEffect, Kind, Outcome, Session, World
 from orchestra_jax.envs.database.state import Database, WrongKind
 from orchestra_jax.envs.database.workers.pool import CallTooLong, WorkerLimits, Workers, WorldError
-from orchestra_jax.tools import schema
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolSpec
 
 # Keywords that the menu shows of a schema from outside.
@@ -145,7 +145,7 @@ def _tools(told: Mapping[str, Any]) -> tuple[dict[str, ToolSpec], dict[str, Kind
             price_usd=each.get("price_usd"),
             latency_s=each.get("latency_s"),
         )
-        schema.check_spec(spec)
+        check_spec(spec)
         if spec.name in specs:
             raise ValueError(f"two tools are called {spec.name!r}")
         specs[spec.name], kinds[spec.name] = spec, Kind(each["kind"])

@@ -16,6 +16,7 @@ from typing import Any
 from orchestra_jax.envs.database.frozen import canonical, digest
 from orchestra_jax.envs.database.state import Database, Key, State, Transaction, WrongKind
 from orchestra_jax.tools import schema, signatures
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import ToolCall, ToolSpec
 
 _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # none looks like another
@@ -204,7 +205,7 @@ def database_tool(kind: Kind, **figures: Any) -> Callable[[DeskFunction], Databa
         if desk is None:
             raise TypeError(f"The tool {function.__name__!r} needs an argument of type Desk.")
         spec = ToolSpec(**{"name": function.__name__, "description": description, "parameters": parameters, **figures})
-        schema.check_spec(spec)
+        check_spec(spec)
         return DatabaseTool(spec, kind, function, desk)
 
     return make

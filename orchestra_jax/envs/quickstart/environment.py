@@ -20,7 +20,6 @@ from orchestra_jax.envs.base import (
 )
 from orchestra_jax.envs.quickstart import demonstrations
 from orchestra_jax.envs.quickstart.facts import (
-    CATALOGUE,
     EXPERTS,
     FAMILIES,
     SKILLS,
@@ -69,10 +68,7 @@ class QuickstartEnvironment(Environment):
             "local_search": LocalIndex.build([Passage("", text) for text in self.world.local_corpus]),
             "web_search": LocalIndex.build([Passage("", text) for text in self.world.web_corpus]),
         }
-        self._experts = {
-            name: SimulatedExpert(name, SKILLS[name], CATALOGUE[name].price_usd or 0.0, 0.0, self.world.seed)
-            for name in EXPERTS
-        }
+        self._experts = {name: SimulatedExpert(name, SKILLS[name], self.world.seed) for name in EXPERTS}
 
     @classmethod
     def problems(cls, cfg: WorldConfig) -> list[str]:

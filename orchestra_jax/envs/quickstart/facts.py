@@ -28,14 +28,6 @@ OFFERS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "expert_large": ((8, 15), (8, 14)),
 }
 TOOL_NAMES = tuple(OFFERS)
-# Price lists that no training sees: dearer by this factor, or with the offers of rivals swapped.
-DEARER = 3
-SWAPPED: Mapping[str, str] = {
-    "local_search": "web_search",
-    "web_search": "local_search",
-    "expert_small": "expert_large",
-    "expert_large": "expert_small",
-}
 
 _QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 _CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}

@@ -23,13 +23,11 @@ import numpy as np
 from orchestra_jax.envs.quickstart.facts import (
     ATTRIBUTES,
     CATALOGUE,
-    DEARER,
     FAMILIES,
     FIRST_NAMES,
     LAST_NAMES,
     OFFERS,
     STALE,
-    SWAPPED,
     TOOL_NAMES,
     pick,
     success_probability,
@@ -44,6 +42,8 @@ FAMILY_SHARES = (0.26, 0.32, 0.22, 0.20)
 # The same for policy steps: in lookup and easy questions the right tool depends on the preference, which takes longest
 # to learn.
 TRAINING_SHARES = (0.14, 0.34, 0.38, 0.14)
+
+PriceOffers = tuple[tuple[int, int], ...]  # cents and seconds of a call of each of TOOL_NAMES
 
 
 class QuickstartWorld:
@@ -65,7 +65,7 @@ class QuickstartWorld:
             else value
             for (name, attribute), value in self.facts.items()
         }
-        lists: dict[tuple[tuple[int, int], ...], None] = {}
+        lists: dict[PriceOffers, None] = {}
         while len(lists) < price_lists:
             drawn = tuple(
                 (int(rng.integers(low, high + 1)), int(rng.integers(fast, slow + 1)))
@@ -73,15 +73,7 @@ class QuickstartWorld:
             )
             lists[drawn] = None
         known = price_lists * 3 // 4
-        held_out = list(lists)[known:]
-        self.price_lists = {
-            "train": list(lists)[:known],
-            "eval": held_out,
-            "dearer": [tuple((DEARER * cents, seconds) for cents, seconds in prices) for prices in held_out],
-            "swapped": [
-                tuple(prices[TOOL_NAMES.index(SWAPPED.get(name, name))] for name in TOOL_NAMES) for prices in held_out
-            ],
-        }
+        self.price_lists = {"train": list(lists)[:known], "eval": list(lists)[known:]}
 
     @staticmethod
     def _passages(facts: Mapping[tuple[str, str], str]) -> list[str]:
@@ -117,27 +109,22 @@ class QuickstartWorld:
     def menu(
         self,
         family: str,
-        prices: str,
+        price_lists: Sequence[PriceOffers],
         rng: np.random.Generator,
         tools: Sequence[str] = TOOL_NAMES,
         *,
         full: bool = False,
     ) -> tuple[ToolSpec, ...]:
-        """Draw a subset of `tools` that can still answer the question, or all of them.
-
-        Args:
-            prices: source of the price list: a split, "dearer" or "swapped".
-        """
+        """Draw a subset of `tools` that can still answer the question, or all of them, and one of the price lists."""
         able = [name for name in tools if success_probability(name, family) >= 0.5]
         # Mostly all the tools that can do it, so that there is something to choose; sometimes just one of them.
         needed = able if rng.random() < CHOICE_SHARE else [pick(able, rng)]
         rest = [name for name in tools if name not in able]
         extra = rng.permutation(rest)[: int(rng.integers(1, len(rest) + 1))].tolist()
         offered = set(tools) if full else {*needed, *extra}
-        lists = self.price_lists[prices]
         menu = [
             replace(CATALOGUE[name], price_usd=cents / 100, latency_s=float(seconds))
-            for name, (cents, seconds) in zip(TOOL_NAMES, lists[int(rng.integers(len(lists)))], strict=True)
+            for name, (cents, seconds) in zip(TOOL_NAMES, price_lists[int(rng.integers(len(price_lists)))], strict=True)
             if name in offered
         ]
         return tuple(menu[i] for i in rng.permutation(len(menu)))
@@ -162,7 +149,7 @@ class QuickstartWorld:
         rng = np.random.default_rng([self.seed, 1 + ("train", "eval").index(split), index])
         family = FAMILIES[int(rng.choice(4, p=shares))]
         question = self.question(family, split, rng)
-        menu = self.menu(family, split, rng, tools)
+        menu = self.menu(family, self.price_lists[split], rng, tools)
         kinds = rng.choice(
             list(PREFERENCE_SHARES), len(PREFERENCE_SHARES), replace=False, p=list(PREFERENCE_SHARES.values())
         ).tolist()
@@ -183,14 +170,19 @@ class QuickstartWorld:
         return [tasks[n] for n in order[:count]]
 
     def swap_tasks(
-        self, index: int, kinds: Sequence[str], tools: Sequence[str] = TOOL_NAMES, prices: str = "eval"
+        self,
+        index: int,
+        kinds: Sequence[str],
+        tools: Sequence[str] = TOOL_NAMES,
+        price_lists: Sequence[PriceOffers] = (),
     ) -> list[Task]:
         """Return held-out question `index` with all of `tools` on the menu, once under each kind of preference."""
         rng = np.random.default_rng([self.seed, 3, index])
         family = FAMILIES[int(rng.choice(4, p=FAMILY_SHARES))]
         question = self.question(family, "eval", rng)
         # Drawn whole: the same offers and wordings, whatever is left out.
-        menu = tuple(spec for spec in self.menu(family, prices, rng, full=True) if spec.name in tools)
+        whole = self.menu(family, price_lists or self.price_lists["eval"], rng, full=True)
+        menu = tuple(spec for spec in whole if spec.name in tools)
         return [
             self.pose(f"swap-{index}-{kind}", question, menu, draw_preference(kind, "eval", family, menu, rng))
             for kind in kinds

@@ -7,7 +7,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from orchestra_jax.tools.schema import check_spec
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import ToolSpec
 
 _SECTION = re.compile(r"^(?:Args|Returns|Raises):$", re.MULTILINE)

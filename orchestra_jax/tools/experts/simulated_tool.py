@@ -1,16 +1,19 @@
-"""Simulated experts as tools of any world whose tasks have reference answers: ablations of the reward cost nothing."""
+"""Simulated experts as tools of any world whose tasks have reference answers, so that ablations of the reward are free.
+
+No call really waits: prices and seconds go to the ledger only.
+"""
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import Any
 
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.simulated import ANY, SimulatedExpert
-from orchestra_jax.types import Task, ToolResult, ToolSpec
+from orchestra_jax.types import InfrastructureError, Task, ToolResult, ToolSpec, Usage
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -19,6 +22,50 @@ _PARAMETERS = {
     "properties": {"question": {"type": "string", "description": "The whole question."}},
     "required": ["question"],
 }
+
+
+@dataclass(frozen=True)
+class PricedExpert(SimulatedExpert):
+    """A simulated expert whose calls cost dollars and seconds, and may fail.
+
+    Attributes:
+        price_usd: dollars per call.
+        latency_s: simulated seconds per call.
+        failure_rate: probability that a call fails as a server would, see `fails`.
+        description: what the policy reads; by default the skill table in words.
+
+    Raises:
+        ValueError: a probability outside its range.
+    """
+
+    price_usd: float = 0.0
+    latency_s: float = 0.0
+    failure_rate: float = 0.0
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.failure_rate < 1.0:
+            raise ValueError(
+                f"failure_rate={self.failure_rate} of expert {self.name!r} must be within [0, 1): with 1 no call ends."
+            )
+
+    def fails(self, question: str, attempt: int) -> bool:
+        """Return whether call number `attempt` about a question fails; each has a draw, so retries succeed."""
+        return self.draw(f"{question}\x1f{attempt}")[0] < self.failure_rate
+
+    def call(
+        self, question: str, right: str, family: str, distractors: Sequence[str], *, attempt: int = 0
+    ) -> ToolResult:
+        """Return `answer` as a tool result with its ledger row.
+
+        Raises:
+            InfrastructureError: this attempt fails; it costs nothing.
+        """
+        if self.fails(question, attempt):
+            raise InfrastructureError(f"Expert {self.name!r} simulates a failure; ask again.")
+        text = self.answer(question, right, family, distractors)
+        return ToolResult(text, (Usage(self.name, cost_usd=self.price_usd, seconds=self.latency_s),))
 
 
 class SimulatedTool:
@@ -36,7 +83,7 @@ class SimulatedTool:
         spec: what the policy reads; price and latency are the expert's.
     """
 
-    def __init__(self, expert: SimulatedExpert, distractors: Sequence[str] = ()) -> None:
+    def __init__(self, expert: PricedExpert, distractors: Sequence[str] = ()) -> None:
         self.expert = expert
         self.spec = ToolSpec(
             name=expert.name,
@@ -76,7 +123,7 @@ class SimulatedTool:
         return handle
 
 
-def experts_from_config(config: Mapping[str, Any]) -> list[SimulatedExpert]:
+def experts_from_config(config: Mapping[str, Any]) -> list[PricedExpert]:
     """Read experts of {seed: 0, experts: {name: {skill: {family: 0.9, "*": 0.5}, price_usd: 0.01, ...}}}.
 
     Raises:
@@ -84,7 +131,7 @@ def experts_from_config(config: Mapping[str, Any]) -> list[SimulatedExpert]:
     """
     if "experts" not in config or set(config) - {"seed", "experts"}:
         raise ValueError(f"A set of simulated experts has the keys experts and seed, not {sorted(config)}.")
-    known = {field.name for field in fields(SimulatedExpert)} - {"name"}
+    known = {field.name for field in fields(PricedExpert)} - {"name"}
     experts = []
     for name, given in config["experts"].items():
         if unknown := sorted(set(given) - known):
@@ -93,7 +140,7 @@ def experts_from_config(config: Mapping[str, Any]) -> list[SimulatedExpert]:
             )
         if not given.get("skill"):
             raise ValueError(f"Simulated expert {name!r} has no skill; give skill: {{'*': 0.5}}.")
-        experts.append(SimulatedExpert(name, **{"seed": config.get("seed", 0), **given}))
+        experts.append(PricedExpert(name, **{"seed": config.get("seed", 0), **given}))
     return experts
 
 

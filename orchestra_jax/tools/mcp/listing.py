@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestra_jax.config.mcp import McpPrice, McpServer
 from orchestra_jax.config.ranges import shown
-from orchestra_jax.tools.schema import check_spec
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import ToolSpec
 
 _LONGEST_NAME = 64

@@ -31,6 +31,7 @@ _WORKER_FILES = (  # all that the worker imports of this package
 )
 _NAMESPACES = f"{_FOLDER}/namespaces.py"
 _SOURCE_INSIDE, _LIBRARIES_INSIDE = Path("/worker"), "/libraries"  # where what may lie anywhere is shown
+_INTERPRETER = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _FIX = (
     "install bubblewrap (apt-get install bubblewrap), let this user create user namespaces (where they are restricted: "
@@ -88,7 +89,11 @@ class Launch:
         program: IsolatedScript = SNIPPETS,
         kind: socket.SocketKind = socket.SOCK_SEQPACKET,
     ) -> None:
-        self._workspaces = _workspaces() if isolation == "none" else None
+        self._workspaces: Workspaces | None = None
+        if isolation == "none":
+            from orchestra_jax.tools.python import workspaces
+
+            self._workspaces = workspaces.Workspaces()
         directory = self._workspaces and self._workspaces.path
         config = {**limits, "libraries": sorted(libraries), "isolation": isolation, "directory": directory}
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, kind)
@@ -120,12 +125,6 @@ class Launch:
         if self._workspaces is not None:
             self._workspaces.remove()
             self._workspaces = None
-
-
-def _workspaces() -> "Workspaces":
-    from orchestra_jax.tools.python.workspaces import Workspaces
-
-    return Workspaces()
 
 
 def choose(wanted: str) -> str:
@@ -199,11 +198,7 @@ def _environment(source: Path) -> dict[str, str]:
 
 def _python(source: Path, script: str) -> list[str]:
     # -I would also ignore PYTHONHASHSEED, so its other parts are given one by one and the environment is ours.
-    return [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", str(source / script)]
-
-
-def _interpreter() -> str:
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    return [_INTERPRETER, "-s", "-S", "-P", "-B", "-X", "utf8", str(source / script)]
 
 
 @functools.cache
@@ -216,7 +211,7 @@ def _shown(libraries: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str], 
     """
     prefix = os.path.realpath(sys.base_prefix)
     shown: dict[str, str] = {}
-    for path in sorted(filter(os.path.lexists, {*_SYSTEM, _interpreter(), f"{prefix}/lib", f"{prefix}/lib64"})):
+    for path in sorted(filter(os.path.lexists, {*_SYSTEM, _INTERPRETER, f"{prefix}/lib", f"{prefix}/lib64"})):
         if not _below(path, shown):
             shown[path] = path
     outside, inside = [], []
@@ -224,23 +219,17 @@ def _shown(libraries: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str], 
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             continue
-        if spec.submodule_search_locations is None:  # one file
-            file = os.path.realpath(spec.origin)
-            outside.append(os.path.dirname(file))
-            if _below(file, shown):
-                inside.append(os.path.dirname(file))
-                continue
-            inside.append(_LIBRARIES_INSIDE)
-            shown[f"{_LIBRARIES_INSIDE}/{os.path.basename(file)}"] = file
-            continue
-        folder = os.path.dirname(os.path.realpath(spec.origin))
-        outside.append(os.path.dirname(folder))
-        if _below(folder, shown):
-            inside.append(os.path.dirname(folder))
+        path = os.path.realpath(spec.origin)
+        if spec.submodule_search_locations is not None:  # else it is one file
+            path = os.path.dirname(path)
+        place, own = os.path.split(path)
+        outside.append(place)
+        if _below(path, shown):
+            inside.append(place)
             continue
         inside.append(_LIBRARIES_INSIDE)
-        for end in filter(lambda end: os.path.exists(folder + end), ("", ".libs")):
-            shown[f"{_LIBRARIES_INSIDE}/{name}{end}"] = folder + end
+        for end in filter(lambda end: os.path.exists(path + end), ("", ".libs")):
+            shown[f"{_LIBRARIES_INSIDE}/{own}{end}"] = path + end
     # Python itself may be installed below /tmp, where the link would be.
     links = {link: target for link, target in common.LINKS.items() if not any(_below(path, [link]) for path in shown)}
     return shown, links, sorted(set(outside)), sorted(set(inside))

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import socket
 import weakref
 from collections import deque
@@ -11,7 +10,7 @@ from typing import Any
 
 from orchestra_jax.io.stopwatch import queued, waiting
 from orchestra_jax.tools.python.common import FLOOD_BYTES
-from orchestra_jax.tools.python.isolation import LIBRARIES, START_S, Launch, choose
+from orchestra_jax.tools.python.isolation import START_S, Launch, choose
 from orchestra_jax.tools.python.observation import observe
 from orchestra_jax.types import CODE, InfrastructureError, ToolResult, ToolSpec, Usage
 
@@ -28,27 +27,18 @@ TOOL = ToolSpec(
 )
 _GRACE_S = 30.0  # beyond the time-out, which the worker itself enforces
 _KEPT = 3  # processes for each snippet that may run at the same time: those with other libraries wait
-_IMPORT = re.compile(r"\b(?:from[ \t]+([\w.]+)[ \t]+)?import[ \t]+\(?([\w., \t]+)")
-_SCIPY_PARTS = frozenset(
-    "cluster fft integrate interpolate linalg ndimage optimize signal sparse spatial special stats".split()
-)
 
 
 class PythonSandbox:
     """A pool of warm worker processes that fork one child per snippet and never see what it contains.
 
     There is a worker for each set of libraries that snippets name, so a snippet finds imported what it names and
-    nothing else, whatever ran before.
+    nothing else, whatever ran before. docs/sandbox.md tells what a snippet sees and lists what holds it.
 
     The observation is what the snippet printed (stdout and stderr in order), and the value of its last statement
     where that is an expression, as in a REPL. An exception's last line, a time-out, a crash and a flood of output
     are the code's own fault: observations with `is_error`. The random module and string hashes start from a fixed
-    seed, so the same code gives the same output. numpy, scipy, sympy and mpmath can be imported where they are
-    installed beside this package.
-
-    A snippet sees the system's programs, Python and those libraries, all read-only; a tmpfs of its own that starts
-    empty, with its working directory and /tmp; no network, no other process, no environment. It is a user without any
-    capability. docs/sandbox.md lists what holds it, and what does not.
+    seed, so the same code gives the same output.
 
     Attributes:
         isolation: what is in force: the name, the namespaces ("user", "mount", "network", "ipc", "pid") and "seccomp";
@@ -111,7 +101,11 @@ class PythonSandbox:
         Raises:
             InfrastructureError: the worker died, or the sandbox is closed; the next call gets a new worker.
         """
-        source, libraries = code.encode("utf-8", "surrogatepass"), named_libraries(code)
+        source, libraries = code.encode("utf-8", "surrogatepass"), frozenset[str]()
+        if "import" in code:
+            from orchestra_jax.tools.python.libraries import named_libraries
+
+            libraries = named_libraries(code)
         await self._turn()
         worker = self._take(libraries)
         try:
@@ -261,17 +255,3 @@ class _Worker:
         if not message:
             raise InfrastructureError("The sandbox worker died while the code ran.")
         return dict(json.loads(message))
-
-
-def named_libraries(code: str) -> frozenset[str]:
-    """Return the modules that a worker for this code has imported."""
-    names = set()
-    for source, things in _IMPORT.findall(code):
-        first = [thing.split()[0] for thing in things.split(",") if thing.strip()]
-        for path in [f"{source}.{thing}" for thing in first] if source else first:
-            library, *parts = path.split(".")
-            if library in LIBRARIES:
-                names.add("numpy.random" if library == "numpy" else library)
-            if library == "scipy" and parts and parts[0] in _SCIPY_PARTS:
-                names.add(f"scipy.{parts[0]}")
-    return frozenset(names)

@@ -21,6 +21,7 @@ from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.parsing import OPEN, ParseError, final_answer, parse_tool_calls
+from orchestra_jax.rollout.rendering import conversation_ids
 from orchestra_jax.training.build import keep_compiled
 from orchestra_jax.training.evaluate import engine_of
 from orchestra_jax.training.inspect.messages import OURS, to_ours, tool_spec
@@ -86,7 +87,7 @@ class Policy:
             seed: None: another one each time, so that the epochs of a question are samples of their own.
         """
         seed = next(self._numbers) if seed is None else seed
-        ids = self._chat.conversation_ids(messages, tools)
+        ids = conversation_ids(self._chat, messages, tools)
         room = min(most, self.cfg.rollout.limits.max_length - len(ids))
         if room < 1:
             return Sampled(None, None, len(ids))

@@ -12,7 +12,7 @@ from orchestra_jax.config.choices import Role
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.sources import load_tasks
-from orchestra_jax.envs.base import Conversation
+from orchestra_jax.envs.conversation import Conversation
 from orchestra_jax.envs.mixture import MixtureEnvironment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList

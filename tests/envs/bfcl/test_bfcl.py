@@ -6,9 +6,9 @@ import json
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.envs.base import Conversation
 from orchestra_jax.envs.bfcl import package as packages
 from orchestra_jax.envs.bfcl.environment import BFCLEnvironment
+from orchestra_jax.envs.conversation import Conversation
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import ChatFormat

@@ -12,8 +12,8 @@ import pytest
 
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.envs.base import Conversation
 from orchestra_jax.envs.baselines import baseline
+from orchestra_jax.envs.conversation import Conversation
 from orchestra_jax.envs.database.conversations import DONE, DatabaseEpisode
 from orchestra_jax.envs.database.environment import SHIPPED, DatabaseEnvironment
 from orchestra_jax.envs.database.session import LocalWorld

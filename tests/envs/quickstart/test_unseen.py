@@ -8,8 +8,9 @@ from orchestra_jax.config.schema import ConfigError, EvaluationConfig, RunConfig
 from orchestra_jax.config.tools import EvaluationOffer, ToolsConfig
 from orchestra_jax.envs.quickstart import unseen
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
-from orchestra_jax.envs.quickstart.facts import DEARER, SWAPPED, TOOL_NAMES
+from orchestra_jax.envs.quickstart.facts import TOOL_NAMES
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
+from orchestra_jax.envs.quickstart.unseen import DEARER, SWAPPED
 from orchestra_jax.envs.quickstart.world import best_tool, expected_utility
 from orchestra_jax.types import Task
 

@@ -95,7 +95,7 @@ def full_menus(world: QuickstartWorld, count: int, split: str = "eval") -> list[
     posed = []
     for index in range(count):
         family, kind = FAMILIES[index % len(FAMILIES)], KINDS[index // len(FAMILIES) % len(KINDS)]
-        menu = world.menu(family, split, rng, full=True)
+        menu = world.menu(family, world.price_lists[split], rng, full=True)
         preference = draw_preference(kind, split, family, menu, rng)
         posed.append(world.pose(f"full-{index}", world.question(family, split, rng), menu, preference))
     return posed
@@ -319,7 +319,7 @@ def distinct(world: QuickstartWorld, family: str, count: int) -> list[Task]:
         found.setdefault(question.text, question)
         if len(found) == count:
             break
-    menu = world.menu(family, "eval", rng, full=True)
+    menu = world.menu(family, world.price_lists["eval"], rng, full=True)
     preference = draw_preference("accuracy", "eval", family, menu, rng)
     return [world.pose(f"{family}-{n}", question, menu, preference) for n, question in enumerate(found.values())]
 
@@ -354,7 +354,7 @@ def test_python_answers_arithmetic_and_nothing_else(world: QuickstartWorld, envi
 
 def test_searches_find_every_fact_and_the_local_copy_is_wrong_where_it_is_stale(world: QuickstartWorld, environment):
     rng = np.random.default_rng(0)
-    menu = world.menu("lookup", "eval", rng, full=True)
+    menu = world.menu("lookup", world.price_lists["eval"], rng, full=True)
     preference = draw_preference("accuracy", "eval", "lookup", menu, rng)
     posed = {}
     for (name, attribute), value in world.facts.items():

@@ -11,8 +11,8 @@ import pytest
 
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.envs.base import Conversation
 from orchestra_jax.envs.baselines import baseline
+from orchestra_jax.envs.conversation import Conversation
 from orchestra_jax.envs.toolscale import tasks
 from orchestra_jax.envs.toolscale.environment import ToolScaleEnvironment
 from orchestra_jax.envs.users import GREETING

@@ -15,12 +15,12 @@ from orchestra_jax.data.sources import Question
 from orchestra_jax.money import records
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.paid import MissingKey
-from orchestra_jax.tools import schema
 from orchestra_jax.tools.experts import describing, descriptions
 from orchestra_jax.tools.experts.describing import TRIES, DescriptionJob
 from orchestra_jax.tools.experts.descriptions import flaw, load, sample
 from orchestra_jax.tools.experts.evidence import WRITER_SYSTEM
 from orchestra_jax.tools.experts.expert import Expert, read_experts
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import ToolSpec
 from tests.tools.openai_stub import PRICES, StubOpenAI, status
 
@@ -100,7 +100,7 @@ async def test_a_description_and_its_evidence(stub, job, tmp_path):
     assert budget.spent.usd == pytest.approx(sum(bill.usd for bill in stub.bills))
     # Neither questions nor references, or a published file would spoil the tasks.
     assert not any(text in file.read_text() for each in EXAMPLES for text in (each.question, "Nairobi", "forty-two"))
-    schema.check_spec(ToolSpec("expert-1", load(file)["small"], {"type": "object"}))
+    check_spec(ToolSpec("expert-1", load(file)["small"], {"type": "object"}))
 
 
 async def test_the_writer_reads_the_grades_and_not_the_name(stub, job, tmp_path):

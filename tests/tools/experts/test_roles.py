@@ -21,6 +21,7 @@ from orchestra_jax.tools.experts.roles import (
     expert_tool,
     python_block,
 )
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError, ToolResult, Usage
 from tests.tools.openai_stub import PRICES, StubOpenAI
 
@@ -55,7 +56,7 @@ def test_specs_can_be_offered(client):
         expert_tool(Role.generalist, client, name="expert-1"),
     ]
     for (spec, _), argument in zip(offers, ("question", "task", "problem", "question"), strict=True):
-        schema.check_spec(spec)
+        check_spec(spec)
         assert spec.price_usd is None  # priced by tokens
         assert schema.validate_arguments(spec, {argument: "x", "context": "y"}) is None
         assert schema.validate_arguments(spec, {"context": "y"}) is not None
@@ -67,7 +68,7 @@ def test_a_name_that_no_tool_may_have():
     prices = type(PRICES)("p", "d", "s", {"qwen2.5-math-7b": PRICES.entries["small"]})
     spec, _ = expert_tool(Role.math, ExpertClient(Expert("qwen2.5-math-7b", "m", "http://h/v1"), prices))
     assert spec.name == "qwen2-5-math-7b"
-    schema.check_spec(spec)
+    check_spec(spec)
 
 
 @pytest.mark.parametrize(

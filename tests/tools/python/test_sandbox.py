@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.tools.python import isolation as sandbox_isolation
-from orchestra_jax.tools.python import sandbox as sandbox_module
-from orchestra_jax.tools.python import snippet
+from orchestra_jax.tools.python import libraries, snippet
 from orchestra_jax.tools.python import worker as sandbox_worker
-from orchestra_jax.tools.python.sandbox import PythonSandbox, named_libraries
+from orchestra_jax.tools.python.libraries import named_libraries
+from orchestra_jax.tools.python.sandbox import PythonSandbox
 from orchestra_jax.types import InfrastructureError, ToolResult
 
 SOURCE = Path(sandbox_worker.__file__).parents[3]
@@ -353,9 +353,9 @@ def test_a_worker_in_which_no_snippet_can_run_says_so(tmp_path, monkeypatch):
     """Here because of a library that it imports for them; it is not the code's fault."""
     (tmp_path / "broken.py").write_text("import os\nos.register_at_fork(after_in_child=lambda: os._exit(3))")
     monkeypatch.setattr(sandbox_isolation, "_shown", lambda _: ({}, {}, [str(tmp_path)], []))
-    monkeypatch.setattr(sandbox_module, "named_libraries", lambda code: frozenset({"broken"}))
+    monkeypatch.setattr(libraries, "named_libraries", lambda code: frozenset({"broken"}))
     with pytest.raises(InfrastructureError, match="an empty snippet ends with status 768"):
-        run("1", isolation="none")
+        run("import broken", isolation="none")
 
 
 def test_a_worker_that_cannot_isolate_itself_runs_nothing(monkeypatch):

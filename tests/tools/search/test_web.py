@@ -14,6 +14,7 @@ from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.search.web import EXTRACT_TOOL, NO_RESULTS, SEARCH_TOOL, TavilySearch, WikipediaSearch
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError
 
 PRICES = PriceList("p", "d", "s", {"web_search": Price(call=0.01), "web_extract": Price(call=0.002)})
@@ -147,7 +148,7 @@ def failure(status: int, said: str, **headers: str) -> web.Response:
 
 def test_the_tools_can_be_offered():
     for spec in (SEARCH_TOOL, EXTRACT_TOOL):
-        schema.check_spec(spec)
+        check_spec(spec)
     assert schema.validate_arguments(SEARCH_TOOL, {"query": ""}) is not None
 
 

@@ -1,0 +1,97 @@
+"""The source of a step's trajectories where groups run ahead of it, or more are taken until enough have a gradient."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from orchestra_jax.config.algorithm import AlgorithmConfig
+from orchestra_jax.config.rollout import RolloutConfig
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.rollout.sharing import joint_position
+from orchestra_jax.rollout.source import RolloutSource, Teaching
+from orchestra_jax.rollout.stream import GroupStream
+from orchestra_jax.types import Task, Trajectory
+
+
+class StreamSource(RolloutSource):
+    """Takes a step's groups from a `GroupStream`.
+
+    With rollout.max_staleness or spare groups they are under way across updates.
+
+    With algorithm.refill a step takes more groups of the stream, as many as it lacks at a time, until those that have a
+    gradient are as many as the step began with. Each process makes up for its own: its servers stay as busy as the
+    others' and its share of every minibatch stays as large, and nobody need know of the others' groups.
+
+    Args:
+        teaching: tells which groups of a step's trajectories have a gradient; algorithm.refill needs it.
+    """
+
+    def __init__(
+        self, algorithm: AlgorithmConfig, rollout: RolloutConfig, *rest: Any, teaching: Teaching | None = None
+    ) -> None:
+        super().__init__(algorithm, rollout, *rest)
+        self._teaching, self._refill = teaching, algorithm.refill or 0
+        self._batch_size = algorithm.tasks_per_step
+        self._stream = GroupStream(
+            self._roll,
+            self._tasks,
+            per_step=self.per_step,
+            max_staleness=rollout.max_staleness,
+            spare=len(self._processes.mine(range(rollout.spare_groups))),
+        )
+
+    def _take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, int]]:
+        if self._refill:
+            return self._take_refilled(version, budget)
+        found, restarted = self._runner.run(self._stream.take(version, budget))
+        return self._numbered(found), {"restarted": restarted}
+
+    def _take_refilled(self, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, int]]:
+        """Take groups in rounds, until enough of them have a gradient or algorithm.refill allows no more."""
+        assert self._teaching is not None
+        groups, restarted, taught, rounds = list[list[Trajectory]](), 0, 0, 0
+        most = self.per_step * (1 + self._refill)
+        while missing := min(self.per_step - taught, most - len(groups)):
+            found, again = self._runner.run(self._stream.take(version, budget, missing, last=False))
+            restarted = restarted if rounds else again  # later rounds go on with what the first began again
+            groups += found
+            rounds += 1
+            taken = self._numbered(groups)
+            taught = int(self._teaching(taken).sum())
+        if not self._rollout.max_staleness:
+            self.stop()
+        counts = {"restarted": restarted} if self._rollout.max_staleness or self._rollout.spare_groups else {}
+        return taken, counts | {"collected": len(groups), "taught": taught, "rounds": rounds}
+
+    def _numbered(self, groups: Sequence[Sequence[Trajectory]]) -> list[Trajectory]:
+        """Return the trajectories with the numbers that their groups have in this step."""
+        return [replace(each, group=self._in_batches(n)) for n, group in enumerate(groups) for each in group]
+
+    def stop(self) -> None:
+        self._runner.run(self._stream.stop())
+
+    def get_state(self) -> dict[str, Any]:
+        position = self._position()
+        if self._processes.count == 1:
+            return position
+        return joint_position(self._processes.gather(position | {"own": self._own, "size": self._batch_size}))
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        places = {place: n for n, place in enumerate(self._own)}
+        used = [divmod(index, self._batch_size) for index in state["used"]]
+        own = [number * len(self._own) + places[place] for number, place in used if place in places]
+        self._stream.set_state(state | {"used": own})
+
+    def _position(self) -> dict[str, Any]:
+        """Return this process's own position; groups are counted in whole batches."""
+        state = self._stream.get_state()
+        return state | {"used": [self._in_batches(index) for index in state["used"]]}
+
+    def _in_batches(self, index: int) -> int:
+        """Return the number in whole batches of the stream's own group `index`."""
+        number, place = divmod(index, len(self._own))
+        return number * self._batch_size + self._own[place]
+
+    async def _roll(self, index: int, task: Task, budget: Budget) -> list[Trajectory]:
+        step, group = divmod(self._in_batches(index), self._batch_size)
+        return await self._collect(step, [task], [group], budget)
