@@ -73,13 +73,7 @@ class Episode(Protocol):
 
 
 class ToolEpisode(ABC):
-    """An `Episode` whose calls an executor runs; a subclass scores the answer.
-
-    Args:
-        task: question and menu.
-        executor: checks, runs and charges the calls.
-        messages: first messages; None: those of `initial_messages`.
-    """
+    """An `Episode` whose calls an executor runs; a subclass scores the answer. `messages` are `initial_messages`."""
 
     def __init__(self, task: Task, executor: ToolExecutor, messages: list[Message] | None = None) -> None:
         self.task, self.tools, self._executor = task, task.tools, executor
@@ -102,7 +96,6 @@ class Demonstrations:
     """Examples that a policy with random weights learns the format from, and the meaning of exact copying here.
 
     Attributes:
-        tasks: tasks that `script` demonstrates.
         gate: further training tasks, on which copying is measured.
         script: script with right format and arguments; its choice of tools should carry no information.
         think: gives what a demonstration thinks aloud before its first action; None: nothing.
@@ -146,12 +139,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class OfferedExpert:
-    """A model that a menu offers to answer the question.
-
-    Attributes:
-        name: true name of the model, whatever the menu calls it.
-        call: call that asks it.
-    """
+    """A model that a menu offers to answer the question: its true name, and the call that asks it."""
 
     name: str
     call: ToolCall

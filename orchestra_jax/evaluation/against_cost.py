@@ -1,5 +1,6 @@
 """The picture of accuracy against cost, of a run's summary and of a report."""
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 from orchestra_jax.envs.base import EXPERT
@@ -125,13 +126,24 @@ def _cents(mark: Mark) -> str:
 
 
 def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark, Mark] | None) -> None:
-    """Write every label where it covers no mark, arrow, other label or edge, if there is room."""
+    """Write every label where it covers fewest marks, labels and parts of the arrow, as near to its mark as can be."""
     picture.draw_without_rendering()  # the layout must be known to measure texts
     renderer, pixel = picture.canvas.get_renderer(), picture.dpi / 72  # type: ignore[attr-defined]
 
     def around(x: float, y: float, radius: float) -> Bbox:
         px, py = axes.transData.transform((x, y))
         return Bbox.from_extents(px - radius, py - radius, px + radius, py + radius)
+
+    def covered(text: Annotation, place: tuple[float, tuple[int, int]]) -> int:
+        """Move the text and return how many things it covers; outside of the axes counts as many."""
+        distance, (dx, dy) = place
+        sides = {"ha": ("center", "left", "right")[dx], "va": ("center", "bottom", "top")[dy]}
+        text.set(position=(dx * distance * (0.75 if dy else 1), dy * distance * (0.75 if dx else 1)), **sides)
+        text.update_positions(renderer)
+        extent = Text.get_window_extent(text)  # an Annotation's own would include its line
+        return extent.count_overlaps(taken) + len(taken) * any(
+            not inside.contains(*corner) for corner in extent.corners()
+        )
 
     taken = [around(mark.x, mark.y, 7 * pixel) for mark in marks]
     if arrow:
@@ -140,6 +152,7 @@ def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark
     inside = axes.get_window_extent()
     leader = {"arrowstyle": "-", "color": "#b0b7bf", "linewidth": 0.8, "shrinkA": 1, "shrinkB": 6}
     directions = [(1, 0), (0, 1), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1)]
+    places = list(itertools.product((11.0, 22.0, 36.0, 52.0), directions))  # the nearest first
     for mark in marks:
         text = axes.annotate(
             mark.label,
@@ -152,26 +165,8 @@ def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark
             arrowprops=leader,
             zorder=5,
         )
-        best: tuple[float, tuple[float, float], str, str] | None = None
-        for distance, (dx, dy) in itertools.product((11.0, 22.0, 36.0, 52.0), directions):
-            offset = (dx * distance * (0.75 if dy else 1), dy * distance * (0.75 if dx else 1))
-            sides = ({-1: "right", 0: "center", 1: "left"}[dx], {-1: "top", 0: "center", 1: "bottom"}[dy])
-            text.set(position=offset, ha=sides[0], va=sides[1])
-            text.update_positions(renderer)
-            extent = Text.get_window_extent(text)  # an Annotation's own would include its line
-            outside = extent.width * extent.height - _overlap(extent, inside)
-            cost = sum(_overlap(extent, other) for other in taken) + outside + distance
-            if best is None or cost < best[0] - 1e-6:
-                best = (cost, offset, *sides)
-        assert best is not None
-        text.set(position=best[1], ha=best[2], va=best[3])
+        best = min(places, key=functools.partial(covered, text))
+        covered(text, best)
         if text.arrow_patch is not None:
-            text.arrow_patch.set_visible(max(map(abs, best[1])) > 15)
-        text.update_positions(renderer)
+            text.arrow_patch.set_visible(best[0] > 15)
         taken.append(Text.get_window_extent(text))
-
-
-def _overlap(a: Bbox, b: Bbox) -> float:
-    """Return the common area in square pixels."""
-    common = Bbox.intersection(a, b)
-    return common.width * common.height if common else 0.0

@@ -21,14 +21,10 @@ NUMBERS = {"i": "<i4", "f": "<f4", "d": "<f8"}  # of arrays, by the first letter
 
 @dataclass(frozen=True)
 class StoredGroup:
-    """One group of a training step.
+    """One group of a training step (counted from 1), with the rewards and advantages that the update used.
 
     Attributes:
-        step: the training step that it was collected for, from 1.
         group: its index within the step.
-        members: its trajectories, in order.
-        rewards: of the members, as the update used them.
-        advantages: of the members, likewise.
         kept: the group has a gradient.
         learner: by member and sequence, the learner's own log-probs of the sampled ids before the update; None for a
             member that it did not score, empty where it scored none.

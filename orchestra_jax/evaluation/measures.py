@@ -18,17 +18,7 @@ MEANS = ("accuracy", "valid_rate", "cost", "cost_per_correct", "latency", "calls
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
-    """Return means over the trajectories that did not fail for infrastructure reasons.
-
-    Returns:
-        accuracy: share solved. valid_rate: share that ended with an answer in the right format.
-        cost: dollars a question. cost_per_correct: dollars spent on all questions per solved one, None without any.
-        latency: seconds a question. calls: executed tool calls a question. refused: calls a question that were not
-            executed. failed: the number of infrastructure failures. counted: the number of the others.
-        judge_cost, user_cost: dollars a question for a judge and for who plays the user, which are in no other figure.
-            Where a judge compared answers, `judged.judge_figures` too.
-        criteria/NAME: share of what was scored that meets a criterion of the environment, where it has some.
-        Where every trajectory failed, all means are None.
+    """Return the figures of docs/metrics.md: means over the trajectories that did not fail for infrastructure reasons.
 
     Raises:
         ValueError: there is no trajectory.
@@ -71,10 +61,8 @@ def questions(trajectories: Sequence[Trajectory], samples: int) -> list[list[Tra
 def intervals(trajectories: Sequence[Trajectory], samples: int = 1) -> dict[str, dict[str, Interval | None]]:
     """Return 95 % intervals of accuracy (Wilson and bootstrap), cost and latency (bootstrap) over the questions.
 
-    Args:
-        trajectories: the samples of a question side by side.
-        samples: of each question. Several are resampled together, as they say less than as many questions. Wilson's
-            interval, which does not know that, is then left out.
+    Several samples of a question, side by side, are resampled together, as they say less than as many questions.
+    Wilson's interval, which does not know that, is then left out.
     """
     asked = [some for some in questions(trajectories, samples) if some]
     sizes = [len(some) for some in asked]
@@ -122,7 +110,6 @@ def preference_utility(
     Args:
         runs: R lists of trajectories over the same Q questions in the same order.
         baselines: the runs that set the range.
-        tool_feature: how the calls of a tool are a feature.
     """
     tools = max(len(t.task.tools) for t in runs[0])
 

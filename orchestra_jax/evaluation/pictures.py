@@ -111,9 +111,6 @@ def _movement(curve: _Curve, line: Float[np.ndarray, " N"], noise: float) -> str
     return f"{curve.label} {'rises' if line[-1] > line[0] else 'falls'} from {first} to {last}{curve.unit}"
 
 
-_FAMILY_ORDER = ("arith", "lookup", "easy", "hard")
-
-
 def _tool_shares(summary: Mapping[str, Any]) -> Figure | None:
     phases = {
         phase: shares for phase in ("before", "after") if (shares := (summary.get(phase) or {}).get("tool_shares"))
@@ -122,8 +119,9 @@ def _tool_shares(summary: Mapping[str, Any]) -> Figure | None:
     tools = _main_tools(phases)
     if not tools:
         return None
-    order = [f for f in _FAMILY_ORDER if f in names] + sorted(names - {*_FAMILY_ORDER, "all"})
-    families = [*order, "all"] if "all" in names and len(order) != 1 else order
+    families = sorted(names - {"all"})
+    if "all" in names and len(families) != 1:
+        families.append("all")
     # The bar of all questions stands a little apart.
     places = [-(i + 0.35 * (family == "all" and i > 0)) for i, family in enumerate(families)]
     colours = dict(zip(tools, COLOURS, strict=False)) | {OTHERS: COLOURS[-1]}

@@ -56,14 +56,12 @@ def in_parts(name: str, tasks: Tasks) -> dict[str, Sequence[Task]]:
 
 @dataclass(frozen=True)
 class Work:
-    """Samples of tasks for a policy or script to play.
+    """Samples of the tasks of a benchmark or its part, for a policy or script to play.
 
     Attributes:
-        name: of the benchmark or its part.
-        folder: of the trajectories.
+        folder: name of the folder of the trajectories.
         identity: tells the player's weights from others'; None: earlier trajectories are not taken over.
         model: the name of the policy's own model, if it is known.
-        samples: of each task.
     """
 
     name: str
@@ -80,9 +78,6 @@ class Evaluator:
     """Measures the policy of an engine, or a script, on fixed tasks of the collector's environment.
 
     Args:
-        cfg: the settings of evaluation and reward, and all that a benchmark may ask for.
-        collector: plays the tasks.
-        engine: the policy, or a script.
         budget: of the run; it pays for everything.
         directory: for the trajectories; None: they are not kept.
         processes: each plays its share of the tasks, keeps it in a file of its own, and has the figures of all.
@@ -116,19 +111,15 @@ class Evaluator:
     async def evaluate(
         self, when: str = "policy", identity: str | None = None, policy_model: str | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Return the figures of the policy by benchmark. Every evaluation samples alike.
+        """Return the figures of docs/metrics.md by benchmark. Every evaluation samples alike.
+
+        A benchmark with parts has for each part `local_share`, but not `several`, `tool_shares` and `greedy`.
 
         Args:
             when: names the folder of the trajectories.
             identity: tells the policy's weights from others: trajectories that an earlier evaluation of them left are
                 taken over, unless they failed; None: all are made.
             policy_model: the name of the model that the policy is made from, for `own_share`.
-
-        Returns:
-            For each benchmark the figures of `measures.summarize` over evaluation.samples samples of each question,
-            of `pass_figures`, `model_figures` and `several_figures`, `utility` (on the held-out tasks), `intervals`,
-            `tool_shares` and `greedy` (figures of one sample at temperature 0, where configured). A benchmark with
-            parts has for each part `local_share`, but not `several`, `tool_shares` and `greedy`.
         """
         settings, found = self.cfg.evaluation, dict[str, dict[str, Any]]()
         is_script = isinstance(self.engine, Baseline)  # a script says the same each time

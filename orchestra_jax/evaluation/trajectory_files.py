@@ -18,7 +18,6 @@ class TrajectoryFile:
     So a run with fewer questions or samples loses nothing: a later run with all of them finds the rest again.
 
     Args:
-        path: the file.
         policy: tells this policy and its sampling from others; None: earlier trajectories are not taken over.
         tasks: in the order in which they are numbered.
         samples: of each task.

@@ -86,14 +86,15 @@ class ChatFormat:
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> str:
         """Return the conversation as text up to where the policy speaks next, untrusted text neutralised."""
-        text: str = self.tokenizer.apply_chat_template(
-            [{**message, "content": self.safe_content(message)} for message in messages],
-            tools=[self._tool(spec) for spec in tools] or None,
-            add_generation_prompt=True,
-            tokenize=False,
-            **self._options,
+        return str(
+            self.tokenizer.apply_chat_template(
+                [{**message, "content": self.safe_content(message)} for message in messages],
+                tools=[self._tool(spec) for spec in tools] or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **self._options,
+            )
         )
-        return text
 
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """Return the ids of `render(messages, tools)`: the first prompt, or a re-rendered whole conversation."""
@@ -121,7 +122,6 @@ class ChatFormat:
         Args:
             old_ids: ids of the sequence so far, the last sampled turn and its stop id included.
             messages: the whole conversation; the messages after the last assistant turn are new.
-            tools: the menu shown in the first prompt.
 
         Raises:
             ValueError: with "keep", if the new messages are neither tool results nor one user message.
@@ -152,8 +152,7 @@ class ChatFormat:
 
     def spelled(self, ids: Sequence[int]) -> str:
         """Return the text of ids, control tokens spelled out."""
-        text: str = self._backend.decode(list(ids), skip_special_tokens=False)
-        return text
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
     def safe_content(self, message: Mapping[str, Any]) -> str:
         """Return a message's text without the control strings that its role may not write."""
@@ -164,12 +163,11 @@ class ChatFormat:
             return content
         return self._assistant_control.sub(_split, content) if role == "assistant" else self.neutralise(content)
 
-    def _tool(self, spec: ToolSpec) -> dict[str, Any]:
+    def _tool(self, spec: ToolSpec) -> Any:
         tool = to_openai(spec, show_price=not self._compact_menu)
         if self._compact_menu:
             tool["function"] |= {"price_usd": spec.price_usd, "latency_s": spec.latency_s, "local": spec.local}
-        safe: dict[str, Any] = self._safe_tree(tool)
-        return safe
+        return self._safe_tree(tool)
 
     def _safe_tree(self, node: Any) -> Any:
         if isinstance(node, str):

@@ -1,7 +1,5 @@
 """Many episodes at once: an engine (tokens, or whole messages) times an environment gives trajectories.
 
-`rollout.episode` plays one trajectory, in which a speaker of `rollout.speakers` or `rollout.messages` speaks.
-
 Rule 1 of the design: what was sampled is what is trained. Sampled ids go into the trajectory untouched; text is only
 decoded to find calls and answers, and only what was newly observed is tokenised.
 """
@@ -29,15 +27,10 @@ class Collector:
     """Plays episodes side by side and returns their trajectories in a fixed order.
 
     Args:
-        environment: makes the episodes.
         chat: renders, tokenises and parses; None: everybody speaks in whole messages.
         limits: bounds of one trajectory.
-        price: price of the policy's own tokens.
         allowance: budget of one trajectory for calls.
         on_slow, slow_after_s: see `Watchdog`; `watchdog.describe` makes one line of what is slow.
-
-    Attributes:
-        settings: the settings that all episodes share.
     """
 
     def __init__(
@@ -95,14 +88,12 @@ class Collector:
         self._check_going_on()
         groups = range(len(tasks)) if numbers is None else numbers
         wanted = [(p, m) for p in range(len(tasks)) for m in (range(group_size) if members is None else [members[p]])]
-        speakers: list[Speaker]
+        speakers: Sequence[Speaker]
         if hasattr(engine, "converse"):
-            from orchestra_jax.rollout.messages import MessageSpeaker
+            from orchestra_jax.rollout.messages import message_speakers
 
-            talker = cast("MessageEngine", engine)
-            # Greedy, the same request is the same call, whoever asks.
-            samples = [(*seed, groups[place], member) if temperature else (member,) for place, member in wanted]
-            speakers = [MessageSpeaker(talker, self.limits, temperature, sample) for sample in samples]
+            members_of = [(groups[place], member) for place, member in wanted]
+            speakers = message_speakers(cast("MessageEngine", engine), self.limits, temperature, seed, members_of)
         else:
             if self.chat is None:
                 raise ValueError("A collector without a chat format takes engines that answer with whole messages.")

@@ -79,8 +79,6 @@ class EpisodePlayer:
     Attributes:
         sequences: finished turns; a fork starts a new list.
         observed: results of all calls, and the user's words among them.
-        called: number of calls, refused ones included.
-        turn: number of the turn, from 1.
         prices: price list in force: the instance's, or else the run's.
         worked_s: seconds of work so far, the longest of each turn's calls; measured or charged, whichever is more.
     """

@@ -60,6 +60,18 @@ class MessageEngine(Protocol):
         ...
 
 
+def message_speakers(
+    engine: MessageEngine,
+    limits: RolloutLimits,
+    temperature: float,
+    seed: Sequence[int],
+    members: Sequence[tuple[int, int]],
+) -> "list[MessageSpeaker]":
+    """Return a speaker for each (group, member). Greedy, the same request is the same call, whichever group asks."""
+    samples = [(*seed, *place) if temperature else place[1:] for place in members]
+    return [MessageSpeaker(engine, limits, temperature, sample) for sample in samples]
+
+
 class MessageSpeaker(Speaker):
     """Speaks in whole messages.
 

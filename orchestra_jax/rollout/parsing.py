@@ -86,13 +86,7 @@ def _after_thinking(text: str) -> str:
             return text[start:]
         start = end + len(END_THINK)
     rest = text[start:]
-    return "" if _find(rest, THINK) < _find(rest, OPEN) else rest
-
-
-def _find(text: str, tag: str) -> int:
-    """Return the place where the tag begins, or the text's length if there is none."""
-    position = text.find(tag)
-    return position if position >= 0 else len(text)
+    return "" if THINK in rest.partition(OPEN)[0] else rest
 
 
 def _calls(said: str) -> list[ToolCall] | ParseError:

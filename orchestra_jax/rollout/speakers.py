@@ -25,7 +25,6 @@ class PolicyTurn:
 
     Attributes:
         turn: the turn as it is kept, without calls and results.
-        calls: calls to execute.
         problem: what is wrong with the output, "" if nothing is.
         usage: ledger rows without dollars; the caller fills in its measured seconds where a row has none.
         full: the context ended the turn.
@@ -76,12 +75,7 @@ class Speaker(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The beginning of a trajectory in tokens.
-
-    Attributes:
-        prompt: ids of the first prompt.
-        model: name of the ledger rows.
-    """
+    """The beginning of a trajectory in tokens; `model` is the name of its ledger rows."""
 
     chat: ChatFormat
     task: Task
@@ -173,11 +167,7 @@ class EngineSpeaker(TokenSpeaker):
 
 
 class ScriptSpeaker(TokenSpeaker):
-    """Says in tokens what a script says: demonstrations and baselines.
-
-    Args:
-        think: gives what is thought aloud before the first action; None: nothing.
-    """
+    """Says in tokens what a script says: demonstrations, which `think` aloud before the first action, and baselines."""
 
     def __init__(self, opening: Opening, script: Script, think: Callable[[Task], str] | None = None) -> None:
         super().__init__(opening)

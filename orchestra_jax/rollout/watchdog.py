@@ -10,14 +10,7 @@ from time import monotonic
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One wait of one trajectory.
-
-    Attributes:
-        group, member: place of the trajectory.
-        turn: number of the turn, from 1.
-        what: "engine" | "tool NAME" | "user" | "score".
-        seconds: duration until now.
-    """
+    """One wait of one trajectory until now; `what` is "engine" | "tool NAME" | "user" | "score"."""
 
     group: int
     member: int

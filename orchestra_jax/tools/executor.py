@@ -28,7 +28,6 @@ class ToolExecutor:
     A call that was refused (see `ToolResult`) costs what its rows say: nothing, as a rule.
 
     Args:
-        tools: the menu of this instance.
         handlers: handlers by tool name; there may be more than the menu has.
         budget: budget of the trajectory, which pays for the calls.
         prices: price list that the instance shows; None: a tool's own rows stay as they are.

@@ -32,7 +32,7 @@ from orchestra_jax.envs.quickstart.world import TRAINING_SHARES, QuickstartWorld
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolExecutor, ToolHandler
 from orchestra_jax.tools.experts.simulated import SimulatedExpert
-from orchestra_jax.tools.python.isolation import IsolationError, available
+from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.tools.python.sandbox import PythonSandbox
 from orchestra_jax.tools.search.bm25 import LocalIndex, Passage
 from orchestra_jax.types import Task, ToolCall, ToolResult
@@ -175,12 +175,11 @@ def _problems_of_tools(setting: str, names: Sequence[str]) -> list[str]:
 
 
 def _sandbox(cfg: WorldConfig) -> PythonSandbox:
-    tools = cfg.tools
-    isolation = tools.sandbox.isolation
-    if isolation is SandboxIsolation.auto and cfg.model.tokenizer == "environment" and not available():
-        # Its words cannot spell an import, a file or an underscore: this policy writes arithmetic and nothing else.
-        isolation = SandboxIsolation.none
+    settings = cfg.tools.sandbox
     try:
-        return PythonSandbox(tools.sandbox.workers, tools.sandbox.timeout_s, isolation=isolation)
+        return PythonSandbox(settings.workers, settings.timeout_s, isolation=settings.isolation)
     except IsolationError as error:
+        if settings.isolation is SandboxIsolation.auto and cfg.model.tokenizer == "environment":
+            # Its words cannot spell an import, a file or an underscore: this policy writes arithmetic and nothing else.
+            return PythonSandbox(settings.workers, settings.timeout_s, isolation="none")
         raise ConfigError(f"{error} (tools.sandbox.isolation)") from None

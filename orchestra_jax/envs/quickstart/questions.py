@@ -15,7 +15,6 @@ class QuickstartQuestion:
     """A question before it is posed under a menu and a preference.
 
     Attributes:
-        family, text, answer: kind, words and truth.
         keywords: words of the question that make a good query (lookup) or program (arith). In other families no tool
             uses them, but demonstrated calls there teach copying, for which arithmetic alone is too rare.
         distractors: plausible wrong answers.

@@ -16,7 +16,6 @@ Questions, people, price lists and preference wordings of the evaluation split n
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 
@@ -47,7 +46,7 @@ PriceOffers = tuple[tuple[int, int], ...]  # cents and seconds of a call of each
 
 
 class QuickstartWorld:
-    """All that the seed fixes: people and their facts, the two corpora, price lists."""
+    """All that the seed fixes: people and their facts, the corpora (the local one is partly out of date), price lists."""
 
     def __init__(self, seed: int = 0, people: int = 1600, price_lists: int = 64) -> None:
         self.seed = seed
@@ -65,6 +64,7 @@ class QuickstartWorld:
             else value
             for (name, attribute), value in self.facts.items()
         }
+        self.local_corpus, self.web_corpus = _sentences(self.local_facts), _sentences(self.facts)
         lists: dict[PriceOffers, None] = {}
         while len(lists) < price_lists:
             drawn = tuple(
@@ -74,20 +74,6 @@ class QuickstartWorld:
             lists[drawn] = None
         known = price_lists * 3 // 4
         self.price_lists = {"train": list(lists)[:known], "eval": list(lists)[known:]}
-
-    @staticmethod
-    def _passages(facts: Mapping[tuple[str, str], str]) -> list[str]:
-        return [ATTRIBUTES[attribute][2].format(name=name, value=value) for (name, attribute), value in facts.items()]
-
-    @cached_property
-    def local_corpus(self) -> list[str]:
-        """Sentences of the local copy, partly out of date."""
-        return self._passages(self.local_facts)
-
-    @cached_property
-    def web_corpus(self) -> list[str]:
-        """Sentences of the web, all true."""
-        return self._passages(self.facts)
 
     def question(self, family: str, split: str, rng: np.random.Generator) -> QuickstartQuestion:
         """Draw a question of the family; no question, whatever the order of its parts, is in both splits."""
@@ -193,6 +179,10 @@ class QuickstartWorld:
         """Return the task of a question under a menu and a preference."""
         extra = {"keywords": question.keywords, "distractors": question.distractors}
         return Task(task_id, question.text, (question.answer,), menu, preference, question.family, extra)
+
+
+def _sentences(facts: Mapping[tuple[str, str], str]) -> list[str]:
+    return [ATTRIBUTES[attribute][2].format(name=name, value=value) for (name, attribute), value in facts.items()]
 
 
 def expected_utility(task: Task, tools: Sequence[ToolSpec] = ()) -> dict[str, float]:

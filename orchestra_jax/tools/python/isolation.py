@@ -43,13 +43,7 @@ _FIX = (
 
 @dataclass(frozen=True)
 class IsolatedScript:
-    """A script of this package that runs isolated.
-
-    Attributes:
-        script: its path below the package's parent.
-        files: all that it imports of this package, and itself.
-        libraries: modules of other packages that it may import, where they are installed.
-    """
+    """A script of this package that runs isolated, all that it imports of it, and libraries that may be installed."""
 
     script: str
     files: tuple[str, ...]
@@ -70,8 +64,6 @@ class Launch:
         isolation: see `choose`.
         limits: of the program; it reads them as JSON from its command line.
         libraries: that it imports before it says that it is there.
-        stderr: descriptor; None: that of this process.
-        program: what runs.
         kind: of the socket; a packet is read whole, but must be small.
 
     Attributes:

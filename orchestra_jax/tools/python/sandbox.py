@@ -48,13 +48,11 @@ class PythonSandbox:
     Args:
         workers: snippets that run at the same time; more wait in the order of arrival.
         timeout_s: wall-clock and CPU seconds per snippet.
-        memory_mb: MiB of memory of a snippet: address space of each of its processes, and what all of them use.
+        memory_mb: memory of a snippet: address space of each of its processes, and what all of them use.
         max_output: characters of output kept; the middle of a longer one is cut.
-        file_mb: largest file a snippet can write, in MiB.
-        disk_mb: all files of a snippet together, in MiB; they are in memory.
+        file_mb, disk_mb: largest file a snippet can write, and all its files together; they are in memory.
         processes: processes and threads of a snippet at the same time.
-        isolation: "bubblewrap", "namespaces" (our own, where bwrap is not installed), "auto" for the first of them
-            that works here, or "none": code runs with the rights of this user, and only its limits hold it.
+        isolation: see `isolation.choose`; with "none" code runs with the rights of this user.
 
     Raises:
         IsolationError: this machine does not offer the isolation.
