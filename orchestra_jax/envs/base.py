@@ -149,12 +149,9 @@ class Environment(ABC):
     """Tasks and episodes, and what the episodes share: sandboxes, indices, connections.
 
     It is made with the configuration of the run as its one argument. The class methods are asked before that.
-
-    Attributes:
-        silent_baselines: whether nobody speaks the words of its baselines: they are no tokens, only calls cost.
     """
 
-    silent_baselines: bool = False
+    silent_baselines: bool = False  # nobody speaks the words of its baselines: they are no tokens, only calls cost
 
     @classmethod
     def problems(cls, cfg: WorldConfig) -> list[str]:

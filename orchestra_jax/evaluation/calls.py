@@ -124,10 +124,10 @@ def several_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     }
     found: dict[str, Any] = {"share": len(several) / len(runs), "share_by_family": by_family}
     if several:
-        firsts = [said(some[0]) for _, some in several]
+        firsts = [(t, said(some[0])) for t, some in several]
         found |= {
-            "first_silent": _mean([first is None for first in firsts]),
-            "first_right": _mean([_right(t, first) for (t, _), first in zip(several, firsts, strict=True)]),
+            "first_silent": _mean([first is None for _, first in firsts]),
+            "first_right": _mean([_right(t, first) for t, first in firsts]),
             "answer_right": _mean([_right(t, t.answer) for t, _ in several]),
             "first_cost": _mean([_usd(some[:1]) for _, some in several]),
             "cost": _mean([_usd(some) for _, some in several]),
@@ -151,13 +151,10 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def tool_entropy(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the entropy of all executed calls, which falls where a policy's calls collapse onto few tools.
+    """Return the entropy of all executed calls in bits, and `entropy_share`, its share of log2 of the offered tools.
 
-    The call that only hands in the answer is no choice and does not count, nor do failed trajectories.
-
-    Returns:
-        entropy: bits, 0 where one tool gets every call; missing where nothing was called. entropy_share: its share of
-        log2 of the number of offered tools; missing where at most one is offered.
+    It falls where a policy's calls collapse onto few tools. The call that only hands in the answer is no choice and
+    does not count, nor do failed trajectories.
     """
     runs = counted(trajectories)
     called = Counter(name for t in runs for name in called_tools(t) if name != ANSWER_TOOL.name)

@@ -143,8 +143,7 @@ class Evaluator:
     async def baselines(self) -> dict[str, dict[str, float | None]]:
         """Return the figures of every baseline on the held-out tasks, and of doing nothing on every benchmark.
 
-        That one is called "do_nothing" on the held-out tasks and "do_nothing on BENCHMARK" on others, where a benchmark
-        with parts is one; its trajectories are kept as a policy's are. An expert alone is played where it is offered.
+        Trajectories of doing nothing are kept as a policy's are. An expert alone is played where it is offered.
         """
         runs, experts = await self._runs(), self.collector.environment.experts
         found = {name: summarize(run) | self._utility(run, runs) for name, run in runs.items()}

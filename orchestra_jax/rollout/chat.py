@@ -41,9 +41,7 @@ class ChatFormat:
 
     Args:
         tokenizer: Hugging Face fast tokenizer with a chat template, which may leave tools out.
-        history: "keep" appends to one sequence; "strip_thinking" lets the template re-render every turn, which for
-            Qwen3 drops the thinking of turns before the last user message; "drop_thinking" re-renders without that of
-            any earlier turn.
+        history: "keep" appends to one sequence; the others re-render every turn (docs/rollouts.md).
         enable_thinking: flag for the template; None leaves the template's default. With False, Qwen3 opens every
             turn with an empty thinking block that it leaves out when it re-renders the turn: use "keep" there.
         compact_menu: show price_usd, latency_s and local as keys of the tool's "function" instead of in words at the
@@ -200,7 +198,7 @@ class ChatFormat:
 def _shows_tools(tokenizer: "PreTrainedTokenizerFast") -> bool:
     if not isinstance(tokenizer.chat_template, str):  # several, one of them for tools
         return True
-    tool = to_openai(ToolSpec(_FIRST, _SECOND, {"type": "object", "properties": {}}))
+    tool = to_openai(ToolSpec(_FIRST, _SECOND, {"type": "object", "properties": {}}), show_price=False)
     return _FIRST in tokenizer.apply_chat_template([{"role": "user", "content": _USER}], tools=[tool], tokenize=False)
 
 

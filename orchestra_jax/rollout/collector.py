@@ -70,20 +70,16 @@ class Collector:
         members: Sequence[int] | None = None,
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Roll every task out `group_size` times with the policy behind `engine`.
+        """Roll every task out `group_size` times; return the trajectories ordered by task, then member.
 
         Several calls may run at once. Cancelling one ends its trajectories and closes their sessions.
 
         Args:
             budget: parent of the trajectories' budgets: the run's, or a step's.
-            temperature: sampling temperature; 0 is greedy.
             seed: seed of all; the same seed, groups, tasks and weights give the same trajectories.
             numbers: numbers of the tasks' groups, None: 0, 1, ...; groups of one seed need different ones.
             members: member of its group that each task is rolled out as, once; None: all `group_size` members.
-            on_done: called as each trajectory ends, for progress bars.
-
-        Returns:
-            Trajectories ordered by task, then member.
+            on_done: called as each trajectory ends.
         """
         self._check_going_on()
         groups = range(len(tasks)) if numbers is None else numbers
@@ -118,12 +114,10 @@ class Collector:
         numbers: Sequence[int] | None = None,
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Play every task once with a script instead of a policy.
+        """Play every task once with a script instead of a policy; `think` gives its thoughts before the first action.
 
         Args:
-            think: gives what a script thinks aloud before its first action.
             silent: its words are no tokens and cost nothing, as they are without a chat format.
-            numbers, on_done: see `collect`.
         """
         self._check_going_on()
         speakers: list[Speaker]

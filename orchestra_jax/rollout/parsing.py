@@ -1,41 +1,13 @@
 """Thinking, tool calls and the final answer in the text of a turn.
 
-A call is `<tool_call>` + JSON object + `</tool_call>` with "name" and "arguments". Policy by case:
-
-=============================================== ====================================================================
-no `<tool_call>` and no `</tool_call>`          empty list: the text is the final answer
-several calls                                   accepted, in order
-prose before, between or after calls            accepted and ignored
-no newline (or any white space) inside the tags accepted
-nested braces, tags inside JSON strings         accepted: the JSON is parsed, not searched
-unicode escapes                                 accepted; a lone surrogate is an error, since it has no UTF-8 form
-arguments as a JSON string                      accepted if the string is itself a JSON object
-extra keys beside name and arguments            ignored
-a name that no tool has                         accepted: the environment answers with an error text
-missing, empty or non-string name               error
-missing arguments, or not an object             error
-opening tag without its closing tag             error, also at the end of the text
-closing tag without an opening tag              error
-no JSON, broken JSON, text after the object     error; so are raw control characters (newlines) in strings
-duplicate keys at any depth                     error: which one was meant is unknown
-NaN, Infinity, or a number that overflows       error: not JSON; so is a whole number beyond all floating-point numbers
-more than 64 levels of brackets                 error
-thinking                                        text up to `</think>`, with or without `<think>` before it, is not
-                                                parsed, tags in it are ignored; more thinking may follow before a call
-`<think>` never closed                          no call and no answer: empty list and empty final answer
-`<think>` after the first `<tool_call>`         ordinary text
-`</think>` after a call that follows thinking   error, inside the call's arguments too: templates cut a turn at its last
-                                                `</think>`, so the call would be lost from the history
-`</think>` inside the arguments, no thinking    cuts the call there, so the closing tag that is left is an error
-=============================================== ====================================================================
-
-One bad call spoils the turn: the result is a `ParseError`, even if the turn's other calls are well formed.
+A call is `<tool_call>` + JSON object + `</tool_call>` with "name" and "arguments". docs/rollouts.md ("What counts as a
+call") has the policy for every malformed case. One bad call spoils the turn: the result is a `ParseError`, even if the
+turn's other calls are well formed.
 """
 
 import json
 import math
 import re
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +16,6 @@ from orchestra_jax.types import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, END_THINK = "<think>", "</think>"
-_MOST_DIGITS = 310  # of a whole number, with its sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +31,7 @@ def render_call(call: ToolCall) -> str:
 
 
 def parse_tool_calls(text: str) -> list[ToolCall] | ParseError:
-    """Return the calls of one sampled turn, by the table in the module's docstring; an empty list means no call.
+    """Return the calls of one sampled turn, by the table in docs/rollouts.md; an empty list means no call.
 
     Args:
         text: `ChatFormat.decode` of the sampled ids.
@@ -158,11 +129,8 @@ def _require_few_levels(text: str) -> None:
 
 
 def _whole(text: str) -> int:
-    if len(text) <= _MOST_DIGITS:  # as many as the largest floating-point number has
-        value = int(text)
-        if abs(value) <= sys.float_info.max:
-            return value
-    raise ValueError("a number is too large")
+    _float(text)  # beyond all floating-point numbers it is too large
+    return int(text)
 
 
 def _float(text: str) -> float:

@@ -29,7 +29,6 @@ class RolloutSource:
     Every step collects its own batch: nothing runs during an update, and the run is reproducible.
 
     Args:
-        seed: seed of the run.
         tasks: batches of algorithm.tasks_per_step.
         runner: event loop that the engine and the environment belong to.
         processes: processes that share the batches; None: this one alone.
@@ -125,11 +124,7 @@ class RolloutSource:
 def rollout_source(
     algorithm: AlgorithmConfig, rollout: RolloutConfig, *rest: Any, teaching: Teaching | None = None
 ) -> RolloutSource:
-    """Return the source that the settings ask for, of the arguments of `RolloutSource`.
-
-    Args:
-        teaching: what algorithm.refill needs to know.
-    """
+    """Return the source that the settings ask for, of the arguments of `RolloutSource`; refills need `teaching`."""
     if not (rollout.max_staleness or rollout.spare_groups or algorithm.refill):
         return RolloutSource(algorithm, rollout, *rest)
     from orchestra_jax.rollout.ahead import StreamSource

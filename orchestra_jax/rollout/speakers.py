@@ -1,8 +1,7 @@
 """The policy in one trajectory: what takes its turns.
 
-The player of an episode (`rollout.episode`) knows turns, calls, results and ledger rows. A speaker knows what a turn is
-made of: a `TokenSpeaker` keeps the exact ids for the learner, and a `SilentSpeaker` plays a script without any tokens.
-`rollout.messages` has the speaker for a policy that answers with whole messages.
+The player of an episode knows turns, calls, results and ledger rows; a speaker knows what a turn is made of, the exact
+ids for the learner or no tokens at all. `rollout.messages` has the one for a policy that answers with whole messages.
 """
 
 import hashlib
@@ -144,12 +143,7 @@ class TokenSpeaker(Speaker):
 
 
 class EngineSpeaker(TokenSpeaker):
-    """The policy behind an engine.
-
-    Args:
-        params: how to sample; the seed is replaced.
-        seed: seed of the trajectory; every turn and attempt has a seed of its own, so that all are reproducible.
-    """
+    """The policy behind an engine; every turn and attempt has a seed of its own, made from the trajectory's."""
 
     def __init__(self, opening: Opening, engine: Engine, params: SamplingParams, seed: tuple[int, ...]) -> None:
         super().__init__(opening)

@@ -29,7 +29,6 @@ class ToolExecutor:
 
     Args:
         handlers: handlers by tool name; there may be more than the menu has.
-        budget: budget of the trajectory, which pays for the calls.
         prices: price list that the instance shows; None: a tool's own rows stay as they are.
         paid: price list of the dollars in a tool's own rows; None: `prices`.
 

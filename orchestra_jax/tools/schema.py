@@ -32,22 +32,14 @@ def to_openai(spec: ToolSpec, *, show_price: bool = True) -> dict[str, Any]:
 
     With `show_price` the menu's price and latency, where it has them, end the description: the policy reads them.
     """
-    note = price_note(spec) if show_price else ""
-    description = f"{spec.description} {note}" if note else spec.description
+    description = spec.description
+    if show_price:
+        from orchestra_jax.tools.price_note import price_note
+
+        if note := price_note(spec):
+            description += f" {note}"
     function = {"name": spec.name, "description": description, "parameters": dict(spec.parameters)}
     return {"type": "function", "function": function}
-
-
-def price_note(spec: ToolSpec) -> str:
-    """Return price per call, latency and place in words, e.g. "Price: $0.002 per call. Latency: 3 s. Runs locally."."""
-    parts = []
-    if spec.price_usd is not None:
-        parts.append(f"Price: ${spec.price_usd:.6g} per call." if spec.price_usd else "Price: free.")
-    if spec.latency_s is not None:
-        parts.append(f"Latency: {spec.latency_s:.6g} s.")
-    if parts and spec.local:
-        parts.append("Runs locally.")
-    return " ".join(parts)
 
 
 def validate_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestra_jax.tools import schema
+from orchestra_jax.tools.price_note import price_note
 from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import ToolSpec
 
@@ -39,7 +40,7 @@ def test_to_openai_is_plain_json_and_shows_price_and_latency():
     text = "Asks an expert. Price: $0.002 per call. Latency: 3 s. Runs locally."
     assert schema.to_openai(priced)["function"]["description"] == text
     assert schema.to_openai(priced, show_price=False) == plain
-    assert schema.price_note(replace(SPEC, price_usd=0.0)) == "Price: free."
+    assert price_note(replace(SPEC, price_usd=0.0)) == "Price: free."
 
 
 @pytest.mark.parametrize(

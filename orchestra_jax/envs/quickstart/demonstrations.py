@@ -12,22 +12,13 @@ from orchestra_jax.tools.search.bm25 import NO_RESULTS
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
 NO_IDEA = "unknown"
-FAMILY_WORDS = {"arith": "arithmetic", "lookup": "lookup", "easy": "easy", "hard": "hard"}
-PREFERENCE_WORDS = {
-    "accuracy": "accurate",
-    "cost": "cheap",
-    "fast": "fast",
-    "local": "local",
-    "free": "free",
-    "cheap_fast": "cheap fast",
-    "local_fast": "local fast",
-}
+WORDS = {"arith": "arithmetic", "accuracy": "accurate", "cost": "cheap"}  # other names are words
 CALLS_SHARES = (0.86, 0.11, 0.03)  # demonstrations with one, two and three calls
 
 
 def think_aloud(task: Task) -> str:
     """Return the demonstrator's thoughts: the kind of question and what the user wants, not what to call."""
-    return f"{FAMILY_WORDS[task.family]} {PREFERENCE_WORDS[task.preference.name]}"
+    return " ".join(WORDS.get(name, name.replace("_", " ")) for name in (task.family, task.preference.name))
 
 
 def reference_call(task: Task, tool: str) -> ToolCall:
@@ -78,17 +69,17 @@ def _one_call(choose: Callable[[Task], str]) -> Script:
 def strongest_expert(task: Task) -> str:
     """Return the largest expert on the menu, else the tool that is likeliest to be right."""
     offered = [spec.name for spec in task.tools if spec.name in EXPERTS]
-    if offered:
-        return max(offered, key=EXPERTS.index)
-    return max(task.tools, key=lambda spec: success_probability(spec.name, task.family)).name
+    return max(offered, key=EXPERTS.index) if offered else _likeliest(task)
 
 
 def cheapest_sufficient(task: Task, threshold: float = 0.8) -> str:
     """Return the cheapest tool of at least `threshold` probability to be right, else the likeliest one."""
     able = [spec for spec in task.tools if success_probability(spec.name, task.family) >= threshold]
-    if not able:
-        return max(task.tools, key=lambda spec: success_probability(spec.name, task.family)).name
-    return min(able, key=lambda spec: (spec.price_usd or 0.0, spec.latency_s or 0.0)).name
+    return min(able, key=lambda spec: (spec.price_usd or 0.0, spec.latency_s or 0.0)).name if able else _likeliest(task)
+
+
+def _likeliest(task: Task) -> str:
+    return max(task.tools, key=lambda spec: success_probability(spec.name, task.family)).name
 
 
 BASELINES: Mapping[str, Script] = {

@@ -46,7 +46,7 @@ PriceOffers = tuple[tuple[int, int], ...]  # cents and seconds of a call of each
 
 
 class QuickstartWorld:
-    """All that the seed fixes: people and their facts, the corpora (the local one is partly out of date), price lists."""
+    """All that the seed fixes: people and facts, the corpora (the local one is partly out of date), price lists."""
 
     def __init__(self, seed: int = 0, people: int = 1600, price_lists: int = 64) -> None:
         self.seed = seed
@@ -139,14 +139,10 @@ class QuickstartWorld:
         kinds = rng.choice(
             list(PREFERENCE_SHARES), len(PREFERENCE_SHARES), replace=False, p=list(PREFERENCE_SHARES.values())
         ).tolist()
+        names = [f"{split}-{index}" + (f"-{n}" if n else "") for n in range(len(kinds))]
         tasks = [
-            self.pose(
-                f"{split}-{index}" + (f"-{n}" if n else ""),
-                question,
-                menu,
-                draw_preference(kind, split, family, menu, rng),
-            )
-            for n, kind in enumerate(kinds)
+            self.pose(name, question, menu, draw_preference(kind, split, family, menu, rng))
+            for name, kind in zip(names, kinds, strict=True)
         ]
         # As a group of rollouts sees it that has learned who can answer: Eq. 2 normalises over those tools only.
         able = [spec for spec in menu if success_probability(spec.name, family) >= 0.5]

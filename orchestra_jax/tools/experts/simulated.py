@@ -17,7 +17,6 @@ class SimulatedExpert:
     The draw is a hash of (seed, name, question): stable across calls, processes and runs, independent between experts.
 
     Attributes:
-        name: the expert's tool name.
         skill: probability of a right answer by question family, each in [0, 1]; "*" stands for all other families.
         seed: another seed is another expert with the same skills.
 

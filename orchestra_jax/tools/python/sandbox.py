@@ -70,12 +70,11 @@ class PythonSandbox:
         processes: int = 32,
         isolation: str = "auto",
     ) -> None:
-        if workers < 1 or timeout_s <= 0 or memory_mb < 64 or max_output < 100 or file_mb < 1:
+        if min(workers, file_mb, disk_mb, processes) < 1 or timeout_s <= 0 or memory_mb < 64 or max_output < 100:
             raise ValueError(
-                "A sandbox needs workers >= 1, timeout_s > 0, memory_mb >= 64, max_output >= 100 and file_mb >= 1."
+                "A sandbox needs workers, file_mb, disk_mb and processes >= 1, timeout_s > 0, memory_mb >= 64 and "
+                "max_output >= 100."
             )
-        if disk_mb < 1 or processes < 1:
-            raise ValueError("A sandbox needs disk_mb >= 1 and processes >= 1.")
         self.isolation: tuple[str, ...] = ()
         self.timeout_s = timeout_s
         self._limits = {
