@@ -12,7 +12,7 @@ class Status(StrEnum):
     COMPLETED = "completed"  # the policy gave a final answer
     MALFORMED = "malformed"  # an output broke the tool-call format (the paper's format filter)
     NO_ANSWER = "no_answer"  # turn cap or context limit reached before an answer (invalid-output filter)
-    FAILED = "failed"  # infrastructure failure after all tries: dropped from its group, see rollout.episode
+    FAILED = "failed"  # infrastructure failure after all tries: dropped from its group, see docs/rollouts.md
 
 
 # Roles whose rows make up a trajectory's cost and latency. Rows of a "judge" or a "user_simulator" are kept apart.

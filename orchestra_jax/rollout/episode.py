@@ -3,17 +3,8 @@
 A turn without calls is the final answer where nobody answers it. In a `Conversation` it goes to the user (`talk`).
 
 An infrastructure failure costs what failed and nothing else: that generation, call, user's turn or score is tried again
-alone, and what the trajectory has paid for until then stays. docs/rollouts.md has a table of who tries again how often.
-The end of a trajectory, and what follows for the learner and the figures:
-
-- COMPLETED, a final answer: rewarded by Eq. 2, with 0 unless solved.
-- MALFORMED (broken tool-call format, cut-off turn) and NO_ANSWER (no turn, call, context or time left, empty answer):
-  dropped from the group, or reward 0 (`algorithm.invalid`).
-- FAILED: dropped. It has no reward, advantage 0 and no row in the loss. Nothing takes its place in the group;
-  `algorithm.refill` collects further groups if the group lost its gradient. Figures leave it out, and the same
-  evaluation command plays it again.
-- `BudgetExceeded`, `ReplayMiss`: the run ends cleanly and resumes at the last finished step. A tool's own error text
-  and a refused call end nothing: they are observations.
+alone, and what the trajectory has paid for until then stays. docs/rollouts.md ("Failures") tells who tries again how
+often, and what follows from each end for the learner and the figures.
 """
 
 import asyncio

@@ -14,7 +14,7 @@ from orchestra_jax.tools.base import Tool
 from orchestra_jax.tools.catalogue import Entry, Instance, role_seconds
 from orchestra_jax.tools.entries import within_budget
 from orchestra_jax.tools.executor import ToolHandler
-from orchestra_jax.tools.python.sandbox import TOOL
+from orchestra_jax.tools.python.spec import TOOL
 from orchestra_jax.types import Task, ToolResult, ToolSpec, Usage
 
 ROLE, PYTHON = "generalist", TOOL.name

@@ -12,19 +12,8 @@ from orchestra_jax.io.stopwatch import queued, waiting
 from orchestra_jax.tools.python.common import FLOOD_BYTES
 from orchestra_jax.tools.python.isolation import START_S, Launch, choose
 from orchestra_jax.tools.python.observation import observe
-from orchestra_jax.types import CODE, InfrastructureError, ToolResult, ToolSpec, Usage
+from orchestra_jax.types import InfrastructureError, ToolResult, Usage
 
-TOOL = ToolSpec(
-    name="python",
-    description="Runs Python code and returns what it prints and the value of its last line.",
-    parameters={
-        "type": "object",
-        "properties": {"code": {"type": "string", "description": "The code; it starts from a fresh interpreter."}},
-        "required": ["code"],
-    },
-    local=True,
-    traits=(CODE,),
-)
 _GRACE_S = 30.0  # beyond the time-out, which the worker itself enforces
 _KEPT = 3  # processes for each snippet that may run at the same time: those with other libraries wait
 
@@ -114,7 +103,7 @@ class PythonSandbox:
             self._give(worker)
         self.isolation = worker.isolation
         text, error = observe(output, answer["status"], answer["stopped"], self._limits)
-        return ToolResult(text, (Usage(TOOL.name, seconds=answer["seconds"]),), error)
+        return ToolResult(text, (Usage("python", seconds=answer["seconds"]),), error)
 
     def close(self) -> None:
         """Stop the workers; calls in flight raise InfrastructureError."""

@@ -7,7 +7,8 @@ from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.base import Tool, ToolContext, unreachable
-from orchestra_jax.tools.python.sandbox import TOOL, PythonSandbox
+from orchestra_jax.tools.python.sandbox import PythonSandbox
+from orchestra_jax.tools.python.spec import TOOL
 from orchestra_jax.types import ToolResult
 
 

@@ -7,11 +7,11 @@ from orchestra_jax.envs.qa.demonstrations import ANSWER_CHARS, QUERY_WORDS, answ
 from orchestra_jax.rollout.parsing import parse_tool_calls, render_call
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.answers import extract_answer
-from orchestra_jax.tools.python import sandbox
+from orchestra_jax.tools.python import spec as python_spec
 from orchestra_jax.tools.search import local
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult
 
-TOOLS = (sandbox.TOOL, local.TOOL)
+TOOLS = (python_spec.TOOL, local.TOOL)
 
 
 def task(number: int = 0, question: str = "Ann has 3 pens and buys 4.5 more. How many pens has she?") -> Task:

@@ -27,7 +27,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import call_rows
 from orchestra_jax.tools.answers import extract_answer, matches, parse_number
 from orchestra_jax.tools.executor import ToolExecutor
-from orchestra_jax.tools.python import sandbox
+from orchestra_jax.tools.python import spec as python_spec
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
 
 
@@ -142,9 +142,9 @@ def test_a_menu_that_cannot_be_served_is_refused():
         return ""
 
     with pytest.raises(ValueError, match="No handler for tool 'python'"):
-        ToolExecutor((sandbox.TOOL,), {}, Budget())
+        ToolExecutor((python_spec.TOOL,), {}, Budget())
     with pytest.raises(ValueError, match="share a name"):
-        ToolExecutor((sandbox.TOOL,) * 2, {"python": run}, Budget())
+        ToolExecutor((python_spec.TOOL,) * 2, {"python": run}, Budget())
 
 
 @pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")

@@ -20,6 +20,7 @@ _OURS = (
     "orchestra_jax/types.py",
     "orchestra_jax/tools/__init__.py",
     "orchestra_jax/tools/schema.py",
+    "orchestra_jax/tools/spec_check.py",
     "orchestra_jax/tools/foreign_schema.py",
     "orchestra_jax/tools/signatures.py",
     *(f"orchestra_jax/tools/python/{name}.py" for name in ("__init__", "common", "kernel", "seccomp")),
