@@ -2,18 +2,20 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.config.choices import History
-from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.parsing import END_THINK
 from orchestra_jax.types import ToolSpec
+
+if TYPE_CHECKING:  # it loads this module
+    from orchestra_jax.rollout.chat import ChatFormat
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 def rendered_prompt(
-    chat: ChatFormat, old_ids: Sequence[int], messages: Messages, tools: Sequence[ToolSpec]
+    chat: "ChatFormat", old_ids: Sequence[int], messages: Messages, tools: Sequence[ToolSpec]
 ) -> tuple[tuple[int, ...], bool]:
     """Return what `ChatFormat.next_prompt` does where the template re-renders every turn.
 
@@ -32,7 +34,7 @@ def rendered_prompt(
     return new_ids, False
 
 
-def conversation_ids(chat: ChatFormat, messages: Messages, tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
+def conversation_ids(chat: "ChatFormat", messages: Messages, tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
     """Return the ids of a whole conversation of another program, as if the policy had taken every turn itself.
 
     With "keep" an order of messages that no episode has, such as two of the user's in a row, is rendered as the

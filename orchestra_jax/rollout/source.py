@@ -121,17 +121,6 @@ class RolloutSource:
         )
 
 
-def rollout_source(
-    algorithm: AlgorithmConfig, rollout: RolloutConfig, *rest: Any, teaching: Teaching | None = None
-) -> RolloutSource:
-    """Return the source that the settings ask for, of the arguments of `RolloutSource`; refills need `teaching`."""
-    if not (rollout.max_staleness or rollout.spare_groups or algorithm.refill):
-        return RolloutSource(algorithm, rollout, *rest)
-    from orchestra_jax.rollout.ahead import StreamSource
-
-    return StreamSource(algorithm, rollout, *rest, teaching=teaching)
-
-
 def _staleness(spans: Sequence[tuple[int, int]], version: int) -> dict[str, float]:
     """Return the mean and the largest age of the sampled tokens, in versions of the learner's weights."""
     ages, tokens = np.array([version - v for v, _ in spans]), np.array([count for _, count in spans])

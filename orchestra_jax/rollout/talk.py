@@ -10,14 +10,17 @@
 """
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from orchestra_jax.envs.conversation import Conversation
 from orchestra_jax.io.untrusted import valid_text
-from orchestra_jax.rollout.episode import EpisodePlayer
 from orchestra_jax.types import InfrastructureError, ToolResult
 
+if TYPE_CHECKING:  # it loads this module
+    from orchestra_jax.rollout.episode import EpisodePlayer
 
-async def ask(player: EpisodePlayer, episode: Conversation, text: str) -> str | None:
+
+async def ask(player: "EpisodePlayer", episode: Conversation, text: str) -> str | None:
     """Return what the user says to the turn that the player has just recorded; None: nothing more.
 
     Raises:

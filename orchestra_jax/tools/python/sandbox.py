@@ -61,8 +61,8 @@ class PythonSandbox:
     ) -> None:
         if min(workers, file_mb, disk_mb, processes) < 1 or timeout_s <= 0 or memory_mb < 64 or max_output < 100:
             raise ValueError(
-                "A sandbox needs workers, file_mb, disk_mb and processes >= 1, timeout_s > 0, memory_mb >= 64 and "
-                "max_output >= 100."
+                "A sandbox needs workers >= 1, file_mb >= 1, disk_mb >= 1, processes >= 1, timeout_s > 0, "
+                "memory_mb >= 64 and max_output >= 100."
             )
         self.isolation: tuple[str, ...] = ()
         self.timeout_s = timeout_s

@@ -1,0 +1,18 @@
+"""The source of trajectories that the settings ask for."""
+
+from typing import Any
+
+from orchestra_jax.config.algorithm import AlgorithmConfig
+from orchestra_jax.config.rollout import RolloutConfig
+from orchestra_jax.rollout.source import RolloutSource, Teaching
+
+
+def rollout_source(
+    algorithm: AlgorithmConfig, rollout: RolloutConfig, *rest: Any, teaching: Teaching | None = None
+) -> RolloutSource:
+    """Return the source that the settings ask for, of the arguments of `RolloutSource`; refills need `teaching`."""
+    if not (rollout.max_staleness or rollout.spare_groups or algorithm.refill):
+        return RolloutSource(algorithm, rollout, *rest)
+    from orchestra_jax.rollout.ahead import StreamSource
+
+    return StreamSource(algorithm, rollout, *rest, teaching=teaching)
