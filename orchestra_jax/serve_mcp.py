@@ -32,7 +32,7 @@ from orchestra_jax.money.run_budget import RunBudget, limits
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.tools.answer_tool import ANSWER_TOOL
 from orchestra_jax.tools.build import RunTools, make_tools, tool_problems
-from orchestra_jax.tools.mcp.servers import MISSING, installed
+from orchestra_jax.tools.mcp.servers import lacking
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import InfrastructureError, Preference, ReplayMiss, Task, ToolCall, ToolResult
 
@@ -93,8 +93,8 @@ def served(cfg: WorldConfig) -> WorldConfig:
 
 def problems(cfg: WorldConfig) -> list[str]:
     """Return a sentence, with the fix, for everything that the tools lack; start nothing."""
-    lacking = [each for each in missing_inputs(cfg) if each.startswith(("tools.", "replay."))]
-    return ([] if installed() else [MISSING]) or lacking or tool_problems(cfg)
+    found = [each for each in missing_inputs(cfg) if each.startswith(("tools.", "replay."))]
+    return list(filter(None, [lacking()])) or found or tool_problems(cfg)
 
 
 def server_of(offer: OfferedTools) -> "Server":

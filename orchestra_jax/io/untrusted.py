@@ -51,7 +51,7 @@ def read_json(content: bytes, most_bytes: int = MOST_BYTES, *, mend: bool = True
         raise
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"it is not JSON: {error}") from None
-    return _valid(value) if mend and _ESCAPED_SURROGATE.search(text) else value
+    return valid_value(value) if mend and _ESCAPED_SURROGATE.search(text) else value
 
 
 def read_yaml(file: Path) -> Any:
@@ -90,13 +90,13 @@ def levels(content: bytes) -> int:
     return int(np.cumsum(np.where(opens, 1, -1)).max(initial=0))
 
 
-def _valid(value: Any) -> Any:
-    """Return the value, of at most MOST_LEVELS levels, with valid texts."""
+def valid_value(value: Any) -> Any:
+    """Return the JSON value, of at most MOST_LEVELS levels, with `valid_text` for every text in it."""
     if isinstance(value, str):
         return valid_text(value)
     if isinstance(value, dict):
-        return {valid_text(key): _valid(inner) for key, inner in value.items()}
-    return [_valid(inner) for inner in value] if isinstance(value, list) else value
+        return {valid_text(key): valid_value(inner) for key, inner in value.items()}
+    return [valid_value(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _float(text: str) -> float:

@@ -4,6 +4,7 @@ Experts, judge and MCP servers are plug-ins: they are imported only when a confi
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -203,8 +204,8 @@ def _catalogue(offer: ToolsConfig, book: PriceBook, entries: _Entries) -> Catalo
 
 def _check_names(entries: Sequence[Entry]) -> None:
     """Raise ValueError where two tools have one name, one of them of an MCP server."""
-    names = [entry.spec.name for entry in entries]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    times = Counter(entry.spec.name for entry in entries)
+    if twice := next((name for name, count in times.items() if count > 1), None):
         raise ValueError(
             f"Two tools are called {twice!r}: give an MCP server that has it a name, which then stands before the "
             "names of its tools, as in tools.mcp=[{server: ..., name: NAME}]."

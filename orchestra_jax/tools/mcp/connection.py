@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.config.mcp import McpServer
 from orchestra_jax.config.ranges import shown
+from orchestra_jax.io.untrusted import Unreadable, read_json, valid_value
 from orchestra_jax.types import InfrastructureError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Connection:
         self._calls += 1
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                return await self._opened.result().call_tool(tool, dict(arguments))
+                return await self._opened.result().call_tool(tool, valid_value(dict(arguments)))
         finally:
             self._calls -= 1
             self._end_if_unused()
@@ -139,11 +140,12 @@ class Connection:
             headers = {header: values.get(name, "") for header, name in settings.headers.items()}
             limits = httpx2.Timeout(_CONNECT_S, read=None)  # a call has a limit of its own
             http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=limits))
-            return await stack.enter_async_context(Client(streamable_http_client(settings.url, http_client=http)))
+            remote = streamable_http_client(settings.url, http_client=http)
+            return await stack.enter_async_context(Client(_mending(remote)))
         program, *words = shlex.split(settings.server)
         parameters = StdioServerParameters(command=program, args=words, env=values, encoding_error_handler="replace")
         async with self._ear(stack) as heard:
-            return await stack.enter_async_context(Client(stdio_client(parameters, errlog=heard)))
+            return await stack.enter_async_context(Client(_mending(stdio_client(parameters, errlog=heard))))
 
     @contextlib.asynccontextmanager
     async def _ear(self, stack: contextlib.AsyncExitStack) -> AsyncIterator[Any]:
@@ -190,6 +192,55 @@ async def _tools(client: "Client") -> list[dict[str, Any]]:
         if cursor is None:
             break
     return found
+
+
+@contextlib.asynccontextmanager
+async def _mending(transport: Any) -> AsyncIterator[Any]:
+    """Open a transport whose messages are mended."""
+    async with transport as (read, write, *_):
+        yield _Mended(read), write
+
+
+class _Mended:
+    """The incoming messages of a transport; one with half of a surrogate pair is mended, while the package drops it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __aiter__(self) -> "_Mended":
+        return self
+
+    async def __anext__(self) -> Any:
+        return _mended(await self._stream.__anext__())
+
+    async def receive(self) -> Any:
+        return _mended(await self._stream.receive())
+
+    async def __aenter__(self) -> "_Mended":
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stream.__aexit__(*error)
+
+
+def _mended(item: Any) -> Any:
+    """Return a message; for the package's error of a text that it could not read, the message that we read in it."""
+    from mcp.shared.message import SessionMessage
+    from mcp.types import jsonrpc_message_adapter
+    from pydantic import ValidationError
+
+    if not isinstance(item, ValidationError):
+        return item
+    text = item.errors()[0]["input"]
+    try:
+        value = read_json(text if isinstance(text, bytes) else str(text).encode())
+        return SessionMessage(jsonrpc_message_adapter.validate_python(value, by_name=False))
+    except (Unreadable, ValidationError):
+        return item
 
 
 def _innermost(error: BaseException) -> str:

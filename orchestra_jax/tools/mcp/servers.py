@@ -1,11 +1,12 @@
 """The MCP servers of a run, and each of their tools as a plain tool: called, recorded and replayed like any other."""
 
 import asyncio
-import importlib.util
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 from orchestra_jax.config.mcp import McpServer
@@ -21,7 +22,8 @@ from orchestra_jax.tools.mcp.listing import specs
 from orchestra_jax.tools.mcp.session import McpSession, changed
 from orchestra_jax.types import InfrastructureError, ToolResult, ToolSpec, Usage
 
-MISSING = "tools.mcp needs the package mcp: pip install 'orchestra-jax[mcp]'."
+_OLDEST = (2, 3)
+_FIX = "pip install 'orchestra-jax[mcp]'"
 _LISTED = "mcp.tools"  # kind of record
 
 
@@ -97,23 +99,32 @@ class McpServers:
             self._background.stop()
 
     def _open(self, settings: McpServer) -> McpSession:
-        if not installed():
-            raise ImportError(MISSING)
+        if sentence := lacking():
+            raise ImportError(sentence)
         self._background = self._background or LoopThread("mcp")
         session = McpSession(settings, self._background, Processes.of_run().share(settings.concurrency))
         self._sessions.append(session)
         return session
 
 
-def installed() -> bool:
-    """Return whether the package `mcp` is there; import nothing."""
-    return importlib.util.find_spec("mcp") is not None
+def lacking() -> str | None:
+    """Return the sentence for a package `mcp` that is not there or too old, or None; import nothing."""
+    try:
+        found = metadata.version("mcp")
+    except metadata.PackageNotFoundError:
+        return f"tools.mcp needs the package mcp, {_OLDEST[0]}.{_OLDEST[1]} or newer: {_FIX}."
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) >= _OLDEST:
+        return None
+    return (
+        f"tools.mcp needs the package mcp, {_OLDEST[0]}.{_OLDEST[1]} or newer, and {found} is installed: {_FIX}; a "
+        "server that needs an older one runs in an environment of its own (docs/mcp.md)."
+    )
 
 
 def problems(servers: Sequence[McpServer]) -> list[str]:
     """Return a sentence, with the fix, for everything that servers lack; start nothing."""
-    if servers and not installed():
-        return [MISSING]
+    if servers and (sentence := lacking()):
+        return [sentence]
     found = []
     for settings in servers:
         label = f"the MCP server {shown(settings.label)}"

@@ -26,9 +26,12 @@ TOOLS = {
     "die": ("Ends the server.", NONE),
     "pid": ("Says which process it is.", NONE),
     "variables": ("Says what it was given.", NONE),
+    "half": ("Answers with half of an emoji.", NONE),
 }  # fmt: skip
 if "bad schema" in FAULTS:
     TOOLS["bad"] = ("Has a schema that leads outside.", {"type": "object", "properties": {"a": {"$ref": "http://x/y"}}})
+if "half schema" in FAULTS:
+    TOOLS["bad"] = ("Half an emoji: \ud83d", {"type": "object", "properties": {"a": {"enum": ["\ud83d"]}}})
 if "mute" in FAULTS:
     time.sleep(60)
 if "silly" in FAULTS:
@@ -40,6 +43,8 @@ def called(name: str, arguments: dict) -> dict:
         os._exit(1)
     if name == "hang":
         time.sleep(60)
+    if name == "half":
+        return {"content": [{"type": "text", "text": "a\ud83d"}], "structuredContent": {"\ude00": ["\ud83d"]}}
     if name == "fail":
         return {"content": [{"type": "text", "text": "It did not work."}], "isError": True}
     if name == "picture":
@@ -48,7 +53,12 @@ def called(name: str, arguments: dict) -> dict:
         (a, b) = arguments["points"]
         apart = ((a["x"] - b["x"]) ** 2 + (a["y"] - b["y"]) ** 2) ** 0.5
         return {"content": [], "structuredContent": {"apart": apart}}
-    texts = {"echo": arguments.get("text"), "pid": str(os.getpid()), "variables": str(os.environ.get("MCP_TEST_KEY"))}
+    texts = {
+        "bad": "",
+        "echo": arguments.get("text"),
+        "pid": str(os.getpid()),
+        "variables": str(os.environ.get("MCP_TEST_KEY")),
+    }
     return {"content": [{"type": "text", "text": texts[name]}]}
 
 

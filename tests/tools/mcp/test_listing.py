@@ -1,7 +1,9 @@
 """Entries of `tools.mcp`, and what is made of a server's list; nothing here needs the package or a server."""
 
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,8 +14,8 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.qa.demonstrations import reference_call
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.evaluation.results.offering import UNSEEN_TOOLS, offering
+from orchestra_jax.tools import build
 from orchestra_jax.tools.build import tool_problems
-from orchestra_jax.tools.mcp import servers
 from orchestra_jax.tools.mcp.listing import specs
 from orchestra_jax.tools.schema import validate_arguments
 from orchestra_jax.types import Preference, Task
@@ -117,6 +119,24 @@ def test_two_tools_of_one_name_are_refused():
     assert list(specs(listing(*alike), McpServer("a", tools=["a/b"]))) == ["a/b"]
 
 
+def test_names_are_compared_in_linear_work():
+    compared = []
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(other)
+            return str.__eq__(self, other)
+
+    names = [Name(f"tool_{number}") for number in range(2000)]
+    entry = [SimpleNamespace(spec=SimpleNamespace(name=name)) for name in names]
+    build._check_names(entry)
+    assert len(compared) < 10 * len(names)
+    with pytest.raises(ValueError, match="Two tools are called 'tool_7'"):
+        build._check_names([*entry, entry[7]])
+
+
 def test_what_settings_name_and_no_server_has_is_told():
     with pytest.raises(ValueError, match=r"no tool nothing, which tools of tools\.mcp names: it has geo\.distance"):
         specs(listing(), McpServer("a", tools=["nothing"]))
@@ -130,7 +150,7 @@ def test_what_is_missing_is_told_before_anything_starts(monkeypatch: pytest.Monk
     def told(entry: str, *more: str) -> list[str]:
         return tool_problems(compose(*QA, "tools.names=[]", f"tools.mcp=[{entry}]", *more))
 
-    monkeypatch.setattr(servers, "installed", lambda: True)
+    monkeypatch.setattr(metadata, "version", lambda package: "2.3.1")
     assert told("no-such-program -x") == [
         "tools.mcp: there is no program no-such-program to start the MCP server no-such-program -x: install it, or "
         "mend it."
@@ -140,8 +160,16 @@ def test_what_is_missing_is_told_before_anything_starts(monkeypatch: pytest.Monk
     monkeypatch.delenv("NO_SUCH_TOKEN", raising=False)
     (unset,) = told("{server: sh, env: [NO_SUCH_TOKEN]}")
     assert unset == "Set the environment variable NO_SUCH_TOKEN: the MCP server sh needs it."
-    monkeypatch.setattr(servers, "installed", lambda: False)
-    assert told("sh") == [servers.MISSING]
+    monkeypatch.setattr(metadata, "version", lambda package: "1.28.1")
+    (older,) = told("sh")
+    assert "needs the package mcp, 2.3 or newer, and 1.28.1 is installed" in older
+    assert "an environment of its own (docs/mcp.md)" in older
+
+    def not_there(package: str) -> str:
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(metadata, "version", not_there)
+    assert told("sh") == ["tools.mcp needs the package mcp, 2.3 or newer: pip install 'orchestra-jax[mcp]'."]
     (tmp_path / "calls.db").touch()
     assert told("no-such-program", "replay.mode=replay", f"replay.path={tmp_path / 'calls.db'}") == []
 

@@ -197,3 +197,18 @@ def test_a_server_over_http_is_called_and_found_again_after_it_broke_off(configu
 
         monkeypatch.setattr(session, "BACKOFF_S", 0.01)
         used(configured([{"server": server.url, "headers": {"X-Token": "MCP_TEST_KEY"}}]), work)
+
+
+def test_half_of_a_surrogate_pair_is_no_end_of_a_call_or_a_list(command, configured, none_left, tmp_path: Path):
+    async def both(call: Call, menu: tuple[ToolSpec, ...]) -> list[Any]:
+        answers = [await call("half"), await call("bad", a="\ufffd"), await call("echo", text="\ud83d")]
+        return [[(spec.name, spec.description, spec.parameters) for spec in menu], answers]
+
+    entry = {"server": command("1.0", "half schema"), "name": None, "tools": ["half", "bad", "echo"], "retries": 0}
+    record = [f"replay.path={tmp_path / 'calls.db'}"]
+    menu, (half, bad, echo) = used(configured([entry], *record, "replay.mode=record"), both)
+    assert menu[1] == ("bad", "Half an emoji: \ufffd", {"type": "object", "properties": {"a": {"enum": ["\ufffd"]}}})
+    assert (half.text, half.is_error) == ("a\ufffd", False)
+    assert not bad.refused
+    assert echo.text == "\ufffd"
+    none_left()
