@@ -43,7 +43,9 @@ def load(config: DictConfig, output_dir: str | None = None) -> RunConfig:
 
 def problems(config: RunConfig) -> list[str]:
     """Return one sentence, with the fix, for all settings that do not fit each other; read no file."""
-    found = [*_update_problems(config), *_rollout_problems(config.rollout), *_tool_problems(config)]
+    leaves = config.name.startswith("/") or ".." in config.name.split("/")
+    found = broken_rules((leaves, f"name={shown(config.name)} leaves outputs/: set output_dir=FOLDER instead."))
+    found += [*_update_problems(config), *_rollout_problems(config.rollout), *_tool_problems(config)]
     tools, rollout = config.tools, config.rollout
     # The rules of a plug-in are loaded only by a run that sets something of it.
     if config.model.lora != LoraConfig():

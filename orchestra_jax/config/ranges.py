@@ -5,6 +5,7 @@ Every value keeps to these rules without being told: a number is one that a floa
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, field, fields
 from difflib import get_close_matches
@@ -118,6 +119,12 @@ def range_problem(key: str, value: Any, rule: Mapping[str, Any]) -> str | None:
     return None
 
 
+# An address with a password, an option of a command with a key, or a key by its form.
+_SECRET = re.compile(
+    r"://[^/\s?#]*@|(?i:(?:^|\s)--?(?:\w+[-_])*(?:key|token|secret|password)[=\s]\s*\S)|\b(?:sk|hf|ghp|gsk|xai|tvly)[-_][\w-]{20,}"
+)
+
+
 def shown(value: object) -> str:
     """Return a value as a sentence repeats it: on one line, not too long, with nothing that a terminal cannot print."""
     if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to write the digits of a longer one
@@ -152,6 +159,11 @@ def _number_problem(key: str, value: float, rule: Mapping[str, Any]) -> str | No
 
 def _text_problem(key: str, value: str, rule: Mapping[str, Any]) -> str | None:
     free = rule.get("free")
+    if _SECRET.search(value):
+        return (
+            f"{key} holds a password or a key, which the record of the run would keep: put it into an environment "
+            "variable, and name that (api_key_env; env and headers of an MCP server)."
+        )
     if not value.strip():
         return None if free or rule.get("blank") else f"{key} is an empty text: change it."
     if valid_text(value) != value or (not free and any(c < " " or c == "\x7f" for c in value)):

@@ -170,11 +170,43 @@ def test_loaded_config_is_frozen_and_typed() -> None:
         ("algorithm.loss.importance_floor=3", ["importance range is [3.0, 2.0]"]),
         ("model.lora.targets=[q,w]", ["model.lora.targets[1]=w is unknown: use one of q, k"]),
         ("mesh.data=0", ["must have sizes >= 1"]),
+        ("name=../../x", ["name=../../x leaves outputs/: set output_dir=FOLDER instead."]),
+        ("name=/x", ["name=/x leaves outputs/"]),
     ],
 )
 def test_a_mistake_is_one_sentence_with_the_fix(override: str, parts: list[str]) -> None:
     message = explained([override])
     assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    ("override", "secret"),
+    [
+        ("rollout.urls=[http://ann:Canary1@host:8000]", "Canary1"),
+        ("+env.options.url=https://Canary1@host/v1", "Canary1"),
+        ("tools.mcp=['npx server --api-key=Canary1']", "Canary1"),
+        ("tools.mcp=[{server: 'npx server --hf_token Canary1', name: a}]", "Canary1"),
+        ("tools.mcp=['server -key Canary1']", "Canary1"),
+        ("+env.options.note=sk-proj-Canary1aaaaaaaaaaaaaaaa", "Canary1"),
+    ],
+)
+def test_a_secret_is_refused_before_it_is_written_anywhere(override: str, secret: str) -> None:
+    message = explained([override])
+    assert "holds a password or a key" in message
+    assert "environment variable" in message
+    assert secret not in message
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "tools.mcp=['server --max-tokens=5 --token-limit 9 --key-file=/a']",
+        "model.path=user@host/x",
+        "name=task-key-sk-1",
+    ],
+)
+def test_what_only_looks_like_a_secret_is_none(override: str) -> None:
+    assert compose([override])
 
 
 def test_two_free_axes_and_a_server_without_address() -> None:
@@ -316,6 +348,9 @@ def test_train_prints_one_sentence_and_no_trace(tmp_path: Path) -> None:
     assert "did you mean reward.outcome?" in done.stderr
     done = train("reward.outcome=2", cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    done = train("tools.mcp=['server --api-key=Canary1']", cwd=tmp_path)
+    assert (done.returncode, "Canary1" in done.stdout + done.stderr) == (2, False)
+    assert [file for file in tmp_path.rglob("*") if file.is_file() and b"Canary1" in file.read_bytes()] == []
 
 
 @pytest.mark.parametrize(
