@@ -10,18 +10,6 @@ from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.processes import Processes
 
 
-def write_first_model(rollout: RolloutConfig, model: DecoderConfig, params: Params, directory: Path) -> None:
-    """Write the folder that the run's own servers start from, if it has any. One process of a run does this.
-
-    Args:
-        params: whole arrays in this process.
-    """
-    if rollout.engine is EngineName.sglang and not rollout.urls:
-        from orchestra_jax.engines.sglang.start import write_model
-
-        write_model(rollout, model, params, directory)
-
-
 async def start_engine(
     rollout: RolloutConfig,
     model: DecoderConfig,
@@ -37,7 +25,7 @@ async def start_engine(
     Args:
         tokenizer_size: number of ids of the tokenizer.
         directory: folder of the servers' first weights and logs.
-        processes: each gets servers of its own: those it starts, after one process has called `write_first_model`, or
+        processes: each gets servers of its own: those it starts, once one process has written their first model, or
             its share of rollout.urls.
 
     Raises:

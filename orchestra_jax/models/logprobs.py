@@ -1,8 +1,6 @@
 """Log-probabilities and entropies over a large vocabulary, without ever holding the logits of all tokens."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import chex
 import jax
@@ -11,8 +9,6 @@ from jaxtyping import Array, Float, Int
 
 _Outputs = tuple[Float[Array, " T"], Float[Array, " T"]]
 _Residuals = tuple[Array, Array, Array, Array, Array]
-
-_LOWEST = -1e30  # below every logit, and finite: before the first block it is multiplied by 0
 
 
 def token_logprobs(
@@ -63,27 +59,6 @@ def token_logprobs(
     return _score_chunks(hidden, head, targets, float(temperature), chunks, block)
 
 
-def _over_vocabulary(
-    step: Callable[[Any, Array | int, Float[Array, "D b"]], tuple[Any, Float[Array, "D b"] | None]],
-    carry: Any,
-    head: Float[Array, "D V"],
-    block: int,
-) -> tuple[Any, list[Float[Array, "D _"]]]:
-    """Fold `step(carry, first id, head of the block)` over the vocabulary; return the carry and the parts in order."""
-    whole, found = head.shape[1] // block, []
-    looped = whole * block if whole > 1 else 0
-    if looped:
-        blocks = jnp.swapaxes(head[:, :looped].reshape(-1, whole, block), 0, 1)
-        carry, parts = jax.lax.scan(lambda c, x: step(c, *x), carry, (jnp.arange(whole) * block, blocks))
-        if parts is not None:
-            found.append(jnp.swapaxes(parts, 0, 1).reshape(-1, looped))
-    for first in range(looped, head.shape[1], block):
-        carry, part = step(carry, first, head[:, first : first + block])
-        if part is not None:
-            found.append(part)
-    return carry, found
-
-
 def _logits(hidden: Float[Array, "C D"], head: Float[Array, "D b"], temperature: float) -> Float[Array, "C b"]:
     products = jnp.dot(hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
     return products if temperature == 1.0 else products / temperature
@@ -99,31 +74,6 @@ def _score(
     # Exponentials of its own: those of the partition function, used twice, would be written to memory by XLA:CPU.
     logp = logits - partition[:, None]
     return chosen - partition, -(jnp.exp(logp) * logp).sum(-1), partition
-
-
-def _score_by_blocks(
-    hidden: Float[Array, "C D"], head: Float[Array, "D V"], targets: Int[Array, " C"], temperature: float, block: int
-) -> tuple[Float[Array, " C"], Float[Array, " C"], Float[Array, " C"]]:
-    """Return what `_score` returns, by a running softmax over blocks of the vocabulary."""
-
-    def step(sums: tuple[Array, ...], first: Array | int, part: Float[Array, "D b"]) -> tuple[tuple[Array, ...], None]:
-        # Sums of exp(z - highest) and exp(z - highest) * (z - highest), moved to each block's new highest logit.
-        highest, total, moment, chosen = sums
-        z = _logits(hidden, part, temperature)
-        top = jnp.maximum(highest, z.max(-1))
-        shifted, moved = z - top[:, None], highest - top
-        weights, kept = jnp.exp(shifted), jnp.exp(moved)
-        moment = kept * (moment + moved * total) + (weights * shifted).sum(-1)
-        total = kept * total + weights.sum(-1)
-        local = targets - first
-        here = jnp.take_along_axis(z, jnp.clip(local, 0, part.shape[1] - 1)[:, None], 1)[:, 0]
-        chosen = jnp.where((local >= 0) & (local < part.shape[1]), here, chosen)
-        return (top, total, moment, chosen), None
-
-    zero = jnp.zeros(hidden.shape[0], jnp.float32)
-    (highest, total, moment, chosen), _ = _over_vocabulary(step, (zero + _LOWEST, zero, zero, zero), head, block)
-    partition = highest + jnp.log(total)
-    return chosen - partition, jnp.log(total) - moment / total, partition
 
 
 def _split(x: Float[Array, "T ..."], chunks: int) -> Float[Array, "n C ..."]:
@@ -149,7 +99,9 @@ def _forward(
         tokens, ids = part
         if block == head.shape[1]:
             return _score(_logits(tokens, head, temperature), ids)
-        return _score_by_blocks(tokens, head, ids, temperature, block)
+        from orchestra_jax.models.vocabulary_blocks import score_by_blocks
+
+        return score_by_blocks(lambda part: _logits(tokens, part, temperature), head, ids, block)
 
     scores = jax.lax.map(step, (_split(hidden, chunks), _split(targets, chunks)))
     logprobs, entropy, partition = (_join(x, hidden.shape[0]) for x in scores)
@@ -175,8 +127,14 @@ def _backward(
             d_tokens += jnp.einsum("cv,dv->cd", d_logits, part, preferred_element_type=jnp.float32)
             return d_tokens, jnp.einsum("cd,cv->dv", tokens, d_logits, preferred_element_type=jnp.float32)
 
-        d_tokens, updates = _over_vocabulary(of_block, jnp.zeros(tokens.shape, jnp.float32), head, block)
-        return d_head + jnp.concatenate(updates, axis=1), d_tokens.astype(tokens.dtype)
+        zero = jnp.zeros(tokens.shape, jnp.float32)
+        if block == head.shape[1]:
+            d_tokens, update = of_block(zero, 0, head)
+        else:
+            from orchestra_jax.models.vocabulary_blocks import over_vocabulary
+
+            d_tokens, update = over_vocabulary(of_block, zero, head, block)
+        return d_head + update, d_tokens.astype(tokens.dtype)
 
     # Padded tokens carry zero gradients, and so add nothing to the head's.
     parts = tuple(_split(x, chunks) for x in (hidden, targets, partition, entropy, *grads))

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
-from orchestra_jax.models.axes import PARAM_AXES, Axes, logical_axes
+from orchestra_jax.models.axes import PARAM_AXES, Axes
 
 MESH_AXES = ("data", "fsdp", "tensor")
 Axis = str | tuple[str, ...] | None
@@ -164,3 +164,21 @@ class MeshSharding:
     def _size(self, axis: Axis) -> int:
         names = () if axis is None else (axis,) if isinstance(axis, str) else axis
         return math.prod(self.mesh.shape[name] for name in names)
+
+
+def logical_axes(path: tuple[Any, ...], axes: Axes = PARAM_AXES) -> tuple[str | None, ...] | None:
+    """Return the logical axes of the parameter at a key path (which may start above its tree), or None if unknown.
+
+    A bias is split like its matrix's output. Adapters (`models.lora`) are split like their target's input (lora_a) and
+    output (lora_b); the rank never is.
+    """
+    names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
+    kind = names.pop() if names and names[-1] in ("kernel", "bias", "lora_a", "lora_b") else ""
+    found: tuple[str | None, ...] | None = axes.get(names[-1]) if names else None
+    if found is None:
+        return None
+    if kind == "bias":
+        found = found[-1:]
+    elif kind:
+        found = {"kernel": found, "lora_a": (found[0], None), "lora_b": (None, found[-1])}[kind]
+    return ("layers", *found) if "layers" in names else found

@@ -96,14 +96,19 @@ class BatchShape:
     selected: int
 
     def abstract(self, shards: int = 1) -> "MicroBatch":
-        """Return a micro-batch of `jax.ShapeDtypeStruct`s, for compiling ahead of time; allocates nothing."""
+        """Return a micro-batch of `jax.ShapeDtypeStruct`s, for compiling ahead of time."""
+        empty: Any = self.empty(shards)
+        return cast(MicroBatch, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), empty))
+
+    def empty(self, shards: int = 1) -> "MicroBatch":
+        """Return a micro-batch of padding only, as numpy arrays: no token of it carries loss."""
         prefixes, rows, sequences = (shards * size for size in (self.prefixes, self.rows, self.sequences))
 
-        def ints(*shape: int) -> Any:
-            return jax.ShapeDtypeStruct(shape, np.int32)
+        def ints(*shape: int, fill: int = 0) -> Any:
+            return np.full(shape, fill, np.int32)
 
-        def floats(*shape: int) -> Any:
-            return jax.ShapeDtypeStruct(shape, np.float32)
+        def floats(*shape: int, fill: float = 0.0) -> Any:
+            return np.full(shape, fill, np.float32)
 
         return MicroBatch(
             prefix=ints(prefixes, self.prefix_length),
@@ -111,27 +116,18 @@ class BatchShape:
             prefix_row=ints(rows),
             tokens=ints(rows, self.length),
             segment_ids=ints(rows, self.length) if self.packed else None,
-            positions=ints(rows, self.length),
-            select=ints(shards, self.selected),
-            place=ints(shards, self.selected),
+            positions=ints(rows, self.length) + np.arange(self.length, dtype=np.int32),
+            select=ints(shards, self.selected, fill=self.rows * self.length - 1),
+            place=ints(shards, self.selected, fill=self.sequences * self.sequence_length),
             mask=floats(sequences, self.sequence_length),
             rollout_logprobs=floats(sequences, self.sequence_length),
             old_logprobs=floats(sequences, self.sequence_length),
             ref_logprobs=floats(sequences, self.sequence_length),
             advantages=floats(sequences),
             trajectory=ints(sequences),
-            share=floats(sequences),
+            share=floats(sequences, fill=1.0),
             other_log_ratios=floats(sequences),
         )
-
-    def empty(self, shards: int = 1) -> "MicroBatch":
-        """Return a micro-batch of padding only, as numpy arrays: no token of it carries loss."""
-        batch: Any = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.abstract(shards))
-        batch.positions[:] = np.arange(self.length)
-        batch.share[:] = 1.0
-        batch.select[:] = self.rows * self.length - 1
-        batch.place[:] = self.sequences * self.sequence_length
-        return cast(MicroBatch, batch)
 
 
 @jax.tree_util.register_dataclass
@@ -158,7 +154,7 @@ class MicroBatch:
         advantages: per sequence.
         trajectory, share: per sequence, see `TokenSequence`.
         other_log_ratios: per sequence, the sum of the log-ratios of new to old policy over its trajectory's others; 0
-            until `Learner.with_other_log_ratios` has filled it in, which is right on the first update of a batch.
+            until `forks.with_other_log_ratios` has filled it in, which is right on the first update of a batch.
     """
 
     prefix: Int[Array, "G P"]

@@ -205,23 +205,6 @@ class Learner:
         found = self._ref_logprobs(self.place_params(params), self._on_device(batch))
         return dataclasses.replace(batch, ref_logprobs=found)
 
-    def with_other_log_ratios(
-        self, params: Params, batches: Sequence[MicroBatch], *, base: Params | None = None
-    ) -> list[MicroBatch]:
-        """Return the micro-batches of one optimizer step with `other_log_ratios`, for the current policy.
-
-        A ratio over all sequences of a trajectory needs them, once the policy is no longer the old one.
-        """
-        batches = [self._on_device(batch) for batch in self.place(batches)]
-        others = self._other_log_ratios([self._logprobs(params, base, batch) for batch in batches], batches)
-        return [dataclasses.replace(batch, other_log_ratios=r) for batch, r in zip(batches, others, strict=True)]
-
-    @functools.cached_property
-    def _other_log_ratios(self) -> Any:
-        from orchestra_jax.rl.forks import other_log_ratios
-
-        return jax.jit(other_log_ratios, out_shardings=None if self.sharding is None else self.sharding.batch)
-
     # --- optimizer steps ---
 
     def policy_step(

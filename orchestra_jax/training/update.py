@@ -70,7 +70,9 @@ def update(
             del whole  # an offloaded one leaves the devices before the update
         for number, batches in enumerate(minibatches * algorithm.epochs):
             if number and spans_rows:
-                batches = learner.with_other_log_ratios(state.params, batches, base=base)
+                from orchestra_jax.rl.forks import with_other_log_ratios
+
+                batches = with_other_log_ratios(learner, state.params, batches, base=base)
             state, metrics = learner.policy_step(state, batches, kl_scale=kl_scale, base=base)
             clipped = float(metrics["grad_norm"] > algorithm.optimizer.max_grad_norm)
             found.append({k: v for k, v in metrics.items() if with_kl or k != "kl_ref"} | {"clipped": clipped})

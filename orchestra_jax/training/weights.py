@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.engines.base import RunEngine
-from orchestra_jax.engines.start import start_engine, write_first_model
+from orchestra_jax.engines.start import start_engine
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.processes import Processes
@@ -60,8 +60,10 @@ def start_run_engine(
 ) -> RunEngine:
     """Start the engine of this process; see `engines.start.start_engine`."""
     with processes.together():
-        if processes.first and processes.count > 1:
-            write_first_model(rollout, model, params, directory)
+        if processes.first and processes.count > 1 and rollout.engine is EngineName.sglang and not rollout.urls:
+            from orchestra_jax.engines.sglang.start import write_model
+
+            write_model(rollout, model, params, directory)
     with processes.together():
         starting = start_engine(
             rollout,

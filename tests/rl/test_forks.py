@@ -10,6 +10,7 @@ import pytest
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.rl import forks
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches, sequences
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig, policy_loss
@@ -128,7 +129,7 @@ def test_rows_in_several_micro_batches_learn_of_each_other(make):
     assert len(batches) > 2
     assert sum(batch.num_sequences for batch in batches) == pytest.approx(3)
     state, _ = learner.policy_step(state, batches)
-    related = learner.with_other_log_ratios(state.params, batches)
+    related = forks.with_other_log_ratios(learner, state.params, batches)
     own, owner = [], []
     for batch in batches:
         new = learner.with_old_logprobs(state.params, batch).old_logprobs

@@ -10,7 +10,7 @@ from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.rl.learner import Learner
+from orchestra_jax.rl import forks
 from orchestra_jax.rl.setup import policy_learner, policy_shapes, ratio_spans_rows
 from orchestra_jax.training.update import update
 from orchestra_jax.types import Preference, Turn
@@ -41,13 +41,13 @@ def test_later_optimizer_steps_have_the_ratio_of_whole_trajectories(monkeypatch,
     limits = RolloutLimits(max_turns=2, max_length=16, max_new_tokens=8)
     cfg = RunConfig(algorithm=algorithm, rollout=RolloutConfig(limits=limits, history=history))
     related = []
-    relate = Learner.with_other_log_ratios
+    relate = forks.with_other_log_ratios
 
     def told(*args, **options):
         related.append(relate(*args, **options))
         return related[-1]
 
-    monkeypatch.setattr(Learner, "with_other_log_ratios", told)
+    monkeypatch.setattr(forks, "with_other_log_ratios", told)
     learner = policy_learner(cfg.algorithm, cfg.rollout, cfg.steps, MODEL)
     state = learner.init(init_params(MODEL, jax.random.key(0)))
     advantages = np.array([1.0, -1.0, 0.5, -0.5], np.float32)

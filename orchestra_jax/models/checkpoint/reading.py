@@ -67,7 +67,25 @@ def read(
     family: ModelFamily | None,
     **overrides: Any,
 ) -> tuple[DecoderConfig, dict[str, Any]]:
-    """Read a checkpoint as `models.checkpoint.load` says."""
+    """Read a checkpoint; with several processes, each reads only the shards of its own devices.
+
+    Args:
+        folder: holds config.json and the safetensors files; or a model's id on the hub.
+        mesh: devices for the parameters; None: JAX's default device.
+        rules: rules that split them over the mesh; None: the default `ShardingRules`.
+        family: the model's family; None: the registered one that config.json names.
+        overrides: fields of the config, such as scan_layers, remat or attention, which config.json does not hold.
+            `param_dtype` casts while reading and is the files' own dtype if absent (the widest, if they mix);
+            `dtype` is `param_dtype` if absent.
+
+    Returns:
+        The config and the parameters, as `models.decoder.init_params` shapes them.
+
+    Raises:
+        FileNotFoundError: the folder, its config.json or one of its files is missing.
+        ValueError: an unknown family, a damaged file, missing or unexpected tensors, a wrong shape or dtype, or
+            a tied checkpoint whose own head differs from its embedding. A head that is equal is ignored.
+    """
     folder = hub.local(folder, "model")
     if not folder.is_dir():
         raise FileNotFoundError(f"No checkpoint folder {str(folder)!r}; give one with config.json and *.safetensors.")

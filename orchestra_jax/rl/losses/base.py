@@ -81,7 +81,7 @@ LOSSES: Registry[Loss] = Registry(
         "dr_grpo": f"{_PER_TOKEN}:dr_grpo",
         "dapo": f"{_PER_TOKEN}:dapo",
         "gspo": f"{_PER_SEQUENCE}:gspo",
-        "cispo": f"{_PER_TOKEN}:cispo",
+        "cispo": "orchestra_jax.rl.losses.clipped_weight:cispo",
         "sequence": f"{_PER_SEQUENCE}:sequence",
     },
 )

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 
 from orchestra_jax.config.algorithm import LossConfig
 from orchestra_jax.config.choices import Importance, RatioLevel
-from orchestra_jax.rl.losses.masked import MAX_LOG_RATIO, masked_mean
+from orchestra_jax.rl.losses.masked import MAX_LOG_RATIO, gap_metrics, masked_mean
 
 
 def correction(
@@ -42,14 +42,8 @@ def correction(
         corrected, zeroed = jnp.where(inside, raw, 0.0), mask & ~inside
     masked, fractions = _masked_sequences(old - rollout, mask, cfg)
     corrected = jnp.where(mask & ~masked[:, None], corrected, 0.0)
-    gap, squares = jnp.abs(old - rollout), (corrected**2).sum() * mask.sum()
-    metrics = {
-        "mismatch_mean": masked_mean(gap, mask),
-        "mismatch_max": jnp.where(mask, gap, 0.0).max(initial=0.0),
-        "importance_ess": corrected.sum() ** 2 / jnp.where(squares > 0, squares, 1.0),
-        "icepop_fraction": masked_mean(zeroed.astype(raw.dtype), mask),
-        **fractions,
-    }
+    metrics = gap_metrics(old - rollout, corrected, mask) | fractions
+    metrics["icepop_fraction"] = masked_mean(zeroed.astype(raw.dtype), mask)
     weights = jnp.ones_like(raw) if cfg.importance is Importance.none else corrected
     return jnp.where(masked[:, None], 0.0, weights), metrics
 

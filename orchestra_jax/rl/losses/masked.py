@@ -1,4 +1,4 @@
-"""Statistics over the entries of an array that a mask keeps, and the bound of all log-ratios."""
+"""Statistics over the entries of an array that a mask keeps, and the bound of all log-ratios. B sequences, T tokens."""
 
 from collections.abc import Sequence
 
@@ -12,6 +12,18 @@ MAX_LOG_RATIO = 20.0  # exp(20) is far outside every clip range and squares safe
 def masked_mean(values: Float[Array, "..."], mask: Bool[Array, "..."]) -> Float[Array, ""]:
     """Return the mean of the entries that the mask keeps, or 0 if it keeps none."""
     return jnp.where(mask, values, 0.0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def gap_metrics(
+    log_ratio: Float[Array, "B T"], weights: Float[Array, "B T"], mask: Bool[Array, "B T"]
+) -> dict[str, Float[Array, ""]]:
+    """Return how far learner and engine are apart in nats, and the effective share of the tokens under the weights."""
+    gap, squares = jnp.abs(log_ratio), (weights**2).sum() * mask.sum()
+    return {
+        "mismatch_mean": masked_mean(gap, mask),
+        "mismatch_max": jnp.where(mask, gap, 0.0).max(initial=0.0),
+        "importance_ess": weights.sum() ** 2 / jnp.where(squares > 0, squares, 1.0),
+    }
 
 
 def masked_percentiles(

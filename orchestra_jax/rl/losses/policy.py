@@ -24,10 +24,11 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from orchestra_jax.config.algorithm import LossConfig
-from orchestra_jax.config.choices import KL, Aggregation
+from orchestra_jax.config.choices import KL, Aggregation, RatioLevel
 from orchestra_jax.rl.losses.base import LOSSES, LossInputs, LossOutputs, aggregation_of
-from orchestra_jax.rl.losses.correction import correction
-from orchestra_jax.rl.losses.masked import MAX_LOG_RATIO, masked_mean, masked_percentiles
+from orchestra_jax.rl.losses.masked import MAX_LOG_RATIO, gap_metrics, masked_mean, masked_percentiles
+
+_OF_CORRECTIONS = ("icepop_fraction", *(f"sequence_masked{by}" for by in ("", "_geometric", "_product", "_veto")))
 
 
 def kl_estimate(new: Float[Array, "B T"], ref: Float[Array, "B T"], kl: KL) -> Float[Array, "B T"]:
@@ -87,6 +88,21 @@ def _ratio_metrics(found: LossOutputs, mask: Bool[Array, "B T"]) -> dict[str, Fl
         "ratio_max": jnp.where(mask, ratio, 0.0).max(initial=0.0),
         **dict(zip(("ratio_p01", "ratio_p50", "ratio_p99"), percentiles, strict=True)),
     }
+
+
+def _engine_weights(
+    old: Float[Array, "B T"], rollout: Float[Array, "B T"] | None, mask: Bool[Array, "B T"], cfg: LossConfig
+) -> tuple[Float[Array, "B T"] | float, dict[str, Float[Array, ""]]]:
+    """Return the weights of the token losses, and metrics of the gap between learner and engine."""
+    if cfg.corrects or cfg.importance_level is not RatioLevel.token:
+        from orchestra_jax.rl.losses.correction import correction
+
+        return correction(old, rollout, mask, cfg)
+    if rollout is None:
+        return 1.0, {}
+    ratio = jnp.exp(jnp.clip(old - rollout, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    metrics = gap_metrics(old - rollout, jnp.where(mask, ratio, 0.0), mask)
+    return 1.0, metrics | dict.fromkeys(_OF_CORRECTIONS, jnp.zeros((), old.dtype))
 
 
 def _clean(values: Float[Array, "B T"], kept: Bool[Array, "B T"]) -> Float[Array, "B T"]:
@@ -167,7 +183,7 @@ def policy_loss(
     chosen = LOSSES.get(cfg.loss)
     found = chosen.tokens(LossInputs(new, old, adv, kept, cfg, whole, others))
     rollout = None if rollout_logprobs is None else _constant(rollout_logprobs, kept)
-    weight, metrics = correction(old, rollout, kept, cfg)
+    weight, metrics = _engine_weights(old, rollout, kept, cfg)
     loss = objective = _aggregate(found.tokens * weight, kept, cfg, denominator, whole)
     if ref_logprobs is not None:
         ref = _constant(ref_logprobs, kept)

@@ -1,6 +1,5 @@
-"""The losses with a ratio per token: grpo and its relatives, and cispo."""
+"""The losses with a clipped ratio per token: grpo and its relatives."""
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
@@ -21,17 +20,6 @@ dr_grpo = Loss(grpo.tokens, Aggregation.constant)
 
 # Differs from grpo in settings only: `clip_high > clip_low` is its "clip-higher".
 dapo = Loss(grpo.tokens)
-
-
-@Loss
-def cispo(inputs: LossInputs) -> LossOutputs:
-    """Return `-stop_gradient(clip(ratio)) * A * logprob`: a clip bounds a token's weight, never stops its gradient."""
-    ratio = token_ratio(inputs)
-    low, high = 1 - inputs.cfg.clip_low, 1 + inputs.cfg.clip_high
-    clipped = jnp.clip(ratio, low, high)
-    tokens = -jax.lax.stop_gradient(clipped) * inputs.advantages * inputs.logprobs
-    held = {"low": ratio < low, "high": ratio > high, "dual": jnp.zeros_like(inputs.mask)}
-    return LossOutputs(tokens, ratio, held)
 
 
 def token_ratio(inputs: LossInputs) -> Float[Array, "B T"]:

@@ -6,7 +6,8 @@ import pytest
 
 from orchestra_jax.config.rollout import RolloutConfig, ServerOptions
 from orchestra_jax.engines.sglang import start as engines
-from orchestra_jax.engines.start import start_engine, write_first_model
+from orchestra_jax.engines.sglang.start import write_model
+from orchestra_jax.engines.start import start_engine
 from orchestra_jax.processes import Processes
 
 from .test_start import CONFIG, LIMITS, Started, masters
@@ -39,7 +40,7 @@ async def test_own_servers_share_the_model_folder_and_nothing_else(servers, tmp_
     monkeypatch.setattr(engines, "SGLangProcess", Started)
     monkeypatch.setattr(Started, "seen", [servers[0]])
     rollout = sglang(server=ServerOptions(python="p", port=5000), weight_folder=str(tmp_path / "push"))
-    write_first_model(rollout, CONFIG, masters(), tmp_path)
+    write_model(rollout, CONFIG, masters(), tmp_path)
     written = (tmp_path / "server" / "model" / "config.json").stat().st_mtime_ns
     running = await start_engine(
         rollout, CONFIG, masters(), 1, tokenizer_size=50, directory=tmp_path, processes=Processes(1, 2)
