@@ -47,14 +47,8 @@ def generation(
     ids: Sequence[int], logprobs: Sequence[float], reason: str, spans: Sequence[tuple[int, int]], cached: int
 ) -> Generation:
     """Return a generation whose tokens were sampled under the weight versions of `spans`."""
-    return Generation(
-        token_ids=tuple(ids),
-        logprobs=tuple(logprobs),
-        finish_reason=reason,
-        weight_version=spans[0][0],
-        cached_tokens=cached,
-        version_spans=tuple(spans) if len(spans) > 1 else (),
-    )
+    changed = tuple(spans) if len(spans) > 1 else ()
+    return Generation(tuple(ids), tuple(logprobs), reason, spans[0][0], cached, changed)
 
 
 def check_request(prompt: Sequence[int], params: SamplingParams, max_length: int) -> None:

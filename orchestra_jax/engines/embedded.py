@@ -41,18 +41,9 @@ class _Request:
 class EmbeddedEngine:
     """Samples from a policy of any model family in this process.
 
-    Args:
-        config: the policy's architecture.
-        params: its parameters.
-        settings: `slots` sequences are held at once and more wait their turn, none longer than `limits.max_length`, in
-            as many parts as `threads`. With `lockstep` sampling does not depend on how long tools take, which makes
-            whole runs reproducible bit for bit; without it sequences decode as they come.
-        version: weight version of `params`.
-
-    Raises:
-        ValueError: from `generate`, for a prompt that is empty or leaves no room in `max_length`, no new tokens, more
-            than four stop ids, or a session that is closed or generating already.
-        RuntimeError: from `generate`, once the engine is closed, or in another event loop than before.
+    `settings.slots` sequences are held at once and more wait their turn, none longer than `limits.max_length`, in as
+    many parts as `threads`. With `lockstep` sampling does not depend on how long tools take, which makes whole runs
+    reproducible bit for bit; without it sequences decode as they come. `version` is the weight version of `params`.
     """
 
     def __init__(self, config: DecoderConfig, params: Any, settings: RolloutConfig, *, version: int = 0) -> None:
@@ -226,13 +217,7 @@ class EmbeddedEngine:
     def _row(self, request: _Request) -> Row:
         room = self.max_length - len(request.prompt)
         left = min(request.params.max_new_tokens, room) - len(request.sampled)
-        return Row(
-            slot=self._place[request.session][1],
-            ids=request.ids,
-            sampled=len(request.sampled),
-            left=left,
-            params=request.params,
-        )
+        return Row(self._place[request.session][1], request.ids, len(request.sampled), left, request.params)
 
     def _record(self, request: _Request, tokens: list[int], logprobs: list[float]) -> None:
         """Take over sampled tokens, and resolve a request that has ended."""

@@ -25,20 +25,12 @@ _FINE = range(512, 1025)  # a longer one is a GPU's, where each takes half a min
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sequence to extend.
+    """A sequence to extend."""
 
-    Attributes:
-        slot: where its keys and values are.
-        ids: the whole sequence.
-        sampled: how many of them were sampled under these `params`.
-        left: tokens to sample at most.
-        params: how.
-    """
-
-    slot: int
-    ids: tuple[int, ...]
-    sampled: int
-    left: int
+    slot: int  # its keys and values
+    ids: tuple[int, ...]  # the whole sequence
+    sampled: int  # how many of them were sampled under these `params`
+    left: int  # tokens to sample at most
     params: SamplingParams
 
 
@@ -49,7 +41,6 @@ class SlotCache:
     over the smallest row bucket that holds the sequences, and over the part of the cache that the longest one needs.
 
     Args:
-        config: the policy's architecture.
         slots: sequences held at once.
         max_length: longest sequence in tokens.
         chunk: tokens per call of `decode`.
@@ -249,11 +240,7 @@ def sample(
     One uniform number in [0, 1) per row instead of one Gumbel number per vocabulary entry, and a cumulative sum over
     the blocks' sums and inside the chosen block only: several times faster where the vocabulary is large.
 
-    Args:
-        block: vocabulary entries summed first.
-
-    Returns:
-        The tokens, each with a probability above 0, and the log of every row's partition function.
+    Returns the tokens, each with a probability above 0, and the log of every row's partition function.
     """
     rows, vocab = logits.shape
     top = logits.max(-1, keepdims=True)
@@ -318,15 +305,8 @@ def _decode(
         left = jnp.where(active & ~stopped, left - 1, 0)
         return step + 1, local, token, lengths, left, tokens, logprobs
 
-    start = (
-        jnp.int32(0),
-        local,
-        pending,
-        lengths,
-        left,
-        jnp.full((rows, chunk), -1, jnp.int32),
-        jnp.zeros((rows, chunk), jnp.float32),
-    )
+    drawn, logprobs = jnp.full((rows, chunk), -1, jnp.int32), jnp.zeros((rows, chunk), jnp.float32)
+    start = (jnp.int32(0), local, pending, lengths, left, drawn, logprobs)
     _, local, _, _, _, tokens, logprobs = jax.lax.while_loop(
         lambda carry: (carry[0] < chunk) & (carry[4] > 0).any(), body, start
     )

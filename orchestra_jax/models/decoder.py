@@ -125,13 +125,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Blocks up to the final norm; `output_head` and `models.logprobs.token_logprobs` do the rest.
-
-    Attributes:
-        config: sizes and numerics.
-        block: the family's layer.
-        constrain: optional sharding constraint of the activations between layers.
-    """
+    """Blocks up to the final norm; `output_head` and `models.logprobs.token_logprobs` do the rest."""
 
     config: DecoderConfig
     block: type[Block] = Block
@@ -153,11 +147,9 @@ class Decoder(nn.Module):
         whose shared prefix is another call's cache: gradients flow through `past`. Nothing is written into `past`.
 
         Args:
-            tokens: ids of the chunk; padding ids are any valid ids.
             positions: position of each token in its sequence, for RoPE only (the causal order is the chunk's order).
             segment_ids: packed sequences; 0 is padding. None: each row is one sequence, padded on the right.
-            past: keys and values of earlier tokens, valid at j < past_lengths[b].
-            past_lengths: valid past entries per row; None means all.
+            past, past_lengths: keys and values of earlier tokens, valid at j < past_lengths[b]; None means all.
 
         Returns:
             Hidden states after the final norm (compute dtype), and the keys (after QK-norm and RoPE) and values of
@@ -175,16 +167,16 @@ class Decoder(nn.Module):
             # Looked up where the table lies; otherwise XLA may gather the whole table first.
             x = self.constrain(self.constrain(x, (None, "embed")), ("batch", "hidden"))
         rope = rope_angles(positions, config.head_dim, config.rope_theta, config.rope_scaling)
-        block = self.recomputing_block()
+        block = self.block
+        if config.remat != "none":
+            from orchestra_jax.models.deep_stacks import recomputing
+
+            block = recomputing(block, config)
         kv: KVCache
         if config.scan_layers:
-            layers = nn.scan(
-                block,
-                variable_axes={"params": 0, "intermediates": 0},
-                split_rngs={"params": True},
-                in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
-                length=config.num_layers,
-            )(config, self.constrain, name="layers")
+            from orchestra_jax.models.deep_stacks import scanned
+
+            layers = scanned(block, config)(config, self.constrain, name="layers")
             x, kv = layers(x, cast(LayerKV | None, past), rope, past_lengths, segment_ids)
         else:
             chunks = []
@@ -195,16 +187,6 @@ class Decoder(nn.Module):
             kv = tuple(chunks)
         scale = self.param("norm", nn.initializers.ones, (config.hidden_size,), param_dtype)
         return rms_norm(x, scale, config.rms_norm_eps).reshape(*tokens.shape, -1), kv
-
-    def recomputing_block(self) -> type[Block]:
-        """Return the block, of which the backward pass computes again what `config.remat` names."""
-        config = self.config
-        if config.remat == "none":
-            return self.block
-        policies = jax.checkpoint_policies
-        policy = policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else policies.nothing_saveable
-        # Inside a scan the loop already keeps XLA from merging the recomputation with the forward pass.
-        return cast(type[Block], nn.remat(self.block, policy=policy, prevent_cse=not config.scan_layers))
 
 
 def forward(
@@ -280,9 +262,6 @@ def write_cache(
     are dropped. Row numbers are unique and not negative.
 
     Args:
-        cache: entries [B, Hkv, M, d] (or with a leading layer axis).
-        kv: a chunk's entries [n, Hkv, S, d], from `forward`, in the same layout.
-        rows, offsets, lengths: cache row, first entry and number of valid entries of each chunk.
         after: hidden states that the same jitted step computed from the old cache. Required for the write to
             happen in place in a donated cache; without it XLA copies the whole cache first, because it may not write
             before the step's attention has read. If its first element is NaN, nothing is written.

@@ -24,22 +24,14 @@ FAMILIES: Registry[ModelFamily] = Registry(
 
 
 def preset_config(model: ModelConfig, **overrides: Any) -> DecoderConfig:
-    """Return the architecture of a run that starts from random weights: a preset of its family, by default Qwen3.
-
-    Raises:
-        ValueError: an unknown family or preset, or no vocabulary size where the preset has none.
-    """
+    """Return the architecture of a run that starts from random weights: a preset of its family, by default Qwen3."""
     settings = run_settings(model)
     family = settings.pop("family") or FAMILIES.get("qwen3")
     return family.preset(model.preset, **settings, **overrides)
 
 
 def run_settings(model: ModelConfig) -> dict[str, Any]:
-    """Return the family and the numerics of a run's model, as keyword arguments of `read_config` and `checkpoint.load`.
-
-    Raises:
-        ConfigError: an unknown family.
-    """
+    """Return a run's family and numerics, as keyword arguments of `read_config` and `checkpoint.load`."""
     numerics = ("dtype", "param_dtype", "scan_layers", "remat", "attention")
     family = FAMILIES.get(model.family) if model.family else None
     return {"family": family, **{name: getattr(model, name) for name in numerics}}

@@ -33,9 +33,7 @@ def token_logprobs(
     in fp32 whatever hidden's dtype is, and is returned in head's dtype (give fp32 parameters to keep it).
 
     Args:
-        hidden: final hidden states.
-        head: output matrix, see `models.decoder.output_head`.
-        targets: the token id to score at each position.
+        hidden, head: final hidden states, and `models.decoder.output_head`.
         temperature: divides the logits; positive, and the one that tokens were sampled at.
         chunk: tokens whose logits exist at once; None or >= T: all of them.
         vocab_block: ids whose logits exist at once; None or >= V: all of them, as a vocabulary split over devices
@@ -43,9 +41,6 @@ def token_logprobs(
 
     Returns:
         (logprobs, entropy) in nats, fp32; both differentiable in `hidden` and `head`.
-
-    Raises:
-        ValueError: temperature, chunk or vocab_block not positive.
     """
     chex.assert_shape(head, (hidden.shape[-1], None))
     chex.assert_shape([hidden, targets], [(None, None), hidden.shape[:1]])

@@ -15,7 +15,7 @@ def over_vocabulary(
     carry: Any,
     head: Float[Array, "D V"],
     block: int,
-) -> tuple[Any, Float[Array, "D V"] | None]:
+) -> tuple[Any, Any]:
     """Fold `step(carry, first id, head of the block)` over the vocabulary; return the carry and the parts joined."""
     whole, found = head.shape[1] // block, []
     looped = whole * block if whole > 1 else 0

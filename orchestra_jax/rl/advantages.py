@@ -2,12 +2,6 @@
 
 The homogeneity filter drops whole groups (`informative_groups`); the format filter and the invalid-output filter drop
 members (`member_masks`). Axes: G groups, N members of a group.
-
-Example: the best and the worst member of a group; a group of equals has nothing to learn from.
-    >>> import numpy as np
-    >>> from orchestra_jax.rl.advantages import group_advantages
-    >>> group_advantages(np.array([[1.0, 0.0], [0.5, 0.5]]), np.ones((2, 2), bool)).tolist()
-    [[1.0, -1.0], [0.0, 0.0]]
 """
 
 import chex
@@ -41,9 +35,6 @@ def member_masks(
 
     Returns:
         The members, to pass as `valid` to `group_advantages`. `preference_reward` takes `completed` in both modes.
-
-    Raises:
-        ValueError: `invalid` is unknown.
     """
     chex.assert_equal_shape([completed, failed])
     alive = ~jnp.asarray(failed).astype(bool)
@@ -58,13 +49,8 @@ def informative_groups(
     >>> informative_groups(jnp.array([[1.0, 0.0], [1.0, 1.0]]), jnp.ones((2, 2), bool)).tolist()
     [True, False]
 
-    Args:
-        rewards: R of Eq. 2.
-        valid: members that take part (`member_masks`).
-        min_std: least population standard deviation (divisor: number of valid members) of a kept group.
-
-    Returns:
-        False where the std is below `min_std`, and always where all valid rewards are equal or none is valid.
+    A group is False where its population std over the members that are `valid` (`member_masks`) is below `min_std`, and
+    always where all valid rewards are equal or none is valid.
     """
     _, std, differs = _moments(jnp.asarray(rewards), jnp.asarray(valid).astype(bool))
     return (differs & (std >= min_std * (1 - _ROUNDING)))[:, 0]
@@ -87,8 +73,7 @@ def group_advantages(
     [[1.0, -1.0, 0.0], [0.0, 0.0, 0.0]]
 
     Args:
-        rewards: R of Eq. 2; rewards of members that are not valid are ignored, NaN included.
-        valid: members that take part (`member_masks`).
+        rewards: R of Eq. 2; rewards of members that are not `valid` (`member_masks`) are ignored, NaN included.
         min_std: groups whose reward std is below it get advantages 0 (see `informative_groups`).
         normalize_std: False leaves out the division by std (Dr. GRPO); the filter stays.
         clip: if given, advantages are clamped to [-clip, clip]; the authors' training script uses 3.

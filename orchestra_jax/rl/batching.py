@@ -43,11 +43,7 @@ class TokenSequence:
 
 
 def sequences(trajectory: Trajectory, advantage: float, number: int = 0) -> list[TokenSequence]:
-    """Return the trajectory's sequences; a trajectory that forked has several, all with its advantage.
-
-    Args:
-        number: the trajectory's number, different from the others' of an optimizer step.
-    """
+    """Return the trajectory's sequences; a trajectory that forked has several, all with its advantage and number."""
     found = []
     total = sum(len(turn.sampled_ids) for turn in trajectory.turns)
     for turns in trajectory.sequences:
@@ -60,17 +56,9 @@ def sequences(trajectory: Trajectory, advantage: float, number: int = 0) -> list
             logprobs += [0.0] * len(turn.prompt_ids) + list(turn.logprobs)
         if turns:
             # The last prompt token stays in the row: its hidden state predicts the first sampled one.
-            found.append(
-                TokenSequence(
-                    tokens=tuple(tokens),
-                    sampled=tuple(sampled),
-                    logprobs=tuple(logprobs),
-                    prefix=len(turns[0].prompt_ids) - 1,
-                    advantage=advantage,
-                    trajectory=number,
-                    share=sum(sampled) / total,
-                )
-            )
+            prefix, share = len(turns[0].prompt_ids) - 1, sum(sampled) / total
+            row = TokenSequence(tuple(tokens), tuple(sampled), tuple(logprobs), prefix, advantage, number, share)
+            found.append(row)
     return found
 
 
@@ -271,11 +259,7 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes) -> list[Mi
 
 
 def check_start(row: TokenSequence, start: int = 0) -> None:
-    """Refuse a row that begins, at `start`, with a token that carries loss: nothing in the row predicts it.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Refuse a row that begins, at `start`, with a token that carries loss: nothing in the row predicts it."""
     if row.sampled[start : start + 1] == (True,):
         raise ValueError("A row begins with a sampled token, which nothing predicts: put one prompt token before it.")
 

@@ -48,11 +48,7 @@ def group_arrays(trajectories: Sequence[Trajectory], group_size: int, max_tools:
         >>> arrays.solved.tolist(), arrays.tool_counts.sum(axis=2).tolist()
         ([[True, False]], [[1.0, 0.0]])
 
-    Args:
-        max_tools: least K; else, and where a menu is larger, K is that of the largest menu among the trajectories.
-
-    Raises:
-        ValueError: the number of trajectories is no multiple of `group_size`.
+    K is `max_tools`, or that of the largest menu among the trajectories where this is larger.
     """
     if len(trajectories) % group_size:
         raise ValueError(f"{len(trajectories)} trajectories do not divide into groups of {group_size}.")

@@ -49,13 +49,8 @@ _MOST_TRACES = 64
 class Learner:
     """Compiled functions of one policy: supervised and policy gradients over micro-batches, and the optimizer step.
 
-    Everything is on the default device.
-
-    Args:
-        config: the policy's architecture.
-        cfg: settings of the update.
-        optimizer: from `make_optimizer`.
-        adapters: train these adapters of a frozen base instead of the policy itself.
+    Everything is on the default device. With `adapters`, these adapters of a frozen base are trained instead of the
+    policy itself.
 
     Attributes:
         shards: parts of every micro-batch of this process, one for each batch shard.
@@ -139,12 +134,9 @@ class Learner:
     # --- state and batches on their devices ---
 
     def init(self, params: Params, *, donate: bool = False) -> TrainState:
-        """Return the state before the first step.
+        """Return the state before the first step on the policy, or on adapters, cast to the stored dtype.
 
-        Args:
-            params: the policy, or with LoRA its adapters; jax or numpy arrays, cast to the stored dtype. They stay
-                valid: the state has copies.
-            donate: let the state take over the buffers of `params` instead.
+        The state has copies of the jax or numpy arrays, or with `donate` takes over their buffers.
         """
         stored = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, self._abstract_state.params)
         placed = self.place_params(stored)
@@ -165,19 +157,11 @@ class Learner:
         return cast(TrainState, jax.tree.map(lambda leaf: one, self._abstract_state))
 
     def place_params(self, params: Params) -> Params:
-        """Put parameters (a reference, a LoRA base) on the devices in their own dtype; those there are not copied.
-
-        Args:
-            params: a whole policy, or adapters.
-        """
+        """Put parameters (a reference, a LoRA base) on the devices in their own dtype; those there are not copied."""
         return cast(Params, jax.tree.map(jax.device_put, params))
 
     def place(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Return this process's micro-batches as the step takes them; on one device as they are.
-
-        Raises:
-            ValueError: a micro-batch was not made with shards=`self.shards`.
-        """
+        """Return this process's micro-batches as the step takes them; on one device as they are."""
         return list(batches)
 
     def _on_device(self, batch: MicroBatch) -> MicroBatch:
@@ -197,9 +181,7 @@ class Learner:
     def with_ref_logprobs(self, params: Params, batch: MicroBatch) -> MicroBatch:
         """Return the batch with the log-probs of the reference policy as `ref_logprobs`.
 
-        Args:
-            params: the whole reference in any dtype, on the mesh or in host memory (`place_params` once where many
-                batches follow).
+        The reference is whole, in any dtype, on the devices or in host memory (`place_params` once for many batches).
         """
         (batch,) = self.place([batch])
         found = self._ref_logprobs(self.place_params(params), self._on_device(batch))
@@ -220,7 +202,7 @@ class Learner:
         Args:
             batches: micro-batches of this process's rows; with a KL coefficient they hold the reference's log-probs.
             kl_scale: multiplies the KL coefficient.
-            base: the frozen parameters under the adapters.
+            base: the frozen parameters under the adapters; a ValueError where they are missing.
 
         The policy term and the KL are divided as `LossConfig.aggregation` says for their rows, the entropy bonus by
         tokens. Where the gradient of a trajectory is a sum over its tokens (loss "sequence"), both are also divided by
@@ -232,9 +214,6 @@ class Learner:
             mismatch_mean and mismatch_max, importance_p01 and importance_p99, sequence_ess, sequence_product_* and
             sequence_geometric_* (percentiles) compare the policy before this step with the engine; skipped is 1 where
             the loss or the gradient was not finite, and then the state is the old one, bit for bit.
-
-        Raises:
-            ValueError: no micro-batch, or `base` is missing.
         """
         batches = self._ready(batches, base)
         carrying = batches if self.cfg.count_all else [batch.with_advantage() for batch in batches]
@@ -302,11 +281,8 @@ def _whole_batch(found: Sequence[Mapping[str, np.ndarray]], tokens: Sequence[flo
     """Combine the metrics of micro-batches into those of the batch.
 
     Losses (already divided by the whole batch's normaliser) and counts are added, a maximum is the largest, shares of
-    sequences are averaged over sequences, and all else over tokens. The mean of percentiles over tokens is near the
+    sequences are averaged over sequences, and all else over `tokens`. The mean of percentiles over tokens is near the
     batch's percentile, not equal to it: rows are sorted by length before they are cut into micro-batches.
-
-    Args:
-        tokens: tokens that carry loss in each micro-batch.
     """
     combined = {}
     for name in found[0]:
@@ -330,11 +306,7 @@ def _whole_batch(found: Sequence[Mapping[str, np.ndarray]], tokens: Sequence[flo
 
 
 def _sequence_figures(log_ratios: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
-    """Return how far learner and engine are apart on whole sequences.
-
-    Percentiles over the sequences of the product of each one's ratios and of their geometric mean, and the effective
-    share of the sequences if the product weighed them.
-    """
+    """Return how far learner and engine are apart on whole sequences: percentiles and effective share."""
     log_ratios, tokens = log_ratios[tokens > 0].astype(np.float64), tokens[tokens > 0]
     if not len(tokens):
         return {}

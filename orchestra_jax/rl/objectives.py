@@ -88,9 +88,7 @@ def policy_objective(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return a micro-batch's part of the loss (policy term, KL and entropy bonus), and its metrics.
 
-    Args:
-        logprobs, entropy: current ones of the policy.
-        kl_scale: multiplies the KL coefficient.
+    `logprobs` and `entropy` are the policy's current ones; `kl_scale` multiplies the KL coefficient.
     """
     old = jax.lax.stop_gradient(logprobs) if cfg.own_old else batch.old_logprobs
     loss, metrics = policy_loss(

@@ -12,11 +12,7 @@ from orchestra_jax.config.choices import DType, OptimizerName, Schedule
 
 
 def learning_rate(cfg: OptimizerConfig, total_steps: int = 1) -> optax.Schedule:
-    """Return the learning rate by optimizer step.
-
-    Args:
-        total_steps: optimizer steps of the run, over which a schedule falls.
-    """
+    """Return the learning rate by optimizer step; a schedule falls over the run's `total_steps`."""
     peak, rest = cfg.learning_rate, max(1, total_steps - cfg.warmup_steps)
     match cfg.schedule:
         case Schedule.constant:
@@ -33,11 +29,7 @@ def learning_rate(cfg: OptimizerConfig, total_steps: int = 1) -> optax.Schedule:
 
 
 def make_optimizer(cfg: OptimizerConfig, total_steps: int = 1) -> optax.GradientTransformation:
-    """Return the configured optimizer behind a clip by global norm.
-
-    Args:
-        total_steps: see `learning_rate`.
-    """
+    """Return the configured optimizer behind a clip by global norm."""
     rate = learning_rate(cfg, total_steps)
     if cfg.name is OptimizerName.muon:
         share = 1.0 if cfg.adam_learning_rate is None else cfg.adam_learning_rate / cfg.learning_rate

@@ -22,9 +22,6 @@ class PackShapes:
         response_fractions: shares of a micro-batch's tokens that may be sampled ones, ascending; only so many positions
             are projected onto the vocabulary.
         row_sequences: most sequences of a row; None: as many as fit.
-
-    Raises:
-        ValueError: a size below 1, or fewer sequences than rows.
     """
 
     row_length: int
@@ -50,13 +47,7 @@ class PackShapes:
 def bin_rows(lengths: Sequence[int], row_length: int, most: int) -> list[list[int]]:
     """Put sequences into rows: the longest first, each into the fullest row that still holds it (best fit).
 
-    Args:
-        lengths: tokens of each sequence.
-        row_length: tokens of a row.
-        most: sequences that a row may hold.
-
-    Returns:
-        The sequences' indices, row by row.
+    A row has `row_length` tokens and at most `most` sequences. Returns the sequences' indices, row by row.
     """
     rows: list[list[int]] = []
     open_rows: list[tuple[int, int]] = []  # (free tokens, row), ascending

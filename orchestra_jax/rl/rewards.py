@@ -2,15 +2,6 @@
 
 Axes: G groups (one per task), N members of a group (rollouts), K tools, F = K + 3 features, E evaluation examples.
 The feature order is fixed everywhere: K tools in the order of the instance's menu, outcome, -cost, -latency.
-
-Example: two right answers, the second of them dearer, for a user who minds cost.
-    >>> import numpy as np
-    >>> from orchestra_jax.rl.rewards import feature_matrix, preference_reward
-    >>> solved = np.array([[True, True]])
-    >>> features = feature_matrix(np.array([[[1], [3]]]), solved, np.array([[0.01, 0.12]]), np.array([[2.0, 2.0]]))
-    >>> everyone, every = np.ones_like(solved), np.ones((1, 4), bool)
-    >>> preference_reward(features, np.array([[0.0, 1.0, 0.5, 0.0]]), solved, everyone, every).tolist()
-    [[0.5, 0.0]]
 """
 
 import chex
@@ -41,16 +32,12 @@ def feature_matrix(
     Args:
         tool_counts: number of calls of each tool; padding tools have 0.
         solved: r_outcome of Eq. 1.
-        cost_usd: dollars of the trajectory, >= 0; enters M negated.
-        latency_s: seconds of the trajectory, >= 0; enters M negated.
+        cost_usd, latency_s: dollars and seconds of the trajectory, >= 0; they enter M negated.
         tool_feature: meaning of m_t. "count" is the paper's number of calls; "used" is 1 if the tool was called at all,
             else 0; "share" is the count over the trajectory's calls of all tools, 0 when there were none.
 
     Returns:
         M with F = K + 3, in float32 (float64 if an input is).
-
-    Raises:
-        ValueError: `tool_feature` is unknown.
     """
     cost, latency = jnp.asarray(cost_usd), jnp.asarray(latency_s)
     chex.assert_equal_shape([solved, cost, latency])
@@ -80,13 +67,7 @@ def normalize_features(
     >>> normalize_features(M, jnp.array([[True, True, False]])).tolist()
     [[[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]]
 
-    Args:
-        M: features of `feature_matrix`.
-        valid: members that completed.
-        normalize_outcome: False leaves the outcome element of valid members as it is (0 or 1).
-
-    Returns:
-        M_norm, every element in [0, 1].
+    `normalize_outcome=False` leaves the outcome element of valid members as it is (0 or 1).
     """
     features = jnp.asarray(M)
     member = jnp.asarray(valid).astype(bool)[..., None]
@@ -120,18 +101,13 @@ def preference_reward(
     [[0.0, 1.0]]
 
     Args:
-        M: features of `feature_matrix`.
         preference: P of each group's instance, elements in [0, 1], in the feature order of M.
-        solved: r_outcome of Eq. 1.
         valid: members that completed. Only they set the min-max, and the others get 0: pass the completed members here
             also when `advantages.member_masks` keeps malformed ones in the group.
         tool_mask: features that exist for the instance: False for padding tools, True for outcome, cost and latency.
             A feature that does not exist adds nothing, whatever M and P hold there.
         normalize_outcome: True is the paper: in a group that is all right the outcome element is 0 for all. False
             uses the outcome as it is, so every solved member gets `p_outcome`.
-
-    Returns:
-        R, within [0, sum of P].
     """
     groups, members, features = jnp.shape(M)
     chex.assert_shape([preference, tool_mask], (groups, features))
@@ -162,14 +138,8 @@ def preference_score(
     the score depends on their units: below one dollar or one second a saving no longer raises it. Eq. 6: dot with P if
     the trained policy solved the example, else 0.
 
-    Args:
-        M_s: features of the trained policy, one trajectory per example, not normalised.
-        M_0: features of the starting checkpoint on the same examples, in the same units.
-        preference: P; padding tools must weigh 0.
-        solved: whether the trained policy solved the example.
-
-    Returns:
-        The score of each example; the benchmark's figure is the sum, and the mean is reported too.
+    `M_s` and `M_0` are features of the trained policy and of the starting checkpoint on the same examples, in the same
+    units, not normalised. Padding tools must weigh 0 in P. The benchmark's figure is the sum over the examples.
     """
     trained, start = jnp.asarray(M_s), jnp.asarray(M_0)
     chex.assert_equal_shape([trained, start, preference])

@@ -29,11 +29,7 @@ if TYPE_CHECKING:  # needed with adapters only
 
 
 def device_mesh(cfg: MeshConfig) -> Mesh | None:
-    """Return the configured mesh, or None for a single device.
-
-    Raises:
-        ValueError: the sizes do not multiply to the number of devices.
-    """
+    """Return the configured mesh, or None for a single device; a ValueError where its size is not the devices'."""
     if (cfg.data, cfg.fsdp, cfg.tensor) == (1, 1, 1):
         return None
     from orchestra_jax.models.sharding import make_mesh
@@ -81,9 +77,7 @@ def reward_groups(
 
 
 def kl_scale(algorithm: AlgorithmConfig, step: int, steps: int) -> float:
-    """Return the factor on loss.kl_coef at `step`: it falls from 1 linearly to kl_final over the first kl_fade of the
-    run.
-    """
+    """Return the factor on loss.kl_coef: it falls from 1 linearly to kl_final over the first kl_fade of the run."""
     done = min(1.0, step / max(1.0, algorithm.kl_fade * steps))
     return 1.0 - (1.0 - algorithm.kl_final) * done
 
@@ -116,10 +110,9 @@ def policy_shapes(algorithm: AlgorithmConfig, model: ModelConfig, longest: int) 
 
 
 def most_packed(model: ModelConfig, length: int) -> int | None:
-    """Return the most sequences that a packed row of `length` tokens may hold, or None for no limit.
+    """Return the most sequences that cuDNN, where it may run, takes in a packed row; None for no limit.
 
-    Where cuDNN may compute attention it has room for so many, and padding counts as one. The same rows are packed on
-    every machine, since the backend is not known before the model is traced.
+    The same rows are packed on every machine, since the backend is not known before the model is traced.
     """
     if model.attention is AttentionBackend.xla or model.dtype is not DType.bfloat16:
         return None
@@ -133,11 +126,8 @@ def policy_batches(
 ) -> list[MicroBatch]:
     """Cut the rows of one optimizer step into micro-batches, packed if the shapes are.
 
-    Args:
-        shards: S, the batch shards of the mesh that this process feeds.
-
-    Raises:
-        ValueError: a row is too long for the shapes, or begins with a sampled token.
+    `shards` is S, the batch shards of the mesh that this process feeds. A ValueError tells of a row that is too long
+    for the shapes, or begins with a sampled token.
     """
     parts = pack(rows, shapes) if isinstance(shapes, PackShapes) else micro_batches(rows, shapes)
     if shards == 1:
@@ -207,11 +197,7 @@ def policy_learner(
     mesh: Mesh | None = None,
     adapters: "LoRA | None" = None,
 ) -> Learner:
-    """Return the learner of the policy updates.
-
-    Args:
-        steps: training steps of the run.
-    """
+    """Return the learner of the policy updates of a run of `steps` training steps."""
     optimizer = make_optimizer(algorithm.optimizer, policy_updates(algorithm, steps))
     return _learner(model, learner_config(algorithm, rollout, model, mesh), optimizer, mesh, adapters)
 

@@ -32,10 +32,8 @@ def attention(
     chunk's own entries j <= i of the same segment. Query head h reads key-value head h // (H / Hkv).
 
     Args:
-        q: queries, after QK-norm and RoPE.
-        k, v: keys and values of the chunk, heads before length as in the cache.
+        q, k, v: after QK-norm and RoPE; keys and values have heads before length as in the cache.
         past: keys and values of earlier tokens; entries at or after `past_lengths` may hold anything finite.
-        past_lengths: number of valid past entries of each row.
         segment_ids: packed sequences of the chunk; 0 is padding, which sees padding only. With a past, every
             segment of a row sees that row's past.
         backend: "xla", which computes by blocks where S x (M + S) is large and then has a reverse-mode gradient only;
@@ -43,9 +41,6 @@ def attention(
             starts at the first key and not at the end of the past; "auto", which is "cudnn" for long rows where this
             device, dtype and jax have it; or a function of (q, k, v, segment_ids) for chunks without a past.
         device: the device that runs it; None: the first one.
-
-    Returns:
-        The attention's output in q's dtype.
 
     Raises:
         ValueError: unknown backend, heads that do not divide, or a GPU, dtype or head size that cuDNN does not take.

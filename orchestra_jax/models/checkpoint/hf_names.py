@@ -12,17 +12,11 @@ from orchestra_jax.models.decoder import abstract_params
 
 @dataclass(frozen=True)
 class Source:
-    """The tensors of a parameter in Hugging Face's files.
+    """The tensors of a parameter in Hugging Face's files: one, or one for each place along its leading axes."""
 
-    Attributes:
-        names: the tensor, or one tensor for each place along a stacked parameter's leading axes, the last one fastest.
-        transpose: whether the tensor is [out, in] where the parameter is [in, out].
-        stack: sizes of these axes (layers, experts).
-    """
-
-    names: tuple[str, ...]
-    transpose: bool = False
-    stack: tuple[int, ...] = ()
+    names: tuple[str, ...]  # the last leading axis is the fastest
+    transpose: bool = False  # True where the tensor is [out, in] and the parameter [in, out]
+    stack: tuple[int, ...] = ()  # sizes of the leading axes (layers, experts)
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return the name of every tensor and its place along the leading axes."""

@@ -80,21 +80,13 @@ def save(
 
 @dataclass(frozen=True)
 class HostTensor:
-    """One tensor as the files hold it: a parameter, or a part of a stacked one, on the devices of the parameter.
+    """One tensor as the files hold it: a parameter, or a part of a stacked one, on the devices of the parameter."""
 
-    Attributes:
-        name: Hugging Face's name.
-        param: the parameter, on its devices or in host memory.
-        place: its numbers along the leading axes of a stacked parameter.
-        transpose: whether the tensor is [out, in] where the parameter is [in, out].
-        dtype: dtype of the tensor: float32, bfloat16 or float16.
-    """
-
-    name: str
-    param: Any
-    place: tuple[int, ...]
-    transpose: bool
-    dtype: str
+    name: str  # Hugging Face's
+    param: Any  # on its devices or in host memory
+    place: tuple[int, ...]  # numbers along the leading axes of a stacked parameter
+    transpose: bool  # True where the tensor is [out, in] and the parameter [in, out]
+    dtype: str  # float32, bfloat16 or float16
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,14 +121,7 @@ def _cut(param: Array, place: tuple[int, ...], *, transpose: bool, dtype: str) -
 
 
 def host_tensors(config: DecoderConfig, params: Params, dtype: str | None = None) -> list[HostTensor]:
-    """Return every tensor of a checkpoint, none of them cast or gathered yet.
-
-    Args:
-        dtype: dtype of the tensors; None: each parameter's own.
-
-    Raises:
-        ValueError: the parameters' structure, shapes or dtype are not the config's or not storable.
-    """
+    """Return every tensor of a checkpoint, none of them cast or gathered yet; arguments and errors as in `save`."""
     wanted, found = sources(config), dict(params)
     if [path for path, _ in jax.tree.leaves_with_path(wanted)] != [
         path for path, _ in jax.tree.leaves_with_path(found)

@@ -92,9 +92,6 @@ def aggregation_of(cfg: LossConfig) -> Aggregation:
 
     >>> str(aggregation_of(LossConfig("gspo"))), str(aggregation_of(LossConfig("gspo", aggregation=Aggregation.token)))
     ('sequence', 'token')
-
-    Raises:
-        ConfigError: there is no such loss.
     """
     return cfg.aggregation or LOSSES.get(cfg.loss).aggregation
 
@@ -108,8 +105,5 @@ def recomputes_old(cfg: LossConfig) -> bool:
 
     >>> recomputes_old(LossConfig("grpo")), recomputes_old(LossConfig("sequence"))
     (False, True)
-
-    Raises:
-        ConfigError: there is no such loss.
     """
     return LOSSES.get(cfg.loss).sequence_ratio or cfg.corrects

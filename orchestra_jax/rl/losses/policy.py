@@ -149,11 +149,9 @@ def policy_loss(
     (-1.14, 2.0, 0.5)
 
     Args:
-        logprobs: log-probs of the policy being trained, at the sampling temperature.
-        old_logprobs: log-probs of the policy at the start of the step (the learner's own, or the rollout's).
+        logprobs, old_logprobs, mask, share, other_log_ratios: see `LossInputs`; without `share` and `other_log_ratios`
+            every row is a whole trajectory.
         advantages: one per sequence, [B], or [B, T]; sequence-level losses expect them constant along a row.
-        mask: tokens that the policy sampled and that carry loss.
-        cfg: the loss.
         rollout_logprobs: the engine's log-probs; needed when `cfg.corrects`, measured when given.
         ref_logprobs: the reference policy's log-probs; needed when `cfg.kl_coef` is not 0, measured when given.
         denominator: replaces the normaliser of the aggregation: the number of masked tokens for "token", of sequences
@@ -161,7 +159,6 @@ def policy_loss(
             losses and gradients of its micro-batches add up exactly to those of the batch.
         kl_denominator: the same for the KL, where it is over other rows than the policy term; None: `denominator`.
         kl_scale: multiplies `cfg.kl_coef`; a schedule passes it, so that a new value compiles nothing.
-        share, other_log_ratios: see `LossInputs`; None: every row is a whole trajectory.
 
     Returns:
         loss, and metrics: scalars without gradient; the head of this module lists them.
