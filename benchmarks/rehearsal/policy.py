@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import pre_tokenizers
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.models import checkpoint, tokenizer
+from orchestra_jax.models import checkpoint, saved_tokenizer
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
 
@@ -84,7 +84,7 @@ def make_policy(qwen3: Path, folder: Path, seed: int = 0) -> None:
     table = _table()
     phrases = list(dict.fromkeys([*table, *(text for row in table.values() for text in row)]))
     ids = _cut_tokenizer(qwen3, folder / "tokenizer", phrases)
-    words = tokenizer.load(folder / "tokenizer")
+    words = saved_tokenizer.load(folder / "tokenizer")
     config = Qwen3Config(
         vocab_size=len(words), hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2,
         head_dim=16,

@@ -33,7 +33,7 @@ class LossConfig(Settings):
             sequence's token mean, "constant" the sum over tokens divided by `constant`. None takes the published
             choice of the loss; a given value always wins. GRPO's first paper is "sequence".
         constant: divisor of the "constant" aggregation. None: in a run the sequences of an optimizer step * the tokens
-            that a trajectory may sample (`rl.setup.longest_response`); for `policy_loss` on its own B * T.
+            that a trajectory may sample (`rl.losses.constant.longest_response`); for `policy_loss` on its own B * T.
         token_form: of a ratio over a sequence: GSPO-token (Zheng et al. 2025, section 4.3). Value and gradient are
             those of the plain form, but a token's weight (`importance`, advantages per token) weighs that token's own
             gradient. In the plain form all tokens have the gradient of the one ratio, so that only the mean of a

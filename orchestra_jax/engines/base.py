@@ -7,40 +7,24 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The settings of one generation.
+    """The settings of one generation."""
 
-    Attributes:
-        max_new_tokens: upper bound on sampled tokens, stop id included.
-        temperature: divisor of the logits; 0 is greedy, with log-probs at temperature 1.
-        stop_ids: ids that end the generation; the one sampled is part of the result.
-        seed: 64 bits; the same seed, prompt and weights give the same ids.
-    """
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    stop_ids: tuple[int, ...] = ()
-    seed: int = 0
+    max_new_tokens: int  # upper bound on sampled tokens, stop id included
+    temperature: float = 1.0  # divisor of the logits; 0 is greedy, with log-probs at temperature 1
+    stop_ids: tuple[int, ...] = ()  # ids that end the generation; the one sampled is part of the result
+    seed: int = 0  # 64 bits; the same seed, prompt and weights give the same ids
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Sampled ids with their log-probs at the sampling temperature.
+    """Sampled ids with their log-probs at the sampling temperature."""
 
-    Attributes:
-        token_ids: sampled ids, stop id included.
-        logprobs: log softmax(logits / temperature) of each sampled id, fp32.
-        finish_reason: "stop", "length" or "abort".
-        weight_version: oldest version of the weights that sampled a token.
-        cached_tokens: prompt tokens whose keys and values were in the cache already.
-        version_spans: (version, number of tokens) in order if the weights changed meanwhile, else empty.
-    """
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: str
-    weight_version: int
-    cached_tokens: int = 0
-    version_spans: tuple[tuple[int, int], ...] = ()
+    token_ids: tuple[int, ...]  # stop id included
+    logprobs: tuple[float, ...]  # log softmax(logits / temperature) of each sampled id, fp32
+    finish_reason: str  # "stop", "length" or "abort"
+    weight_version: int  # oldest version of the weights that sampled a token
+    cached_tokens: int = 0  # prompt tokens whose keys and values were in the cache already
+    version_spans: tuple[tuple[int, int], ...] = ()  # (version, tokens) in order if the weights changed meanwhile
 
 
 def generation(

@@ -23,7 +23,6 @@ async def start_engine(
     """Return an engine that is ready and holds `params` as weight version `version`.
 
     Args:
-        tokenizer_size: number of ids of the tokenizer.
         directory: folder of the servers' first weights and logs.
         processes: each gets servers of its own: those it starts, once one process has written their first model, or
             its share of rollout.urls.

@@ -1,6 +1,6 @@
-"""Tokenizers: a Hugging Face directory as it is, or a tiny word-level one with Qwen3's special tokens.
+"""A tiny word-level tokenizer with Qwen3's special tokens; `models.saved_tokenizer` loads others.
 
-The word-level tokenizer is for models of a few million parameters, which learn to *copy*: a name or an expression from
+It is for models of a few million parameters, which learn to *copy*: a name or an expression from
 the question into the JSON of a tool call. Copying is easy only if the copy has the same tokens as the original, and
 with a plain splitter it has not: " Alice" stands after a space in the sentence and "Alice" after a quote in the JSON.
 A space token of its own would make them equal, but doubles the length and puts the same token between all words.
@@ -21,7 +21,6 @@ is not in the vocabulary becomes `<unk>`. All one- and two-digit pieces are alwa
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
@@ -48,32 +47,10 @@ _PIECES = (
 )
 
 
-def load(path: str | Path) -> "PreTrainedTokenizerFast":
-    """Load the tokenizer of a Hugging Face directory (tokenizer.json, tokenizer_config.json), or of an id on the hub.
-
-    Raises:
-        FileNotFoundError: the directory holds no tokenizer.json, or the hub's cannot be had.
-    """
-    from orchestra_jax.io import hub
-
-    path = hub.local(path, "model", hub.SMALL)
-    if not (Path(path) / "tokenizer.json").is_file():
-        raise FileNotFoundError(
-            f"No tokenizer.json in {str(path)!r}; give a Hugging Face model directory or one that this project saved."
-        )
-    from transformers import AutoTokenizer
-
-    tokenizer: "PreTrainedTokenizerFast" = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    return tokenizer
-
-
 def build_word_tokenizer(
     texts: Iterable[str], chat_template: str, scaffolds: Sequence[str] = ()
 ) -> "PreTrainedTokenizerFast":
     """Build a word-level tokenizer whose vocabulary is every piece of `texts` (see the module's docstring).
-
-    The order is fixed by the arguments' content: special tokens, tags, `<unk>`, scaffolds, digits, then the pieces of
-    `texts` sorted.
 
     Args:
         texts: whole rendered conversations or parts of them; special tokens and tags in them are recognised.
@@ -105,6 +82,7 @@ def build_word_tokenizer(
     pieces |= symbols | {symbol + _GLUE for symbol in symbols}
     glued = [form for s in literals for form in ((s,) if s.endswith("\n") else (s, s + _GLUE))]
     digits = [str(d) for d in range(10)] + [f"{d:02d}" for d in range(100)]
+    # The order is fixed by the arguments' content.
     ordered = [*added, *glued, _GLUE, *(f" {d}" for d in digits), *digits, *sorted(pieces)]
     vocabulary = {token: index for index, token in enumerate(dict.fromkeys(ordered))}
 

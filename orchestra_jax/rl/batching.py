@@ -21,25 +21,15 @@ from orchestra_jax.types import Trajectory
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """One token sequence to train on.
+    """One token sequence to train on."""
 
-    Attributes:
-        tokens: all ids.
-        sampled: True where the id was sampled by the policy and so carries loss.
-        logprobs: behaviour log-probs where sampled, 0 elsewhere.
-        prefix: number of leading ids that may be shared with other rows.
-        advantage: one number for the whole sequence.
-        trajectory: number of its trajectory; a trajectory that forked has several sequences.
-        share: its sampled ids as a share of its trajectory's.
-    """
-
-    tokens: tuple[int, ...]
-    sampled: tuple[bool, ...]
-    logprobs: tuple[float, ...]
-    prefix: int
+    tokens: tuple[int, ...]  # all ids
+    sampled: tuple[bool, ...]  # True where the id was sampled by the policy and so carries loss
+    logprobs: tuple[float, ...]  # behaviour log-probs where sampled, 0 elsewhere
+    prefix: int  # number of leading ids that may be shared with other rows
     advantage: float
-    trajectory: int = 0
-    share: float = 1.0
+    trajectory: int = 0  # number of its trajectory; one that forked has several sequences
+    share: float = 1.0  # its sampled ids as a share of its trajectory's
 
 
 def sequences(trajectory: Trajectory, advantage: float, number: int = 0) -> list[TokenSequence]:
@@ -64,24 +54,16 @@ def sequences(trajectory: Trajectory, advantage: float, number: int = 0) -> list
 
 @dataclass(frozen=True, order=True)
 class BatchShape:
-    """Shape of the part of a micro-batch that one batch shard holds; the update is compiled for each.
+    """Shape of the part of a micro-batch that one batch shard holds; the update is compiled for each."""
 
-    Attributes:
-        rows, length: B / S and T.
-        sequences, sequence_length: N / S and L.
-        prefixes, prefix_length: G / S and P.
-        packed: whether a row may hold several sequences.
-        selected: R.
-    """
-
-    rows: int
-    length: int
-    sequences: int
-    sequence_length: int
-    prefixes: int
-    prefix_length: int
-    packed: bool
-    selected: int
+    rows: int  # B / S
+    length: int  # T
+    sequences: int  # N / S
+    sequence_length: int  # L
+    prefixes: int  # G / S
+    prefix_length: int  # P
+    packed: bool  # True where a row may hold several sequences
+    selected: int  # R
 
     def abstract(self, shards: int = 1) -> "MicroBatch":
         """Return a micro-batch of `jax.ShapeDtypeStruct`s, for compiling ahead of time."""

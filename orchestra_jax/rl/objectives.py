@@ -18,17 +18,11 @@ from orchestra_jax.rl.losses import LossConfig, masked_percentiles, policy_loss
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """Everything the optimizer step changes.
+    """Everything the optimizer step changes."""
 
-    Attributes:
-        params: the policy, or with LoRA its adapters.
-        opt_state: the optax optimizer's state.
-        step: optimizer steps done, int32.
-    """
-
-    params: PyTree[Array]
+    params: PyTree[Array]  # the policy, or with LoRA its adapters
     opt_state: PyTree[Any]
-    step: Array
+    step: Array  # optimizer steps done, int32
 
 
 @jax.tree_util.register_dataclass
@@ -36,16 +30,12 @@ class TrainState:
 class Normalisers:
     """Divisors of a whole batch's sums, so that its micro-batches add up to it.
 
-    Attributes:
-        policy: divisor of the policy term (or the only term): tokens, sequences or the constant of the aggregation.
-        kl: the same for the KL, over the rows that carry it.
-        tokens: tokens that carry the entropy bonus, whatever the aggregation: a mean per token does not grow with
-            length.
+    The entropy bonus is over tokens, whatever the aggregation: a mean per token does not grow with length.
     """
 
-    policy: Any
-    kl: Any
-    tokens: Any
+    policy: Any  # of the policy term (or the only term): tokens, sequences or the constant of the aggregation
+    kl: Any  # the same for the KL, over the rows that carry it
+    tokens: Any  # tokens that carry the entropy bonus
 
 
 @dataclass(frozen=True)

@@ -13,22 +13,13 @@ from orchestra_jax.rl.batching import BatchShape, MicroBatch, TokenSequence, che
 
 @dataclass(frozen=True)
 class PackShapes:
-    """The shapes of packed micro-batches on each batch shard of the mesh; each is compiled when it is first needed.
+    """The shapes of packed micro-batches on each batch shard of the mesh; each is compiled when it is first needed."""
 
-    Attributes:
-        row_length: tokens of a row; the longest sequence must fit.
-        rows: rows of a micro-batch.
-        sequences: sequences of a micro-batch.
-        response_fractions: shares of a micro-batch's tokens that may be sampled ones, ascending; only so many positions
-            are projected onto the vocabulary.
-        row_sequences: most sequences of a row; None: as many as fit.
-    """
-
-    row_length: int
-    rows: int = 1
-    sequences: int = 64
-    response_fractions: tuple[float, ...] = (0.5,)
-    row_sequences: int | None = None
+    row_length: int  # tokens of a row; the longest sequence must fit
+    rows: int = 1  # of a micro-batch
+    sequences: int = 64  # of a micro-batch
+    response_fractions: tuple[float, ...] = (0.5,)  # see `MicroShapes`
+    row_sequences: int | None = None  # most sequences of a row; None: as many as fit
 
     def __post_init__(self) -> None:
         if min(self.row_length, self.rows, self.row_sequences or 1) < 1 or self.sequences < self.rows:

@@ -1,6 +1,5 @@
 """The parts of the update that settings describe: mesh, rewards of a step, micro-batches, learners."""
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
 from orchestra_jax.config.choices import Aggregation, AttentionBackend, DType, FilteredRows, History
-from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
+from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.schema import LoraConfig, MeshConfig, ModelConfig, RewardConfig, WarmStartConfig
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
@@ -142,12 +141,6 @@ def policy_updates(algorithm: AlgorithmConfig, steps: int) -> int:
     return max(1, steps * algorithm.epochs * algorithm.minibatches)
 
 
-def longest_response(limits: RolloutLimits, history: History = History.keep) -> int:
-    """Return the tokens that one trajectory may sample: those of one sequence, or of a fork for every turn."""
-    sampled = limits.max_turns * limits.max_new_tokens
-    return min(limits.max_length, sampled) if history is History.keep else sampled
-
-
 def ratio_spans_rows(loss: LossConfig, history: History) -> bool:
     """Return whether the loss has one ratio over all sequences of a trajectory, and a trajectory may have several."""
     return history is not History.keep and LOSSES.get(loss.loss).sequence_ratio
@@ -161,25 +154,17 @@ def separate_old_pass(algorithm: AlgorithmConfig) -> bool:
     return recomputes_old(algorithm.loss) and algorithm.epochs * algorithm.minibatches > 1
 
 
-def policy_loss_config(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> LossConfig:
-    """Return the loss with the divisor of the "constant" aggregation filled in.
-
-    It is the sequences of an optimizer step times the longest response (Liu et al. 2025, Dr. GRPO), whatever the rows'
-    shapes and however many were filtered.
-    """
-    loss = algorithm.loss
-    if loss.constant is not None or aggregation_of(loss) is not Aggregation.constant:
-        return loss
-    sequences = algorithm.tasks_per_step * algorithm.group_size / algorithm.minibatches
-    return dataclasses.replace(loss, constant=sequences * longest_response(rollout.limits, rollout.history))
-
-
 def learner_config(
     algorithm: AlgorithmConfig, rollout: RolloutConfig, model: DecoderConfig, mesh: Mesh | None = None
 ) -> LearnerConfig:
     """Return the settings of the policy updates that are compiled."""
+    loss = algorithm.loss
+    if loss.constant is None and aggregation_of(loss) is Aggregation.constant:
+        from orchestra_jax.rl.losses.constant import with_constant
+
+        loss = with_constant(algorithm, rollout)
     return LearnerConfig(
-        policy_loss_config(algorithm, rollout),
+        loss,
         algorithm.entropy_coef,
         rollout.temperature,
         **_logits_at_once(model, mesh),

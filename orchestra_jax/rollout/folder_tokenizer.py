@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from orchestra_jax.config.schema import ConfigError, ModelConfig
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.models import tokenizer as tokenizers
+from orchestra_jax.models import saved_tokenizer
 
 if TYPE_CHECKING:  # importing transformers takes two seconds
     from transformers import PreTrainedTokenizerFast
@@ -21,7 +21,7 @@ def folder_tokenizer(model: ModelConfig) -> "PreTrainedTokenizerFast":
     if folder is None:
         raise ConfigError("There is no tokenizer: set model.tokenizer=FOLDER, or model.path to a policy that has one.")
     try:
-        tokenizer = tokenizers.load(folder)
+        tokenizer = saved_tokenizer.load(folder)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
     if model.chat_template is not None:

@@ -37,11 +37,11 @@ REPOSITORIES = {
 ASK = """
 import sys
 from orchestra_jax.data.sources import load_tasks
-from orchestra_jax.models import tokenizer
+from orchestra_jax.models import saved_tokenizer
 for name in sys.argv[1:]:
     try:
         if name.startswith("our/policy"):
-            print(len(tokenizer.load(name)))
+            print(len(saved_tokenizer.load(name)))
         else:
             print(sorted((q.question, *q.answer) for q in load_tasks(name)))
     except FileNotFoundError as error:

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
 
 from orchestra_jax.models import lora as lora_module
-from orchestra_jax.models import tokenizer
+from orchestra_jax.models import saved_tokenizer, tokenizer
 from orchestra_jax.models.decoder import forward, init_params, logits
 from orchestra_jax.models.lora import LoRA, abstract_adapters, attach, init_adapters, load_peft, merge, save_peft
 from orchestra_jax.models.qwen3 import Qwen3Config
@@ -227,7 +227,7 @@ def test_the_tokenizer_goes_along_and_others_may_read_all_of_it(tmp_path) -> Non
     words = tokenizer.build_word_tokenizer(["two words"], "{{ messages }}")
     folder = tmp_path / "adapter"
     save_peft(folder, CONFIG, trained(CONFIG, SOME), SOME, "some/base", tokenizer=words)
-    assert tokenizer.load(folder).get_vocab() == words.get_vocab()
+    assert saved_tokenizer.load(folder).get_vocab() == words.get_vocab()
     (tmp_path / "plain").write_text("")
     assert {path.stat().st_mode for path in folder.iterdir()} == {(tmp_path / "plain").stat().st_mode}
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orchestra_jax.models import checkpoint, tokenizer
+from orchestra_jax.models import checkpoint, saved_tokenizer
 from orchestra_jax.models.decoder import forward, logits
 
 torch = pytest.importorskip("torch")
@@ -23,7 +23,7 @@ TEXT = (
 
 def test_logits_are_as_near_to_float64_as_those_of_transformers(smollm2_dir: Path) -> None:
     """In fp32 two programs differ by the rounding of each, so both are held against float64."""
-    found = tokenizer.load(smollm2_dir)
+    found = saved_tokenizer.load(smollm2_dir)
     ids = found(TEXT)["input_ids"]
     assert len(ids) > 80
     assert found.decode(ids) == TEXT

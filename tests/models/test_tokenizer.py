@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestra_jax.models import saved_tokenizer
 from orchestra_jax.models import tokenizer as tok
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -113,7 +114,7 @@ def test_bad_scaffolds(scaffold):
 
 def test_saved_and_loaded_is_the_same(words, tmp_path):
     words.save_pretrained(tmp_path)
-    loaded = tok.load(tmp_path)
+    loaded = saved_tokenizer.load(tmp_path)
     assert loaded.get_vocab() == words.get_vocab()
     assert loaded.chat_template == TEMPLATE
     assert (loaded.pad_token_id, loaded.eos_token_id) == (words.pad_token_id, words.eos_token_id)
@@ -124,10 +125,10 @@ def test_saved_and_loaded_is_the_same(words, tmp_path):
 
 def test_load_says_what_is_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"No tokenizer\.json in .*; give a Hugging Face model directory"):
-        tok.load(tmp_path)
+        saved_tokenizer.load(tmp_path)
 
 
 def test_load_qwen3(data_dir):
-    qwen3 = tok.load(data_dir / "qwen3-tokenizer")
+    qwen3 = saved_tokenizer.load(data_dir / "qwen3-tokenizer")
     assert ids_of(qwen3, "<|im_end|>") == [151645]
     assert qwen3.chat_template is not None

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from orchestra_jax.models import tokenizer as tok
+from orchestra_jax.models import saved_tokenizer
 from orchestra_jax.rollout import watchdog
 from tests.rollout.jumping import JumpingLoop
 from tests.rollout.scripted import word_tokenizer
@@ -17,7 +17,7 @@ def words():
 
 @pytest.fixture(scope="session")
 def real(data_dir):
-    return tok.load(data_dir / "qwen3-tokenizer")
+    return saved_tokenizer.load(data_dir / "qwen3-tokenizer")
 
 
 @pytest.fixture(params=["words", "real"])

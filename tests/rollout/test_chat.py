@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestra_jax.config.schema import ConfigError, ModelConfig, RunConfig
+from orchestra_jax.models import saved_tokenizer
 from orchestra_jax.models import tokenizer as tok
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.parsing import parse_tool_calls
@@ -45,7 +46,7 @@ def tool(text):
 
 @pytest.fixture(scope="module")
 def qwen3(data_dir):
-    return tok.load(data_dir / "qwen3-tokenizer")
+    return saved_tokenizer.load(data_dir / "qwen3-tokenizer")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess
 from orchestra_jax.engines.sglang.weights import DiskWeightSync
-from orchestra_jax.models import checkpoint, decoder, tokenizer
+from orchestra_jax.models import checkpoint, decoder, saved_tokenizer
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.llama import LlamaConfig, MistralConfig, Qwen2Config
 from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig
@@ -105,7 +105,7 @@ async def test_a_server_says_what_we_say(name: str, sglang_python: Path, tmp_pat
 
 
 async def test_a_pretrained_policy_answers_a_question(smollm2_dir: Path, sglang_python: Path, tmp_path: Path) -> None:
-    chat = ChatFormat(tokenizer.load(smollm2_dir))
+    chat = ChatFormat(saved_tokenizer.load(smollm2_dir))
     prompts = [chat.prompt_ids([{"role": "user", "content": question}]) for question in QUESTIONS]
     found = await both(smollm2_dir, sglang_python, tmp_path, prompts, SamplingParams(40, 0.0, chat.stop_ids))
     texts = dict(zip(QUESTIONS, (chat.decode(generation.token_ids) for generation in found), strict=True))

@@ -13,12 +13,7 @@ def whole_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
     A process that is killed leaves the partial folder to the next save. A folder has one writer. Everybody who may
     enter the folder may read its files (safetensors keeps them to their owner).
 
-    Args:
-        folder: absolute path.
-        overwrite: replace an existing folder, whatever it holds.
-
-    Raises:
-        FileExistsError: the folder exists, is not empty, and `overwrite` is off.
+    `folder` is absolute. If it exists and is not empty, `overwrite` replaces it, else there is a FileExistsError.
     """
     partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not overwrite)):

@@ -32,7 +32,7 @@ _NAMES = {
 
 
 def convert(source: Path, folder: Path, *, dtype: str = "float32", overwrite: bool = False) -> LlamaConfig:
-    """Write a folder that `checkpoint.load`, `tokenizer.load`, transformers and SGLang read.
+    """Write a folder that `checkpoint.load`, `saved_tokenizer.load`, transformers and SGLang read.
 
     Args:
         source: the .gguf file.

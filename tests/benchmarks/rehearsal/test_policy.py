@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.rehearsal.policy import make_policy
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.models import checkpoint, tokenizer
+from orchestra_jax.models import checkpoint, saved_tokenizer
 from orchestra_jax.models.decoder import forward, logits
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.parsing import final_answer, parse_tool_calls
@@ -28,10 +28,10 @@ ANSWERS = ("The answer is \\boxed{", "1969", "}.", "<|im_end|>")
 def test_its_turns_are_those_of_its_table_in_the_chat_of_qwen3(tmp_path: Path):
     qwen3 = Path(os.environ["ORCHESTRA_DATA"]) / "qwen3-tokenizer"
     make_policy(qwen3, tmp_path)
-    words = tokenizer.load(tmp_path / "policy")
+    words = saved_tokenizer.load(tmp_path / "policy")
     text = "<tool_call>\nHow far is the moon? 2024 ünï 漢字 🙂"
     assert words.decode(words.encode(text)) == text
-    chat, theirs = (ChatFormat(each, history="drop_thinking") for each in (words, tokenizer.load(qwen3)))
+    chat, theirs = (ChatFormat(each, history="drop_thinking") for each in (words, saved_tokenizer.load(qwen3)))
     messages = [{"role": "user", "content": "How far is the moon?"}]
     prompt = chat.prompt_ids(messages)
     assert chat.decode(prompt) == theirs.decode(theirs.prompt_ids(messages))

@@ -10,6 +10,7 @@ from orchestra_jax.envs.bfcl import package as packages
 from orchestra_jax.envs.bfcl.environment import BFCLEnvironment
 from orchestra_jax.envs.conversation import Conversation
 from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.models import saved_tokenizer
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.types import Status, ToolCall
@@ -66,9 +67,8 @@ def test_a_tool_that_is_missing_is_refused_until_the_user_brings_it(environment)
 
 
 def test_a_policy_in_tokens_hears_the_script(environment, data_dir):
-    from orchestra_jax.models import tokenizer
 
-    chat = ChatFormat(tokenizer.load(data_dir / "qwen3-tokenizer"))
+    chat = ChatFormat(saved_tokenizer.load(data_dir / "qwen3-tokenizer"))
     task = first(environment, "miss_param")
     (found,) = play(environment, environment.baselines()["golden"], [task], chat=chat)
     assert found.solved

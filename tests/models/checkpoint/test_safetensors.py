@@ -10,7 +10,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from orchestra_jax.models import tokenizer
+from orchestra_jax.models import saved_tokenizer, tokenizer
 from orchestra_jax.models.checkpoint import load, reading, safetensors, save
 from orchestra_jax.models.decoder import forward, init_params, logits
 from orchestra_jax.models.qwen3 import Qwen3Config
@@ -175,7 +175,7 @@ def test_host_memory_is_one_parameter(scan, tmp_path, monkeypatch) -> None:
 def test_tokenizer_goes_along(tmp_path) -> None:
     words = tokenizer.build_word_tokenizer(["two words"], "{{ messages }}")
     save(tmp_path / "model", CONFIG, params_of(CONFIG), tokenizer=words)
-    assert tokenizer.load(tmp_path / "model").get_vocab() == words.get_vocab()
+    assert saved_tokenizer.load(tmp_path / "model").get_vocab() == words.get_vocab()
     hf = json.loads((tmp_path / "model/config.json").read_text())
     assert (hf["eos_token_id"], hf["pad_token_id"]) == (words.eos_token_id, words.pad_token_id)
     assert load(tmp_path / "model")[0] == CONFIG

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestra_jax.models import tokenizer as tokenizers
+from orchestra_jax.models import saved_tokenizer
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
@@ -90,7 +90,7 @@ def client(make) -> ExpertClient:
 
 @pytest.fixture(scope="module")
 def qwen(data_dir):
-    return tokenizers.load(data_dir / "qwen3-tokenizer")
+    return saved_tokenizer.load(data_dir / "qwen3-tokenizer")
 
 
 def turns(qwen, messages) -> list[tuple[str, str]]:
