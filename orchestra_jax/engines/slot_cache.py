@@ -167,14 +167,11 @@ def _bucket(sizes: Sequence[int], needed: int) -> int:
 
 
 def _windows(max_length: int) -> list[int]:
-    """Return how much of the cache a step may be compiled for: all of it, a half, a quarter, ..., ascending.
-
-    From `_FINE` entries on, where reading a window takes longer than the matrices do, there are three more in between.
-    """
+    """Return how much of the cache a step may be compiled for: all of it, a half, a quarter, ..., ascending."""
     windows = [max_length]
     while windows[0] >= 2 * _SHORTEST_WINDOW:
         whole, half = windows[0], -(-windows[0] // 2)
-        if half in _FINE:
+        if half in _FINE:  # reading a window takes longer than the matrices do
             windows[:0] = [-(-whole * eighths // 8) for eighths in (5, 6, 7)]
         windows.insert(0, half)
     return windows

@@ -28,7 +28,10 @@ LayerKV = tuple[Float[Array, "B Hkv M d"], Float[Array, "B Hkv M d"]]
 KVCache = tuple[LayerKV, ...] | tuple[Float[Array, "L B Hkv M d"], Float[Array, "L B Hkv M d"]]
 
 
-def _from_scratch(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
+def sizes(
+    hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, head_dim: int, **others: Any
+) -> dict[str, Any]:
+    """Return the fields of a preset."""
     return {
         "hidden_size": hidden,
         "intermediate_size": mlp,
@@ -36,15 +39,43 @@ def _from_scratch(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int,
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 32768,
+        **others,
     }
+
+
+_FROM_SCRATCH = {"rope_theta": 10000.0, "tie_word_embeddings": True, "max_position_embeddings": 32768}
 
 
 @dataclass(frozen=True)
 class DecoderConfig(ABC):
-    """A decoder of one family. Instances are hashable and go into jitted functions as static arguments."""
+    """A decoder of one family. Instances are hashable and go into jitted functions as static arguments.
+
+    Attributes:
+        vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim: sizes; `head_dim`
+            is independent of hidden_size / num_heads.
+        rope_theta: base of the rotary frequencies.
+        rope_scaling: stretching of these frequencies to longer texts; None for none.
+        bias: names of a layer's matrices that have a bias ("q").
+        rms_norm_eps: epsilon of every RMSNorm.
+        tie_word_embeddings: whether the output head is the embedding, transposed.
+        max_position_embeddings: longest sequence the model was made for, in tokens.
+        initializer_range: standard deviation of freshly initialised matrices.
+        dtype: compute dtype; norms, softmax and rotations are fp32 inside.
+        param_dtype: storage dtype of the parameters.
+        scan_layers: scan one layer over stacked parameters (fast GPU compilation) instead of unrolling (fast CPU).
+        remat: part of a layer that the backward pass recomputes: "none", "full" or "dots" (all but its matrix products).
+        attention: backend of `models.attention.base.attention`, by name or as a function.
+
+    A family sets:
+        model_type, architecture: Hugging Face's names of the family, in config.json.
+        fixed: fields of config.json that change the arithmetic, with the only value that the family computes.
+        tensor_names: Hugging Face's tensor of every parameter, by the parameter's path without its layer
+            ("q/kernel"); "{layer}" stands for the layer's number, a name of `stack` for that along a leading axis.
+        axes: logical sharding axes of every parameter, by its name ("q"); see `models.sharding`.
+        presets: named sizes.
+        default_head_dim: head_dim where config.json names none; None: hidden_size / num_heads.
+        optional_bias: matrices that have a bias if config.json says attention_bias; empty: the key is not read.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -52,23 +83,20 @@ class DecoderConfig(ABC):
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    head_dim: int  # independent of hidden_size / num_heads
-    rope_theta: float = 1e6  # base of the rotary frequencies
-    rope_scaling: "RopeScaling | None" = None  # stretching of these frequencies to longer texts
-    bias: tuple[str, ...] = ()  # names of a layer's matrices that have a bias ("q")
-    rms_norm_eps: float = 1e-6  # of every RMSNorm
-    tie_word_embeddings: bool = False  # True where the output head is the embedding, transposed
-    max_position_embeddings: int = 40960  # longest sequence the model was made for, in tokens
-    initializer_range: float = 0.02  # standard deviation of freshly initialised matrices
-    dtype: str = "float32"  # of the computation; norms, softmax and rotations are fp32 inside
-    param_dtype: str = "float32"  # of the stored parameters
-    scan_layers: bool = False  # scan one layer over stacked parameters (compiles fast on a GPU), not unroll (fast CPU)
-    remat: str = "none"  # what the backward pass recomputes: "full" (a layer) or "dots" (all but its matrix products)
-    attention: str | Callable[..., Array] = "auto"  # backend of `models.attention.base.attention`
+    head_dim: int
+    rope_theta: float = 1e6
+    rope_scaling: "RopeScaling | None" = None
+    bias: tuple[str, ...] = ()
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    max_position_embeddings: int = 40960
+    initializer_range: float = 0.02
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    scan_layers: bool = False
+    remat: str = "none"
+    attention: str | Callable[..., Array] = "auto"
 
-    # A family sets Hugging Face's names of it in config.json, fields there that change the arithmetic, with the only
-    # value that it computes, and Hugging Face's tensor of every parameter, by the parameter's path without its layer;
-    # "{layer}" stands for the layer's number, a name of `stack` for that along a leading axis.
     model_type: ClassVar[str]
     architecture: ClassVar[str]
     fixed: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
@@ -82,13 +110,13 @@ class DecoderConfig(ABC):
         **{f"{name}/kernel": f"model.layers.{{layer}}.mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
         **{f"{name}/bias": f"model.layers.{{layer}}.self_attn.{name}_proj.bias" for name in "qkvo"},
     }
-    axes: ClassVar[Axes] = PARAM_AXES  # logical sharding axes of every parameter, by its name ("q")
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # named sizes
-        "tiny": _from_scratch(96, 256, 3, 4, 2, 24),
-        "small": _from_scratch(256, 704, 6, 8, 4, 32),
+    axes: ClassVar[Axes] = PARAM_AXES
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "tiny": sizes(96, 256, 3, 4, 2, 24, **_FROM_SCRATCH),
+        "small": sizes(256, 704, 6, 8, 4, 32, **_FROM_SCRATCH),
     }
-    default_head_dim: ClassVar[int | None] = None  # where config.json names none; None: hidden_size / num_heads
-    optional_bias: ClassVar[tuple[str, ...]] = ()  # matrices that have a bias if config.json says attention_bias
+    default_head_dim: ClassVar[int | None] = None
+    optional_bias: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -34,21 +34,6 @@ def rms_norm(x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float) ->
     return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-class Dense(nn.Dense):
-    """Multiplication by a kernel; with the leaves lora_a and lora_b (`models.lora.attach`) it is the merged matrix.
-
-    The two leaves then get the gradient of (x @ lora_a) @ lora_b, which adds 0 to the value, and x that of the kernel.
-    """
-
-    def __call__(self, x: Float[Array, "N in"]) -> Float[Array, "N out"]:
-        y = super().__call__(x)
-        if not self.has_variable("params", "lora_a"):
-            return y
-        lora_a, lora_b = (self.get_variable("params", name).astype(y.dtype) for name in ("lora_a", "lora_b"))
-        change = (jax.lax.stop_gradient(x).astype(y.dtype) @ lora_a) @ lora_b
-        return y + (change - jax.lax.stop_gradient(change))
-
-
 class Block(nn.Module):
     """One decoder layer: grouped-query attention and a gated MLP, each behind an RMSNorm.
 
@@ -108,8 +93,12 @@ class Block(nn.Module):
 
     def dense(self, y: Float[Array, "N in"], features: int, name: str, *, bias: bool = False) -> Float[Array, "N out"]:
         """Multiply by this layer's matrix `name`, which may have adapters."""
-        config = self.config
-        return Dense(
+        config, kind = self.config, nn.Dense
+        if "lora_a" in self.variables.get("params", {}).get(name, {}):
+            from orchestra_jax.models.adapted_dense import AdaptedDense
+
+            kind = AdaptedDense
+        return kind(
             features,
             use_bias=bias or name in config.bias,
             dtype=config.dtype,

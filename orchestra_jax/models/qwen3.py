@@ -1,26 +1,16 @@
 """Qwen3's dense models: a decoder whose queries and keys are normed in every head before RoPE."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxtyping import Array, Float
 
-from orchestra_jax.models.base import Constrain, DecoderConfig
+from orchestra_jax.models.base import Constrain, DecoderConfig, sizes
 from orchestra_jax.models.decoder import Block, Decoder
 
-
-def _released(hidden: int, mlp: int, layers: int, heads: int, *, tied: bool) -> dict[str, Any]:
-    return {
-        "vocab_size": 151936,
-        "hidden_size": hidden,
-        "intermediate_size": mlp,
-        "num_layers": layers,
-        "num_heads": heads,
-        "num_kv_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": tied,
-    }
+_released = functools.partial(sizes, kv_heads=8, head_dim=128, vocab_size=151936)
 
 
 class Qwen3Block(Block):
@@ -46,12 +36,12 @@ class Qwen3Config(DecoderConfig):
     }
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **DecoderConfig.presets,
-        "qwen3-0.6b": _released(1024, 3072, 28, 16, tied=True),
-        "qwen3-1.7b": _released(2048, 6144, 28, 16, tied=True),
-        "qwen3-4b": _released(2560, 9728, 36, 32, tied=True),
-        "qwen3-8b": _released(4096, 12288, 36, 32, tied=False),
-        "qwen3-14b": _released(5120, 17408, 40, 40, tied=False),
-        "qwen3-32b": _released(5120, 25600, 64, 64, tied=False),
+        "qwen3-0.6b": _released(1024, 3072, 28, 16, tie_word_embeddings=True),
+        "qwen3-1.7b": _released(2048, 6144, 28, 16, tie_word_embeddings=True),
+        "qwen3-4b": _released(2560, 9728, 36, 32, tie_word_embeddings=True),
+        "qwen3-8b": _released(4096, 12288, 36, 32, tie_word_embeddings=False),
+        "qwen3-14b": _released(5120, 17408, 40, 40, tie_word_embeddings=False),
+        "qwen3-32b": _released(5120, 25600, 64, 64, tie_word_embeddings=False),
     }
     default_head_dim: ClassVar[int | None] = 128  # transformers' default for Qwen3, not hidden_size / heads
 

@@ -13,16 +13,24 @@ from orchestra_jax.types import Status, Trajectory
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GroupArrays:
-    """Arrays of G groups of N members for the reward; K is the largest menu, F = K + 3."""
+    """Arrays of G groups of N members for the reward; K is the largest menu, F = K + 3.
 
-    tool_counts: Float[np.ndarray, "G N K"]  # executed calls of each tool of the instance's menu, menu order
-    solved: Bool[np.ndarray, "G N"]  # r_outcome
-    completed: Bool[np.ndarray, "G N"]  # the trajectory gave an answer
-    failed: Bool[np.ndarray, "G N"]  # infrastructure failure
+    Attributes:
+        tool_counts: executed calls of each tool of the instance's menu, menu order.
+        solved, completed, failed: r_outcome; the trajectory gave an answer; infrastructure failure.
+        cost_usd, latency_s: dollars and seconds of the trajectory.
+        preference: P in the feature order of `rewards.feature_matrix`.
+        tool_mask: features that exist for the instance.
+    """
+
+    tool_counts: Float[np.ndarray, "G N K"]
+    solved: Bool[np.ndarray, "G N"]
+    completed: Bool[np.ndarray, "G N"]
+    failed: Bool[np.ndarray, "G N"]
     cost_usd: Float[np.ndarray, "G N"]
     latency_s: Float[np.ndarray, "G N"]
-    preference: Float[np.ndarray, "G F"]  # P in the feature order of `rewards.feature_matrix`
-    tool_mask: Bool[np.ndarray, "G F"]  # features that exist for the instance
+    preference: Float[np.ndarray, "G F"]
+    tool_mask: Bool[np.ndarray, "G F"]
 
 
 def trained_groups(kept: Bool[np.ndarray, " G"], count: int) -> Int[np.ndarray, " count"]:

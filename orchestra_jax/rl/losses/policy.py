@@ -74,11 +74,8 @@ def _aggregate(
 
 
 def _ratio_metrics(found: LossOutputs, mask: Bool[Array, "B T"]) -> dict[str, Float[Array, ""]]:
-    """Return counts, the share of tokens that each clip holds, and mean, maximum and percentiles of the ratio.
-
-    The ratio has no gradient here, so that the derivative of the sort is not traced.
-    """
-    ratio = jax.lax.stop_gradient(found.ratio)
+    """Return counts, the share of tokens that each clip holds, and mean, maximum and percentiles of the ratio."""
+    ratio = jax.lax.stop_gradient(found.ratio)  # the derivative of the sort is not traced
     percentiles = masked_percentiles(ratio, mask, (1, 50, 99))
     return {
         "tokens": mask.sum().astype(ratio.dtype),
