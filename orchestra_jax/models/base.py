@@ -63,7 +63,7 @@ class DecoderConfig(ABC):
         dtype: compute dtype; norms, softmax and rotations are fp32 inside.
         param_dtype: storage dtype of the parameters.
         scan_layers: scan one layer over stacked parameters (fast GPU compilation) instead of unrolling (fast CPU).
-        remat: part of a layer that the backward pass recomputes: "none", "full" or "dots" (all but its matrix products).
+        remat: part of a layer that the backward pass recomputes: "none", "full", "dots" (all but matrix products).
         attention: backend of `models.attention.base.attention`, by name or as a function.
 
     A family sets:
