@@ -45,19 +45,12 @@ def batch_logprobs(
 
         params = compute_params(params, config, sharding)
 
-    def take_rows(values: Array, axis: int) -> Array:
-        if shards == 1:
-            return jnp.take(values, batch.prefix_row, axis=axis)
-        from orchestra_jax.rl.mesh_logprobs import take_in_parts
-
-        return take_in_parts(values, batch.prefix_row, axis, shards)
-
     past, past_lengths, positions = None, None, batch.positions
     if batch.prefix.shape[1]:
         prefix_positions = jnp.broadcast_to(jnp.arange(batch.prefix.shape[1]), batch.prefix.shape)
         _, kv = forward(params, config, batch.prefix, prefix_positions, constrain=sharding)
-        past = jax.tree.map(lambda leaf: take_rows(leaf, leaf.ndim - 4), kv)
-        past_lengths = take_rows(batch.prefix_lengths, 0)
+        past = jax.tree.map(lambda leaf: _take_rows(leaf, batch.prefix_row, leaf.ndim - 4, shards), kv)
+        past_lengths = _take_rows(batch.prefix_lengths, batch.prefix_row, 0, shards)
         positions = positions + past_lengths[:, None]
     hidden, _ = forward(
         params,
@@ -98,3 +91,12 @@ def batch_logprobs(
         found = score_parts(score_part, hidden, batch, sharding)
     logprobs, entropy = (x.reshape(batch.mask.shape) for x in found)
     return logprobs, entropy
+
+
+def _take_rows(values: Array, index: Array, axis: int, shards: int) -> Array:
+    """Take `values` at `index` along `axis`, where both are in `shards` parts and indices count within a part."""
+    if shards == 1:
+        return jnp.take(values, index, axis=axis)
+    from orchestra_jax.rl.mesh_logprobs import take_in_parts
+
+    return take_in_parts(values, index, axis, shards)
