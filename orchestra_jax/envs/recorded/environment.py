@@ -5,8 +5,8 @@ record of calls; `unseen`, models that no training menu offers; `observation`, "
 of a model shows; `python`, whether menus have the sandbox; `wishes`, what users want (`wishes.py`); `longest`, most
 characters of a question that is trained on; `evaluate`, the split of evaluation, "validation" or "test";
 `unseen_prices`, a price list that only the benchmark of that name has. "auto" of `unseen` and `unseen_prices` holds
-models and a list back where `path` is a folder, and nothing of a table of one's own; of `python` it adds the sandbox if
-a question has code.
+models and a list back of the public answers, and nothing of a table of one's own; of `python` it adds the sandbox if a
+question has code.
 
 A menu is short, because a small policy has to read it for every question: the cheapest first, each model with its
 evidence, and the dollars and seconds of a call like those of the training split at the instance's prices.
@@ -30,18 +30,9 @@ from orchestra_jax.envs.base import Demonstrations, Environment, Script, ToolEpi
 from orchestra_jax.envs.baselines import calling_scripts
 from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
+from orchestra_jax.envs.recorded.checks import cost_note, doubts, refuse_missing_costs, refuse_names
 from orchestra_jax.envs.recorded.choices import PricedExpert
-from orchestra_jax.envs.recorded.offer import (
-    CUT,
-    PYTHON,
-    catalogue_entries,
-    code_of,
-    legend,
-    mean_cost,
-    menu,
-    shown,
-    tool_name,
-)
+from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, code_of, legend, mean_cost, menu, shown
 from orchestra_jax.envs.recorded.policies import baselines
 from orchestra_jax.envs.recorded.readers import read_recording
 from orchestra_jax.envs.recorded.table import (
@@ -55,7 +46,6 @@ from orchestra_jax.envs.recorded.table import (
 from orchestra_jax.envs.recorded.wishes import NONE, draw_wish, draw_words, make_wish, wishes_problem
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw, price_book
-from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.answers import extract_answer
 from orchestra_jax.tools.base import Tool, ToolContext
@@ -70,7 +60,6 @@ SYSTEM = (
     "alone."
 )
 PAIRED_KINDS = ("accuracy", "low_cost", "fast")
-POLICY = "orchestrator"
 TRAIN, EVAL, UNSEEN, PRICES = "train", "eval", "unseen", "prices"  # menus and prices that a task may have
 GATE_TASKS = 32
 _SANDBOX_FIRST = 0.25
@@ -84,8 +73,6 @@ _HELD_BACK = (
     "claude-3-haiku-20240307",
     "gemma-2-9b-it",
 )
-_OWN_NAMES = {PYTHON: "the sandbox", POLICY: "the policy"}  # in every price list
-_CHECKED, _MISMATCH = 2000, 0.01  # right answers that are compared with the reference; share that a line tells
 _OPTIONS: Mapping[str, Any] = {
     "path": None,
     "references": None,
@@ -276,7 +263,7 @@ class RecordedEnvironment(Environment):
         """Return the catalogues of training, evaluation and the two benchmarks of unseen models and prices."""
         cfg, name = self._cfg, self._options["unseen_prices"]
         drawn, spread = price_book(cfg), cfg.pricing.randomise
-        _price_notes(self.recording, drawn.base)
+        print(cost_note(self.recording, drawn.base), flush=True)
         base = with_latencies(drawn.base, training)
         lists = [with_latencies(prices, training) for prices in drawn.lists]
         books = {TRAIN: (PriceBook(base, lists, spread.low, spread.high), seen), EVAL: (PriceBook(base), seen)}
@@ -289,8 +276,7 @@ class RecordedEnvironment(Environment):
             other = with_latencies(price_book(replace(cfg, pricing=pricing)).base, training)
             books[PRICES] = PriceBook(other), seen
         for book, models in books.values():
-            if problem := self.recording.missing_cost(book.base, models):
-                raise ConfigError(problem)
+            refuse_missing_costs(self.recording, book.base, models)
         full = self._options["observation"] == "full"
         return {
             offer: Catalogue(
@@ -366,53 +352,16 @@ def _read(options: Mapping[str, Any]) -> Recording:
         found = read_recording(options["path"], options["references"])
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
-    named = dict[str, str]()
-    for model in found.models:
-        name = tool_name(model)
-        if taken := _OWN_NAMES.get(name) or (f"the model {named[name]!r}" if name in named else ""):
-            raise ConfigError(f"The recorded model {model!r} is called as {taken} on menus: rename it in the table.")
-        named[name] = model
-    print("\n".join([*found.notes, *_doubts(found)]), flush=True)
+    refuse_names(found)
+    print("\n".join([*found.notes, *doubts(found)]), flush=True)
     return found
-
-
-def _doubts(recording: Recording) -> list[str]:
-    """Return a line on right answers that differ from the reference, which the score of a policy counts as wrong.
-
-    Raises:
-        ConfigError: all of them differ.
-    """
-    rights = np.argwhere(recording.correct)[:_CHECKED]
-    asked, outputs = list(recording.questions.values()), recording.outputs
-    told = [(asked[row].answer, shown(read_answer(outputs[row, column]))) for row, column in rights]
-    known = [(references, text) for references, text in told if references]
-    wrong = [(references, text) for references, text in known if not same_answer(text, references)]
-    if not wrong or len(wrong) < _MISMATCH * len(known):
-        return []
-    told_as = f"such as {wrong[0][1][:40]!r} for {wrong[0][0][0][:40]!r}"
-    if len(wrong) == len(known) > 1:
-        raise ConfigError(
-            f"No answer of env.options.path that is marked as correct equals its reference, {told_as}, so that every "
-            "policy would score 0: check the columns 'output' and 'answer', or leave 'answer' out, and what a right "
-            "model said is right."
-        )
-    return [f"  {len(wrong)} of {len(known)} answers that are marked as correct count as wrong here, {told_as}"]
-
-
-def _price_notes(recording: Recording, prices: PriceList) -> None:
-    """Print where the dollars of calls come from."""
-    listed = [model for model in recording.models if model in prices.entries]
-    parts = [f"by the price list {prices.id} for {', '.join(listed)}"] if listed else []
-    if rest := len(recording.models) - len(listed):
-        parts.append(f"as recorded for {rest} models that the price list {prices.id} does not have")
-    print(f"  cost: {'; '.join(parts)}", flush=True)
 
 
 def _completed(options: Mapping[str, Any], recording: Recording) -> Mapping[str, Any]:
     """Return the options with a value for each "auto"."""
-    public = Path(str(options["path"])).is_dir()
+    public = set(_HELD_BACK) <= set(recording.models)
     chosen = {
-        "unseen": [model for model in _HELD_BACK if model in recording.models] if public else [],
+        "unseen": list(_HELD_BACK) if public else [],
         "unseen_prices": "recorded_swapped" if public else None,
         "python": any(code_of(asked.question) is not None for asked in recording.questions.values()),
     }

@@ -195,18 +195,6 @@ class Recording:
             [[dollars(model, self.answer(model, name), prices) for model in self.models] for name in self.questions]
         )
 
-    def missing_cost(self, prices: PriceList, models: Iterable[str]) -> str | None:
-        """Return a sentence on the first model with calls that neither the list nor the table prices; None: nothing."""
-        for model in models:
-            unknown = int(np.isnan(self.cost_usd[:, self.models.index(model)]).sum())
-            if unknown and model not in prices.entries:
-                return (
-                    f"The column 'cost' is empty or missing for {unknown} of {len(self.questions)} answers of {model}, "
-                    f"which the price list {prices.id} does not have: fill in the dollars of each call, or add the "
-                    "model to a list of conf/pricing and name it as pricing.name."
-                )
-        return None
-
 
 _COLUMNS = ("outputs", "correct", "prompt_tokens", "completion_tokens", "cost_usd", "seconds")
 

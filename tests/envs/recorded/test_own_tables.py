@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config.schema import ConfigError, EnvConfig, RunConfig
-from orchestra_jax.envs.recorded.environment import EVAL, TRAIN, RecordedEnvironment, unseen_recorded
+from orchestra_jax.envs.recorded.checks import refuse_missing_costs
+from orchestra_jax.envs.recorded.environment import EVAL, PRICES, TRAIN, UNSEEN, RecordedEnvironment, unseen_recorded
 from orchestra_jax.envs.recorded.readers import read_recording
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from tests.envs.recorded.made import HOUSE, MODELS, QUESTIONS, STRONG, config, made_rows
@@ -114,7 +116,7 @@ def test_costs_that_nobody_knows_are_refused_and_never_free(tmp_path: Path):
     with pytest.raises(MissingPrice):
         found.cost(PriceList("none", "2026", "", {}))
     known = PriceList("all", "2026", "", {model: Price(output=1.0) for model in found.models})
-    assert found.missing_cost(known, found.models) is None
+    refuse_missing_costs(found, known, found.models)
 
 
 @pytest.mark.parametrize("column", ["question", "answer", "family"])
@@ -228,3 +230,30 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"Reading 't.csv' needs pyarrow: pip install 'orchestra-jax\[data\]'"):
         world(file)
+
+
+def test_a_wide_table_of_commas_drops_questions_that_some_model_has_not_answered(tmp_path: Path):
+    names = ["sample_id", "prompt", "a", "a|model_response", "a|total_cost", "d", "d|model_response", "d|total_cost"]
+    rows = [["q1", "One?", 1, "x", 0.25, 0.0, "y", ""], ["q2", "Two?", 1, "x", 0.25, 0.0, "", ""]]
+    file = write(tmp_path / "t.csv", [dict(zip(names, row, strict=True)) for row in rows])
+    found = read_recording(file)
+    assert (list(found.questions), found.models) == (["q1"], ("a", "d"))
+    assert "  left out: 1 questions that some model has not answered" in found.notes
+    with pytest.raises(ConfigError, match="empty or missing for 1 of 1 answers of d"):
+        refuse_missing_costs(found, PriceList("none", "2026", "", {}), found.models)
+    without = [
+        {name: value for name, value in row.items() if name != "d"} for row in (dict(zip(names, rows[0], strict=True)),)
+    ]
+    with pytest.raises(ValueError, match="has no column 'd'"):
+        read_recording(write(tmp_path / "without.csv", without))
+
+
+@pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")
+def test_the_public_answers_hold_models_and_prices_back(capsys):
+    environment = world(Path(os.environ["ORCHESTRA_DATA"]) / "recorded" / "zeroeval")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "Recorded answers of zeroeval: 57840 answers of 24 models to 2410 questions."
+    assert said[1] == "  estimated: prompt_tokens in 57840 of 57840 rows (3.6 characters count as one)"
+    assert said[-1].startswith("  cost: by the price list recorded-2024 for Llama-3.1-405B-Inst@sambanova, ")
+    assert set(environment.offers) == {TRAIN, EVAL, UNSEEN, PRICES}
+    assert len(environment.posed(UNSEEN, 1)[0].extra["instance"]["tools"]) == 7  # six models and the sandbox

@@ -1,0 +1,75 @@
+"""Checks of a whole table: names of models, costs that nobody knows, right answers that count as wrong."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from orchestra_jax.config.ranges import ConfigError
+from orchestra_jax.envs.recorded.offer import PYTHON, shown, tool_name
+from orchestra_jax.envs.recorded.table import Recording, read_answer, same_answer
+from orchestra_jax.money.prices import PriceList
+
+_OWN_NAMES = {PYTHON: "the sandbox", "orchestrator": "the policy"}  # price lists have them
+_CHECKED, _MISMATCH = 2000, 0.01  # right answers that are compared with the reference; share that a line tells
+
+
+def refuse_names(recording: Recording) -> None:
+    """Refuse a model that menus and price lists could not tell from another, from the sandbox or from the policy.
+
+    Raises:
+        ConfigError: there is such a model.
+    """
+    named = dict[str, str]()
+    for model in recording.models:
+        name = tool_name(model)
+        if taken := _OWN_NAMES.get(name) or (f"the model {named[name]!r}" if name in named else ""):
+            raise ConfigError(f"The recorded model {model!r} is called as {taken} on menus: rename it in the table.")
+        named[name] = model
+
+
+def refuse_missing_costs(recording: Recording, prices: PriceList, models: Iterable[str]) -> None:
+    """Refuse calls that neither the list nor the table prices.
+
+    Raises:
+        ConfigError: one of the models has such calls.
+    """
+    for model in models:
+        unknown = int(np.isnan(recording.cost_usd[:, recording.models.index(model)]).sum())
+        if unknown and model not in prices.entries:
+            raise ConfigError(
+                f"The column 'cost' is empty or missing for {unknown} of {len(recording.questions)} answers of "
+                f"{model}, which the price list {prices.id} does not have: fill in the dollars of each call, or add "
+                "the model to a list of conf/pricing and name it as pricing.name."
+            )
+
+
+def cost_note(recording: Recording, prices: PriceList) -> str:
+    """Return a line on where the dollars of calls come from."""
+    listed = [model for model in recording.models if model in prices.entries]
+    parts = [f"by the price list {prices.id} for {', '.join(listed)}"] if listed else []
+    if rest := len(recording.models) - len(listed):
+        parts.append(f"as recorded for {rest} models that the price list {prices.id} does not have")
+    return f"  cost: {'; '.join(parts)}"
+
+
+def doubts(recording: Recording) -> list[str]:
+    """Return a line on right answers that differ from the reference, which the score of a policy counts as wrong.
+
+    Raises:
+        ConfigError: all of them differ.
+    """
+    rights = np.argwhere(recording.correct)[:_CHECKED]
+    asked, outputs = list(recording.questions.values()), recording.outputs
+    told = [(asked[row].answer, shown(read_answer(outputs[row, column]))) for row, column in rights]
+    known = [(references, text) for references, text in told if references]
+    wrong = [(references, text) for references, text in known if not same_answer(text, references)]
+    if not wrong or len(wrong) < _MISMATCH * len(known):
+        return []
+    example = f"such as {wrong[0][1][:40]!r} for {wrong[0][0][0][:40]!r}"
+    if len(wrong) == len(known) > 1:
+        raise ConfigError(
+            f"No answer of env.options.path that is marked as correct equals its reference, {example}, so that every "
+            "policy would score 0: check the columns 'output' and 'answer', or leave 'answer' out, and what a right "
+            "model said is right."
+        )
+    return [f"  {len(wrong)} of {len(known)} answers that are marked as correct count as wrong here, {example}"]
