@@ -1,4 +1,4 @@
-"""What earlier starts of a run spent, by the bills of all its processes."""
+"""Read what earlier starts of a run spent, from the bills of all its processes."""
 
 from pathlib import Path
 

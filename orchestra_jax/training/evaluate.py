@@ -109,7 +109,7 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: RunRec
         record.begin(parents=subject.parents(), devices=device_names())
     money.share()
     loop = LoopThread()
-    with guard_of(cfg, folder, loop), loop:
+    with guard_of(cfg.rollout, cfg.checkpoint.grace_s, folder, loop), loop:
         try:
             with engine_of(subject, environment, folder, processes, loop, chat) as engine:
                 kind = CappedEvaluator if cfg.evaluation.turn_caps else Evaluator

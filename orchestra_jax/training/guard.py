@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.stopwatch import Stopwatch
 
@@ -27,10 +27,12 @@ _BEAT_S = 1.0
 _DUMP = getattr(signal, "SIGRTMIN", signal.SIGUSR1)  # Slurm and its launchers use the other ones
 
 
-def guard_of(cfg: RunConfig, folder: Path, loop: LoopThread) -> contextlib.AbstractContextManager[None]:
+def guard_of(
+    rollout: RolloutConfig, grace_s: float, folder: Path, loop: LoopThread
+) -> contextlib.AbstractContextManager[None]:
     """Return the guard of a run's event loop by the settings of the run."""
-    deadline_s = cfg.rollout.limits.deadline_s
-    return guarded(folder, loop, slow_s=cfg.rollout.slow_after_s, deadline_s=deadline_s, grace_s=cfg.checkpoint.grace_s)
+    deadline_s = rollout.limits.deadline_s
+    return guarded(folder, loop, slow_s=rollout.slow_after_s, deadline_s=deadline_s, grace_s=grace_s)
 
 
 @contextlib.contextmanager

@@ -112,7 +112,7 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
             _print_forecast(cfg)
             money = RunBudget(cfg.budget, directory, processes)
         loop = LoopThread()
-        parts.enter_context(guard_of(cfg, directory, loop))
+        parts.enter_context(guard_of(cfg.rollout, cfg.checkpoint.grace_s, directory, loop))
         parts.enter_context(loop)
         parts.callback(money.close)  # after the environment: then no request is under way, and the bill is known
         parts.callback(lambda: loop.run(environment.close()))

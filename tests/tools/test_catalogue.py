@@ -24,7 +24,7 @@ from orchestra_jax.tools.entries import OUT_OF_BUDGET, AnswerTool, recorded, wit
 from orchestra_jax.tools.experts.client import expert_clients
 from orchestra_jax.tools.experts.entries import expert_entries
 from orchestra_jax.tools.experts.expert import Expert
-from orchestra_jax.tools.experts.simulated_tool import PricedExpert, SimulatedTool
+from orchestra_jax.tools.experts.simulated_tool import FallibleExpert, SimulatedTool
 from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import Preference, ReplayMiss, Task, ToolCall, ToolResult, ToolSpec, Usage
 from tests.tools.openai_stub import StubOpenAI
@@ -262,7 +262,7 @@ async def test_local_rows_get_a_price_and_what_was_not_billed_stays_free():
 
 
 async def test_a_simulated_expert_knows_the_task_and_keeps_its_price():
-    tool = SimulatedTool(PricedExpert("oracle", {"*": 1.0}, price_usd=0.02, latency_s=7.0))
+    tool = SimulatedTool(FallibleExpert("oracle", {"*": 1.0}, price_usd=0.02, latency_s=7.0))
     offer = Catalogue(
         [Entry(tool.spec, run_python, for_task=tool.handler)], PriceBook(BASE, [CHEAP], 2.0, 3.0), MenuRule()
     )

@@ -25,7 +25,7 @@ _PARAMETERS = {
 
 
 @dataclass(frozen=True)
-class PricedExpert(SimulatedExpert):
+class FallibleExpert(SimulatedExpert):
     """A simulated expert whose calls cost dollars and seconds, and may fail.
 
     Attributes:
@@ -83,7 +83,7 @@ class SimulatedTool:
         spec: what the policy reads; price and latency are the expert's.
     """
 
-    def __init__(self, expert: PricedExpert, distractors: Sequence[str] = ()) -> None:
+    def __init__(self, expert: FallibleExpert, distractors: Sequence[str] = ()) -> None:
         self.expert = expert
         self.spec = ToolSpec(
             name=expert.name,
@@ -123,7 +123,7 @@ class SimulatedTool:
         return handle
 
 
-def experts_from_config(config: Mapping[str, Any]) -> list[PricedExpert]:
+def experts_from_config(config: Mapping[str, Any]) -> list[FallibleExpert]:
     """Read experts of {seed: 0, experts: {name: {skill: {family: 0.9, "*": 0.5}, price_usd: 0.01, ...}}}.
 
     Raises:
@@ -131,7 +131,7 @@ def experts_from_config(config: Mapping[str, Any]) -> list[PricedExpert]:
     """
     if "experts" not in config or set(config) - {"seed", "experts"}:
         raise ValueError(f"A set of simulated experts has the keys experts and seed, not {sorted(config)}.")
-    known = {field.name for field in fields(PricedExpert)} - {"name"}
+    known = {field.name for field in fields(FallibleExpert)} - {"name"}
     experts = []
     for name, given in config["experts"].items():
         if unknown := sorted(set(given) - known):
@@ -140,7 +140,7 @@ def experts_from_config(config: Mapping[str, Any]) -> list[PricedExpert]:
             )
         if not given.get("skill"):
             raise ValueError(f"Simulated expert {name!r} has no skill; give skill: {{'*': 0.5}}.")
-        experts.append(PricedExpert(name, **{"seed": config.get("seed", 0), **given}))
+        experts.append(FallibleExpert(name, **{"seed": config.get("seed", 0), **given}))
     return experts
 
 

@@ -7,7 +7,7 @@ import pytest
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.answers import matches
 from orchestra_jax.tools.executor import ToolExecutor
-from orchestra_jax.tools.experts.simulated_tool import PricedExpert, SimulatedTool, experts_from_config, near_numbers
+from orchestra_jax.tools.experts.simulated_tool import FallibleExpert, SimulatedTool, experts_from_config, near_numbers
 from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall
 
@@ -15,7 +15,7 @@ QUESTIONS = [f"question {i}" for i in range(4000)]
 
 
 def test_skill_is_the_share_of_right_answers():
-    expert = PricedExpert("large", {"maths": 0.8, "facts": 0.0, "code": 1.0})
+    expert = FallibleExpert("large", {"maths": 0.8, "facts": 0.0, "code": 1.0})
     share = {
         family: sum(expert.answer(q, "yes", family, ["no", "maybe"]) == "yes" for q in QUESTIONS) / len(QUESTIONS)
         for family in expert.skill
@@ -25,13 +25,13 @@ def test_skill_is_the_share_of_right_answers():
 
 
 def test_answers_are_the_same_in_every_process():
-    expert = PricedExpert("large", {"maths": 0.5}, seed=3)
+    expert = FallibleExpert("large", {"maths": 0.5}, seed=3)
     assert [expert.knows(q, "maths") for q in QUESTIONS[:12]] == GOLDEN
 
 
 def test_experts_and_seeds_are_independent_and_harder_is_nested():
     def known(name: str, skill: float, seed: int = 0) -> set[str]:
-        expert = PricedExpert(name, {"f": skill}, seed=seed)
+        expert = FallibleExpert(name, {"f": skill}, seed=seed)
         return {q for q in QUESTIONS if expert.knows(q, "f")}
 
     assert known("a", 0.3) < known("a", 0.6)
@@ -40,35 +40,35 @@ def test_experts_and_seeds_are_independent_and_harder_is_nested():
 
 
 def test_wrong_answers_come_from_all_distractors_but_never_the_right_one():
-    expert = PricedExpert("a", {"f": 0.0})
+    expert = FallibleExpert("a", {"f": 0.0})
     assert {expert.answer(q, "1", "f", ["1", "2", "3"]) for q in QUESTIONS[:100]} == {"2", "3"}
 
 
 def test_call_charges_price_and_simulated_seconds():
-    result = PricedExpert("a", {"f": 1.0}, price_usd=0.02, latency_s=7.0).call("q", "x", "f", ["y"])
+    result = FallibleExpert("a", {"f": 1.0}, price_usd=0.02, latency_s=7.0).call("q", "x", "f", ["y"])
     assert (result.text, result.is_error) == ("x", False)
     assert [(row.name, row.cost_usd, row.seconds) for row in result.usage] == [("a", 0.02, 7.0)]
 
 
 def test_errors():
     with pytest.raises(ValueError, match="no skill for 'g'"):
-        PricedExpert("a", {"f": 1.0}).knows("q", "g")
+        FallibleExpert("a", {"f": 1.0}).knows("q", "g")
     with pytest.raises(ValueError, match="No wrong answer"):
-        PricedExpert("a", {"f": 0.0}).answer("q", "x", "f", ["x"])
+        FallibleExpert("a", {"f": 0.0}).answer("q", "x", "f", ["x"])
     with pytest.raises(ValueError, match="within"):
-        PricedExpert("a", {"f": 1.5})
+        FallibleExpert("a", {"f": 1.5})
     for rate in (1.0, -0.1, float("nan")):
         with pytest.raises(ValueError, match="failure_rate"):
-            PricedExpert("a", {"f": 0.5}, failure_rate=rate)
+            FallibleExpert("a", {"f": 0.5}, failure_rate=rate)
 
 
 def test_a_star_stands_for_other_families():
-    expert = PricedExpert("a", {"f": 0.0, "*": 1.0})
+    expert = FallibleExpert("a", {"f": 0.0, "*": 1.0})
     assert [expert.knows("q", family) for family in ("f", "g", "")] == [False, True, True]
 
 
 def test_failures_have_their_rate_and_change_no_answer():
-    sound, flaky = PricedExpert("a", {"f": 0.5}), PricedExpert("a", {"f": 0.5}, failure_rate=0.2)
+    sound, flaky = FallibleExpert("a", {"f": 0.5}), FallibleExpert("a", {"f": 0.5}, failure_rate=0.2)
     assert not any(sound.fails(q, 0) for q in QUESTIONS)
     assert sum(flaky.fails(q, 0) for q in QUESTIONS) / len(QUESTIONS) == pytest.approx(0.2, abs=0.025)
     assert [flaky.knows(q, "f") for q in QUESTIONS] == [sound.knows(q, "f") for q in QUESTIONS]
@@ -91,7 +91,7 @@ def box(tool: SimulatedTool, of: Task) -> ToolExecutor:
 
 
 async def test_the_tool_answers_the_task_and_is_charged_by_the_menu():
-    tool = SimulatedTool(PricedExpert("large", {"maths": 0.5}, price_usd=0.02, latency_s=7.0))
+    tool = SimulatedTool(FallibleExpert("large", {"maths": 0.5}, price_usd=0.02, latency_s=7.0))
     check_spec(tool.spec)
     assert (tool.spec.price_usd, tool.spec.latency_s) == (0.02, 7.0)
     right = 0
@@ -105,7 +105,7 @@ async def test_the_tool_answers_the_task_and_is_charged_by_the_menu():
 
 
 async def test_without_a_price_on_the_menu_the_tools_own_row_counts():
-    tool = SimulatedTool(PricedExpert("large", {"*": 1.0}, price_usd=0.02, latency_s=7.0))
+    tool = SimulatedTool(FallibleExpert("large", {"*": 1.0}, price_usd=0.02, latency_s=7.0))
     spec = replace(tool.spec, price_usd=None, latency_s=None)
     result = await ToolExecutor([spec], {"large": tool.handler(task("q"))}, Budget()).step(
         ToolCall("large", {"question": "q"})
@@ -122,7 +122,7 @@ async def test_a_new_episode_of_a_failed_question_can_succeed():
         return result.text != "72"
 
     async def outcomes() -> list[list[bool]]:
-        tool = SimulatedTool(PricedExpert("a", {"*": 1.0}, failure_rate=0.5))
+        tool = SimulatedTool(FallibleExpert("a", {"*": 1.0}, failure_rate=0.5))
         return [[await fails(tool, question) for _ in range(12)] for question in QUESTIONS[:50]]
 
     failed = await outcomes()
@@ -131,7 +131,7 @@ async def test_a_new_episode_of_a_failed_question_can_succeed():
 
 
 async def test_where_wrong_answers_come_from():
-    ignorant = SimulatedTool(PricedExpert("a", {"*": 0.0}), ["Nairobi", "Mombasa"])
+    ignorant = SimulatedTool(FallibleExpert("a", {"*": 0.0}), ["Nairobi", "Mombasa"])
 
     async def wrong(answer: str, **extra) -> str:
         return (await ignorant.handler(task("q", answer, **extra))({}, Budget())).text
@@ -162,7 +162,7 @@ def test_a_set_from_a_config():
         },
     }
     small, large = experts_from_config(config)
-    assert small == PricedExpert("small", {"maths": 0.9, "*": 0.25}, price_usd=0.01, seed=5, failure_rate=0.1)
+    assert small == FallibleExpert("small", {"maths": 0.9, "*": 0.25}, price_usd=0.01, seed=5, failure_rate=0.1)
     assert large.seed == 6
     assert SimulatedTool(small).spec.description == "Answers questions. Right answers: 90% in maths, 25% elsewhere."
     assert SimulatedTool(large).spec.description == "A large model."
