@@ -274,7 +274,7 @@ def _refusing(file: Path, read: Callable[[], Any]) -> Any:
 
     try:
         return read()
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(file)!r} cannot be read: {' '.join(str(error).split())[:300]}.") from None
 
 
