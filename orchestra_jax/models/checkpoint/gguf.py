@@ -7,11 +7,14 @@ Needs the package `gguf`. llama.cpp rotates neighbouring pairs (x_2i, x_2i+1) wh
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as backends
 
+from orchestra_jax.models.checkpoint import gguf_header
 from orchestra_jax.models.checkpoint.safetensors import save
+from orchestra_jax.models.decoder import abstract_params
 from orchestra_jax.models.llama import LlamaConfig
 
 if TYPE_CHECKING:
@@ -43,17 +46,28 @@ def convert(source: Path, folder: Path, *, dtype: str = "float32", overwrite: bo
     Raises:
         ImportError: the package `gguf` is not installed.
         FileExistsError: the folder is there and `overwrite` is off.
-        ValueError: no Llama, or a tokenizer of another kind than SmolLM2's.
+        ValueError: no Llama, a tokenizer of another kind than SmolLM2's, or a file that is damaged or lies.
     """
     try:
         from gguf import GGUFReader
     except ImportError as error:
         raise ImportError("Reading a .gguf file needs the package gguf: pip install 'orchestra-jax[gguf]'.") from error
-    reader = GGUFReader(source)
-    fields = {name: field.contents() for name, field in reader.fields.items()}
-    config = _config(fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
-    params = _params(config, reader.tensors)
-    save(folder, config, params, tokenizer=build_tokenizer(fields), dtype=dtype, overwrite=overwrite)
+    try:
+        gguf_header.check(np.memmap(source, mode="r"))
+        reader = GGUFReader(source)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+        config = _config(fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
+        _check_count(config, reader.tensors)
+        params = _params(config, reader.tensors)
+        _check_shapes(config, params)
+        tokenizer = build_tokenizer(fields)
+    except OSError:
+        raise
+    except Exception as error:  # whatever the packages raise at a damaged file
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        said = " ".join(f"{kind}{error}".split()).rstrip(".")
+        raise ValueError(f"The file {str(source)!r} cannot be converted: {said}.") from error
+    save(folder, config, params, tokenizer=tokenizer, dtype=dtype, overwrite=overwrite)
     return config
 
 
@@ -64,20 +78,54 @@ def _config(fields: dict[str, Any], *, tied: bool) -> LlamaConfig:
     scaled = [name for name in fields if name.startswith("llama.rope.scaling")]
     if scaled:
         raise ValueError(f"RoPE scaling in a GGUF file ({scaled[0]}) is not supported; give the Hugging Face model.")
-    hidden, heads = fields["llama.embedding_length"], fields["llama.attention.head_count"]
+    hidden, heads = _size(fields, "llama.embedding_length"), _size(fields, "llama.attention.head_count")
+    tokens = fields.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise ValueError("the GGUF file has no tokenizer.ggml.tokens")
+    epsilon = fields.get("llama.attention.layer_norm_rms_epsilon")
+    if not isinstance(epsilon, float) or not 0 <= epsilon < 1:
+        raise ValueError(f"llama.attention.layer_norm_rms_epsilon={epsilon!r} of the GGUF file must be a small number")
     return LlamaConfig(
-        vocab_size=len(fields["tokenizer.ggml.tokens"]),
+        vocab_size=len(tokens),
         hidden_size=hidden,
-        intermediate_size=fields["llama.feed_forward_length"],
-        num_layers=fields["llama.block_count"],
+        intermediate_size=_size(fields, "llama.feed_forward_length"),
+        num_layers=_size(fields, "llama.block_count"),
         num_heads=heads,
-        num_kv_heads=fields.get("llama.attention.head_count_kv", heads),
-        head_dim=fields.get("llama.attention.key_length", hidden // heads),
+        num_kv_heads=_size(fields, "llama.attention.head_count_kv", heads),
+        head_dim=_size(fields, "llama.attention.key_length", hidden // heads),
         rope_theta=float(fields.get("llama.rope.freq_base", 10000.0)),
-        rms_norm_eps=float(np.format_float_scientific(fields["llama.attention.layer_norm_rms_epsilon"], precision=5)),
+        rms_norm_eps=float(np.format_float_scientific(epsilon, precision=5)),
         tie_word_embeddings=tied,
-        max_position_embeddings=fields["llama.context_length"],
+        max_position_embeddings=_size(fields, "llama.context_length"),
     )
+
+
+def _size(fields: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = fields.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+        raise ValueError(f"{name}={value!r} of the GGUF file must be a whole number above 0")
+    return value
+
+
+def _check_count(config: LlamaConfig, tensors: Any) -> None:
+    """Raise ValueError if the file has another number of tensors than a Llama of its sizes."""
+    wanted = config.num_layers * len(_NAMES) + (2 if config.tie_word_embeddings else 3)
+    if len(tensors) != wanted:
+        raise ValueError(
+            f"the GGUF file has {len(tensors)} tensors, and a Llama of block_count={config.num_layers} has {wanted}"
+        )
+
+
+def _check_shapes(config: LlamaConfig, params: dict[str, Any]) -> None:
+    """Raise ValueError if the parameters are not those of the config."""
+    wanted = {jax.tree_util.keystr(path): leaf.shape for path, leaf in _leaves(abstract_params(config))}
+    found = {jax.tree_util.keystr(path): leaf.shape for path, leaf in _leaves(params)}
+    if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
+        raise ValueError(f"the parameter {wrong[0]} has the shape {found.get(wrong[0])}, not {wanted.get(wrong[0])}")
+
+
+def _leaves(params: Any) -> list[Any]:
+    return jax.tree_util.tree_leaves_with_path(params)
 
 
 def _params(config: LlamaConfig, tensors: Any) -> dict[str, Any]:
@@ -92,9 +140,13 @@ def _params(config: LlamaConfig, tensors: Any) -> dict[str, Any]:
         *block, name, leaf = tensor.name.split(".")
         if leaf != "weight" or name not in (_NAMES if block else tops):
             raise ValueError(f"Tensor {tensor.name!r} of the GGUF file is not one of a plain Llama.")
+        if not np.isfinite(array).all():
+            raise ValueError(f"Tensor {tensor.name!r} of the GGUF file has values that are not finite")
         if not block:
             params[tops[name]] = array.T if name == "output" else array
             continue
+        if f"layers_{block[1]}" not in params:
+            raise ValueError(f"Tensor {tensor.name!r} of the GGUF file is of no layer")
         if name in heads:
             array = to_halves(array, heads[name])
         params[f"layers_{block[1]}"][_NAMES[name]] = array if array.ndim == 1 else {"kernel": array.T}

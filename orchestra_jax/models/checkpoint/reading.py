@@ -117,6 +117,8 @@ def _open(folder: Path, opened: ExitStack) -> dict[str, Any]:
             raise ValueError(f"{str(folder / INDEX)!r} is no index of a checkpoint; download it again.") from error
     else:
         raise FileNotFoundError(f"No {ONE_FILE} or {INDEX} in {str(folder)!r}; give a folder with safetensors files.")
+    if outside := [name for name in names if Path(str(name)).name != name]:
+        raise ValueError(f"{str(folder / INDEX)!r} names {outside[0]!r}, which is no file of its own folder.")
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise FileNotFoundError(f"{str(folder)!r} lacks {_some(absent)} of its index; download the missing file(s).")

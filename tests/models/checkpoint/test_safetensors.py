@@ -235,6 +235,10 @@ def test_missing_files(folder, tmp_path) -> None:
     (folder / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ValueError, match="is no index of a checkpoint"):
         load(folder)
+    for outside in ("../model.safetensors", "/etc/passwd"):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": outside}}))
+        with pytest.raises(ValueError, match="which is no file of its own folder"):
+            load(folder)
 
 
 def test_missing_unexpected_and_misshapen_tensors(folder) -> None:
