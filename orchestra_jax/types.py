@@ -26,43 +26,25 @@ OPEN_WEIGHTS, CODE, SEARCH, FREE, PAID, MADE_BY = "open weights", "code", "searc
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """One tool as the policy sees it, with the price and latency that this instance's menu shows.
-
-    Attributes:
-        name: the name the policy calls.
-        description: one paragraph of plain text.
-        parameters: JSON schema of the arguments, as Qwen3's template and the OpenAI API expect it.
-        price_usd: dollars per call shown in the menu, or None where the price is per token.
-        latency_s: typical seconds per call shown in the menu, or None when unknown.
-        local: whether the tool runs on the user's own machine.
-        traits: reasons to prefer it, see `data.preferences`; not shown, since the description says it in words.
-        terminal: whether its result ends the task.
-    """
+    """One tool as the policy sees it, with the price and latency that this instance's menu shows."""
 
     name: str
-    description: str
-    parameters: Mapping[str, Any]
-    price_usd: float | None = None
-    latency_s: float | None = None
-    local: bool = False
-    traits: tuple[str, ...] = ()
-    terminal: bool = False
+    description: str  # one paragraph of plain text
+    parameters: Mapping[str, Any]  # JSON schema of the arguments, as Qwen3's template and the OpenAI API expect it
+    price_usd: float | None = None  # dollars per call; None: the price is per token
+    latency_s: float | None = None  # typical seconds per call; None: unknown
+    local: bool = False  # it runs on the user's own machine
+    traits: tuple[str, ...] = ()  # reasons to prefer it (`data.preferences`), which the description says in words
+    terminal: bool = False  # its result ends the task
 
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """A user's wish: an instruction in words and the vector P of Eq. 2, every weight in [0, 1].
+    """A user's wish: an instruction in words and the vector P of Eq. 2, every weight in [0, 1]."""
 
-    Attributes:
-        name: the kind of preference, for reports ("cost", "fast", ...).
-        instruction: the wording that is appended to the question.
-        tools: weight by tool name; tools that are absent weigh 0.
-        outcome, compute, latency: the last three elements of P.
-    """
-
-    name: str
-    instruction: str
-    tools: Mapping[str, float] = field(default_factory=dict)
+    name: str  # the kind of preference, for reports ("cost", "fast", ...)
+    instruction: str  # the wording that is appended to the question
+    tools: Mapping[str, float] = field(default_factory=dict)  # weight by tool name; tools that are absent weigh 0
     outcome: float = 1.0
     compute: float = 0.0
     latency: float = 0.0
@@ -70,25 +52,15 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One instance: a question, its reference answer, the tools on offer and the user's preference.
+    """One instance: a question, its reference answer, the tools on offer and the user's preference."""
 
-    Attributes:
-        id: unique and stable across runs.
-        question: the user's text, without the preference.
-        answer: the reference answer(s); any of them counts.
-        tools: the menu of this instance, in the order shown.
-        preference: instruction and vector.
-        family: question family, for reports.
-        extra: data that the environment needs to run or score this task.
-    """
-
-    id: str
-    question: str
-    answer: tuple[str, ...]
-    tools: tuple[ToolSpec, ...]
+    id: str  # unique and stable across runs
+    question: str  # the user's text, without the preference
+    answer: tuple[str, ...]  # the reference answer(s); any of them counts
+    tools: tuple[ToolSpec, ...]  # the menu of this instance, in the order shown
     preference: Preference
-    family: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    family: str = ""  # question family, for reports
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what the environment needs to run or score this task
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,46 +73,31 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One ledger row: the tokens, dollars and seconds of one call of a model or tool.
+    """One ledger row: the tokens, dollars and seconds of one call of a model or tool."""
 
-    Attributes:
-        name: tool or model ("orchestrator" for the policy itself).
-        role: "orchestrator" | "tool" | "judge" | "user_simulator"; see TRAJECTORY_ROLES.
-        prompt_tokens, cached_tokens, completion_tokens: tokens; `cached_tokens` is a part of `prompt_tokens`.
-        cost_usd: dollars.
-        seconds: seconds of work on the clock that rewards use (simulated where the world says so).
-        price_list: id of the price list that was applied.
-        estimated: the tokens are our own count, or a worst case, because the provider reported none.
-    """
-
-    name: str
-    role: str = "tool"
+    name: str  # tool or model ("orchestrator" for the policy itself)
+    role: str = "tool"  # "orchestrator" | "tool" | "judge" | "user_simulator"; see TRAJECTORY_ROLES
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # a part of `prompt_tokens`
     completion_tokens: int = 0
     cost_usd: float = 0.0
-    seconds: float = 0.0
-    price_list: str = ""
-    estimated: bool = False
+    seconds: float = 0.0  # work on the clock that rewards use (simulated where the world says so)
+    price_list: str = ""  # id of the price list that was applied
+    estimated: bool = False  # the tokens are our own count, or a worst case: the provider reported none
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """The answer of a tool.
 
-    Attributes:
-        text: the observation.
-        usage: ledger rows of the call.
-        is_error: the text is the tool's own error, which is an observation like any other.
-        final: the answer with which the episode ends, from a terminal tool.
-        refused: the call was not carried out (an unknown tool, bad arguments, no budget, an expert that wrote nothing
-            to run): it does not count as a call of the tool. `usage` holds what was paid until then.
+    A refused call was not carried out (an unknown tool, bad arguments, no budget, an expert that wrote nothing to run):
+    it does not count as a call of the tool. `usage` holds what was paid until then.
     """
 
-    text: str
+    text: str  # the observation
     usage: tuple[Usage, ...] = ()
-    is_error: bool = False
-    final: str | None = None
+    is_error: bool = False  # the text is the tool's own error, which is an observation like any other
+    final: str | None = None  # the answer with which the episode ends, from a terminal tool
     refused: bool = False
 
 
@@ -148,18 +105,13 @@ class ToolResult:
 class UserTurn:
     """A turn of a conversation's user.
 
-    Attributes:
-        text: their words; the policy reads them unless they end the conversation.
-        done: the conversation is over: the user wrote a stop word, or was handed over to somebody else.
-        usage: ledger rows of the model that plays the user, role "user_simulator".
-
     Raises:
-        ValueError: a row has another role: the policy would pay for its user.
+        ValueError: a row of `usage` has another role than "user_simulator": the policy would pay for its user.
     """
 
-    text: str
-    done: bool = False
-    usage: tuple[Usage, ...] = ()
+    text: str  # their words; the policy reads them unless they end the conversation
+    done: bool = False  # the conversation is over: the user wrote a stop word, or was handed over to somebody else
+    usage: tuple[Usage, ...] = ()  # of the model that plays the user
 
     def __post_init__(self) -> None:
         if roles := {row.role for row in self.usage} - {USER_ROLE}:
@@ -184,35 +136,22 @@ class OutOfTime(Exception):  # noqa: N818  an event, no error
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One generation of the policy and the environment's answer.
+    """One generation of the policy and the environment's answer."""
 
-    Attributes:
-        prompt_ids: ids appended to the sequence before sampling (turn 0: the whole prompt).
-        sampled_ids: the very ids the engine sampled, stop id included.
-        logprobs: the engine's log-probs of `sampled_ids` at the sampling temperature.
-        weight_version: the oldest version of the weights that sampled a token of it.
-        finish_reason: "stop" | "length" | "abort".
-        text: decoded `sampled_ids` without the stop token, for logs.
-        calls, results: parsed calls and the results in the same order.
-        version_spans: (version, number of tokens) in order, where the weights changed while it was sampled; empty
-            where `weight_version` sampled every token.
-        heard: the reply of a conversation's user; None: no reply, or there is no user.
-    """
-
-    prompt_ids: tuple[int, ...]
-    sampled_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    weight_version: int
-    finish_reason: str
-    text: str = ""
+    prompt_ids: tuple[int, ...]  # ids appended to the sequence before sampling (turn 0: the whole prompt)
+    sampled_ids: tuple[int, ...]  # the very ids the engine sampled, stop id included
+    logprobs: tuple[float, ...]  # the engine's, of `sampled_ids` at the sampling temperature
+    weight_version: int  # the oldest version of the weights that sampled a token of it
+    finish_reason: str  # "stop" | "length" | "abort"
+    text: str = ""  # decoded `sampled_ids` without the stop token, for logs
     calls: tuple[ToolCall, ...] = ()
-    results: tuple[ToolResult, ...] = ()
-    version_spans: tuple[tuple[int, int], ...] = ()
-    heard: str | None = None
+    results: tuple[ToolResult, ...] = ()  # in the order of the calls
+    version_spans: tuple[tuple[int, int], ...] = ()  # see `spans`; empty where `weight_version` sampled every token
+    heard: str | None = None  # the reply of a conversation's user; None: no reply, or there is no user
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """(version, number of tokens) for all sampled tokens."""
+        """(version, number of tokens) in order, for all sampled tokens."""
         return self.version_spans or ((self.weight_version, len(self.sampled_ids)),)
 
     def without_ids(self) -> "Turn":
@@ -224,28 +163,20 @@ class Turn:
 class Trajectory:
     """One rollout of one task.
 
-    Attributes:
-        task: the question, menu and preference.
-        group: index of the GRPO group within the step; `member`: index within the group.
-        sequences: lists of turns; `history: keep` has one sequence, forks start a new one. Within a sequence the
-            token ids are the concatenation of each turn's `prompt_ids` and `sampled_ids`.
-        status: its end; `reason`: one sentence for every status but COMPLETED.
-        answer: the final answer, None without one.
-        solved: r_outcome of Eq. 1.
-        ledger: every call's row; the cost is the sum over it, the latency is not (calls of a turn run side by side).
-        criteria: the problem of each named criterion, "" where it is met; empty where the world has no criteria.
+    `history: keep` has one sequence, forks start a new one. Within a sequence the token ids are the concatenation of
+    each turn's `prompt_ids` and `sampled_ids`.
     """
 
     task: Task
-    group: int
-    member: int
+    group: int  # index of the GRPO group within the step
+    member: int  # index within the group
     sequences: tuple[tuple[Turn, ...], ...]
     status: Status
-    reason: str
-    answer: str | None
-    solved: bool
-    ledger: tuple[Usage, ...]
-    criteria: Mapping[str, str] = field(default_factory=dict)
+    reason: str  # one sentence for every status but COMPLETED
+    answer: str | None  # the final answer, None without one
+    solved: bool  # r_outcome of Eq. 1
+    ledger: tuple[Usage, ...]  # of every call; the latency is not their sum, as calls of a turn run side by side
+    criteria: Mapping[str, str] = field(default_factory=dict)  # problem of each named criterion, "" where it is met
 
     @property
     def turns(self) -> Sequence[Turn]:

@@ -113,28 +113,21 @@ class OptimizerConfig(Settings):
     Attributes:
         name: a small policy that learns to copy from random weights needs about half as many steps with muon, which
             orthogonalises the matrices of layers; embeddings, head, norm scales and biases get Adam beside it.
-        learning_rate: peak value.
         adam_learning_rate: peak value of the Adam beside muon; None for `learning_rate`. Muon moves a weight of an
             [n, m] matrix by about learning_rate / sqrt(n), Adam by the whole rate, so a smaller one is wanted.
-        warmup_steps: optimizer steps of the linear warm-up from 0.
         schedule: "linear" and "cosine" fall to `final_fraction` of the peak at the last step.
-        final_fraction: what is left of the peak at the last step; no effect on a constant rate.
-        weight_decay: decoupled, times the learning rate; 0 for none.
-        b1, b2: decay of the first and of the second moment.
-        max_grad_norm: global-norm clip.
-        moment_dtype: what both moments are stored in; the arithmetic is fp32 either way.
     """
 
-    learning_rate: float = above(1e-6, 0)
+    learning_rate: float = above(1e-6, 0)  # peak value
     name: OptimizerName = OptimizerName.adamw
-    warmup_steps: int = at_least(0, 0)
+    warmup_steps: int = at_least(0, 0)  # optimizer steps of the linear warm-up from 0
     schedule: Schedule = Schedule.constant
-    final_fraction: float = within(0.1, 0, 1)
-    weight_decay: float = at_least(0.0, 0)
-    b1: float = within(0.9, 0, 1)
-    b2: float = within(0.95, 0, 1)
-    max_grad_norm: float = above(1.0, 0)
-    moment_dtype: DType = DType.float32
+    final_fraction: float = within(0.1, 0, 1)  # share of the peak left at the last step; no effect on a constant rate
+    weight_decay: float = at_least(0.0, 0)  # decoupled, times the learning rate; 0 for none
+    b1: float = within(0.9, 0, 1)  # decay of the first and of the second moment
+    b2: float = within(0.95, 0, 1)  # decay of the first and of the second moment
+    max_grad_norm: float = above(1.0, 0)  # global-norm clip
+    moment_dtype: DType = DType.float32  # what both moments are stored in; the arithmetic is fp32 either way
     adam_learning_rate: float | None = above(None, 0)
 
 

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from orchestra_jax.config.choices import EngineName, ReplayMode
 from orchestra_jax.config.ranges import broken_rules, range_problem, shown
-from orchestra_jax.config.rollout import RolloutConfig, ServerOptions
+from orchestra_jax.config.rollout import ServerOptions
 from orchestra_jax.config.schema import ConfigError, LoraConfig, RunConfig
 from orchestra_jax.config.tools import ExpertServer
 
@@ -45,7 +45,7 @@ def problems(config: RunConfig) -> list[str]:
     """Return one sentence, with the fix, for all settings that do not fit each other; read no file."""
     leaves = config.name.startswith("/") or ".." in config.name.split("/")
     found = broken_rules((leaves, f"name={shown(config.name)} leaves outputs/: set output_dir=FOLDER instead."))
-    found += [*_update_problems(config), *_rollout_problems(config.rollout), *_tool_problems(config)]
+    found += _core_problems(config)
     tools, rollout = config.tools, config.rollout
     # The rules of a plug-in are loaded only by a run that sets something of it.
     if config.model.lora != LoraConfig():
@@ -68,11 +68,13 @@ def problems(config: RunConfig) -> list[str]:
     return found
 
 
-def _update_problems(config: RunConfig) -> list[str]:
-    """Return what does not fit among the mesh, the policy and its update."""
-    algorithm, longest = config.algorithm, config.rollout.limits.max_length
+def _core_problems(config: RunConfig) -> list[str]:
+    """Return what does not fit among the settings that every run has."""
+    algorithm, rollout, factors = config.algorithm, config.rollout, config.pricing.randomise
+    limits, longest = rollout.limits, rollout.limits.max_length
     sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     samples, shared = algorithm.tasks_per_step * algorithm.group_size, config.data.preferences_per_question
+    menus = {"tools.menu": config.tools.menu, "tools.evaluation.menu": config.tools.evaluation.menu}
     return broken_rules(
         (
             sizes.count(-1) > 1 or 0 in sizes,
@@ -93,36 +95,25 @@ def _update_problems(config: RunConfig) -> list[str]:
             f"algorithm.row_length={algorithm.row_length} does not hold a trajectory of rollout.limits.max_length="
             f"{longest}: make it at least as long, or null.",
         ),
-    )
-
-
-def _rollout_problems(rollout: RolloutConfig) -> list[str]:
-    """Return what does not fit between the engine and the limits."""
-    limits = rollout.limits
-    runs_ahead = bool(rollout.max_staleness or rollout.spare_groups)
-    return broken_rules(
         (
-            limits.max_new_tokens >= limits.max_length,
+            limits.max_new_tokens >= longest,
             f"rollout.limits.max_new_tokens={limits.max_new_tokens} leaves no room for a prompt: "
-            f"make it smaller than rollout.limits.max_length={limits.max_length}.",
+            f"make it smaller than rollout.limits.max_length={longest}.",
         ),
         (
-            rollout.engine is EngineName.embedded and rollout.lockstep and runs_ahead,
+            rollout.engine is EngineName.embedded
+            and rollout.lockstep
+            and bool(rollout.max_staleness or rollout.spare_groups),
             "rollout.lockstep makes the engine wait for all trajectories, so none can run ahead: set "
             "rollout.lockstep=false, or rollout.max_staleness=0 and rollout.spare_groups=0.",
         ),
-    )
-
-
-def _tool_problems(config: RunConfig) -> list[str]:
-    """Return what does not fit among menus, prices and the record of calls."""
-    tools, factors = config.tools, config.pricing.randomise
-    found = [
-        f"{key}.most={menu.most} must be at least {key}.fewest={menu.fewest}."
-        for key, menu in (("tools.menu", tools.menu), ("tools.evaluation.menu", tools.evaluation.menu))
-        if menu.most is not None and menu.most < menu.fewest
-    ]
-    return found + broken_rules(
+        *(
+            (
+                menu.most is not None and menu.most < menu.fewest,
+                f"{key}.most={menu.most} must be at least {key}.fewest={menu.fewest}.",
+            )
+            for key, menu in menus.items()
+        ),
         (
             factors.low > factors.high,
             f"pricing.randomise.low={factors.low} must be at most pricing.randomise.high={factors.high}.",

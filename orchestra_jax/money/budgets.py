@@ -39,17 +39,11 @@ class BudgetExceeded(Exception):  # noqa: N818  named like the fact it states
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that may be spent; None: no limit.
-
-    Attributes:
-        usd: dollars.
-        tokens: prompt and completion tokens together.
-        calls: calls that leave the machine, each billed retry one of them.
-    """
+    """The most that may be spent; None: no limit."""
 
     usd: float | None = None
-    tokens: int | None = None
-    calls: int | None = None
+    tokens: int | None = None  # prompt and completion tokens together
+    calls: int | None = None  # calls that leave the machine, each billed retry one of them
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

@@ -26,37 +26,23 @@ class MissingPrice(KeyError):  # noqa: N818  named like the fact it states
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Dollars for one model or tool.
+    """Dollars for one model or tool."""
 
-    Attributes:
-        input, cached_input, output: per million tokens; without `cached_input`, cached tokens cost as much as others.
-        call: per call.
-        second: per second.
-    """
-
-    input: float = 0.0
-    cached_input: float | None = None
-    output: float = 0.0
+    input: float = 0.0  # per million prompt tokens
+    cached_input: float | None = None  # per million of those that were cached; None: they cost as much as others
+    output: float = 0.0  # per million
     call: float = 0.0
     second: float = 0.0
 
 
 @dataclass(frozen=True)
 class PriceList:
-    """Prices of models and tools on a date.
+    """Prices of models and tools on a date, and mean seconds by model and use ("answer", "search", ...) for menus."""
 
-    Attributes:
-        id: name of the list, which every ledger row bears.
-        date: ISO date on which the prices held.
-        source: origin of the prices.
-        entries: prices by model or tool.
-        latencies: mean seconds by model and use ("answer", "search", ...), for menus; may be empty.
-    """
-
-    id: str
-    date: str
+    id: str  # name of the list, which every ledger row bears
+    date: str  # ISO date on which the prices held
     source: str
-    entries: Mapping[str, Price]
+    entries: Mapping[str, Price]  # by model or tool
     latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod

@@ -37,21 +37,12 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
     found = missing_inputs(cfg)
     if problem := LOSSES.problem(cfg.algorithm.loss.loss):
         found.append(problem)
-    if cfg.rollout.engine is EngineName.sglang:
-        from orchestra_jax.engines.sglang.gpus import gpu_conflicts
-        from orchestra_jax.engines.sglang.server_check import silent_servers
+    if cfg.rollout.engine is EngineName.sglang or (processes is not None and processes.count > 1):
+        from orchestra_jax.training.outside import beside_problems
 
-        found += silent_servers(cfg.rollout.urls) + gpu_conflicts(cfg.rollout)
+        found += beside_problems(cfg, processes or Processes())
     try:
-        mesh = device_mesh(cfg.mesh)
-        if processes is not None and processes.count > 1:
-            from orchestra_jax.rollout.sharing import process_problems
-
-            count, devices = processes.count, jax.local_device_count()
-            if mesh is None:
-                found.append(f"The mesh of one device does not go with {count} processes: set mesh.fsdp=-1.")
-            tensor = 1 if mesh is None else mesh.shape["tensor"]
-            found += process_problems(cfg.algorithm, cfg.rollout, count, devices, tensor, processes.beside)
+        device_mesh(cfg.mesh)
     except ValueError as error:
         found.append(str(error))
     try:

@@ -30,25 +30,15 @@ from orchestra_jax.training.checkpoint_names import FIRST, Names
 
 @dataclass
 class RunState:
-    """The state that the loop changes.
-
-    Attributes:
-        trained: parameters and optimizer state.
-        reference: frozen starting policy for the KL; None without a KL, and with LoRA, whose base is the reference.
-        phase: "warm_start", then "policy".
-        step: number of finished steps of this phase.
-        version: version of the engine's weights.
-        notes: figures for the summary: "before", "after", "copy_accuracy".
-        seconds: seconds that earlier processes spent on the run.
-    """
+    """The state that the loop changes."""
 
     trained: TrainState
-    reference: Any = None
-    phase: str = "warm_start"
-    step: int = 0
-    version: int = 0
-    notes: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
+    reference: Any = None  # frozen starting policy for the KL; None without a KL, and with LoRA, whose base it is
+    phase: str = "warm_start"  # then "policy"
+    step: int = 0  # number of finished steps of this phase
+    version: int = 0  # of the engine's weights
+    notes: dict[str, Any] = field(default_factory=dict)  # figures for the summary: "before", "after", "copy_accuracy"
+    seconds: float = 0.0  # that earlier processes spent on the run
 
 
 JSON_FIELDS = ("phase", "step", "version", "notes", "seconds")  # fields of a RunState that are no arrays
@@ -70,7 +60,7 @@ class Checkpoints:
     def __init__(self, directory: Path, keep: int, processes: Processes | None = None) -> None:
         self._directory = directory
         for library in ("absl", "asyncio"):  # Orbax' messages, and those about its tasks that nobody waited for
-            logging.getLogger(library).addFilter(_NOT_OF_FULL_DISKS)
+            logging.getLogger(library).addFilter(_not_of_full_disks)
         if sys.unraisablehook is sys.__unraisablehook__:
             sys.unraisablehook = _but_of_closed_loops
         if any((processes or Processes()).gather(directory.exists())):
@@ -146,18 +136,13 @@ class Checkpoints:
             self._manager.close()
 
 
-class _NotOfFullDisks(logging.Filter):
-    """Drops the trace of a save that a full disk ended: the run ends with a sentence about it."""
+def _not_of_full_disks(record: logging.LogRecord) -> bool:
+    """Return whether to log a record: not the trace of a save that a full disk ended, which the run's end explains."""
+    if not record.exc_info:
+        return True
+    from orchestra_jax.training.full_disk import disk_full
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not record.exc_info:
-            return True
-        from orchestra_jax.training.full_disk import disk_full
-
-        return not disk_full(record.exc_info[1])
-
-
-_NOT_OF_FULL_DISKS = _NotOfFullDisks()
+    return not disk_full(record.exc_info[1])
 
 
 def _but_of_closed_loops(raised: Any) -> None:

@@ -1,7 +1,6 @@
 """One training run from its configuration: checks, parts, warm start, policy steps, report."""
 
 import gc
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -9,9 +8,8 @@ from typing import Any
 
 import jax
 
-from orchestra_jax.config.exit_status import DISK_FULL, INTERRUPTED
 from orchestra_jax.config.record import RunRecord, Start
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.run_budget import Halted, RunBudget
@@ -27,7 +25,6 @@ from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.training.warm_start import warm_start
 
 STOPS = (Halted, Interrupted)  # the run may go on from where these ended it
-_EXIT_STATUS = {ConfigError: 2, Halted: 3, Interrupted: INTERRUPTED}
 
 
 @contextmanager
@@ -43,25 +40,15 @@ def exit_status(processes: Processes | None = None, folder: str | None = None) -
             ended the run; 5 on a full disk; 130 after Ctrl-C, SIGTERM or SIGHUP.
     """
 
-    def end(sentence: object, status: int) -> SystemExit:
-        if processes is None or processes.first or not processes.agreed:
-            print(sentence, file=sys.stderr, flush=True)
-        return SystemExit(status)
-
     try:
         with handling(end_now):
             yield
-    except KeyboardInterrupt:
-        print("Stopped at once; the same command continues from the last checkpoint.", file=sys.stderr, flush=True)
-        raise SystemExit(INTERRUPTED) from None
-    except tuple(_EXIT_STATUS) as error:
-        raise end(error, next(status for kind, status in _EXIT_STATUS.items() if isinstance(error, kind))) from None
-    except Exception as error:
-        from orchestra_jax.training.full_disk import disk_full, disk_full_sentence
+    except (KeyboardInterrupt, Exception) as error:
+        from orchestra_jax.training.endings import status_of
 
-        if not disk_full(error):
+        if (status := status_of(error, processes, folder)) is None:
             raise
-        raise end(disk_full_sentence(folder), DISK_FULL) from None
+        raise SystemExit(status) from None
 
 
 @contextmanager
@@ -121,7 +108,12 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
         if origin is not None and processes.first:
             print(f"Continues from {origin} (step {state.step} of {state.phase}).", flush=True)
         with processes.together():
-            record.begin(origin=origin.name if origin else None, parents=_parents(cfg), devices=device_names())
+            parents = list[dict[str, Any]]()
+            if cfg.model.path or cfg.model.lora.path:
+                from orchestra_jax.training.outside import parents_of
+
+                parents = parents_of(cfg.model)
+            record.begin(origin=origin.name if origin else None, parents=parents, devices=device_names())
         with trainer.running(), RunLog(cfg, trainer.next_step, writes=processes.first) as log:
             if state.phase == "warm_start":
                 if trainer.warm is not None:
@@ -151,14 +143,3 @@ def _print_forecast(cfg: RunConfig) -> None:
         told.append(dry_run(cfg, paid_prices(cfg.pricing)))
     for sentence in filter(None, told):
         print(sentence, flush=True)
-
-
-def _parents(cfg: RunConfig) -> list[dict[str, Any]]:
-    """Return what the policy of a run is made from, for its record."""
-    if cfg.model.path is None and cfg.model.lora.path is None:
-        return []
-    from orchestra_jax.config.parents import parent
-    from orchestra_jax.io import hub
-
-    found = [parent("model.path", hub.local(cfg.model.path, "model"))] if cfg.model.path is not None else []
-    return found + ([parent("model.lora.path", Path(cfg.model.lora.path))] if cfg.model.lora.path is not None else [])

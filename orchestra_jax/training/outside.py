@@ -1,12 +1,21 @@
-"""Find what a run names outside of it: ids on the Hugging Face hub, and the policy of a checkpoint."""
+"""Check what a run needs outside of it: ids on the hub, a checkpoint's policy, servers, the processes beside it."""
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
+import jax
+
+from orchestra_jax.config.choices import EngineName
+from orchestra_jax.config.parents import parent
 from orchestra_jax.config.schema import ConfigError, ModelConfig, RunConfig
 from orchestra_jax.io import hub
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.checkpoint.reading import read_config
 from orchestra_jax.models.families import run_settings
+from orchestra_jax.processes import Processes
+from orchestra_jax.rl.setup import device_mesh
+from orchestra_jax.rollout.sharing import process_problems
 
 
 def hub_problems(cfg: RunConfig) -> list[str]:
@@ -40,3 +49,28 @@ def checkpoint_config(model: ModelConfig, tokenizer: Any) -> DecoderConfig:
             "set model.tokenizer to the policy's own."
         )
     return config
+
+
+def parents_of(model: ModelConfig) -> list[dict[str, Any]]:
+    """Return what the policy of a run is made from, for its record."""
+    found = [parent("model.path", hub.local(model.path, "model"))] if model.path is not None else []
+    return found + ([parent("model.lora.path", Path(model.lora.path))] if model.lora.path is not None else [])
+
+
+def beside_problems(cfg: RunConfig, processes: Processes) -> list[str]:
+    """Return a sentence for all that does not fit the servers and the other processes of a run."""
+    found = list[str]()
+    if cfg.rollout.engine is EngineName.sglang:
+        from orchestra_jax.engines.sglang.gpus import gpu_conflicts
+        from orchestra_jax.engines.sglang.server_check import silent_servers
+
+        found += silent_servers(cfg.rollout.urls) + gpu_conflicts(cfg.rollout)
+    if processes.count > 1:
+        with contextlib.suppress(ValueError):  # `preflight` tells what is wrong with the mesh itself
+            mesh = device_mesh(cfg.mesh)
+            count, devices = processes.count, jax.local_device_count()
+            if mesh is None:
+                found.append(f"The mesh of one device does not go with {count} processes: set mesh.fsdp=-1.")
+            tensor = 1 if mesh is None else mesh.shape["tensor"]
+            found += process_problems(cfg.algorithm, cfg.rollout, count, devices, tensor, processes.beside)
+    return found

@@ -16,7 +16,7 @@ from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import Params
 from orchestra_jax.money.budgets import BudgetExceeded
-from orchestra_jax.money.run_budget import Halted, RunBudget
+from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch
 from orchestra_jax.rl.groups import trained_groups
@@ -153,21 +153,12 @@ class Trainer:
         with self.interrupt:
             try:
                 yield
-            except (BudgetExceeded, ReplayMiss) as error:
-                state = self.state
+            except (BudgetExceeded, ReplayMiss, OutOfTime) as error:
+                where = f"step {self.state.step} of {self.state.phase}"
                 self._save_last_finished()
-                scope = error.scope if isinstance(error, BudgetExceeded) else ""
-                raised = f" with a higher budget.{scope}_*" if scope else ""
-                raise Halted(
-                    f"{error} Stopped after step {state.step} of {state.phase} with ${self.money.spent.usd:.6g} "
-                    f"spent; the same command{raised} continues from there."
-                ) from None
-            except OutOfTime as late:
-                self._save_last_finished()
-                raise Interrupted(
-                    f"Stopped after step {self.state.step} of {self.state.phase}: {late}; the same command continues "
-                    "from there."
-                ) from None
+                from orchestra_jax.training.endings import stopped
+
+                raise stopped(error, where, self.money.spent.usd) from None
             finally:
                 with ExitStack() as closing:
                     closing.callback(lambda: self.loop.run(self.serving.close()))
