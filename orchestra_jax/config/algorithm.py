@@ -28,7 +28,6 @@ class LossConfig(Settings):
             cispo.
         kl_coef: weight of the KL to the reference policy, 0 keeps no reference; 1e-4 in the script. It may fade over
             the run: algorithm.kl_fade and kl_final, read by `rl.setup`.
-        kl: estimator of that KL; k2 in the script.
         aggregation: "token" is the mean over all masked tokens of the batch, "sequence" the mean over sequences of each
             sequence's token mean, "constant" the sum over tokens divided by `constant`. None takes the published
             choice of the loss; a given value always wins. GRPO's first paper is "sequence".
@@ -41,8 +40,6 @@ class LossConfig(Settings):
         importance: correction for rollout log-probs that differ from the learner's, on every token's surrogate, without
             gradient, with w = exp(old - rollout). "tis" multiplies by min(w, cap); "icepop" multiplies by w inside
             [floor, cap] and by 0 outside.
-        importance_cap: the cap above.
-        importance_floor: the floor of icepop, None for 1 / cap.
         importance_level: the w that is used: "token", "sequence" (the product of a sequence's w, at all of its tokens)
             or "geometric" (their geometric mean).
         mask_geometric_low, mask_geometric_high: the policy term of a sequence whose geometric mean of w lies outside is
@@ -62,13 +59,13 @@ class LossConfig(Settings):
     clip_high: float = at_least(0.28, 0)
     dual_clip: float | None = above(None, 1)
     kl_coef: float = at_least(0.0, 0)
-    kl: KL = KL.k2
+    kl: KL = KL.k2  # estimator of that KL; k2 in the script
     aggregation: Aggregation | None = None
     constant: float | None = above(None, 0)
     token_form: bool = False
     importance: Importance = Importance.none
-    importance_cap: float = at_least(2.0, 1)
-    importance_floor: float | None = at_least(None, 0)
+    importance_cap: float = at_least(2.0, 1)  # the cap of the weights
+    importance_floor: float | None = at_least(None, 0)  # the floor of icepop, None for 1 / cap
     importance_level: RatioLevel = RatioLevel.token
     mask_geometric_low: float | None = at_least(None, 0)
     mask_geometric_high: float | None = above(None, 0)

@@ -55,12 +55,10 @@ def require(
 ) -> None:
     """End a command that lacks something, before JAX is imported or data is read.
 
+    The record in `folder`, within `output_dir`, notes the refused start.
+
     Args:
-        cfg: the checked config.
-        command: train, evaluate, judge or synthesize.
-        start: the words that were typed, for the record that notes the refused start.
         problems: function that returns a sentence for each thing that is missing.
-        folder: folder of that record, within `output_dir`.
 
     Raises:
         SystemExit: status 2, after the sentences.

@@ -37,17 +37,11 @@ _HYDRA = ".hydra"
 
 @dataclass(frozen=True)
 class Start:
-    """The words that were typed.
-
-    Attributes:
-        command: the words of the command line.
-        overrides: of the config, in Hydra's grammar; of one job of a sweep: the job's own.
-        files: the texts of Hydra's record, by file name.
-    """
+    """The words that were typed."""
 
     command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
-    overrides: Sequence[str] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
+    overrides: Sequence[str] = ()  # of the config, in Hydra's grammar; of one job of a sweep: the job's own
+    files: Mapping[str, str] = field(default_factory=dict)  # texts of Hydra's record, by file name
 
     @classmethod
     def of(cls, config: DictConfig) -> "Start":

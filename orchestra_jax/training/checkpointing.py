@@ -85,10 +85,7 @@ class Checkpoints:
     def save(self, step: int, arrays: Any, meta: Mapping[str, Any]) -> None:
         """Save in the background. `arrays` may be donated once this returns.
 
-        Args:
-            step: number (see `Names`) above those of all earlier checkpoints; the same number again saves nothing.
-            arrays: pytree of arrays.
-            meta: JSON beside them; see `save_run`.
+        A `step` (see `Names`) is above those of all earlier checkpoints; the same again saves nothing.
         """
         if step in self._manager.all_steps():
             return

@@ -54,11 +54,7 @@ _SUMMARY = {
 def rollout_metrics(
     trajectories: Sequence[Trajectory], rewards: Float[np.ndarray, "G N"], kept: Bool[np.ndarray, " G"]
 ) -> dict[str, float]:
-    """Return figures of a step's trajectories; figures without a trajectory or call to count are missing.
-
-    Args:
-        kept: whether a group has a gradient.
-    """
+    """Return figures of a step's trajectories; figures without a trajectory or call to count are missing."""
     figures = {name: value for name, value in summarize(trajectories).items() if value is not None}
     del figures["counted"]  # number of trajectories that count
     return {

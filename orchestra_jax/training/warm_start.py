@@ -154,9 +154,7 @@ def supervised_batches(
 ) -> Iterator[list[MicroBatch]]:
     """Yield shuffled batches without end, from step `start` on. Step n is the same wherever the iterator began.
 
-    Args:
-        cut: function that makes micro-batches of this process's rows of a batch.
-        processes: each gets its part of every batch.
+    `cut` makes micro-batches of this process's part of a batch.
     """
     mine = (processes or Processes()).mine
     per_epoch = max(1, len(rows) // batch_size)
@@ -175,11 +173,8 @@ def copy_accuracy(
 ) -> float:
     """Return the share of calls with arguments, and of final answers, that the policy copied exactly.
 
-    A malformed trajectory counts as one failed copy, so a policy that breaks the format cannot pass the gate.
-
-    Args:
-        reference_call: function that returns the call of a tool with well-copied arguments.
-        answer_from: function that returns the well-copied answer after some results.
+    A malformed trajectory counts as one failed copy, so a policy that breaks the format cannot pass the gate. The two
+    functions return the call of a tool, and the answer after some results, as they are when copied well.
     """
     copied: list[bool] = []
     for trajectory in trajectories:

@@ -58,10 +58,7 @@ class RunLog(ExitStack):
             self.push(opened.pop_all())
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Give the figures of a step to every logger.
-
-        Args:
-            metrics: numbers, or anything that `float()` takes, such as 0-d arrays.
+        """Give the figures of a step, numbers or anything that `float()` takes, to every logger.
 
         Raises:
             ValueError: a value is not a single number, or a metric is called "step".

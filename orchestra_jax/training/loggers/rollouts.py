@@ -46,11 +46,8 @@ class RolloutFiles:
     ) -> None:
         """Hand over the rollouts of a step; wait for the step before, so that memory holds only one.
 
-        Args:
-            rewards: rewards, [G, N].
-            advantages: advantages, [G, N].
-            kept: whether a group has a gradient, [G].
-            learner: log-probs of the trajectories that the learner scored, by their index.
+        `rewards` and `advantages` are [G, N]; `kept`, [G], tells which groups have a gradient; `learner` has the
+        log-probs of the trajectories that the learner scored, by their index.
 
         Raises:
             OSError: the step before could not be written.
