@@ -15,11 +15,7 @@ from orchestra_jax.config.tools import ExpertServer
 
 
 def load(config: DictConfig, output_dir: str | None = None) -> RunConfig:
-    """Return the composed config as a checked `RunConfig`.
-
-    Args:
-        config: what Hydra composed on the schema `RunConfig`.
-        output_dir: replaces `output_dir`, e.g. by a sweep's folder of this job.
+    """Return what Hydra composed as a checked `RunConfig`; `output_dir` may be replaced, as by a sweep's folder.
 
     Raises:
         ConfigError: one sentence per problem.

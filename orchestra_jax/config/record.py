@@ -57,8 +57,6 @@ class RunRecord:
     """The record of one start; a context manager around everything that it does.
 
     Args:
-        folder: the run's folder.
-        cfg: its settings.
         kind: the command, such as "train".
         start: the words that were typed; None: this process's command line.
         stops: errors that stop a run which may go on.

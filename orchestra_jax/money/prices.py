@@ -138,12 +138,7 @@ class PriceList:
         return replace(self, **both, entries=entries, latencies=latencies)
 
     def priced(self, row: Usage, entry: str | None = None) -> Usage:
-        """Return the ledger row of one call with the dollars and the id of this list.
-
-        Args:
-            row: tokens and seconds of the call.
-            entry: name of the price; None: the row's name.
-        """
+        """Return the ledger row of one call with the dollars of an entry (None: the row's name) and this list's id."""
         dollars = self.cost(
             entry or row.name,
             prompt_tokens=row.prompt_tokens,
@@ -168,7 +163,6 @@ def call_rows(
     tool's own rows get the prices that the instance shows. A tool without rows costs nothing but the latency.
 
     Args:
-        spec: the tool as the menu shows it.
         rows: rows that the tool reported; their dollars are those that were paid.
         elapsed: measured seconds of work, used where neither menu nor tool gives seconds.
         shown: price list of the instance; None: the rows keep their dollars.

@@ -293,7 +293,12 @@ class Trainer:
             return {}
         print(f"Evaluating on {' and '.join(self.evaluator.benchmarks)} ({when}) ...", flush=True)
         weights = fingerprint((self.state.trained.params, self.base))
-        return self.loop.run(self.evaluator.evaluate(when, weights, _policy_model(self.cfg)))
+        model = None  # the name of the policy's own model, if it is one that conf/models.yaml knows
+        if self.cfg.model.path is not None or self.cfg.policy is not None:
+            from orchestra_jax.training.subject import policy_model
+
+            model = policy_model(self.cfg)
+        return self.loop.run(self.evaluator.evaluate(when, weights, model))
 
     # --- state ---
 
@@ -376,12 +381,3 @@ class Trainer:
 
     def _engine_params(self) -> Params:
         return engine_params(self.cfg.rollout, self.state.trained.params, self.base, self.lora, self.mesh)
-
-
-def _policy_model(cfg: RunConfig) -> str | None:
-    """Return the name of the policy's own model, if it is one that conf/models.yaml knows."""
-    if cfg.model.path is None and cfg.policy is None:
-        return None
-    from orchestra_jax.training.subject import policy_model
-
-    return policy_model(cfg)

@@ -38,10 +38,8 @@ def update(
     time in every step.
 
     Args:
-        shapes: shapes of the micro-batches, from `rl.setup.policy_shapes`.
         kl_scale: factor on loss.kl_coef in this step.
         spans_rows: True if the loss has one ratio over several rows of a trajectory (`rl.setup.ratio_spans_rows`).
-        base: frozen parameters under LoRA's adapters, else None.
         reference: whole policy of the KL, on the devices or in host memory.
         scored: list that gets all micro-batches with the learner's own old log-probs, if the loss needs them.
 

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 def engine_params(
     rollout: RolloutConfig, trained: Any, base: Params | None, lora: "LoRA | None", mesh: Mesh | None
 ) -> Params:
-    """Return the policy as the run's engine takes it: a plain tree, adapters merged in.
-
-    Args:
-        trained: the policy, or its adapters.
-        base: frozen parameters under the adapters, else None.
-    """
+    """Return the policy as the run's engine takes it: a plain tree, with trained adapters merged into their base."""
     params, embedded = trained, rollout.engine is EngineName.embedded
     if base is not None and lora is not None:
         from orchestra_jax.training.adapters import merged

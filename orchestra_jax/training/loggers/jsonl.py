@@ -13,10 +13,7 @@ FILE_NAME = "metrics.jsonl"
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, float]]:
-    """Return the rows that `JsonlLogger` wrote, in order. `step` is an int; NaN and infinities are floats.
-
-    Args:
-        path: file, or folder that holds `metrics.jsonl`.
+    """Return the rows of a file, or of a run's folder, in order. `step` is an int; NaN and infinities are floats.
 
     Raises:
         FileNotFoundError: there is no such file.

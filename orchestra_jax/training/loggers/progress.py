@@ -24,10 +24,8 @@ class ProgressBar:
     """Phase, bar, time left and a few live metrics; plain lines if stdout is no terminal.
 
     Attributes:
-        total: steps of the whole run.
         start: steps done before, in a resumed run; they count for the bar, not for the time left.
         every: steps between plain lines; the last step and half a minute without a line print one too.
-        clock: function that returns monotonic seconds.
     """
 
     def __init__(

@@ -17,7 +17,6 @@ class RolloutFiles:
     """Files of rollouts, one a step and process, that a thread writes during the next step.
 
     Args:
-        directory: folder of the run.
         first_step: next step of the run; files of it and later steps are removed, since these are done again.
         processes: processes of the run; the first writes step-N, the others step-N.PROCESS.
         on: False writes and removes nothing.
