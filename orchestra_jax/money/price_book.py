@@ -11,7 +11,6 @@ import numpy as np
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.money.run_prices import load_prices, with_policy
-from orchestra_jax.types import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +88,3 @@ def price_book(cfg: WorldConfig) -> PriceBook:
     drawn = [prices.over(base) if base.entries.keys() - prices.entries.keys() else prices for prices in drawn]
     lists = [with_policy(prices, pricing) for prices in drawn]
     return PriceBook(with_policy(base, pricing), lists, pricing.randomise.low, pricing.randomise.high)
-
-
-def as_shown(row: Usage, shown: PriceList, paid: PriceList) -> Usage:
-    """Return a paid row at the instance's price. What was not billed stays free, and what the list lacks as it is."""
-    if row.name not in shown.entries:
-        return replace(row, price_list=shown.id)
-    if row.price_list and row.cost_usd == 0 < paid.priced(row).cost_usd:
-        return replace(row, price_list=shown.id)
-    return shown.priced(row)

@@ -169,11 +169,7 @@ def call_rows(
         paid: price list of the dollars in `rows`; None: `shown`.
     """
     if spec.price_usd is None and rows:
-        if shown is None:
-            return rows
-        from orchestra_jax.money.price_book import as_shown
-
-        return tuple(as_shown(row, shown, paid or shown) for row in rows)
+        return rows if shown is None else tuple(_as_shown(row, shown, paid or shown) for row in rows)
     seconds = spec.latency_s
     if seconds is None:
         seconds = sum(row.seconds for row in rows) if rows else elapsed
@@ -187,3 +183,12 @@ def call_rows(
         price_list="menu",
     )
     return (row,)
+
+
+def _as_shown(row: Usage, shown: PriceList, paid: PriceList) -> Usage:
+    """Return a paid row at the instance's price. What was not billed stays free, and what the list lacks as it is."""
+    if row.name not in shown.entries:
+        return replace(row, price_list=shown.id)
+    if row.price_list and row.cost_usd == 0 < paid.priced(row).cost_usd:
+        return replace(row, price_list=shown.id)
+    return shown.priced(row)
