@@ -18,8 +18,8 @@ from orchestra_jax.config.checks import load
 from orchestra_jax.config.messages import keys
 from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.schema import ConfigError, DataConfig, RunConfig
-from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.rl.setup import adapters, learner_config, policy_shapes
+from orchestra_jax.rl.losses.constant import with_constant
+from orchestra_jax.rl.setup import adapters, policy_shapes
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 INFINITE, NO_NUMBER = float("inf"), float("nan")
@@ -67,7 +67,7 @@ def outcome(base: DictConfig, key: str, value: Any) -> str | None:
         assert len(missing) < 500
         missing.encode()
     policy_shapes(run.algorithm, run.model, run.rollout.limits.max_length)
-    learner_config(run.algorithm, run.rollout, Qwen3Config.preset("tiny", vocab_size=9)), adapters(run.model.lora)
+    with_constant(run.algorithm, run.rollout), adapters(run.model.lora)
     return None
 
 
