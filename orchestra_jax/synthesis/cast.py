@@ -8,9 +8,6 @@ from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
-
 from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.config.synthesis import SynthesisConfig
@@ -24,6 +21,7 @@ from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.context import ChatMessage
 from orchestra_jax.tools.experts.roles import messages
 from orchestra_jax.tools.experts.run_experts import named_experts
+from orchestra_jax.tools.schema import checker
 from orchestra_jax.types import Usage
 
 SYSTEM = (
@@ -183,7 +181,7 @@ def _read(text: str, schema: Mapping[str, Any], check: Check) -> tuple[Any, str]
 
 def schema_fault(value: Any, schema: Mapping[str, Any]) -> str | None:
     """Return a clause on where and how a value does not fit a JSON schema, or None if it fits."""
-    error = best_match(Draft202012Validator(schema).iter_errors(value))
+    error = checker(schema)(value)
     if error is None:
         return None
     where = ".".join(map(str, error.absolute_path))

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
-
 from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.remote import harmless_schema
 from orchestra_jax.synthesis.cast import Cast, schema_fault
 from orchestra_jax.synthesis.forms import TEXT, array, form, string
 from orchestra_jax.synthesis.stages import Row, StageOut, Stages
+from orchestra_jax.tools.schema import checker
 
 _NAME, _ID = re.compile(r"[a-z][a-z0-9_]{0,30}"), re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,40}")
 _TABLES = (2, 6)
@@ -188,9 +186,9 @@ def schema_flaw(value: Mapping[str, Any]) -> str | None:
         if not _NAME.fullmatch(table):
             return f"the table {table!r} needs a name of lower-case letters"
         try:
-            Draft202012Validator.check_schema(entry)
-        except SchemaError as error:
-            return f"the schema of {table} is none: {error.message}"
+            checker(entry)
+        except ValueError as error:
+            return f"the schema of {table} cannot be used, {error}"
         if (
             entry.get("type") != "object"
             or not entry.get("properties")
