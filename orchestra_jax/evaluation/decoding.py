@@ -1,12 +1,14 @@
 """Reading of what `group_files` and `trajectory_files` write, which training itself does only to go on."""
 
 import base64
+import functools
 import gzip
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 
@@ -45,15 +47,15 @@ def decode_trajectory(record: Mapping[str, Any], task: Task) -> Trajectory:
     sequences = tuple(tuple(_turn(turn) for turn in turns) for turns in record["sequences"])
     own = {entry.name: record[entry.name] for entry in fields(Trajectory) if entry.name in record}
     made = {"status": Status(record["status"]), "sequences": sequences, "ledger": _rows(record["ledger"])}
-    return Trajectory(task=task, **{**own, **made})
+    return _typed(Trajectory(task=task, **{**own, **made}))
 
 
 def _turn(record: Mapping[str, Any]) -> Turn:
-    calls = tuple(ToolCall(**call) for call in record["calls"])
-    results = tuple(ToolResult(**{**result, "usage": _rows(result["usage"])}) for result in record["results"])
+    calls = tuple(_typed(ToolCall(**call)) for call in record["calls"])
+    results = tuple(_typed(ToolResult(**{**result, "usage": _rows(result["usage"])})) for result in record["results"])
     spans = tuple((int(version), int(count)) for version, count in record["version_spans"])
     arrays = {name: _unpacked(record[name]) for name in ARRAYS}
-    return Turn(**{**record, **arrays, "calls": calls, "results": results, "version_spans": spans})
+    return _typed(Turn(**{**record, **arrays, "calls": calls, "results": results, "version_spans": spans}))
 
 
 def _group(record: Mapping[str, Any]) -> StoredGroup:
@@ -85,7 +87,31 @@ def _unpacked(text: str) -> tuple[Any, ...]:
 
 
 def _rows(records: Sequence[Mapping[str, Any]]) -> tuple[Usage, ...]:
-    return tuple(Usage(**row) for row in records)
+    return tuple(_typed(Usage(**row)) for row in records)
+
+
+_Noun = TypeVar("_Noun", Trajectory, Turn, ToolCall, ToolResult, Usage)
+_BEYOND = 1e300  # no figure of a trajectory; a sum of these could overflow
+
+
+def _typed(noun: _Noun) -> _Noun:
+    """Return a dataclass that came from a file; raise ValueError if a field has another type or is no figure."""
+    own: Any = type(noun)
+    for name, kind in _kinds(own).items():
+        value = getattr(noun, name)
+        if not isinstance(value, kind) or (isinstance(value, int | float) and not abs(value) < _BEYOND):
+            raise ValueError(f"{name} is {value!r}")
+    return noun
+
+
+@functools.cache
+def _kinds(noun: type) -> dict[str, Any]:
+    """Return what `isinstance` may ask of each field; a number may be written with or without a point."""
+    hints = {
+        name: get_origin(kind) if get_origin(kind) in (tuple, Mapping) else kind
+        for name, kind in get_type_hints(noun).items()
+    }
+    return {name: int | float if kind in (int, float) else kind for name, kind in hints.items()}
 
 
 Kept = dict[tuple[int, int], Trajectory]  # by the number of the task and of the sample
@@ -102,22 +128,40 @@ def take_over(path: Path, rest: Path, policy: str, keys: Sequence[str], tasks: S
         tasks: the tasks.
         samples: of each task.
     """
-    places, found, others = {key: place for place, key in enumerate(keys)}, Kept(), dict[str, None]()
+    places, found, others = {key: place for place, key in enumerate(keys)}, Kept(), dict[bytes, None]()
+    damaged = list[bytes]()
     for file in (rest, path):
-        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        lines = file.read_bytes().split(b"\n") if file.is_file() else []
+        for line in lines:
             try:
-                record = json.loads(line)
-                place = places.get(record["key"])
+                record = json.loads(line.decode())
+                place, member = places.get(record["key"]), record["member"]
                 if record["status"] == Status.FAILED:
                     continue
-                if place is not None and record["member"] < samples:
-                    found[place, record["member"]] = replace(decode_trajectory(record, tasks[place]), group=place)
+                if not isinstance(member, int) or member < 0:
+                    raise ValueError(member)
+                if place is not None and member < samples:
+                    found[place, member] = replace(decode_trajectory(record, tasks[place]), group=place)
                 elif record.get("policy") == policy:
-                    others[line + "\n"] = None
-            except (ValueError, KeyError, TypeError):
-                continue
+                    others[line] = None
+            except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+                if line != lines[-1]:  # which a kill may have cut, or is empty
+                    damaged.append(line)
+    if damaged:
+        _put_aside(path, damaged)
     if others:
-        write_whole(rest, "".join(others))
+        write_whole(rest, b"\n".join([*others, b""]).decode())
     else:
         rest.unlink(missing_ok=True)
     return found
+
+
+def _put_aside(path: Path, lines: Sequence[bytes]) -> None:
+    """Append damaged lines to a file of their own, and say so."""
+    aside = path.with_name(f"{path.name}.damaged")
+    with aside.open("ab") as stream:
+        stream.writelines(line + b"\n" for line in lines)
+    said = (
+        f"{len(lines)} damaged lines of {str(path)!r} are put aside in {aside.name!r}; what they held is asked again."
+    )
+    print(said, file=sys.stderr, flush=True)

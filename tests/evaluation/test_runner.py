@@ -4,7 +4,7 @@ import asyncio
 import json
 import pickle
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -271,6 +271,43 @@ def test_an_evaluation_leaves_its_trajectories_and_goes_on_from_them(world, coll
     }  # fmt: skip
     assert asked("other weights") == undisturbed
     assert asked(None) == undisturbed
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line.replace(b"Oslo", b"Os\xfflo", 1),
+        lambda line: line.replace(b'"group"', b'"grou"', 1),
+        lambda line: b"[" * 100_000,
+        lambda line: b"[]",
+        lambda line: line.replace(b'"cost_usd": 0.0', b'"cost_usd": 1e999'),
+        lambda line: line.replace(b'"solved": ', b'"solved": [1], "so": '),
+        lambda line: line.replace(b'"member": 0', b'"member": -1'),
+        lambda line: line.replace(b'"role": "orchestrator"', b'"role": null'),
+    ],
+)
+def test_a_damaged_line_is_put_aside_with_a_sentence_and_asked_again(
+    world, collector, parrot, tmp_path, capsys, damage: Callable[[bytes], bytes]
+):
+    made = make(world, collector, parrot, swap=False)
+
+    def evaluate() -> dict[str, Any]:
+        evaluator = Evaluator(made.cfg, collector, parrot, Budget(), tmp_path)  # type: ignore[arg-type]
+        return asyncio.run(evaluator.evaluate("now", "these weights"))
+
+    whole, kept = evaluate(), tmp_path / "now" / "held_out.t1.jsonl"
+    lines = kept.read_bytes().splitlines()
+    bad = damage(lines[2])
+    assert bad != lines[2]
+    kept.write_bytes(b"\n".join([*lines[:2], bad, *lines[3:]]) + b"\n")
+    capsys.readouterr()
+    parrot.asked = []
+    assert evaluate() == whole
+    assert len(parrot.asked) == 1
+    assert (tmp_path / "now" / "held_out.t1.jsonl.damaged").read_bytes() == bad + b"\n"
+    told = f"1 damaged lines of '{kept}' are put aside in 'held_out.t1.jsonl.damaged'; what they held is asked again.\n"
+    assert told in capsys.readouterr().err
+    assert len(kept.read_bytes().splitlines()) == len(lines)
 
 
 def test_every_sample_of_a_question_is_asked_once_and_goes_on_from_what_is_there(world, collector, parrot, tmp_path):
