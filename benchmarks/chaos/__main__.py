@@ -36,6 +36,7 @@ from rich.table import Table
 from benchmarks.chaos.answers import Experts, Searches, Wire
 from benchmarks.chaos.faults import Kind, Tried, try_kind
 from benchmarks.chaos.files import Bills, DamagedCheckpoints, Records, Rows, Settings
+from benchmarks.chaos.foreign import FOREIGN
 from benchmarks.chaos.snippets import Requests, Snippets
 from benchmarks.chaos.soak import EVENTS, Outcome, soak, totals
 from benchmarks.chaos.texts import Injections, Turns
@@ -43,6 +44,7 @@ from benchmarks.short import parse
 
 KINDS: tuple[type[Kind], ...] = (
     Snippets, Requests, Experts, Searches, Wire, Injections, Turns, DamagedCheckpoints, Bills, Records, Settings, Rows,
+    *FOREIGN,
 )  # fmt: skip
 
 
@@ -134,7 +136,7 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, default=Path("outputs/chaos"), help="of the soak (default outputs/chaos)"
     )
-    args = parse(parser, "--faults", "24", "--runs", "0")
+    args = parse(parser, "--faults", "36", "--runs", "0")
     console = Console(width=None if sys.stdout.isatty() else 160)
     began = time.monotonic()
     tried = asyncio.run(try_all(args, console))

@@ -3,6 +3,7 @@
 It speaks the handshake of 2025-06-18. Its first argument is its version; its others name what is wrong with it.
 """
 
+import base64
 import json
 import os
 import sys
@@ -32,6 +33,8 @@ if "bad schema" in FAULTS:
     TOOLS["bad"] = ("Has a schema that leads outside.", {"type": "object", "properties": {"a": {"$ref": "http://x/y"}}})
 if "half schema" in FAULTS:
     TOOLS["bad"] = ("Half an emoji: \ud83d", {"type": "object", "properties": {"a": {"enum": ["\ud83d"]}}})
+if "raw" in FAULTS:
+    TOOLS["raw"] = ("Answers with these very bytes.", {"type": "object", "properties": {"line": {"type": "string"}}})
 if "mute" in FAULTS:
     time.sleep(60)
 if "silly" in FAULTS:
@@ -84,5 +87,9 @@ def answer(request: dict) -> dict:
 
 for line in sys.stdin:
     request = json.loads(line)
-    if "id" in request:
+    if request.get("params", {}).get("name") == "raw":
+        said = base64.b64decode(request["params"]["arguments"]["line"])
+        sys.stdout.buffer.write(said.replace(b'"ID"', json.dumps(request["id"]).encode()) + b"\n")
+        sys.stdout.buffer.flush()
+    elif "id" in request:
         print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer(request)}), flush=True)
