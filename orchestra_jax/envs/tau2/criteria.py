@@ -1,17 +1,17 @@
 """The criteria by which a conversation solves its task; each is reported, all that count for the task are needed.
 
     db             the content is what the golden calls leave; those that fail leave what they wrote until then
-    communicate    every fact was said to the user, numbers by their value
+    communicate    every fact stands in the policy's words to the user, by the leaderboard's rule (`official_unsaid`)
     action         every golden call was made; each needs a call of its own
     env_assertion  the domain answers every question as it should
     errors         of any task: fewer than `max_errors` calls of the policy failed
 
-The official scorer compares a fact as text, so that "2010" says "10", lets one call stand for several golden ones, and
-compares no argument of a hand-over; here the arguments that the task names are compared. `NL_ASSERTION`, sentences
-about the conversation, needs a judge (`claims`); without one it is left out, and the facts count instead.
+The official scorer lets one call stand for several golden ones, and compares no argument of a hand-over; here the
+arguments that the task names are compared. `NL_ASSERTION`, sentences about the conversation, needs a judge (`claims`);
+without one it is left out, and the facts count instead.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestra_jax.envs.database.calls import missing_calls
@@ -63,7 +63,7 @@ def judge(
     if CLAIMS in scenario.basis and untrue is not None:
         found["nl_assertion"] = _listed("Not true", [repr(claim) for claim in untrue])
     if ({"COMMUNICATE"} if untrue is not None else {"COMMUNICATE", CLAIMS}) & scenario.basis:
-        found["communicate"] = _listed("Not said", [repr(fact) for fact in unsaid(scenario.facts, record.said)])
+        found["communicate"] = _listed("Not said", map(repr, official_unsaid(scenario.facts, record.said)))
     if "ACTION" in scenario.basis:
         found["action"] = _listed("Not called", [call.name for call in _missing(domain, scenario, record)])
     if "ENV_ASSERTION" in scenario.basis:
@@ -72,6 +72,21 @@ def judge(
     if max_errors is not None:
         found["errors"] = f"{record.errors} calls failed." if record.errors >= max_errors else ""
     return found
+
+
+def official_unsaid(facts: Sequence[str], said: Sequence[str]) -> list[str]:
+    """Return the facts that the leaderboard does not find in any text: it looks for a part of the text without commas.
+
+    So "2010" says "10", and "$481.5" does not say "481.50".
+    """
+    return [fact for fact in facts if not any(fact.lower() in text.lower().replace(",", "") for text in said)]
+
+
+def stricter(faults: Mapping[str, str], scenario: Tau2Scenario, record: ConversationRecord) -> dict[str, str]:
+    """Return the fault of a figure beside the score: where facts count, those that are not said by their value."""
+    if not ("communicate" in faults and scenario.facts):
+        return {}
+    return {"communicate_by_value": _listed("Not said", map(repr, unsaid(scenario.facts, record.said)))}
 
 
 def _missing(domain: Tau2Domain, scenario: Tau2Scenario, record: ConversationRecord) -> Sequence[ToolCall]:
@@ -84,8 +99,9 @@ def _missing(domain: Tau2Domain, scenario: Tau2Scenario, record: ConversationRec
     return missing
 
 
-def _listed(head: str, found: Sequence[str]) -> str:
-    return f"{head}: {', '.join(found)}." if found else ""
+def _listed(head: str, found: Iterable[str]) -> str:
+    told = ", ".join(found)
+    return f"{head}: {told}." if told else ""
 
 
 @dataclass(frozen=True)
@@ -105,7 +121,7 @@ class GoldenReplay:
 
 def replay(domain: Tau2Domain, scenario: Tau2Scenario) -> GoldenReplay:
     """Play the golden calls. One that fails makes no task unusable: some users misremember what they ask for."""
-    session, record, failed = domain.open(scenario.start), ConversationRecord(said=list(scenario.facts)), list[str]()
+    session, record, failed = domain.open(scenario), ConversationRecord(said=list(scenario.facts)), list[str]()
     for number, action in enumerate(scenario.actions, start=1):
         result = session.call(action.who, action.call)
         if result.is_error:

@@ -2,14 +2,16 @@
 
 An airline's, a shop's and a bank's tables are those of the start between two calls (`database.objects`); a telephone
 company's content is small, and copied whole for each episode. A call that fails keeps what it wrote before: the
-official scorer keeps such writes too, of the golden calls as of the policy's.
+official scorer keeps such writes too, of the golden calls as of the policy's. The bank keeps a log of its unlocked
+tools in its own content. As in the authors' code a tool that only looks is logged where a golden call names it, and
+numbers in the arguments of such a tool are all floats, so that "33" and "33.0" give the same ids.
 """
 
 import copy
 import json
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from typing import Any, get_args
 
 from orchestra_jax.envs.database.objects import ObjectTable, holding
@@ -17,11 +19,14 @@ from orchestra_jax.envs.database.state import Database, Key, State
 from orchestra_jax.envs.tau2 import package
 from orchestra_jax.envs.tau2.package import HELD, LAYOUTS, Side
 from orchestra_jax.envs.tau2.specs import spec_of
-from orchestra_jax.envs.tau2.tasks import AGENT, USER, Assertion, data_folder
+from orchestra_jax.envs.tau2.tasks import AGENT, UNLOCKED, USER, Assertion, Tau2Scenario, data_folder
 from orchestra_jax.types import ToolCall, ToolResult, ToolSpec
 
 HAND_OVER = "transfer_to_human_agents"
 _READS = ("get_", "find_", "search_", "list_", "check_", "can_", "calculate", "grep", HAND_OVER)
+_UNLOCKED_READS = ("get_", "initial_transfer_to_human_agent_", "emergency_credit_bureau_incident_transfer_")
+_LOG = "agent_discoverable_tools"  # the table of the bank's unlocked tools that were called
+_WITH_JSON = (UNLOCKED, "call_discoverable_user_tool")  # their `arguments` are a JSON text
 _FILES = {"telecom": ("db.toml", "user_db.toml")}  # the others have db.json
 _PREFIX = "banking_"  # the package's; the bank's policy names the tools without it
 _SYSTEM = (
@@ -80,18 +85,14 @@ class Tau2Domain:
         self.functions[who] = named
         self.specs[who] = tuple(spec_of(name, function) for name, function in named.items())
 
-    def open(self, start: Mapping[str, Any] | None = None) -> "Tau2Session":
-        """Return a fresh episode.
-
-        Args:
-            start: `initial_state` of a task; it is not changed.
-        """
+    def open(self, scenario: Tau2Scenario) -> "Tau2Session":
+        """Return a fresh episode of a task."""
         databases = [copy.deepcopy(base) for base in self._bases] if self._whole else [self._with_tables()]
         objects = {kind.__name__: kind(instance=who, initialized=True) for who, kind in self.kinds.items()}
         for made, database in zip(objects.values(), [*databases, databases[0]], strict=False):
             made.db = database
-        session = Tau2Session(self, objects)
-        session.begin(copy.deepcopy(start) if start else {})
+        session = Tau2Session(self, objects, scenario.unlocked)
+        session.begin(copy.deepcopy(scenario.start) if scenario.start else {})
         return session
 
     def _with_tables(self) -> Any:
@@ -115,8 +116,8 @@ class Tau2Session:
         state: the entries that differ from the shared database.
     """
 
-    def __init__(self, domain: Tau2Domain, objects: Mapping[str, Any]) -> None:
-        self._domain, self._objects = domain, objects
+    def __init__(self, domain: Tau2Domain, objects: Mapping[str, Any], logged: Set[str] = frozenset()) -> None:
+        self._domain, self._objects, self._logged = domain, objects, logged
         self._own: dict[str, dict[str, Any]] = {}  # by table and id: objects of this episode; None: deleted
         self.state = State(domain.database)
 
@@ -138,13 +139,27 @@ class Tau2Session:
         with self._acting(writes=not call.name.startswith(_READS)):
             held = HELD.set(self._objects)
             try:
-                result = ToolResult(str(_finished(function(**copy.deepcopy(dict(call.arguments))))))
+                with self._log_of(call):
+                    result = ToolResult(str(_finished(function(**_arguments(call)))))
             except Exception as error:
                 result = ToolResult(f"Error: {error or type(error).__name__}", is_error=True)
             finally:
                 HELD.reset(held)
             self._synchronise()
         return result
+
+    @contextmanager
+    def _log_of(self, call: ToolCall) -> Iterator[None]:
+        """Take an unlocked tool that only looks, and that no golden call names, out of the log again."""
+        name = str(call.arguments.get("agent_tool_name"))
+        if call.name != UNLOCKED or name in self._logged or not name.startswith(_UNLOCKED_READS):
+            yield
+            return
+        log = self._domain.tables[_LOG].rows
+        before = set(log)
+        yield
+        for row in set(log) - before:
+            del log[row]
 
     def holds(self, assertion: Assertion) -> bool:
         """Return whether the domain answers as it should."""
@@ -181,6 +196,15 @@ def _table(database: Any, name: str) -> ObjectTable:
     if not isinstance(table, dict):
         table, hint = table.data, type(table).model_fields["data"].annotation
     return ObjectTable(table, get_args(hint)[1])
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    """Return a copy of the arguments, as the tool takes them."""
+    found = copy.deepcopy(dict(call.arguments))
+    if call.name in _WITH_JSON and isinstance(found.get("arguments"), str):
+        with suppress(ValueError):  # the tool says that it is no JSON
+            found["arguments"] = json.dumps(json.loads(found["arguments"], parse_int=float))
+    return found
 
 
 def _finished(coroutine: Coroutine[Any, None, Any]) -> Any:

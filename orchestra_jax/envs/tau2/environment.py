@@ -8,7 +8,7 @@ training sees) or "all" (a benchmark); `max_errors`, failed calls that end a tas
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from orchestra_jax.envs.database.conversations import WorldEnvironment
 from orchestra_jax.envs.menus import WorldMenus
 from orchestra_jax.envs.tau2 import package, scripted
 from orchestra_jax.envs.tau2.claims import ClaimChecker
-from orchestra_jax.envs.tau2.criteria import CLAIMS, ConversationRecord, GoldenReplay, judge, replay
+from orchestra_jax.envs.tau2.criteria import CLAIMS, ConversationRecord, GoldenReplay, judge, replay, stricter
 from orchestra_jax.envs.tau2.domain import HAND_OVER, Tau2Domain
 from orchestra_jax.envs.tau2.tasks import AGENT, ORIGINAL, SOURCES, TEST, USER, WHEEL, Tau2Scenario, scenarios
 from orchestra_jax.envs.users import GREETING, SCRIPTED, SimulatedUser, user_forecast, user_problems
@@ -38,6 +38,7 @@ _OPTIONS: Mapping[str, Any] = {
     "evaluate": "held_out",
     "max_errors": 10,
 }
+_ANYTHING: Mapping[str, Any] = {"type": "object"}
 _ORIGINALS = ("airline", "retail")
 
 
@@ -71,12 +72,15 @@ class Tau2Episode(ToolEpisode):
         budget: Budget,
     ) -> None:
         self._scenario, self._domain, self._golden, self._shared = scenario, domain, golden, shared
-        self._session, self._record = domain.open(scenario.start), ConversationRecord()
+        self._session, self._record = domain.open(scenario), ConversationRecord()
         self._judge_budget = budget.parent or budget  # the judge is not the policy's to pay
         self._scripted = scripted.ScriptedUser(domain, scenario, self._session)
         self._simulated = None if shared.user is None else self._simulated_user(shared.user, budget)
         handlers = {spec.name: self._handler(spec.name) for spec in domain.specs[AGENT]}
-        super().__init__(task, shared.menus.executor(task, handlers, budget), initial_messages(task, domain.system))
+        # The tool judges its arguments, as in the authors' code: "3" may be an integer, and what is wrong is an error.
+        tools = [replace(spec, parameters=_ANYTHING) if spec.name in handlers else spec for spec in task.tools]
+        executor = shared.menus.executor(replace(task, tools=tuple(tools)), handlers, budget)
+        super().__init__(task, executor, initial_messages(task, domain.system))
 
     def _simulated_user(self, client: ExpertClient, budget: Budget) -> SimulatedUser:
         tools = self._domain.specs[USER]
@@ -109,7 +113,7 @@ class Tau2Episode(ToolEpisode):
             self._shared.max_errors,
             untrue,
         )
-        return Score(not any(faults.values()), rows, faults)
+        return Score(not any(faults.values()), rows, faults | stricter(faults, self._scenario, self._record))
 
     def _users_call(self, call: ToolCall) -> str:
         result = self._session.call(USER, call)

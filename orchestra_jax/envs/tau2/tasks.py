@@ -1,7 +1,8 @@
 """The tasks of a domain: the user's wishes, the golden calls, and the criteria that count.
 
-The rows are those of the package, or the original ones of `$ORCHESTRA_DATA/tau2`. These are older: 12 tasks of the
-airline and 10 of the shop have other golden calls, and three have other facts.
+The rows are those of the package, or the original ones of `$ORCHESTRA_DATA/tau2`: those of the authors' repository,
+which the leaderboard uses. There 12 tasks of the airline and 10 of the shop have other golden calls, three have other
+facts, and 112 of the shop are scored by `NL_ASSERTION` in the place of COMMUNICATE.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from orchestra_jax.types import ToolCall
 WHEEL, ORIGINAL = "wheel", "original"
 SOURCES = (WHEEL, ORIGINAL)
 AGENT, USER = "assistant", "user"  # as the rows call them
+UNLOCKED = "call_discoverable_agent_tool"  # calls a tool of the bank that the policy unlocked
 TRAIN, TEST, BASE = "train", "test", "base"
 _EVERY = 4  # one task of so many is held out of a domain without splits
 _BASIS = ("DB", "COMMUNICATE")  # for a row that names none
@@ -79,6 +81,13 @@ class Tau2Scenario:
     def calls(self, who: str) -> Sequence[ToolCall]:
         """Return the golden calls of one side."""
         return [action.call for action in self.actions if action.who == who]
+
+    @property
+    def unlocked(self) -> frozenset[str]:
+        """Names of the bank's unlocked tools that golden calls name."""
+        return frozenset(
+            str(call.arguments.get("agent_tool_name")) for call in self.calls(AGENT) if call.name == UNLOCKED
+        )
 
 
 def data_folder(domain: str, source: str, original: str | None) -> Path:

@@ -9,6 +9,7 @@ import pytest
 from orchestra_jax.config.schema import EnvConfig, RunConfig
 from orchestra_jax.config.tools import MenuRule, ToolsConfig
 from orchestra_jax.envs.tau2.environment import Tau2Environment
+from orchestra_jax.envs.tau2.package import _STAYS
 from tests.envs.tau2 import made
 
 
@@ -18,9 +19,13 @@ def package(tmp_path_factory):
     root = str(made.write(tmp_path_factory.mktemp("package")))
     sys.path.insert(0, root)
     importlib.invalidate_caches()
+    real = sys.modules.pop(_STAYS, None)  # a tool of the bank imports it when it is called
     yield
     sys.path.remove(root)
     importlib.invalidate_caches()
+    sys.modules.pop(_STAYS, None)
+    if real is not None:
+        sys.modules[_STAYS] = real
 
 
 def cfg(**options):
@@ -32,3 +37,9 @@ def cfg(**options):
 def environment(package):
     """Both made domains, all tasks."""
     return Tau2Environment(cfg(domains=["airline", "telecom"], evaluate="all"))
+
+
+@pytest.fixture(scope="module")
+def bank(package):
+    """The made bank, all tasks."""
+    return Tau2Environment(cfg(domains=["banking"], evaluate="all"))

@@ -1,4 +1,4 @@
-"""A package in the form of inspect-evals: an airline with two tables, and a telephone company with a phone."""
+"""A package in the form of inspect-evals: an airline with two tables, a telephone company with a phone, and a bank."""
 
 import gzip
 import json
@@ -180,6 +180,69 @@ def check_status_bar() -> Tool:
     return execute
 all_telecom_user_tools = [toggle_airplane_mode, check_status_bar]
 """,
+    "tau2/banking/data_model": """
+import re
+from pydantic import BaseModel, Field
+class DatabaseTable(BaseModel):
+    data: dict[str, dict] = {}
+class TransactionalDB(BaseModel):
+    credits: DatabaseTable = Field(default_factory=DatabaseTable)
+    agent_discoverable_tools: DatabaseTable = Field(default_factory=DatabaseTable)
+""",
+    "tau2/banking/BankingAgentTools": """
+import json
+from inspect_ai.util import StoreModel, store_as
+from pydantic import Field
+from inspect_evals.tau2.banking.data_model import TransactionalDB
+class BankingAgentTools(StoreModel):
+    db: TransactionalDB = Field(default_factory=TransactionalDB)
+    initialized: bool = False
+    def get_balance_1(self, account):
+        return f"balance of {account}"
+    def apply_credit_2(self, account, amount):
+        if amount < 0:
+            return "Error: refused"
+        self.db.credits.data[f"{account}_{amount}"] = {"amount": amount}
+        return "done"
+    def used(self, name, arguments):
+        result = getattr(self, name)(**json.loads(arguments))
+        self.db.agent_discoverable_tools.data.setdefault(name, {"status": "CALLED"})
+        return result
+def held():
+    return store_as(BankingAgentTools, "BankingTools")
+""",
+    "tau2/banking/tools": """
+from inspect_ai.tool import Tool, tool
+from inspect_evals.tau2.banking.BankingAgentTools import held
+@tool
+def banking_call_discoverable_agent_tool() -> Tool:
+    async def execute(agent_tool_name: str, arguments: str = "{}") -> str:
+        \"\"\"Calls an unlocked tool.\"\"\"
+        return held().used(agent_tool_name, arguments)
+    return execute
+@tool
+def banking_list_discoverable_agent_tools() -> Tool:
+    async def execute() -> str:
+        \"\"\"Lists what was called.\"\"\"
+        return ", ".join(held().db.agent_discoverable_tools.data)
+    return execute
+@tool
+def banking_grep() -> Tool:
+    async def execute(pattern: str) -> str:
+        \"\"\"Searches.\"\"\"
+        return "nothing"
+    return execute
+all_banking_agent_tools = [banking_call_discoverable_agent_tool, banking_list_discoverable_agent_tools]
+""",
+    "tau2/banking/BankingUserTools": """
+from inspect_ai.util import StoreModel
+from pydantic import Field
+from inspect_evals.tau2.banking.data_model import TransactionalDB
+class BankingUserTools(StoreModel):
+    db: TransactionalDB = Field(default_factory=TransactionalDB)
+    initialized: bool = False
+""",
+    "tau2/banking/user_tools": "all_banking_user_tools = []",
 }
 
 
@@ -200,6 +263,10 @@ def task(name: str, actions: list, *, told: object = None, **criteria: object) -
     }  # fmt: skip
 
 
+def unlocked(name: str, arguments: str) -> dict:
+    return call("call_discoverable_agent_tool", agent_tool_name=name, arguments=arguments)
+
+
 AIRLINE = [
     task("0", [call("get_user", user="ann"), call("add_bonus", user="ann", amount=5)], communicate_info=["1200"]),
     task("1", [call("get_user", user="ann")], communicate_info=[]),  # solved by doing nothing
@@ -216,16 +283,26 @@ TELECOM = [
     ),
     task("hopeless", [call("enable_roaming")], start=BROKEN, env_assertions=ONLINE, reward_basis=["ENV_ASSERTION"]),
 ]  # fmt: skip
+BANKING = [
+    task("credit", [unlocked("apply_credit_2", '{"account": "a", "amount": 5}')], reward_basis=["DB"]),
+    task(
+        "checked", [unlocked("get_balance_1", '{"account": "a"}'),
+        unlocked("apply_credit_2", '{"account": "a", "amount": 5.0}')], reward_basis=["DB"],
+    ),
+]  # fmt: skip
 USERS = {name: {"name": name.title()} for name in ("ann", "bob")}
 DATA = {
     "airline/db.json": {"users": USERS, "flights": {"f1": {"seats": 3}, "f2": {"seats": 4}}},
     "airline/tasks.json": AIRLINE,
     "airline/split_tasks.json": {"base": list("01234"), "train": ["0", "3"], "test": ["1", "2", "4"]},
+    "banking_knowledge/db.json": {},
+    "banking_knowledge/tasks.json": BANKING,
     "telecom/tasks.json": TELECOM,
     "telecom/split_tasks.json": {"base": ["broken", "hopeless"], "train": ["hopeless"], "test": ["broken"]},
 }
 TEXTS = {
     "domains/airline/policy.txt": "Be an airline.",
+    "domains/banking_knowledge/prompts/grep_only.md": "Be a bank.",
     "domains/telecom/main_policy.txt": "Be a telephone company.",
     "domains/telecom/tech_support_manual.txt": "Turn it off and on.",
     "domains/telecom/db.toml": 'lines = ["l1"]',

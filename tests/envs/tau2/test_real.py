@@ -1,6 +1,7 @@
 """The real package, where it is installed: every golden replay, what doing nothing solves, and a quick reset."""
 
 import asyncio
+import json
 from collections import Counter
 from time import perf_counter
 
@@ -8,8 +9,9 @@ import pytest
 
 from orchestra_jax.envs.tau2 import package
 from orchestra_jax.envs.tau2.environment import Tau2Environment, Tau2Episode
+from orchestra_jax.envs.tau2.tasks import UNLOCKED
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.types import InfrastructureError, Status
+from orchestra_jax.types import InfrastructureError, Status, ToolCall
 from tests.envs.played import play
 from tests.envs.tau2.conftest import cfg
 
@@ -42,6 +44,46 @@ def test_golden_policies_solve_every_task(everything):
 def test_doing_nothing_solves_what_need_not_change(everything):
     assert solved(everything, "do_nothing") == {"airline": 19, "retail": 7}
     assert solved(everything, "random") == {"airline": 19, "retail": 7}
+
+
+def test_one_more_look_of_the_bank_is_free(everything):
+    """The authors log an unlocked tool that only looks where a golden call names it; 86 of 97 failed here before."""
+    golden = everything.baselines()["golden"]
+
+    def script(task, observed):
+        scenario = everything._scenarios[task.extra["task"]]
+        looks = {"get_all_user_accounts_by_user_id_3847": "user_id", "get_bank_account_transactions_9173": "account_id",
+                 "get_user_dispute_history_7291": "user_id"}  # fmt: skip
+        name = next(name for name in looks if name not in scenario.unlocked)
+        more = [
+            ToolCall("unlock_discoverable_agent_tool", {"agent_tool_name": name}),
+            ToolCall(UNLOCKED, {"agent_tool_name": name, "arguments": json.dumps({looks[name]: "x"})}),
+        ]
+        done = len(observed) - len(scenario.actions)
+        return more[done] if 0 <= done < len(more) else golden(task, observed[: len(scenario.actions)])
+
+    run = play(everything, script, [task for task in everything.held_out(9999) if task.family == "banking"])
+    assert sum(found.solved for found in run) == 97
+
+
+def test_an_integer_as_a_text_is_judged_by_the_tool(everything):
+    """The authors' class of a reservation takes "0"; `nonfree_baggages`, with which they count, must be a number."""
+    golden, solved_by = everything.baselines()["golden"], {}
+    for argument in ("total_baggages", "nonfree_baggages"):
+
+        def script(task, observed, argument=argument):
+            call = golden(task, observed)
+            if not isinstance(call, ToolCall) or call.name != "book_reservation":
+                return call
+            return ToolCall(call.name, {**call.arguments, argument: str(call.arguments[argument])})
+
+        tasks = [task for task in everything.held_out(9999) if task.family == "airline"]
+        books = [
+            t for t in tasks if "book_reservation" in {c.name for c in everything._scenarios[t.id].calls("assistant")}
+        ]
+        solved_by[argument] = [found.solved for found in play(everything, script, books)]
+    assert all(solved_by["total_baggages"])
+    assert not any(solved_by["nonfree_baggages"])
 
 
 def test_turns_that_raise_are_no_score_on_the_19_tasks_that_need_nothing(everything, monkeypatch):

@@ -60,7 +60,7 @@ def test_every_turn_that_raises_is_no_score_where_nothing_need_change(environmen
     [
         ("airline-0", (BONUS, "It is 1,200."), {}),
         ("airline-0", (BONUS, BONUS, "1200"), {"db"}),
-        ("airline-0", (BONUS, "It was in 12000."), {"communicate"}),
+        ("airline-0", (BONUS, "It was 12 hundred."), {"communicate"}),
         ("airline-0", ("1200",), {"db"}),
         ("airline-2", ("Done.",), {"db"}),  # a golden call writes before it fails: so does the policy's
         ("airline-2", (ToolCall("add_bonus", {"user": "ann", "amount": -2}), "Done."), {}),
@@ -75,8 +75,70 @@ def test_every_turn_that_raises_is_no_score_where_nothing_need_change(environmen
 )  # fmt: skip
 def test_what_is_wrong_by_criterion(environment, name, actions, wrong):
     (found,) = play(environment, plan(*actions), [task_of(environment, name)])
-    assert {key for key, sentence in found.criteria.items() if sentence} == set(wrong)
+    official = {key: fault for key, fault in found.criteria.items() if key != "communicate_by_value"}
+    assert {key for key, sentence in official.items() if sentence} == set(wrong)
     assert (found.status, found.solved) == (Status.COMPLETED, not wrong)
+
+
+@pytest.mark.parametrize(
+    ("said", "official", "by_value"),
+    [
+        ("It is $1,200.00.", True, True),
+        ("It was in 12000, or 98120023.", True, False),  # a part of a longer figure
+        ("It is 1 200.", False, False),
+        ("It is 1201.", False, False),
+    ],
+)
+def test_facts_count_as_the_leaderboard_finds_them_and_by_value_beside_it(environment, said, official, by_value):
+    (found,) = play(environment, plan(BONUS, said), [task_of(environment, "airline-0")])
+    assert (found.solved, not found.criteria["communicate"]) == (official, official)
+    assert (not found.criteria["communicate_by_value"]) == by_value
+
+
+def test_an_argument_is_judged_by_the_tool_as_in_the_authors_code(environment):
+    text = ToolCall("add_bonus", {"user": "ann", "amount": 5, "extras": [{"kind": "meal", "count": "2"}]})
+    (found,) = play(environment, plan(text, "1200"), [task_of(environment, "airline-0")])
+    assert found.solved
+    wrong = [ToolCall("get_user", {"user": 3}), ToolCall("get_user", {}), ToolCall("get_user", {"who": "ann"})]
+    (found,) = play(environment, plan(*wrong * 4, BONUS, "1200"), [task_of(environment, "airline-0")])
+    assert found.criteria["errors"] == "12 calls failed."
+
+
+UNLOCKED = "call_discoverable_agent_tool"
+
+
+def unlocked(name, arguments):
+    return ToolCall(UNLOCKED, {"agent_tool_name": name, "arguments": arguments})
+
+
+LOOK, CREDIT = unlocked("get_balance_1", '{"account": "a"}'), unlocked("apply_credit_2", '{"account":"a","amount":5}')
+REFUSED = unlocked("apply_credit_2", '{"account": "a", "amount": -1}')
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "solved"),
+    [
+        ("credit", [CREDIT], True),
+        ("credit", [CREDIT, LOOK, LOOK], True),  # a look that the task does not name is not logged
+        ("credit", [LOOK, CREDIT], True),
+        ("credit", [LOOK], False),
+        ("credit", [unlocked("apply_credit_2", '{"account": "a", "amount": 5.0}')], True),  # one number
+        ("credit", [unlocked("get_balance_1", "no JSON"), CREDIT], True),
+        ("checked", [LOOK, CREDIT], True),
+        ("checked", [CREDIT], False),  # the task wants the look
+        ("checked", [REFUSED, LOOK], False),
+    ],
+)  # fmt: skip
+def test_the_bank_logs_an_unlocked_look_only_where_the_task_names_it(bank, name, calls, solved):
+    (found,) = play(bank, plan(*calls, "Done."), [task_of(bank, f"banking-{name}")])
+    assert (found.status, found.solved) == (Status.COMPLETED, solved)
+
+
+def test_the_bank_lists_what_it_logged(bank):
+    episode = bank.reset(task_of(bank, "banking-credit"), Budget())
+    for each in (LOOK, REFUSED):  # a write is logged even if it is refused
+        asyncio.run(episode.step(each))
+    assert asyncio.run(episode.step(ToolCall("list_discoverable_agent_tools", {}))).text == "apply_credit_2"
 
 
 def test_too_many_errors_end_a_task_unsolved(environment):
@@ -168,7 +230,7 @@ def test_what_the_policy_reads(environment):
     extras = specs["add_bonus"].parameters["properties"]["extras"]
     assert extras["items"]["properties"]["kind"]["enum"] == ["meal", "bag"]  # and no "or any dict"
     result = asyncio.run(episode.step(ToolCall("get_user", {"user": 3})))
-    assert (result.is_error, result.refused) == (True, True)
+    assert (result.text, result.is_error, result.refused) == ("Error: User 3 not found", True, False)
     result = asyncio.run(episode.step(ToolCall("get_user", {"user": "sue"})))
     assert (result.text, result.is_error, result.refused) == ("Error: User sue not found", True, False)
 
