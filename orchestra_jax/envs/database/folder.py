@@ -30,11 +30,16 @@ from orchestra_jax.types import ToolCall
 FORMAT = 1
 SPLITS = ("train", "eval")
 _MOST_BYTES = 1 << 30
+_LONGEST = 1000  # characters of a sentence
 FILES = ("world.json", "database.json", "schema.json", "policy.md", "tools.py", "tasks.jsonl")
 
 
 class BadWorld(ValueError):  # noqa: N818
-    """A folder is no world; the sentence names the file and the fault."""
+    """A folder is no world; the sentence names the file and the fault, and is cut where a value in it is long."""
+
+    def __init__(self, sentence: str) -> None:
+        plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence[:_LONGEST])
+        super().__init__(plain if len(sentence) <= _LONGEST else f"{plain} ...")
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,8 @@ def _orders(schema: dict) -> Callable[[Path], None]:
             _json(lambda tables: tables["orders"]["O10"].update(product="G99"), "database.json"),
             "orders O10: product names 'G99', which is not in products",
         ),
+        (_json(lambda tables: tables["orders"]["O10"].update(product="x" * 5000), "database.json"), "xxx ..."),
+        (_json(lambda head: head.update(format="a\nb\ud83d"), "world.json"), r"has the format a\nb"),
         (_text("import nothing_there", "tools.py"), "tools.py cannot be read: ModuleNotFoundError"),
         (_text("x = 1", "tools.py"), "tools.py defines no tool"),
         (_text("raise SystemExit(3)", "tools.py"), "tools.py cannot be read: SystemExit: 3"),
@@ -114,6 +116,7 @@ def test_a_broken_folder_is_told_in_a_sentence(tmp_path: Path, broken: Callable[
         load(folder, trusted=True)
     assert told in str(error.value)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1500
 
 
 @pytest.mark.parametrize("file", ["policy.md", "database.json", "tools.py"])
