@@ -147,4 +147,4 @@ def _schema(node: Any) -> Any:
 
 
 def _lines(file: Path) -> list[Any]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [json.loads(line) for line in file.read_bytes().splitlines() if line.strip()]

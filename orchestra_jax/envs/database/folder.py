@@ -188,9 +188,10 @@ def database_of(folder: Path) -> Database:
 def tasks_of(folder: Path) -> Iterator[TaskRow]:
     """Yield the tasks in their order; raises BadWorld with the line that is none."""
     seen = set[str]()
-    for number, line in enumerate(_text(folder / "tasks.jsonl").splitlines(), 1):
+    lines = _text(folder / "tasks.jsonl").encode().splitlines()  # a text would also end a line at U+2028
+    for number, line in enumerate(lines, 1):
         try:
-            task = _task(read_json(line.encode()))
+            task = _task(read_json(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadWorld(f"{folder / 'tasks.jsonl'}, line {number} is no task: {error!r}") from error
         if task.id in seen:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.database import golden
 from orchestra_jax.envs.database.environment import SHIPPED, open_worlds
-from orchestra_jax.envs.database.folder import BadWorld, load, save_tasks
+from orchestra_jax.envs.database.folder import BadWorld, Exchange, load, save_tasks
 from orchestra_jax.envs.database.workers import pool
 from orchestra_jax.envs.database.workers.pool import WorkerLimits
 from orchestra_jax.tools.python.isolation import available
@@ -48,6 +49,10 @@ def test_tasks_come_back_as_they_were_saved(tmp_path: Path) -> None:
     before = load(whole, trusted=True)
     save_tasks(whole, before.tasks)
     assert load(whole, trusted=True).tasks == before.tasks
+    words = "One\u2028two\u2029three\x85four\x0bfive\x1csix\r\nseven"  # each ends a line of a text
+    odd = replace(before.tasks[0], turns=(Exchange(words),), situation=words)
+    save_tasks(whole, [odd, *before.tasks[1:]])
+    assert load(whole, trusted=True).tasks == [odd, *before.tasks[1:]]
     assert before.tasks[0].told == "\n".join(turn.user for turn in before.tasks[0].turns)
 
 
