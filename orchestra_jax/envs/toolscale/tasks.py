@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from orchestra_jax.data.rows import SUFFIXES, BadRow, rows_of
 from orchestra_jax.envs.database.conversations import DONE, GoldenTask
 from orchestra_jax.envs.database.golden import Goal, solution
 from orchestra_jax.envs.database.remote import RemoteWorld
-from orchestra_jax.envs.toolscale.rows import ToolScaleUser, read
+from orchestra_jax.envs.toolscale.rows import ToolScaleUser, plain, read
 from orchestra_jax.io import hub
 from orchestra_jax.types import ToolCall, ToolSpec
 
 ROWS = "nvidia/ToolScale"
 _EVERY = 10  # one task of so many is held out
+_FIRST_MS, _LAST_MS = 631_152_000_000, 4_102_444_800_000  # the years 1990 to 2100, which no id of a task reaches
 _AT_ONCE = 4  # domains that are replayed beside one another
 
 
@@ -120,7 +122,10 @@ def held_out(name: str) -> bool:
 
 
 def fitted(goal: Goal, specs: Mapping[str, ToolSpec]) -> Goal:
-    """Return the goal with whole numbers where a tool asks for them: the data set's column may have made 2.0 of 2."""
+    """Return the goal with values of the kinds that the tools ask for.
+
+    The data set's column may have made 2.0 of 2, and a date that a JSON file keeps as milliseconds of a date's text.
+    """
 
     def fit(call: ToolCall) -> ToolCall:
         spec = specs.get(call.name)
@@ -131,9 +136,21 @@ def fitted(goal: Goal, specs: Mapping[str, ToolSpec]) -> Goal:
 
 
 def _fit(value: Any, wanted: Mapping[str, Any]) -> Any:
-    kinds = {each.get("type") for each in (wanted, *wanted.get("anyOf", ()))}
-    whole = isinstance(value, float) and value.is_integer()
-    return int(value) if whole and "integer" in kinds and "number" not in kinds else value
+    forms = (wanted, *wanted.get("anyOf", ()))
+    kinds = {each.get("type") for each in forms}
+    if isinstance(value, list):
+        items: Mapping[str, Any] = next((each["items"] for each in forms if "items" in each), {})
+        return [_fit(each, items) for each in value]
+    if isinstance(value, dict):
+        fields: Mapping[str, Any] = next((each["properties"] for each in forms if "properties" in each), {})
+        return {name: _fit(each, fields.get(name, {})) for name, each in value.items()}
+    if not isinstance(value, int | float) or isinstance(value, bool) or "number" in kinds or value != value // 1:
+        return value
+    if "integer" in kinds:
+        return int(value)
+    if "string" in kinds and value % 1000 == 0 and _FIRST_MS <= value <= _LAST_MS:
+        return plain(datetime.fromtimestamp(value // 1000, UTC).replace(tzinfo=None))
+    return value
 
 
 def _golden_task(user: ToolScaleUser, goal: Goal, world: RemoteWorld) -> GoldenTask | str:

@@ -87,18 +87,44 @@ def test_more_than_the_golden_calls_is_wrong_only_where_it_changes_something() -
         ("481.5", "481.50 dollars"), ("$1,628", "1628"), ("Boston, MA", "to  boston MA"), ("12%", "12 % of it"),
         ("polyester", "It is Polyester."), ("0042", "order 0042"), ("746342064230", "tracking 746342064230,"),
         ("2024-05-15", "on 2024-05-15"), ("l\u2019eau", "L'EAU"), ("10,000,000", "10000000"), ("5", "(5)"),
-        ("5", "Bags - 5."), ("-5", "It is $-5"),
+        ("5", "Bags - 5."), ("-5", "It is $-5"), ("March", "on March 12"), ("2025-03-12", "at 2025-03-12T10:30"),
+        ("12 March at 10:30", "It is 2025-03-12 at 10:30."), ("2025-03-12 10:30", "March 12, 2025, 10:30"),
     ],
 )  # fmt: skip
 def test_facts_that_are_said(fact: str, text: str) -> None:
     assert unsaid([fact], ["Hello.", text]) == ()
 
 
+DAYS = (
+    "12 March 2025", "March 12, 2025", "march 12 2025", "12th of March, 2025", "Mar. 12th, 2025", "12-Mar-2025",
+    "2025-03-12", "2025/3/12", "03/12/2025", "3-12-2025", "12.03.2025", "12.3.2025", "2025-03-12T00:00:00",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("said", DAYS)
+def test_a_date_is_said_in_any_common_form(said: str) -> None:
+    text = f"It is on Wednesday, {said}."
+    facts = [*DAYS[:-1], "12 March", "March 12", "Mar 12", "12th of March", "on Wednesday 12 March"]
+    assert unsaid(facts, [text]) == ()
+    others = ["13 March", "2025-03-13", "2024-03-12", "12 April 2025", "2025-12-03"]
+    assert unsaid(others, [text]) == tuple(others)
+
+
+def test_a_day_above_twelve_is_no_month() -> None:
+    assert unsaid(["2025-03-25"], ["25/03/2025"]) == ()
+    assert unsaid(["2025-03-25"], ["03/25/2025"]) == ()
+    assert unsaid(["2025-03-25"], ["31/25/2025"]) == ("2025-03-25",)
+
+
 @pytest.mark.parametrize(
     ("fact", "text"),
     [
         ("10", "in 2010"), ("10", "at 10:30 on 2024-10-10"), ("4", "A4 or 4th"), ("5", "It is -5."), ("5", "5.5"),
-        ("no", "I note it"), ("0042", "42"), ("1,200", "1,200,000"), ("41.6", "41.64"), ("327", ""), ("200", "1,200"),
+        ("12 March", "March 13"), ("12 March", "12 May"), ("March 1", "March 12"), ("12 March", "2025-12-03"),
+        ("2025-03-12", "March 12"), ("2025-03-12", "March 12, 2024"), ("2025-03-12", "12 March 2025.5"),
+        ("2025-13-12", "12 March 2025"), ("12 March", "112 March"), ("12 March", "12 marches"),
+        ("12 March 10:30", "12 March 11:30"), ("no", "I note it"), ("0042", "42"), ("1,200", "1,200,000"),
+        ("41.6", "41.64"), ("327", ""), ("200", "1,200"),
     ],
 )  # fmt: skip
 def test_facts_that_are_not_said(fact: str, text: str) -> None:

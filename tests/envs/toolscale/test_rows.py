@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestra_jax.envs.database.golden import replay
+from orchestra_jax.envs.database.golden import Goal, replay
 from orchestra_jax.envs.toolscale.rows import plain, read
-from orchestra_jax.types import ToolCall
+from orchestra_jax.envs.toolscale.tasks import fitted
+from orchestra_jax.tools.schema import validate_arguments
+from orchestra_jax.types import ToolCall, ToolSpec
 from tests.envs.database.shop import shop
 
 ROW: dict[str, Any] = {
@@ -66,6 +68,23 @@ def test_nulls_go_at_every_depth_and_nothing_else_does() -> None:
 def test_dates_are_text_again() -> None:
     assert plain({"start_date": datetime(2025, 8, 15)}) == {"start_date": "2025-08-15"}
     assert plain([datetime(2025, 8, 15, 12, 30)]) == ["2025-08-15T12:30:00"]
+
+
+def test_dates_that_a_json_file_keeps_as_milliseconds_are_text_where_the_tool_wants_one() -> None:
+    text, whole = {"type": "string"}, {"type": "integer"}
+    fields = {
+        "day": text, "at": {"anyOf": [text, {"type": "null"}]}, "phone": text, "number": whole,
+        "amount": {"type": "number"},
+        "legs": {"type": "array", "items": {"type": "object", "properties": {"day": text}}},
+    }  # fmt: skip
+    spec = ToolSpec("book", "", {"type": "object", "properties": fields})
+    day, at = 1_755_216_000_000, 1_755_261_000_000
+    given = {"day": day, "at": float(at), "phone": 4_915_112_345_678, "number": day, "amount": day}
+    given |= {"legs": [{"day": day}]}
+    (call,) = fitted(Goal("x", [ToolCall("book", given)]), {"book": spec}).calls
+    dated = {"day": "2025-08-15", "at": "2025-08-15T12:30:00", "legs": [{"day": "2025-08-15"}]}
+    assert call.arguments == {**given, **dated}
+    assert validate_arguments(spec, {**call.arguments, "phone": ""}) is None
 
 
 def test_a_row_without_calls_or_facts_is_one() -> None:
