@@ -347,6 +347,8 @@ def _write_parquet(draw: random.Random, file: Path, rows: list[Any]) -> None:
         values = [row.get(name) for row in kept]
         try:
             columns[name] = pyarrow.array(values)
+            # An object without any field is an array, but parquet has no place for it.
+            pyarrow.parquet.write_table(pyarrow.table({name: columns[name]}), pyarrow.BufferOutputStream())
         except (pyarrow.ArrowException, OverflowError, ValueError, TypeError):
             columns[name] = pyarrow.array([ascii(value).encode() if draw.random() < 0.5 else None for value in values])
     pyarrow.parquet.write_table(pyarrow.table(columns), file)

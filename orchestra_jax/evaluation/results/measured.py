@@ -230,12 +230,12 @@ def _identity(folder: Path, phase: str, found: Mapping[str, Any]) -> str:
 
 def _read(file: Path) -> Iterator[tuple[_Place, MeasuredSample | None, str | None]]:
     """Yield the place of every line, its outcome if it did not fail, and the policy's own model."""
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode())
             item, model = _outcome(row), row.get("policy_model")
             yield (str(row["id"]), int(row.get("member", 0))), None if row["status"] == Status.FAILED else item, model
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{str(file)!r}, line {number} is no trajectory: evaluate again. ({error})") from error
 
 

@@ -107,9 +107,10 @@ def test_what_is_no_evaluation_is_named(folders: list[Path], tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"has no evaluation: make one with experiments/evaluate\.py"):
         measured(tmp_path)
     file = folders[0] / "evaluation" / "trajectories" / "policy" / "held_out.t0.jsonl"
-    file.write_text('{"id": 1}\n')
-    with pytest.raises(ValueError, match=r"held_out\.t0\.jsonl', line 1 is no trajectory"):
-        measured(folders[0])
+    for content in (b'{"id": 1}\n', b'{"id": "\xff"}\n', b"[" * 100_000):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"held_out\.t0\.jsonl', line 1 is no trajectory"):
+            measured(folders[0])
 
 
 def test_several_samples_are_one_question_in_every_interval(tmp_path: Path) -> None:
