@@ -2,6 +2,12 @@
 
 The homogeneity filter drops whole groups (`informative_groups`); the format filter and the invalid-output filter drop
 members (`member_masks`). Axes: G groups, N members of a group.
+
+Example: the best and the worst member of a group; a group of equals has nothing to learn from.
+    >>> import numpy as np
+    >>> from orchestra_jax.rl.advantages import group_advantages
+    >>> group_advantages(np.array([[1.0, 0.0], [0.5, 0.5]]), np.ones((2, 2), bool)).tolist()
+    [[1.0, -1.0], [0.0, 0.0]]
 """
 
 import chex

@@ -2,6 +2,7 @@
 plays a script, so that tools are called without a trained one."""
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -26,7 +27,7 @@ def reply(body: dict[str, Any]) -> str:
     system, user = body["messages"][0]["content"], body["messages"][-1]["content"]
     odd = hashlib.blake2b(f"{body['model']}{user}".encode(), digest_size=1).digest()[0] % 2
     if system == JUDGE_SYSTEM:
-        return f"So it is. <answer>{'correct' if odd else 'incorrect'}</answer>"
+        return json.dumps({"reason": "So it is.", "verdict": "correct" if odd else "incorrect"})
     if system == ROLES["query_writer"].system:
         return "<answer>capital of Norway</answer>"
     if system == ROLES["code_writer"].system:

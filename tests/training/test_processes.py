@@ -242,7 +242,7 @@ def test_two_ranks_of_a_launcher_are_one_run(tmp_path: Path, policy: Path):
     ]  # fmt: skip
     assert_ended(wait(started), 0, 0)
     assert [row["step"] for row in read_metrics(tmp_path)] == [1]
-    assert (tmp_path / "spent-1.jsonl").is_file()
+    assert (tmp_path / "rollouts" / "step-000001.1.jsonl.gz").is_file()  # the second rank's share of the groups
 
 
 def test_what_several_processes_cannot_do_is_said_once(tmp_path: Path, policy: Path):

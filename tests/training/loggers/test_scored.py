@@ -104,7 +104,9 @@ def test_what_the_update_scored_is_kept_to_the_bit(tmp_path) -> None:
 def test_one_update_of_a_batch_scores_nothing_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = RunConfig(algorithm=AlgorithmConfig(loss=LossConfig(loss="sequence"), tasks_per_step=1, group_size=2))
     monkeypatch.setattr(Learner, "with_old_logprobs", lambda *args, **options: pytest.fail("scored"))
-    monkeypatch.setattr(Learner, "policy_step", lambda self, state, *args, **options: (state, {"kl_ref": 0.0}))
+    monkeypatch.setattr(
+        Learner, "policy_step", lambda self, state, *args, **options: (state, {"kl_ref": 0.0, "grad_norm": 0.0})
+    )
     learner, scored = Learner(MODEL, learner_config(cfg.algorithm, cfg.rollout, MODEL), recorder()), list[MicroBatch]()
     with jax.transfer_guard("allow"):
         update(
