@@ -26,8 +26,9 @@ from typing import Any
 from urllib.request import urlopen
 
 from orchestra_jax.envs.recorded.table import has_answer, read_answer, same_answer
+from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.io.untrusted import Unreadable, read_json
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.money.prices import PriceList
 
 COMMIT = "8c1485edf12c6efb5f69135a562927c5ad484059"

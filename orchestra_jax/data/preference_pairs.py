@@ -18,7 +18,8 @@ import numpy as np
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.preferences import PREFERS, makers, sample_preference
-from orchestra_jax.io.untrusted import Unreadable, read_json
+from orchestra_jax.io.foreign_json import read_json
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.types import MADE_BY, OPEN_WEIGHTS, Preference, ToolSpec
 
 MAKER = "maker"

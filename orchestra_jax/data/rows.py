@@ -10,7 +10,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.io.untrusted import MOST_BYTES, Unreadable, read_json
+from orchestra_jax.io.foreign_json import MOST_BYTES, read_json
+from orchestra_jax.io.untrusted import Unreadable
 
 SUFFIXES = (".jsonl", ".json", ".tsv", ".parquet")
 _MOST_BYTES = 8 << 30  # of a .json file, which is read at once

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.schema import WorldConfig
-from orchestra_jax.io.untrusted import Unreadable, read_json
+from orchestra_jax.io.foreign_json import read_json
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.experts.client import ExpertClient

@@ -1,4 +1,4 @@
-"""Check fields of replies from outside that `io.untrusted.read_json` has read."""
+"""Check fields of replies from outside that `io.foreign_json.read_json` has read."""
 
 from typing import Any
 

@@ -11,8 +11,9 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestra_jax.io.fields import one_line
+from orchestra_jax.io.foreign_json import MOST_BYTES, read_json
 from orchestra_jax.io.stopwatch import queued
-from orchestra_jax.io.untrusted import MOST_BYTES, Unreadable, read_json
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.types import InfrastructureError
 
 if TYPE_CHECKING:

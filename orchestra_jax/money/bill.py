@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.io.untrusted import read_json
+from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.money.sums import State, added
 
 Amounts = tuple[str, Any, int, int]  # name, dollars, tokens, calls

@@ -11,7 +11,8 @@ from typing import Any
 from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.config.synthesis import SynthesisConfig
-from orchestra_jax.io.untrusted import Unreadable, read_json
+from orchestra_jax.io.foreign_json import read_json
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.price_book import price_book

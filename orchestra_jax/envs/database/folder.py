@@ -23,7 +23,8 @@ from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.session import DatabaseTool, LocalWorld, World
 from orchestra_jax.envs.database.state import Database
 from orchestra_jax.envs.database.workers.pool import WorldError
-from orchestra_jax.io.untrusted import Unreadable, own_file, read_json
+from orchestra_jax.io.foreign_json import own_file, read_json
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.tools.schema import checker
 from orchestra_jax.types import ToolCall
 

@@ -10,7 +10,7 @@ from typing import Any
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.workers.pool import WorkerLimits, Workers
-from orchestra_jax.io.untrusted import own_file, read_json
+from orchestra_jax.io.foreign_json import own_file, read_json
 
 CLONE = "git clone https://github.com/NVlabs/ToolOrchestra"
 DOMAINS = tuple("bank basketball ecommerce medicine movie railway restaurant school travel weather".split())

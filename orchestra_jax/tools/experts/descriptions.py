@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.data.sources import Question
-from orchestra_jax.io.untrusted import read_json
+from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.tools.experts.expert import Expert
 
 VERSION = 1

@@ -6,7 +6,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.io.fields import count_of, one_line, text_of
-from orchestra_jax.io.untrusted import Unreadable, read_json, valid_text
+from orchestra_jax.io.foreign_json import read_json
+from orchestra_jax.io.untrusted import Unreadable, valid_text
 
 if TYPE_CHECKING:
     import openai

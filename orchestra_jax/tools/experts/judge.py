@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestra_jax.io.untrusted import Unreadable, read_json, valid_text
+from orchestra_jax.io.foreign_json import read_json
+from orchestra_jax.io.untrusted import Unreadable, valid_text
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.answers import without_thinking
 from orchestra_jax.tools.experts.client import ExpertClient

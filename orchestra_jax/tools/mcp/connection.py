@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.config.mcp import McpServer
 from orchestra_jax.config.ranges import shown
-from orchestra_jax.io.untrusted import Unreadable, read_json, valid_value
+from orchestra_jax.io.foreign_json import read_json, valid_value
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.types import InfrastructureError
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.io.http_json import JsonClient, require_aiohttp
 from orchestra_jax.io.stopwatch import current, queued
-from orchestra_jax.io.untrusted import Unreadable, read_json
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.tools.python.sandbox import PythonSandbox
 from orchestra_jax.tools.python.spec import TOOL
 from orchestra_jax.types import InfrastructureError, ToolResult, Usage

@@ -18,8 +18,9 @@ from typing import Any
 
 from orchestra_jax.io import hub
 from orchestra_jax.io.fields import text_of
+from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.io.http_json import JsonClient, ServerError, require_aiohttp
-from orchestra_jax.io.untrusted import Unreadable, read_json
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.tools.search.bm25 import Hit, LocalIndex, Passage
 from orchestra_jax.tools.search.dense import MANIFEST, DenseIndex
 from orchestra_jax.tools.search.local import BatchIndex, content_of, load_index

@@ -15,8 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 from orchestra_jax import __version__
 from orchestra_jax.io.fields import text_of
+from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.io.http_json import JsonClient, ServerError, require_aiohttp, retry_after
-from orchestra_jax.io.untrusted import Unreadable, read_json, valid_text
+from orchestra_jax.io.untrusted import Unreadable, valid_text
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls, Refused, read_key

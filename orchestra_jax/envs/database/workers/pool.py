@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestra_jax.io.untrusted import Unreadable, read_json
+from orchestra_jax.io.foreign_json import read_json
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.tools.python.isolation import START_S, IsolatedScript, Launch, choose
 from orchestra_jax.types import InfrastructureError
 

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestra_jax.io.fields import count_of, text_of
-from orchestra_jax.io.untrusted import MOST_LEVELS, Unreadable, read_json, valid_text
+from orchestra_jax.io.foreign_json import read_json
+from orchestra_jax.io.untrusted import MOST_LEVELS, Unreadable, valid_text
 
 CHEAP = settings(max_examples=150, derandomize=True, deadline=None, database=None)
 HALVES = "\ud83d", "\ude00"  # of one emoji
