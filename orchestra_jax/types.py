@@ -126,10 +126,6 @@ class ReplayMiss(Exception):  # noqa: N818  named like the fact it states
     """A call that has to be replayed was never recorded: the run cannot go on without the network."""
 
 
-class ReplayBroken(ReplayMiss):
-    """The record can be read or written no more: the run cannot go on without paying for what it could not keep."""
-
-
 class OutOfTime(Exception):  # noqa: N818  an event, no error
     """The run was told to stop and gives up the step under way, which did not end in time."""
 

@@ -24,11 +24,11 @@ from orchestra_jax.data.rows import BadRow
 from orchestra_jax.data.sources import FORMATS, Skipped, load_tasks
 from orchestra_jax.money.bill import read_bill
 from orchestra_jax.money.journal import Journal
-from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.replay import Replay, ReplayBroken
 from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.training.checkpointing import Checkpoints
-from orchestra_jax.types import ReplayBroken, ReplayMiss, Usage
+from orchestra_jax.types import ReplayMiss, Usage
 from tests.config.test_odd_settings import CONF, KEYS, ODD, outcome
 from tests.data.test_odd_rows import GOOD, ODD_LINES
 from tests.data.test_odd_rows import KEYS as FIELDS

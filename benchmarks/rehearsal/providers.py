@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from orchestra_jax.config.choices import Role
+from orchestra_jax.config.roles import Role
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.sums import State, added
 from orchestra_jax.tools.experts.judge import CORRECT, INCORRECT, JUDGE_SYSTEM

@@ -178,15 +178,6 @@ class OnBadRow(Choice):
     skip = "skip"
 
 
-class Role(Choice):
-    """Part that an expert plays."""
-
-    query_writer = "query_writer"
-    code_writer = "code_writer"
-    math = "math"
-    generalist = "generalist"
-
-
 class MenuForm(Choice):
     """Form of the menu: a tool for each expert, the paper's three released functions, or nothing."""
 

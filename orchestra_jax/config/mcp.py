@@ -7,7 +7,9 @@ from typing import Any, TypeVar, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from orchestra_jax.config.ranges import ConfigError, Settings, at_least, is_url, seconds, shown
+from orchestra_jax.config.addresses import is_url
+from orchestra_jax.config.ranges import ConfigError, Settings, at_least, seconds, shown
+from orchestra_jax.config.tools import ToolsConfig
 
 T = TypeVar("T")
 
@@ -49,6 +51,11 @@ class McpServer(Settings):
     def variables(self) -> list[str]:
         """The environment variables that the server needs."""
         return list(self.headers.values()) if self.url else self.env
+
+
+def mcp_servers(tools: ToolsConfig) -> list[McpServer]:
+    """Return the servers of tools.mcp, each once; raise ConfigError where an entry is none."""
+    return [mcp_server(entry, f"tools.mcp[{index}]") for index, entry in enumerate(tools.mcp)]
 
 
 def mcp_server(entry: Any, key: str) -> McpServer:

@@ -3,8 +3,9 @@
 from urllib.parse import urlsplit
 
 from orchestra_jax.config.algorithm import AlgorithmConfig
-from orchestra_jax.config.choices import EngineName, Role
+from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.ranges import broken_rules
+from orchestra_jax.config.roles import Role
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.schema import ConfigError, ModelConfig, WarmStartConfig
 from orchestra_jax.config.tools import EvaluationOffer, ExpertServer, ToolsConfig

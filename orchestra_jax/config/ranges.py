@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from enum import StrEnum
 from types import UnionType
 from typing import Any, get_args
-from urllib.parse import urlsplit
 
 from orchestra_jax.io.untrusted import valid_text
 
@@ -170,22 +169,9 @@ def _text_problem(key: str, value: str, rule: Mapping[str, Any]) -> str | None:
         return f"{key}={shown(value)} has a character that no name or path has: change it."
     if len(value) > _LONGEST and not free:
         return f"{key}={shown(value)} has {len(value)} characters, more than {_LONGEST}: change it."
-    wants_url = rule.get("url")
-    if wants_url and not is_url(value) and (wants_url != "if http" or value.startswith("http:")):
-        return f"{key}={shown(value)} must be an address such as http://HOST:PORT: change it."
-    if rule.get("address") and not _parts(f"http://{value}", port=True):
-        return f"{key}={shown(value)} must be HOST:PORT: change it."
+    if rule.get("url") or rule.get("address"):
+        from orchestra_jax.config.addresses import wanted_address
+
+        if wanted := wanted_address(value, rule):
+            return f"{key}={shown(value)} must be {wanted}: change it."
     return None
-
-
-def is_url(value: str) -> bool:
-    """Return whether a text is an http address that can be taken apart."""
-    return value.startswith(("http://", "https://")) and _parts(value)
-
-
-def _parts(url: str, port: bool = False) -> bool:
-    try:
-        parts = urlsplit(url)
-        return bool(parts.hostname) and (parts.port is not None or not port)
-    except ValueError:  # a bracket that stays open, or no port that there is
-        return False

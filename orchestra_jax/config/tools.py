@@ -1,13 +1,10 @@
 """Settings of tools; docs/tools.md."""
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestra_jax.config.choices import MenuForm, SandboxIsolation, WebProvider
 from orchestra_jax.config.ranges import Settings, above, at_least, seconds, text, within
-
-if TYPE_CHECKING:
-    from orchestra_jax.config.mcp import McpServer
 
 
 @dataclass(frozen=True)
@@ -96,13 +93,6 @@ class ToolsConfig(Settings):
     search: LocalSearchConfig = field(default_factory=LocalSearchConfig)
     web: WebConfig = field(default_factory=WebConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
-
-    @property
-    def mcp_servers(self) -> "list[McpServer]":
-        """The servers of `mcp`, each once; raises ConfigError where an entry is none."""
-        from orchestra_jax.config.mcp import mcp_server  # only now: most runs have no server
-
-        return [mcp_server(entry, f"tools.mcp[{index}]") for index, entry in enumerate(self.mcp)]
 
     @property
     def evaluated(self) -> "ToolsConfig":

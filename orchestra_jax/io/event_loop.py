@@ -50,10 +50,6 @@ class LoopThread:
             future.cancel()
             raise
 
-    async def result(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await the coroutine from another event loop; it is cancelled with its caller."""
-        return await asyncio.wrap_future(self.start(coroutine))
-
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Begin the coroutine; its result or error comes later."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

@@ -144,11 +144,6 @@ class DecoderConfig(ABC):
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any], **overrides: Any) -> Self:
         """Make the config from the content of a transformers 4 or 5 `config.json`; a ValueError says what it lacks."""
-        if hf.get("model_type") != cls.model_type:
-            raise ValueError(
-                f"model_type {hf.get('model_type')!r} is not supported by {cls.__name__}; give a {cls.model_type!r} "
-                "model."
-            )
         from orchestra_jax.models.hf_config import decoder_fields
 
         return cls(**(decoder_fields(cls, hf) | overrides))

@@ -14,8 +14,13 @@ def decoder_fields(family: Any, hf: Mapping[str, Any]) -> dict[str, Any]:
         hf: content of config.json.
 
     Raises:
-        ValueError: a feature that the family does not compute.
+        ValueError: another family's model, or a feature that the family does not compute.
     """
+    if hf.get("model_type") != family.model_type:
+        raise ValueError(
+            f"model_type {hf.get('model_type')!r} is not supported by {family.__name__}; give a "
+            f"{family.model_type!r} model."
+        )
     # transformers 4 wrote rope_theta and rope_scaling, transformers 5 writes rope_parameters.
     rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
     longest = hf.get("max_position_embeddings", 32768)

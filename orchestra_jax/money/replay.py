@@ -28,11 +28,15 @@ from orchestra_jax.money.store import (
     open_to_read,
     row_of,
 )
-from orchestra_jax.types import ReplayBroken, ReplayMiss
+from orchestra_jax.types import ReplayMiss
 
 _log = logging.getLogger(__name__)
 
 CLOSE_S = 60.0  # how long the end waits for what is under way
+
+
+class ReplayBroken(ReplayMiss):
+    """The record can be read or written no more: the run cannot go on without paying for what it could not keep."""
 
 
 class Replay:

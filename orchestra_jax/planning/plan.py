@@ -29,6 +29,7 @@ from orchestra_jax.planning.fused import attention_flops, stand_in_attention, us
 from orchestra_jax.planning.gpus import GPUS, Gpu
 from orchestra_jax.planning.hlo import Collective, ProgramCost, program_cost
 from orchestra_jax.rl.batching import BatchShape
+from orchestra_jax.rl.distributed import abstract_batch
 from orchestra_jax.rl.learner import LearnerConfig
 from orchestra_jax.rl.mesh_learner import MeshLearner
 from orchestra_jax.rl.optimizer import make_optimizer
@@ -266,7 +267,7 @@ def make_plan(job: Job, gpu: Gpu, options: PlanConfig) -> Plan:
         notes = (*notes, "cuDNN's attention is counted by the arrays it reads and writes, and by its causal FLOPs.")
     mesh = make_mesh(*job.mesh, devices=devices)
     learner = MeshLearner(compiled_model, job.learner, make_optimizer(job.optimizer), mesh=mesh, adapters=job.adapters)
-    lowered = learner.lowered(job.shape.abstract(MeshSharding(mesh).batch_shards))
+    lowered = learner.lowered(abstract_batch(job.shape, MeshSharding(mesh).batch_shards))
     programs, shardings = {}, {}
     for name, program in lowered.items():
         began = time.perf_counter()

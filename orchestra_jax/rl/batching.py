@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -64,11 +64,6 @@ class BatchShape:
     prefix_length: int  # P
     packed: bool  # True where a row may hold several sequences
     selected: int  # R
-
-    def abstract(self, shards: int = 1) -> "MicroBatch":
-        """Return a micro-batch of `jax.ShapeDtypeStruct`s, for compiling ahead of time."""
-        empty: Any = self.empty(shards)
-        return cast(MicroBatch, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), empty))
 
     def empty(self, shards: int = 1) -> "MicroBatch":
         """Return a micro-batch of padding only, as numpy arrays: no token of it carries loss."""
@@ -167,16 +162,6 @@ class MicroBatch:
     def shards(self) -> int:
         """S, the number of parts."""
         return self.select.shape[0]
-
-    @property
-    def shape(self) -> BatchShape:
-        """Shape of one of the S parts."""
-        shards, selected = self.select.shape
-        (rows, length), (sequences, sequence_length) = self.tokens.shape, self.mask.shape
-        prefixes, prefix_length = self.prefix.shape
-        packed = self.segment_ids is not None
-        sizes = rows // shards, length, sequences // shards, sequence_length, prefixes // shards, prefix_length
-        return BatchShape(*sizes, packed, selected)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -59,7 +59,7 @@ def agree_on_batches(batches: Sequence[MicroBatch], shards: int) -> list[MicroBa
     if jax.process_count() == 1:
         return list(batches)
     fields = len(dataclasses.fields(BatchShape))
-    own = np.array([dataclasses.astuple(batch.shape) for batch in batches], np.int32).reshape(-1, fields)
+    own = np.array([dataclasses.astuple(shape_of(batch)) for batch in batches], np.int32).reshape(-1, fields)
     with jax.transfer_guard("allow"):  # a few numbers, through the devices
         counts = multihost_utils.process_allgather(np.int32(len(own))).reshape(-1)
         padded = np.zeros((counts.max(), fields), np.int32)
@@ -69,11 +69,11 @@ def agree_on_batches(batches: Sequence[MicroBatch], shards: int) -> list[MicroBa
         sorted(map(tuple, table[:count].tolist()), reverse=True) for table, count in zip(everyone, counts, strict=True)
     ]
 
-    mine = sorted(batches, key=lambda batch: dataclasses.astuple(batch.shape), reverse=True)
+    mine = sorted(batches, key=lambda batch: dataclasses.astuple(shape_of(batch)), reverse=True)
     agreed = []
     for shape in sorted({row[:-1] for table in tables for row in table}, reverse=True):
         selected = [[row[-1] for row in table if row[:-1] == shape] for table in tables]
-        members = iter([batch for batch in mine if dataclasses.astuple(batch.shape)[:-1] == shape])
+        members = iter([batch for batch in mine if dataclasses.astuple(shape_of(batch))[:-1] == shape])
         for sizes in itertools.zip_longest(*selected, fillvalue=0):
             common = BatchShape(*(*shape, max(sizes)))
             common = dataclasses.replace(common, packed=bool(common.packed))  # an integer on the way here
@@ -85,21 +85,37 @@ def agree_on_batches(batches: Sequence[MicroBatch], shards: int) -> list[MicroBa
 def stack_parts(parts: Sequence[MicroBatch], shards: int) -> list[MicroBatch]:
     """Join micro-batches of S = 1 to such of S = `shards`; parts of one shape come together, empty ones fill up."""
     stacked = []
-    ordered = sorted(parts, key=lambda part: dataclasses.astuple(part.shape), reverse=True)
-    for _, same in itertools.groupby(ordered, key=lambda part: dataclasses.astuple(part.shape)[:-1]):
+    ordered = sorted(parts, key=lambda part: dataclasses.astuple(shape_of(part)), reverse=True)
+    for _, same in itertools.groupby(ordered, key=lambda part: dataclasses.astuple(shape_of(part))[:-1]):
         members = list(same)
         for first in range(0, len(members), shards):
             chosen = members[first : first + shards]
-            shape = chosen[0].shape  # the largest R comes first
+            shape = shape_of(chosen[0])  # the largest R comes first
             chosen = [_widened(part, shape.selected) for part in chosen]
             chosen += [shape.empty()] * (shards - len(chosen))
             stacked.append(jax.tree.map(lambda *leaves: np.concatenate(leaves), *chosen))
     return stacked
 
 
+def abstract_batch(shape: BatchShape, shards: int = 1) -> MicroBatch:
+    """Return a micro-batch of `jax.ShapeDtypeStruct`s, for compiling ahead of time."""
+    empty: Any = shape.empty(shards)
+    return cast(MicroBatch, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), empty))
+
+
+def shape_of(batch: MicroBatch) -> BatchShape:
+    """Return the shape of one of the S parts of a micro-batch."""
+    shards, selected = batch.select.shape
+    (rows, length), (sequences, sequence_length) = batch.tokens.shape, batch.mask.shape
+    prefixes, prefix_length = batch.prefix.shape
+    packed = batch.segment_ids is not None
+    sizes = rows // shards, length, sequences // shards, sequence_length, prefixes // shards, prefix_length
+    return BatchShape(*sizes, packed, selected)
+
+
 def _widened(batch: MicroBatch, selected: int) -> MicroBatch:
     """Return the batch with R = `selected`, which must not be smaller than it is."""
-    shape = batch.shape
+    shape = shape_of(batch)
     more = ((0, 0), (0, selected - shape.selected))
     select: Any = np.pad(batch.select, more, constant_values=shape.rows * shape.length - 1)
     place: Any = np.pad(batch.place, more, constant_values=shape.sequences * shape.sequence_length)

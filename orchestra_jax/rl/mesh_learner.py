@@ -101,8 +101,8 @@ class MeshLearner(Learner):
         """Lower the gradient of one micro-batch and the optimizer step, without compiling or allocating anything.
 
         Args:
-            batch: `jax.ShapeDtypeStruct`s for the whole mesh (`BatchShape.abstract(shards)`). The mesh may be one
-                of devices that are not there (`jax.experimental.topologies`).
+            batch: `jax.ShapeDtypeStruct`s for the whole mesh (`distributed.abstract_batch`). The mesh may be one of
+                devices that are not there (`jax.experimental.topologies`).
         """
         scalar = jax.ShapeDtypeStruct((), jnp.float32)
         sums = (jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), self._abstract_state.params), scalar)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestra_jax.config.mcp import McpServer, mcp_servers
 from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.record import note
 from orchestra_jax.config.schema import ConfigError, WorldConfig
@@ -25,7 +26,6 @@ from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError, ToolResult
 
 if TYPE_CHECKING:
-    from orchestra_jax.config.mcp import McpServer
     from orchestra_jax.tools.experts.client import ExpertClient
     from orchestra_jax.tools.experts.judge import Judge
     from orchestra_jax.tools.mcp.servers import McpServers
@@ -54,7 +54,7 @@ class _Entries:
 
     plain: Mapping[str, Entry]  # by the name in tools.names
     experts: Sequence[Entry]
-    served: Sequence[tuple["McpServer", Sequence[Entry]]]
+    served: Sequence[tuple[McpServer, Sequence[Entry]]]
     simulated: Sequence[Entry]
 
 
@@ -177,12 +177,12 @@ def _mcp_servers(tools: ToolsConfig, context: ToolContext) -> "McpServers | None
 
 def _served(
     servers: "McpServers | None", tools: ToolsConfig, prices: PriceList, replay: Replay
-) -> Sequence[tuple["McpServer", Sequence[Entry]]]:
+) -> Sequence[tuple[McpServer, Sequence[Entry]]]:
     """Start the MCP servers and return the entries of their tools."""
     if servers is None:
         return []
     found = []
-    for server in tools.mcp_servers:
+    for server in mcp_servers(tools):
         found.append((server, [plain_entry(tool, prices, replay) for tool in servers.tools(server)]))
     note("mcp", servers.identities)
     return found
@@ -194,7 +194,7 @@ def _catalogue(offer: ToolsConfig, book: PriceBook, entries: _Entries) -> Catalo
         return Catalogue([], book, offer.menu)
     chosen = [entry for entry in entries.experts if entry.model in offer.experts.get(entry.role, [])]
     if offer.menu.form != "released":  # there searches and sandbox work behind its functions
-        own = offer.mcp_servers
+        own = mcp_servers(offer)
         foreign = [entry for server, listed in entries.served if server in own for entry in listed]
         chosen = [*(entries.plain[name] for name in offer.names), *foreign, *chosen]
         if foreign:
@@ -259,7 +259,7 @@ def tool_problems(cfg: WorldConfig) -> list[str]:
         if tools.mcp:
             from orchestra_jax.tools.mcp.servers import problems
 
-            found += problems(tools.mcp_servers)
+            found += problems(mcp_servers(tools))
     except (OSError, ValueError, ImportError) as error:
         return [*found, str(error)]
     return found + [problem for url, name in servers.items() for problem in unreachable(name, url)]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra_jax.rl.batching import BatchShape, MicroShapes, TokenSequence, micro_batches, sequences
+from orchestra_jax.rl.distributed import abstract_batch, shape_of
 from orchestra_jax.rl.setup import policy_batches
 from orchestra_jax.types import Preference
 
@@ -113,9 +114,9 @@ def test_a_shared_prompt_is_stored_once():
 def test_too_many_prefixes_start_a_new_micro_batch():
     rows = [row(5, 8, group=group) for group in range(3) for _ in range(6)]
     shared = micro_batches(rows, MicroShapes(64, (8,), (6,), rows_per_prefix=8))
-    assert [batch.shape.rows for batch in shared] == [8, 8, 8]
+    assert [shape_of(batch).rows for batch in shared] == [8, 8, 8]
     alone = micro_batches(rows, MicroShapes(64, (8,), (), rows_per_prefix=8))
-    assert [batch.shape.rows for batch in alone] == [8, 8, 1, 1]
+    assert [shape_of(batch).rows for batch in alone] == [8, 8, 1, 1]
 
 
 @pytest.mark.parametrize(("groups", "members", "small"), [(8, 1, 2), (12, 1, 3), (8, 6, 0), (2, 3, 2), (4, 3, 0)])
@@ -123,8 +124,8 @@ def test_rows_of_many_prompts_come_in_small_micro_batches_where_those_have_half_
     rows = [row(5, 8, group=group) for group in range(groups) for _ in range(members)]
     shapes = MicroShapes(256, (8,), (8,))
     batches = micro_batches(rows, shapes)
-    assert sum(batch.shape.rows == 4 for batch in batches) == small
-    assert all(batch.shape.rows in (4, 32) for batch in batches)
+    assert sum(shape_of(batch).rows == 4 for batch in batches) == small
+    assert all(shape_of(batch).rows in (4, 32) for batch in batches)
     whole = math.ceil(groups / 4) * (32 * 8 + 4 * 8)
     assert sum(batch.tokens.size + batch.prefix.size for batch in batches) <= whole
     assert sorted(unpack(batches)) == sorted(trimmed(rows))
@@ -152,7 +153,7 @@ def test_parts_of_a_sharded_micro_batch_are_micro_batches_of_their_own(shards, p
         assert (part.place[0, count:] == part.mask.size).all()
         assert (part.select[0, count:] == part.tokens.size - 1).all()
     assert len(parts) == len(single)
-    assert len({batch.shape for batch in sharded}) <= 4
+    assert len({shape_of(batch) for batch in sharded}) <= 4
 
 
 def split(batch) -> list:
@@ -168,12 +169,12 @@ def split(batch) -> list:
 def test_an_empty_micro_batch_has_its_shape_and_no_token(packed):
     shape = BatchShape(2, 8, 3, 10, 1, 4, packed, 5)
     batch = shape.empty(3)
-    assert batch.shape == shape
+    assert shape_of(batch) == shape
     assert batch.shards == 3
     assert batch.num_tokens == batch.num_sequences == 0
     assert (batch.select == 15).all()
     assert (batch.place == 30).all()
-    same = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), batch, shape.abstract(3))
+    same = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), batch, abstract_batch(shape, 3))
     assert all(jax.tree.leaves(same))
 
 

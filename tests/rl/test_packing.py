@@ -10,6 +10,7 @@ from orchestra_jax.models.attention.cudnn import max_segments, segment_table
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.distributed import shape_of
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.packing import PackShapes, bin_rows, pack
@@ -104,7 +105,7 @@ def test_every_sequence_is_packed_once_with_its_very_ids(seed, count, rows, most
     batches = pack([sequences[i] for i in order if i < count], shapes)
     assert sorted(found for batch in batches for found in unpack(batch)) == sorted(map(plain, sequences))
     for batch in batches:
-        shape = batch.shape
+        shape = shape_of(batch)
         assert (shape.rows, shape.length, shape.sequences, shape.sequence_length) == (rows, 24, most, 24)
         assert shape.selected in {int(rows * 24 * share) for share in (0.3, 0.6, 1.0)}
         padding = batch.segment_ids == 0

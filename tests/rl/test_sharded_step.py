@@ -17,6 +17,7 @@ from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rl.batching import MicroShapes, micro_batches
+from orchestra_jax.rl.distributed import abstract_batch
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.mesh_learner import MeshLearner
@@ -144,7 +145,7 @@ BF16 = UNTIED_SCAN.replace(dtype="bfloat16", remat="full")
 @needs_8
 def test_weights_are_gathered_in_the_compute_dtype(tmp_path: Path):
     learner = make_learner(make_mesh(1, 4, 2), BF16)
-    lowered = learner.lowered(PackShapes(34, 1, 4).batch_shape().abstract(4))["gradients"]
+    lowered = learner.lowered(abstract_batch(PackShapes(34, 1, 4).batch_shape(), 4))["gradients"]
     # As partitioned: the CPU backend widens bf16 later on. A cached program would dump nothing, so none is cached.
     shortest = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
@@ -209,7 +210,7 @@ def test_lowering_ahead_of_time_is_the_step_and_allocates_nothing():
     learner = make_learner(make_mesh(1, 4, 2))
     gc.collect()  # what other tests left must not go while it is counted
     before = len(jax.live_arrays())
-    lowered = learner.lowered(PackShapes(26, 1, 4).batch_shape().abstract(4))
+    lowered = learner.lowered(abstract_batch(PackShapes(26, 1, 4).batch_shape(), 4))
     assert len(jax.live_arrays()) == before
     assert set(lowered) == {"gradients", "update"}
     memory = lowered["update"].compile().memory_analysis()

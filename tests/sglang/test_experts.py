@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from orchestra_jax.config.choices import Role
+from orchestra_jax.config.roles import Role
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.tools.experts.client import ExpertClient

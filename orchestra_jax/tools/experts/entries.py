@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from orchestra_jax.config.choices import Role
+from orchestra_jax.config.roles import Role
 from orchestra_jax.tools.catalogue import Entry
 from orchestra_jax.tools.entries import within_budget
 from orchestra_jax.tools.executor import ToolHandler

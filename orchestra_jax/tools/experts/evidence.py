@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any
 
-from orchestra_jax.config.choices import Role
+from orchestra_jax.config.roles import Role
 from orchestra_jax.data.sources import Question
 from orchestra_jax.tools.experts.context import CUT
 from orchestra_jax.tools.experts.expert import Expert

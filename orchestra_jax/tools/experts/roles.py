@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestra_jax.config.choices import Role
+from orchestra_jax.config.roles import Role
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.answers import marked_answer, without_thinking
 from orchestra_jax.tools.executor import ToolHandler, as_result

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
 
 from orchestra_jax.config.mcp import McpServer
 from orchestra_jax.config.ranges import shown
@@ -13,6 +13,7 @@ from orchestra_jax.money.limits import Limiter
 from orchestra_jax.tools.mcp.connection import Connection
 from orchestra_jax.types import InfrastructureError, ToolResult
 
+T = TypeVar("T")
 START_S = 60.0  # a command may have to fetch its package first
 BACKOFF_S = 0.5  # doubles with every try to start it
 
@@ -51,14 +52,18 @@ class McpSession:
         await self._limiter.acquire()
         try:
             # The time of a start is nobody's work.
-            await queued(self._background.result(self._connected()))
-            return await self._background.result(self._call(tool, arguments))
+            await queued(self._awaited(self._connected()))
+            return await self._awaited(self._call(tool, arguments))
         finally:
             self._limiter.release()
 
     async def close(self) -> None:
         """End its connections, and with them the processes."""
-        await self._background.result(self._close())
+        await self._awaited(self._close())
+
+    async def _awaited(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine of the background's event loop; it is cancelled with its caller."""
+        return await asyncio.wrap_future(self._background.start(coroutine))
 
     # All below runs in the background's event loop.
 

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.rehearsal.domain import write_domain
 from benchmarks.rehearsal.providers import Providers
 from benchmarks.rehearsal.questions import write_questions
-from orchestra_jax.config.choices import Role
 from orchestra_jax.config.compose import compose
+from orchestra_jax.config.roles import Role
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.conversation import Conversation

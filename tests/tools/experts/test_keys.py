@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestra_jax.config.choices import Role
+from orchestra_jax.config.roles import Role
 from orchestra_jax.money import records
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.replay import Replay

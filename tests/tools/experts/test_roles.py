@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from orchestra_jax.config.choices import Role
+from orchestra_jax.config.roles import Role
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.answers import extract_answer
