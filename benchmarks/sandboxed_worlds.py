@@ -31,7 +31,7 @@ from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.session import LocalWorld, Session
 from orchestra_jax.envs.database.state import Database
 from orchestra_jax.envs.toolscale import domains
-from orchestra_jax.tools.python.isolation import available
+from orchestra_jax.tools.python.isolation import why_not
 from orchestra_jax.types import ToolCall
 
 GOAL = 5.0  # milliseconds
@@ -136,7 +136,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repo", type=Path, help="a clone of the authors' repository")
     options = parse(parser, "--rounds", "5")
-    isolation = "auto" if available() else "none"
+    isolation = "auto" if None in map(why_not, ("bubblewrap", "namespaces")) else "none"
     rows = [measure_synthetic(options.rounds, isolation)]
     if options.repo:
         code, data = domains.code_folder(options.repo), domains.data_folders(None, options.repo)

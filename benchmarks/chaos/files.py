@@ -28,6 +28,7 @@ from orchestra_jax.money.replay import Replay, ReplayBroken
 from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.training.checkpointing import Checkpoints
+from orchestra_jax.training.resuming import restored_arrays
 from orchestra_jax.types import ReplayMiss, Usage
 from tests.config.test_odd_settings import CONF, KEYS, ODD, outcome
 from tests.data.test_odd_rows import GOOD, ODD_LINES
@@ -88,7 +89,7 @@ class DamagedCheckpoints(InFolder):
             checkpoints = Checkpoints(run / "checkpoints", 2)
             meta = checkpoints.peek()
             step = 0 if meta is None else meta["step"]
-            restored = checkpoints.restore(ARRAYS) if meta is not None else {}
+            restored = restored_arrays(checkpoints, ARRAYS) if meta is not None else {}
             checkpoints.close()
         except ConfigError as error:
             sentence(error, ConfigError)

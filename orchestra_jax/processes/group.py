@@ -4,8 +4,6 @@ from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-import jax
-
 if TYPE_CHECKING:
     from orchestra_jax.processes.lifeline import Lifeline
 
@@ -28,12 +26,6 @@ class Processes:
     def __init__(self, index: int = 0, count: int = 1) -> None:
         self.index, self.count, self.agreed, self.beside = index, count, False, 1
         self.lifeline: Lifeline | None = None
-
-    @staticmethod
-    def of_run() -> "Processes":
-        """Return this process among those of its run, for parts that are made without being told; starts no JAX."""
-        several = jax.distributed.is_initialized()
-        return Processes(jax.process_index(), jax.process_count()) if several else Processes()
 
     @property
     def first(self) -> bool:

@@ -19,6 +19,12 @@ T = TypeVar("T")
 _SMALLEST = 1024  # bytes of an exchange; sizes are powers of two, so that few programs are compiled
 
 
+def processes_of_run() -> Processes:
+    """Return this process among those of its run, for parts that are made without being told; starts no JAX."""
+    several = jax.distributed.is_initialized()
+    return Processes(jax.process_index(), jax.process_count()) if several else Processes()
+
+
 class SeveralProcesses(Processes):
     """One of several processes of a run."""
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
 import orbax.checkpoint as ocp
 
 from orchestra_jax.config.ranges import Settings
@@ -53,6 +52,9 @@ class Checkpoints:
     Args:
         processes: processes of the run; all construct this together.
 
+    Attributes:
+        manager: Orbax' manager of the folder.
+
     Raises:
         ConfigError: there are checkpoints, but all of them are damaged.
     """
@@ -80,37 +82,25 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep, create=True, enable_async_checkpointing=True, step_name_format=Names()
         )
-        self._manager = ocp.CheckpointManager(directory.resolve(), options=options, handler_registry=handlers)
+        self.manager = ocp.CheckpointManager(directory.resolve(), options=options, handler_registry=handlers)
 
     def save(self, step: int, arrays: Any, meta: Mapping[str, Any]) -> None:
         """Save in the background. `arrays` may be donated once this returns.
 
         A `step` (see `Names`) is above those of all earlier checkpoints; the same again saves nothing.
         """
-        if step in self._manager.all_steps():
+        if step in self.manager.all_steps():
             return
-        self._manager.save(
+        self.manager.save(
             step, args=ocp.args.Composite(arrays=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(dict(meta)))
         )
 
     def peek(self) -> dict[str, Any] | None:
         """Return the newest checkpoint's meta, or None if there is none."""
-        step = self._manager.latest_step()
+        step = self.manager.latest_step()
         if step is None:
             return None
-        return dict(self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"])
-
-    def restore(self, like: Any) -> Any:
-        """Return the newest checkpoint's arrays.
-
-        Args:
-            like: tree of arrays or shape structs with the wanted structure, shapes, dtypes and shardings; leaves
-                without a sharding come back as numpy arrays.
-        """
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        step = self._manager.latest_step()
-        restored = self._manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract)))
-        return restored["arrays"]
+        return dict(self.manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"])
 
     def save_run(self, cfg: Settings, state: RunState, position: Mapping[str, Any], seconds: float) -> None:
         """Save a run whose stream of tasks is at `position`, after `seconds` in all."""
@@ -128,9 +118,9 @@ class Checkpoints:
     def close(self) -> None:
         """Wait for saves under way, and raise their error."""
         try:
-            self._manager.wait_until_finished()
+            self.manager.wait_until_finished()
         finally:
-            self._manager.close()
+            self.manager.close()
 
 
 def _not_of_full_disks(record: logging.LogRecord) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import orbax.checkpoint as ocp
 
 from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.ranges import ConfigError, Settings
@@ -18,6 +19,19 @@ def require_same_run(meta: Mapping[str, Any], cfg: Settings, folder: Path) -> No
     """Raise ConfigError if the checkpoint with this meta is of a run with another configuration."""
     if changed := resume_conflicts(meta["config"], cfg):
         raise ConfigError(f"{folder} holds another run ({'; '.join(changed)}): choose another name=..., or delete it.")
+
+
+def restored_arrays(checkpoints: Checkpoints, like: Any) -> Any:
+    """Return the newest checkpoint's arrays.
+
+    Args:
+        like: tree of arrays or shape structs with the wanted structure, shapes, dtypes and shardings; leaves without a
+            sharding come back as numpy arrays.
+    """
+    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+    manager = checkpoints.manager
+    wanted = ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract))
+    return manager.restore(manager.latest_step(), args=wanted)["arrays"]
 
 
 def restored(
@@ -40,7 +54,7 @@ def restored(
     like: dict[str, Any] = {"state": trained}
     if begun and reference is not None:
         like["reference"] = _abstract_reference(reference, trained.params)
-    arrays = checkpoints.restore(like)
+    arrays = restored_arrays(checkpoints, like)
     fields = {name: meta[name] for name in JSON_FIELDS}
     return RunState(arrays["state"], arrays.get("reference"), **fields), meta["data"] if begun else None
 

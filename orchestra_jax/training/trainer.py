@@ -154,10 +154,13 @@ class Trainer:
             try:
                 yield
             except (BudgetExceeded, ReplayMiss, OutOfTime) as error:
-                where = f"step {self.state.step} of {self.state.phase}"
-                self._save_last_finished()
+                state = self.state
+                # The step under way has not changed the last finished one; its bill is in the run's budget.
+                if (state.step and self.warm) if state.phase == "warm_start" else "before" in state.notes:
+                    self.save()
                 from orchestra_jax.training.endings import stopped
 
+                where = f"step {state.step} of {state.phase}"
                 raise stopped(error, where, self.money.spent.usd) from None
             finally:
                 with ExitStack() as closing:
@@ -333,12 +336,6 @@ class Trainer:
             raise Interrupted(
                 f"Stopped after step {self.state.step} of {self.state.phase}; the same command continues from there."
             )
-
-    def _save_last_finished(self) -> None:
-        """Save the last finished step, which the step under way has not changed; its bill is in the run's budget."""
-        state = self.state
-        if (state.step and self.warm) if state.phase == "warm_start" else "before" in state.notes:
-            self.save()
 
     def _out_of_time(self) -> None:
         """End the rollouts or the evaluation under way in all processes, so that none waits for another's."""

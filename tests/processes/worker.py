@@ -18,14 +18,14 @@ from orchestra_jax.config.schema import MeshConfig
 from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.processes import Processes, joined
-from orchestra_jax.processes.several import on_host
+from orchestra_jax.processes.several import on_host, processes_of_run
 from orchestra_jax.training.weights import fingerprint
 
 
 def agree(processes: Processes) -> None:
     """Gathers values of several sizes, deals out and merges work, and raises in one process."""
     p = processes.index
-    known = Processes.of_run()
+    known = processes_of_run()
     assert (known.index, known.count) == (p, processes.count)
     assert processes.beside == processes.count  # all of them are on this machine
     assert processes.gather({"p": p, "text": "x" * 5000 * p}) == [

@@ -13,8 +13,8 @@ from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.synthesis.worlds import functions
-from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.types import InfrastructureError
+from tests.isolation import available
 from tests.synthesis.rental import SUBJECTS, reply
 from tests.synthesis.server import configured, serving, synthesised
 

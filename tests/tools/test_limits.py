@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.processes import Processes
+from orchestra_jax.processes import Processes, several
 from orchestra_jax.tools import build
 from orchestra_jax.tools.experts import client
 from orchestra_jax.tools.experts.expert import Expert
@@ -36,7 +36,7 @@ def experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(client, "expert_clients", noted)
 
     def of(index: int, count: int) -> dict[str, Expert]:
-        monkeypatch.setattr(Processes, "of_run", lambda: Processes(index, count))
+        monkeypatch.setattr(several, "processes_of_run", lambda: Processes(index, count))
         asyncio.run(build.make_tools(cfg).close())
         return dict(seen)
 

@@ -15,6 +15,7 @@ from orchestra_jax.processes.several import SeveralProcesses
 from orchestra_jax.training import checksums, damaged
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.damaged import put_damaged_aside
+from orchestra_jax.training.resuming import restored_arrays
 from tests.processes.others import Prepared
 
 ARRAYS = {"w": jax.random.normal(jax.random.key(0), (40, 50)), "step": jnp.int32(3)}
@@ -43,7 +44,7 @@ def loaded(run: Path) -> int:
     checkpoints = Checkpoints(run / "checkpoints", 2)
     meta = checkpoints.peek()
     assert meta is not None
-    restored = checkpoints.restore(ARRAYS)
+    restored = restored_arrays(checkpoints, ARRAYS)
     checkpoints.close()
     for name, array in ARRAYS.items():
         assert np.asarray(restored[name]).tobytes() == np.asarray(array * meta["step"]).tobytes()

@@ -78,7 +78,7 @@ def test_a_checkpoint_that_did_not_fit_is_none_and_its_remains_go(tmp_path: Path
     monkeypatch.setattr(logging.getLogger("absl"), "propagate", True)
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     checkpoints.save(1, {"x": jnp.ones(3)}, {"step": 1})
-    checkpoints._manager.wait_until_finished()
+    checkpoints.manager.wait_until_finished()
     with monkeypatch.context() as disk:
         disk.setattr(checksums, "_write", full)
         checkpoints.save(2, {"x": jnp.ones(3)}, {"step": 2})

@@ -10,7 +10,7 @@ from orchestra_jax.config.tools import EvaluationOffer, MenuRule
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import MissingPrice
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.processes import Processes
+from orchestra_jax.processes import several
 from orchestra_jax.tools.base import unreachable
 from orchestra_jax.tools.catalogue import models_of
 from orchestra_jax.tools.experts.cards import api_fields
@@ -31,7 +31,7 @@ def run_experts(cfg: WorldConfig) -> list[Expert]:
         ValueError: one of them has no server.
         FileNotFoundError: no such file.
     """
-    processes, tools = Processes.of_run(), cfg.tools.opened
+    processes, tools = several.processes_of_run(), cfg.tools.opened
     known = {expert.name: expert for expert in (read_experts(tools.experts_file) if tools.experts_file else ())}
     url = tools.server.url or (_NOWHERE if cfg.replay.mode is ReplayMode.replay else None)
     options = {key: value for key, value in asdict(tools.server).items() if key != "url" and value is not None}

@@ -16,7 +16,7 @@ from orchestra_jax.io.stopwatch import worked
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import Recorded
-from orchestra_jax.processes import Processes
+from orchestra_jax.processes import several
 from orchestra_jax.tools.base import Tool, ToolContext, unreachable
 from orchestra_jax.tools.mcp.listing import specs
 from orchestra_jax.tools.mcp.session import McpSession, changed
@@ -102,7 +102,7 @@ class McpServers:
         if sentence := lacking():
             raise ImportError(sentence)
         self._background = self._background or LoopThread("mcp")
-        session = McpSession(settings, self._background, Processes.of_run().share(settings.concurrency))
+        session = McpSession(settings, self._background, several.processes_of_run().share(settings.concurrency))
         self._sessions.append(session)
         return session
 

@@ -139,11 +139,6 @@ def choose(wanted: str) -> str:
     raise IsolationError(f"The Python sandbox cannot isolate code on this machine ({'; '.join(problems)}): {_FIX}.")
 
 
-def available() -> bool:
-    """Return whether "auto" finds an isolation on this machine."""
-    return any(why_not(name) is None for name in ("bubblewrap", "namespaces"))
-
-
 @functools.cache
 def why_not(isolation: str) -> str | None:
     """Start a worker to see whether an isolation works on this machine; return the problem, or None."""

@@ -21,9 +21,9 @@ from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.judge import Judge
 from orchestra_jax.tools.experts.roles import expert_tool
-from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.tools.search.web import TavilySearch
 from orchestra_jax.types import ToolCall
+from tests.isolation import available
 
 PRICES = PriceList.load(Path(__file__).parents[3] / "conf" / "pricing" / "paper_train.yaml")
 needs_data = pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="ORCHESTRA_DATA is not set")

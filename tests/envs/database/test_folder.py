@@ -16,7 +16,7 @@ from orchestra_jax.envs.database.environment import SHIPPED, open_worlds
 from orchestra_jax.envs.database.folder import BadWorld, Exchange, load, save_tasks
 from orchestra_jax.envs.database.workers import pool
 from orchestra_jax.envs.database.workers.pool import WorkerLimits
-from orchestra_jax.tools.python.isolation import available
+from tests.isolation import available
 
 NAMES = sorted(make.WORLDS)
 ISOLATION = "auto" if available() else "none"

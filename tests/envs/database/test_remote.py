@@ -17,11 +17,11 @@ from orchestra_jax.envs.database.remote import RemoteWorld, harmless_schema
 from orchestra_jax.envs.database.session import Session
 from orchestra_jax.envs.database.state import WrongKind
 from orchestra_jax.envs.database.workers.pool import WorkerLimits, WorldError
-from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError, ToolSpec
 from tests.envs.database import shop as shop_module
 from tests.envs.database.shop import TABLES, call, shop
+from tests.isolation import available
 
 ISOLATION = "auto" if available() else "none"
 NOW = datetime(2025, 2, 25, 12, tzinfo=UTC)

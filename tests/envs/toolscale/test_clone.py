@@ -17,9 +17,9 @@ from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.state import WrongKind
 from orchestra_jax.envs.database.workers.pool import WorkerLimits, WorldError
 from orchestra_jax.envs.toolscale import domains
-from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.types import ToolCall
 from tests.envs.toolscale import library
+from tests.isolation import available
 
 ISOLATION = "auto" if available() else "none"
 

@@ -20,9 +20,9 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.episode import OrchestratorPrice
-from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.types import Status, ToolCall, Trajectory
 from tests.envs.toolscale import library
+from tests.isolation import available
 from tests.tools.openai_stub import StubOpenAI, status
 
 ISOLATION = "auto" if available() else "none"
