@@ -6,7 +6,6 @@ A schema that says no more than a function's signature is used as it is; `foreig
 import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from types import NoneType
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -16,15 +15,7 @@ from orchestra_jax.types import ToolSpec
 
 _PLAIN = frozenset("type properties required additionalProperties items enum anyOf description default".split())
 _PLAIN_BYTES, _PLAIN_LEVELS = 8 << 10, 8
-TYPES = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    list: "array",
-    dict: "object",
-    NoneType: "null",
-}
+_KINDS = frozenset("string integer number boolean array object null".split())
 
 
 def to_openai(spec: ToolSpec, *, show_price: bool = True) -> dict[str, Any]:
@@ -44,10 +35,14 @@ def to_openai(spec: ToolSpec, *, show_price: bool = True) -> dict[str, Any]:
 
 def validate_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str | None:
     """Return None if `arguments` fit the tool's schema, else one sentence that the policy reads as the observation."""
-    if not isinstance(arguments, Mapping):
-        return f"The arguments of {spec.name} must be a JSON object, not {_json_type(arguments)}."
-    error = checker(spec.parameters)(arguments if isinstance(arguments, dict) else dict(arguments))
-    return None if error is None else _sentence(spec, error)
+    error = None
+    if isinstance(arguments, Mapping):
+        error = checker(spec.parameters)(arguments if isinstance(arguments, dict) else dict(arguments))
+        if error is None:
+            return None
+    from orchestra_jax.tools.argument_faults import fault_sentence
+
+    return fault_sentence(spec, arguments, error)
 
 
 def checker(schema: Mapping[str, Any]) -> Callable[[Any], ValidationError | None]:
@@ -85,7 +80,7 @@ def _is_plain(node: Any, levels: int = _PLAIN_LEVELS) -> bool:
     if not isinstance(properties, dict) or not all(isinstance(each, list) for each in (kinds, either, names)):
         return False
     return (
-        all(isinstance(kind, str) and kind in TYPES.values() for kind in kinds)
+        all(isinstance(kind, str) and kind in _KINDS for kind in kinds)
         and all(isinstance(name, str) for name in names)
         and isinstance(node.get("additionalProperties", True), bool)
         and isinstance(node.get("enum", []), list)
@@ -94,24 +89,3 @@ def _is_plain(node: Any, levels: int = _PLAIN_LEVELS) -> bool:
             _is_plain(each, levels - 1) for each in (*properties.values(), *either, node.get("items", {})) if each != {}
         )
     )
-
-
-def _sentence(spec: ToolSpec, error: ValidationError) -> str:
-    where = ".".join(map(str, error.absolute_path))
-    subject = f"Argument {where!r} of {spec.name}" if where else f"The arguments of {spec.name}"
-    match error.validator:
-        case "required":
-            missing = [name for name in error.validator_value if name not in error.instance]
-            return f"{subject} lack the required {', '.join(repr(name) for name in missing)}."
-        case "type":
-            kinds = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
-            return f"{subject} must be of type {' or '.join(kinds)}, not {_json_type(error.instance)}."
-        case "enum":
-            return f"{subject} must be one of {json.dumps(error.validator_value)}."
-        case _:
-            message = error.message if len(error.message) <= 300 else error.message[:300] + "..."
-            return f"{subject} are not valid: {message}." if not where else f"{subject} is not valid: {message}."
-
-
-def _json_type(value: Any) -> str:
-    return TYPES.get(type(value), type(value).__name__)

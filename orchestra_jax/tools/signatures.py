@@ -3,11 +3,18 @@
 import inspect
 import re
 from collections.abc import Callable
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from orchestra_jax.tools.schema import TYPES
-
+TYPES = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    list: "array",
+    dict: "object",
+    NoneType: "null",
+}
 _ARGUMENT = re.compile(r" {4}(\w+)(?: \([^)]*\))?: +(.*)")  # a line below "Args:"; one that goes on is indented deeper
 
 
