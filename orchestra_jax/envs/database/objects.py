@@ -6,12 +6,14 @@ after it, entries whose JSON text differs are the call's changes, and everything
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+
+MOST_TOLD = 20  # entries of a table in one result; a longer one is a list
 
 
 class TrackedRows(dict[str, Any]):
@@ -156,9 +158,20 @@ class ObjectTable:
         self._foreign |= found.keys()
         return found
 
-    def read(self, named: set[str]) -> list[str]:
-        """Return ids that the call asked for; of a call that saw all ids, those that are `named`."""
-        return sorted(name for name in self._asked() if not self.rows.scanned or name in named)
+    def read(self, named: Set[str], told: Set[str] = frozenset()) -> list[str]:
+        """Return ids that the call asked for; if it saw all ids, those that are `named`, or `told` by its result.
+
+        A result that tells more than `MOST_TOLD` entries is a list, and picks none of them.
+        """
+        asked = self._asked()
+        if not self.rows.scanned:
+            return sorted(asked)
+        shown = [name for name in (dict.keys(self.rows) if self.rows.handed else asked) if name in told]
+        return sorted({*named} & {*asked} | {*(shown if len(shown) <= MOST_TOLD else ())})
+
+    def holders(self, part: bytes) -> list[str]:
+        """Return ids of the entries that hold this JSON, if the call got all entries."""
+        return [name for name, text in self._known.items() if part in text] if self.rows.handed else []
 
     def now(self, name: str) -> Any:
         """Return the object of an id as it is now, or None if there is none; this is no asking."""

@@ -6,14 +6,16 @@ import json
 import random
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Set
+from contextlib import suppress
 from datetime import datetime
+from itertools import islice
 from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from orchestra_jax.envs.database.objects import ObjectTable, holding
+from orchestra_jax.envs.database.objects import MOST_TOLD, ObjectTable, holding
 from orchestra_jax.envs.database.state import WrongKind
 from orchestra_jax.envs.toolscale import stand_ins
 
@@ -66,9 +68,9 @@ class CloneTools:
         }
         random.seed(json.dumps([request["seed"], name, arguments], sort_keys=True))
         with holding(self._tables, own):
-            failed, text = None, ""
+            failed, value = None, None
             try:
-                text = _text(getattr(self._kit(self._db), name)(**arguments))
+                value = to_jsonable_python(getattr(self._kit(self._db), name)(**arguments), fallback=str)
             except Exception as error:  # as for the authors, whatever a tool raises is what the policy reads
                 failed = str(error) or type(error).__name__
             found = self._changes(self._kinds[name] == "write")
@@ -78,9 +80,27 @@ class CloneTools:
                 raise WrongKind(
                     f"The tool {name!r} is of kind {self._kinds[name]}, but it changes {next(iter(found))}."
                 )
-            named = set(_texts(arguments))
-            read = [(name, row) for name, table in self._tables.items() for row in table.read(named)]
-            return {"text": text, "ok": True, "refused": False, "delta": found, "read": read}
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            return {"text": text, "ok": True, "refused": False, "delta": found, "read": self._read(arguments, value)}
+
+    def _read(self, arguments: Any, value: Any) -> list[tuple[str, str]]:
+        """Return the entries that the call read: by id, or of those that it walked through, those in its result.
+
+        An entry is in the result by its id, or by an object in it that no other entry holds. A call without arguments
+        lists entries, and picks none.
+        """
+        named, told = set(_texts(arguments)), set(_texts(value) if arguments else ())
+        if isinstance(value, str) and arguments:
+            with suppress(ValueError):
+                value = json.loads(value)
+                told |= set(_texts(value))
+        tables = self._tables.items()
+        read = {(name, row) for name, table in tables for row in table.read(named, told)}
+        parts = list(islice(_parts(value, {row for _, row in read}), MOST_TOLD + 1)) if arguments else []
+        for part in parts if len(parts) <= MOST_TOLD else ():
+            holders = [(name, row) for name, table in tables for row in table.holders(part)]
+            read |= set(holders if len(holders) == 1 else ())
+        return sorted(read)
 
     def _changes(self, writes: bool) -> dict[str, dict[str, Any]]:
         """Return {table: {id: JSON value, or None if it is gone}} that the call changed."""
@@ -152,14 +172,17 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
     return " ".join(" ".join(said).split()), about
 
 
-def _text(value: Any) -> str:
-    """Return the text that the policy reads of a tool's value."""
-    return value if isinstance(value, str) else json.dumps(to_jsonable_python(value, fallback=str), ensure_ascii=False)
-
-
 def _texts(value: Any) -> list[str]:
-    """Return every text in a JSON value."""
+    """Return every text in a JSON value, names of fields included."""
     if isinstance(value, str):
         return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [text for part in parts for text in _texts(part)]
+
+
+def _parts(value: Any, known: Set[str]) -> Iterator[bytes]:
+    """Yield the JSON of each object in a value that holds none of the known ids."""
+    if isinstance(value, dict) and len(value) > 1 and known.isdisjoint(_texts(value)):
+        yield json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _parts(part, known)

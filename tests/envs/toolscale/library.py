@@ -99,6 +99,11 @@ class LibraryTools(ToolKitBase):
         book.status, book.since = "out", datetime.utcnow().isoformat(timespec="seconds") + "Z"
         return book
 
+    @is_tool(ToolType.READ)
+    def find_book(self, title: str) -> List[Book]:
+        """Find books by title."""
+        return [book for book in self.db.books.values() if book.title == title]
+
     @is_tool(ToolType.WRITE)
     def add_fee(self, name: str, amount: float, times: int = 1) -> float:
         """Add a fee by name."""
