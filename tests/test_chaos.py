@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 
 import pytest
 
@@ -45,15 +46,20 @@ class Careless(Kind):
                 raise NotHeld("known")
             case 3:
                 await asyncio.sleep(60)
+            case 4:
+                until = time.process_time() + 0.2
+                while time.process_time() < until:
+                    pass
 
     seen: list[str] = []  # noqa: RUF012
 
 
 async def test_what_does_not_hold_is_told_and_can_be_had_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("benchmarks.chaos.faults.PATIENCE_S", 0.01)
-    found = await try_kind(Careless(), 7, range(4))
-    assert (found.tried, found.held) == (4, 1)
+    monkeypatch.setattr("benchmarks.chaos.faults.PATIENCE_S", 0.1)
+    found = await try_kind(Careless(), 7, range(5))
+    assert (found.tried, found.held) == (5, 1)
     assert ["KeyError" in found.worst[0], "known" in found.worst[1], "hangs" in found.worst[2]] == [True] * 3
+    assert "works for more than" in found.worst[3]
     drawn = [story.split(": ")[1] for story in found.worst]
     Careless.seen.clear()
     again = await try_kind(Careless(), 7, [1])

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -87,7 +88,7 @@ async def try_kind(kind: Kind, seed: int, numbers: Sequence[int], told: Callable
     async with kind:
         for number in numbers:
             kind.what = "?"
-            problem = ""
+            problem, began = "", time.process_time()
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await kind.attempt(random.Random(f"{kind.name} {seed} {number}"))
@@ -98,6 +99,8 @@ async def try_kind(kind: Kind, seed: int, numbers: Sequence[int], told: Callable
             except Exception as error:
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 problem = f"{type(error).__name__}: {str(error)[:300]!r} at {last.filename}:{last.lineno}"
+            if not problem and time.process_time() - began > PATIENCE_S:  # work that never gave way to the loop
+                problem = f"it works for more than {PATIENCE_S:.0f} s"
             found.tried += 1
             if problem:
                 found.worst.append(f"{kind.name} {number}: {kind.what[:300]}: {problem}")
