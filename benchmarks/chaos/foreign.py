@@ -22,11 +22,11 @@ from orchestra_jax.envs.database.environment import SHIPPED
 from orchestra_jax.envs.database.folder import FILES, BadWorld, load, read
 from orchestra_jax.evaluation.trajectory_files import TrajectoryFile
 from orchestra_jax.io.event_loop import LoopThread
-from orchestra_jax.tools.python.isolation import available
 from orchestra_jax.tools.schema import validate_arguments
 from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError
 from tests.evaluation.test_group_files import TASK, trajectory
+from tests.isolation import available
 from tests.tools import test_foreign_schema as schemas
 
 REFERENCES = ("#", "#/$defs/one", "#/$defs/none", "http://127.0.0.1/x", "file:///etc/passwd", "#/properties/a")
