@@ -71,8 +71,9 @@ def _write_work(shape: Shape, group: int, folder: Path) -> int:
     import jax
 
     from orchestra_jax.models.checkpoint import safetensors
-    from orchestra_jax.models.decoder import init_params, num_params
+    from orchestra_jax.models.decoder import init_params
     from orchestra_jax.models.qwen3 import Qwen3Config
+    from orchestra_jax.models.sizes import num_params
 
     # Tunix's Qwen3 rotates with base 1e6 whatever its configuration says.
     config = Qwen3Config.preset(shape.model, vocab_size=shape.vocab, rope_theta=1e6)

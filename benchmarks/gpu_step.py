@@ -56,7 +56,7 @@ def _last_line(command: list[str], environment: Mapping[str, str]) -> Any:
 
 def _flops(config: Any, job: Any) -> float:
     """Model FLOPs of a step; see the module's docstring."""
-    from orchestra_jax.models.decoder import num_params
+    from orchestra_jax.models.sizes import num_params
 
     head = config.hidden_size * config.vocab_size
     layers = num_params(config) - head * (1 if config.tie_word_embeddings else 2)
@@ -67,7 +67,7 @@ def _flops(config: Any, job: Any) -> float:
 
 def _estimate(config: Any, args: argparse.Namespace) -> float:
     """Rough bytes of our step: parameters, fp32 gradients, bf16 moments, layer inputs and a chunk's logits."""
-    from orchestra_jax.models.decoder import num_params
+    from orchestra_jax.models.sizes import num_params
 
     per_parameter = 4 + 4 + (4 + 2 if args.master == "float32" else 2)
     activations = 2 * config.num_layers * config.hidden_size * max(args.row_tokens)

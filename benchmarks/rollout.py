@@ -55,8 +55,9 @@ from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.envs.qa.environment import QAEpisode
 from orchestra_jax.envs.words import CHAT_TEMPLATE
 from orchestra_jax.models.checkpoint import safetensors
-from orchestra_jax.models.decoder import init_params, num_params
+from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.models.sizes import num_params
 from orchestra_jax.models.tokenizer import build_word_tokenizer
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList

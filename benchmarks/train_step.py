@@ -74,8 +74,9 @@ def _write_shape(shape: Shape, folder: Path) -> int:
     import jax
 
     from orchestra_jax.models.checkpoint import safetensors
-    from orchestra_jax.models.decoder import init_params, num_params
+    from orchestra_jax.models.decoder import init_params
     from orchestra_jax.models.qwen3 import Qwen3Config
+    from orchestra_jax.models.sizes import num_params
 
     sys.path.insert(0, str(HERE / "_peers"))
     from worker import Batch

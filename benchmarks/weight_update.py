@@ -97,8 +97,9 @@ def _measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str
     from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess
     from orchestra_jax.engines.sglang.weights import DiskWeightSync
     from orchestra_jax.models.checkpoint import safetensors
-    from orchestra_jax.models.decoder import init_params, num_params
+    from orchestra_jax.models.decoder import init_params
     from orchestra_jax.models.qwen3 import Qwen3Config
+    from orchestra_jax.models.sizes import num_params
 
     config = Qwen3Config.preset(
         args.model, param_dtype=args.dtype, **({"vocab_size": args.vocab} if args.vocab else {})

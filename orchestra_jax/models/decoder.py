@@ -13,7 +13,6 @@ the embedding and the final norm. Parameters are the inside of linen's "params" 
 """
 
 import functools
-import math
 from typing import Any, cast
 
 import chex
@@ -221,11 +220,6 @@ def init_params(config: DecoderConfig, key: PRNGKeyArray) -> dict[str, Any]:
 def abstract_params(config: DecoderConfig) -> PyTree[jax.ShapeDtypeStruct]:
     """Return the tree of `init_params` with shapes and dtypes only; allocates nothing."""
     return jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
-
-
-def num_params(config: DecoderConfig) -> int:
-    """Return the number of parameters; a tied head counts once."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params(config)))
 
 
 def empty_cache(config: DecoderConfig, batch: int, length: int) -> KVCache:

@@ -22,9 +22,9 @@ from orchestra_jax.config.choices import Compiler
 from orchestra_jax.config.schema import ConfigError, PlanConfig
 from orchestra_jax.models.attention.base import DENSE_SCORES
 from orchestra_jax.models.base import DecoderConfig
-from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.sharding import MeshSharding, make_mesh
+from orchestra_jax.models.sizes import num_params
 from orchestra_jax.planning.fused import attention_flops, stand_in_attention, uses_cudnn
 from orchestra_jax.planning.gpus import GPUS, Gpu
 from orchestra_jax.planning.hlo import Collective, ProgramCost, program_cost

@@ -14,7 +14,7 @@ from orchestra_jax.config.choices import History
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import PlanConfig
 from orchestra_jax.models.base import DecoderConfig
-from orchestra_jax.models.decoder import num_params
+from orchestra_jax.models.sizes import num_params
 from orchestra_jax.planning.gpus import Gpu
 from orchestra_jax.planning.plan import Job, active_weights
 

@@ -29,10 +29,11 @@ def engine_params(
 
         params = merged(base, trained, lora)
     if jax.process_count() > 1:
+        from orchestra_jax.config.serving import serving_dtype
         from orchestra_jax.processes.several import on_host
 
         # Once, by all processes together: an engine may need them again when no other process takes part.
-        params = on_host(params, None if embedded else rollout.serving_dtype)
+        params = on_host(params, None if embedded else serving_dtype(rollout))
         return jax.device_put(params, jax.local_devices()[0]) if embedded else params
     if not embedded:
         return params  # gathered part by part on its way out

@@ -1,7 +1,7 @@
 import pytest
 
-from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.models.sizes import num_params
 
 HF = {
     "model_type": "qwen3",

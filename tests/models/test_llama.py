@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from orchestra_jax.models.base import DecoderConfig
-from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.llama import LlamaConfig, MistralConfig, Qwen2Config
 from orchestra_jax.models.rope import rope_angles
 from orchestra_jax.models.rope_scaling import RopeScaling
+from orchestra_jax.models.sizes import num_params
 
 SIZES = {
     "vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -10,11 +10,12 @@ import pytest
 from safetensors import safe_open
 
 from orchestra_jax.models import checkpoint
-from orchestra_jax.models.decoder import abstract_params, forward, init_params, num_params
+from orchestra_jax.models.decoder import abstract_params, forward, init_params
 from orchestra_jax.models.experts import expert_mlps, load_balancing_loss, route, routing_metrics
 from orchestra_jax.models.lora import LoRA, abstract_adapters
 from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig, router_logits
 from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
+from orchestra_jax.models.sizes import num_params
 from tests.models.trees import to_params, to_tensors
 
 CONFIG = Qwen3MoeConfig.preset(

@@ -14,10 +14,10 @@ from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.config.choices import History
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, LoraConfig, MeshConfig, ModelConfig, PlanConfig, RunConfig
-from orchestra_jax.models.decoder import num_params
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig
+from orchestra_jax.models.sizes import num_params
 from orchestra_jax.planning import report as plan_report
 from orchestra_jax.planning.fused import attention_flops
 from orchestra_jax.planning.gpus import GPUS, Gpu, find_gpu
