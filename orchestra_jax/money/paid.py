@@ -224,7 +224,8 @@ class PaidCalls:
                 row = replace(worst, seconds=time.perf_counter() - start, estimated=True)
             if row is not None:
                 reservation.settle(row)
-                self._compare(row, worst, excess)
+                if not row.estimated:  # a row of our own says nothing about the provider
+                    self._compare(row, worst, excess)
             held.close()
         return outcome, row
 

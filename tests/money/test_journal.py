@@ -17,7 +17,7 @@ from orchestra_jax.money.bill import read_bill
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.journal import Journal
 from orchestra_jax.money.limits import Limiter
-from orchestra_jax.money.paid import PaidCalls
+from orchestra_jax.money.paid import Lost, PaidCalls
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget
@@ -211,6 +211,29 @@ async def test_calls_are_made_one_by_one_after_a_bill_that_was_too_high_until_on
     alone = 2 if dear == 1.0 else 3  # the first call, and those after it until one fits
     assert set(most[:alone]) == {1}
     assert max(most[alone:]) == 4
+    await calls.close()
+
+
+async def test_an_answer_that_is_lost_says_nothing_about_the_next_bill():
+    """Calls still go one by one after it: no bill has fitted yet."""
+    under_way, most = 0, list[int]()
+    outcomes = iter([replace(PAID, cost_usd=0.3), None, *[PAID] * 20])
+    calls = PaidCalls(Limiter(4), replay=None, timeout_s=60.0, retries=0)
+
+    async def send() -> Recorded | Lost:
+        nonlocal under_way
+        under_way += 1
+        most.append(under_way)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        under_way -= 1
+        row = next(outcomes)
+        return Recorded("text", (row,)) if row else Lost("It broke.")
+
+    await calls.call("chat", {}, WORST, send, budget=Budget())
+    waiting = (calls.call("chat", {}, WORST, send, budget=Budget()) for _ in range(20))
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert (most[:4], max(most)) == ([1, 1, 1, 1], 4)
     await calls.close()
 
 
