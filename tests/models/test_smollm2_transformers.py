@@ -21,8 +21,12 @@ TEXT = (
 )
 
 
-def test_logits_are_as_near_to_float64_as_those_of_transformers(smollm2_dir: Path) -> None:
-    """In fp32 two programs differ by the rounding of each, so both are held against float64."""
+def test_logits_are_those_of_transformers_in_float64_up_to_rounding(smollm2_dir: Path) -> None:
+    """Compare fp32 with transformers in float64.
+
+    The largest of four million rounding errors depends on the processor (0.7 to 1.7 times that of transformers in
+    fp32), so their mean square has the narrow bound.
+    """
     found = saved_tokenizer.load(smollm2_dir)
     ids = found(TEXT)["input_ids"]
     assert len(ids) > 80
@@ -33,10 +37,10 @@ def test_logits_are_as_near_to_float64_as_those_of_transformers(smollm2_dir: Pat
     ours = np.asarray(run(params, tokens))
     model = transformers.AutoModelForCausalLM.from_pretrained(smollm2_dir, attn_implementation="eager").eval()
     with torch.no_grad():
-        theirs = model(torch.tensor([ids])).logits.numpy()
         exact = model.double()(torch.tensor([ids])).logits.numpy()
-    our_error, their_error = np.abs(ours - exact).max(), np.abs(theirs - exact).max()
-    print(f"largest logit {np.abs(exact).max():.1f}: ours {our_error:.2e}, transformers {their_error:.2e} off float64")
-    assert our_error < 1e-5 * np.abs(exact).max()
-    assert our_error < 1.5 * their_error
+    largest, errors = np.abs(exact).max(), np.abs(ours - exact)
+    mean = np.sqrt(np.square(errors).mean())
+    print(f"largest logit {largest:.1f}: error {errors.max():.2e}, mean square's root {mean:.2e}")
+    assert errors.max() < 1e-5 * largest
+    assert mean < 1e-6 * largest
     np.testing.assert_array_equal(ours.argmax(-1), exact.argmax(-1))

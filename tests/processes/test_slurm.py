@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.training.loggers.jsonl import read_metrics
+from orchestra_jax.training.loggers.rollouts import FOLDER
 from tests.training.test_processes import SMALL, policy
 
 from .running import ROOT, free_port
@@ -104,4 +105,4 @@ def test_the_script_trains_in_two_processes(tmp_path: Path, policy: Path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert [row["step"] for row in read_metrics(tmp_path / "run")] == [1]
-    assert (tmp_path / "run" / "spent-1.jsonl").is_file()
+    assert len(list((tmp_path / "run" / FOLDER).glob("step-*"))) == 2  # one file of each process
