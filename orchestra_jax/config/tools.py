@@ -85,6 +85,7 @@ class ToolsConfig(Settings):
     experts: dict[str, list[str]] = field(default_factory=dict)  # role -> models of the price list that play it
     evaluation: EvaluationOffer = field(default_factory=EvaluationOffer)
     server: ExpertServer = field(default_factory=ExpertServer)
+    relay: bool = False  # every menu has `relay`, which hands over a tool's result as the final answer (docs/tools.md)
     experts_file: str | None = None  # YAML of experts with servers, context and limits of their own (docs/tools.md)
     descriptions: str | None = None  # file of experiments/describe_tools.py, read before what conf/models.yaml says
     self_hosted: list[str] = field(default_factory=list)  # experts on the user's own machines in every menu

@@ -26,7 +26,6 @@ from orchestra_jax.envs.base import (
     do_nothing,
 )
 from orchestra_jax.envs.copying import task_rng
-from orchestra_jax.tools.answer_tool import ANSWER_TOOL
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
 _UNSURE = re.compile(
@@ -77,7 +76,7 @@ def _random(environment: Environment, task: Task, results: Sequence[ToolResult])
     tools = [
         spec.name
         for spec in task.tools
-        if spec.name != ANSWER_TOOL.name or "answer" not in spec.parameters.get("required", ())
+        if not spec.terminal or "model" in spec.parameters.get("required", ())  # what only ends the task is no call
     ]
     return environment.copied_call(task, tools[int(task_rng(task, "/").integers(len(tools)))]) if tools else ""
 

@@ -44,6 +44,8 @@ class WorldMenus:
     @staticmethod
     def problems(cfg: WorldConfig) -> list[str]:
         """Return one sentence, with the fix, for everything that the tools beside the domain's lack."""
+        if cfg.tools.relay:
+            return ["tools.relay ends a task without a word to the user, and here a user waits: set tools.relay=false."]
         return tool_problems(without_judge(cfg))
 
     @property

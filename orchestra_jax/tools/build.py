@@ -20,7 +20,7 @@ from orchestra_jax.money.prices import MissingPrice, PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.base import TOOLS, MakeTool, Tool, ToolContext, unreachable
 from orchestra_jax.tools.catalogue import Catalogue, Entry, models_of
-from orchestra_jax.tools.entries import plain_entry
+from orchestra_jax.tools.entries import plain_entry, relay_entry
 from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError, ToolResult
@@ -197,13 +197,15 @@ def _catalogue(offer: ToolsConfig, book: PriceBook, entries: _Entries) -> Catalo
         own = mcp_servers(offer)
         foreign = [entry for server, listed in entries.served if server in own for entry in listed]
         chosen = [*(entries.plain[name] for name in offer.names), *foreign, *chosen]
-        if foreign:
+        if offer.relay:
+            chosen.append(relay_entry())
+        if foreign or offer.relay:
             _check_names([*chosen, *entries.simulated])
     return Catalogue([*chosen, *entries.simulated], book, offer.menu)
 
 
 def _check_names(entries: Sequence[Entry]) -> None:
-    """Raise ValueError where two tools have one name, one of them of an MCP server."""
+    """Raise ValueError where two tools have one name, one of them `relay` or of an MCP server."""
     times = Counter(entry.spec.name for entry in entries)
     if twice := next((name for name, count in times.items() if count > 1), None):
         raise ValueError(
@@ -235,6 +237,8 @@ def tool_problems(cfg: WorldConfig) -> list[str]:
         found.append("Simulated experts have no part in the released form: take tools.menu.form=separate.")
     if tools.mcp and "released" in (tools.menu.form, cfg.tools.evaluated.menu.form):
         found.append("MCP servers have no part in the released form: take tools.menu.form=separate.")
+    if tools.relay and {cfg.tools.menu.form, cfg.tools.evaluated.menu.form} != {"separate"}:
+        found.append("tools.relay hands over the result of a tool: it needs tools.menu.form=separate.")
     wanted = [*models_of(tools), *filter(None, map(_price_name, plain))]
     for prices in (book.base, *book.lists):
         if lacking := [name for name in wanted if name not in prices.entries]:

@@ -132,7 +132,8 @@ class Catalogue:
     @property
     def _required(self) -> list[str]:
         """Keys of the tools that every menu has."""
-        return [key for key in self.entries if key == ANSWER_TOOL.name or key in self.rule.always]
+        ends = (ANSWER_TOOL.name, "relay")
+        return [key for key in self.entries if key in ends or key in self.rule.always]
 
     @property
     def largest(self) -> int:
@@ -171,7 +172,12 @@ class Catalogue:
             call = _released(task.question, entries, handlers)
             handlers = {function: call for function, _ in _FUNCTIONS.values()}
         shown = self.book.prices(PriceDraw(**record["prices"]))
-        return ToolExecutor(task.tools, {**handlers, **own}, budget, shown, paid)
+        kind: type[ToolExecutor] = ToolExecutor
+        if "relay" in handlers:
+            from orchestra_jax.tools.relay import RelayingExecutor
+
+            kind = RelayingExecutor
+        return kind(task.tools, {**handlers, **own}, budget, shown, paid)
 
     def _menu(self, rng: np.random.Generator, prices: PriceList) -> tuple[tuple[ToolSpec, ...], dict[str, str]]:
         """Draw a menu of the separate form, in random order if names or subset are random."""

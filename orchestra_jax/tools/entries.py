@@ -12,6 +12,7 @@ from orchestra_jax.tools.answer_tool import ANSWER_TOOL
 from orchestra_jax.tools.base import Tool
 from orchestra_jax.tools.catalogue import Entry
 from orchestra_jax.tools.executor import ToolHandler, as_result
+from orchestra_jax.tools.relay import RELAY
 from orchestra_jax.types import InfrastructureError, ToolResult, Usage
 
 OUT_OF_BUDGET = "This task's budget does not allow the call, so it was not made. Go on with what is known."
@@ -26,6 +27,15 @@ class AnswerTool(Tool):
 
     async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         return ToolResult("The answer is given.", (Usage(self.spec.name),), final=arguments["answer"])
+
+
+def relay_entry() -> Entry:
+    """Return the entry of `relay` in a catalogue; the executor of an episode has its handler (`tools.relay`)."""
+
+    async def absent(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        raise AssertionError("The executor of the episode hands results over.")
+
+    return Entry(RELAY, absent)
 
 
 def plain_entry(tool: Tool, prices: PriceList, replay: Replay) -> Entry:

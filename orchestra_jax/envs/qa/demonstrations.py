@@ -65,9 +65,13 @@ def answer_from(results: Sequence[ToolResult]) -> str:
 def random_tool(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
     """Call one tool of the menu at random, then answer with what it said.
 
-    A tool that only takes the answer is not drawn; it is called at the end where it is there.
+    A tool that only takes the answer is not drawn; it is called at the end where it is there. `relay` comes before it.
     """
-    ends = [spec for spec in task.tools if spec.name == ANSWER_TOOL.name]
+    ends = [spec for spec in task.tools if spec.name in (ANSWER_TOOL.name, "relay")]
+    if results and any(spec.name == "relay" for spec in ends):
+        if not (results[-1].is_error or results[-1].refused):
+            return ToolCall("relay", {})
+        ends = [spec for spec in ends if spec.name != "relay"]
     if results:
         answer = answer_from(results)
         if not ends:

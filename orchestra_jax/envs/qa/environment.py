@@ -169,7 +169,7 @@ class QAEnvironment(Environment):
         return self._pose(question, instance, rng, "eval", asked)
 
     def _pose(self, question: Question, instance: Instance, rng: np.random.Generator, split: str, asked: bool) -> Task:
-        calls = [spec for spec in instance.tools if spec.name != ANSWER_TOOL.name] or instance.tools
+        calls = [spec for spec in instance.tools if spec.name not in (ANSWER_TOOL.name, "relay")] or instance.tools
         preference = self._preference(calls, rng, split) if asked else Preference("accuracy", "")
         task = question.task(instance.tools, preference)
         return replace(task, extra={**task.extra, "instance": {**instance.record, "split": split}})

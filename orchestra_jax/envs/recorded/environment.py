@@ -50,9 +50,11 @@ from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.answers import extract_answer
 from orchestra_jax.tools.base import Tool, ToolContext
 from orchestra_jax.tools.catalogue import Catalogue, Instance, instance_seed
+from orchestra_jax.tools.entries import relay_entry
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.tools.python.isolation import IsolationError
 from orchestra_jax.tools.python.tool import PythonTool
+from orchestra_jax.tools.relay import RELAY, can_relay
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec
 
 SYSTEM = (
@@ -277,10 +279,10 @@ class RecordedEnvironment(Environment):
             books[PRICES] = PriceBook(other), seen
         for book, models in books.values():
             refuse_missing_costs(self.recording, book.base, models)
-        full = self._options["observation"] == "full"
+        full, ends = self._options["observation"] == "full", [relay_entry()] if cfg.tools.relay else []
         return {
             offer: Catalogue(
-                catalogue_entries(self.recording, self.evidence, book.base, models, self._sandbox, full),
+                [*catalogue_entries(self.recording, self.evidence, book.base, models, self._sandbox, full), *ends],
                 book,
                 cfg.tools.menu if offer == TRAIN else cfg.tools.evaluated.menu,
             )
@@ -330,11 +332,13 @@ class RecordedEnvironment(Environment):
         dozen models it would be one call in a dozen, too few for a group of rollouts to compare it with the others.
         """
         if results and (len(results) == 3 or self._said(results[-1]) is not None):
-            return self._answer_from(results)
-        models = [spec.name for spec in task.tools if spec.name != PYTHON]
-        rng = np.random.default_rng(instance_seed(self._cfg.seed, task.id, len(task.tools)))
+            relays = self._cfg.tools.relay and can_relay(results[-1])
+            return ToolCall(RELAY.name, {}) if relays else self._answer_from(results)
+        tools = [spec for spec in task.tools if spec.name != RELAY.name]
+        models = [spec.name for spec in tools if spec.name != PYTHON]
+        rng = np.random.default_rng(instance_seed(self._cfg.seed, task.id, len(tools)))
         names = [models[index] for index in rng.permutation(len(models))]
-        if len(models) < len(task.tools) and code_of(task.question) is not None:
+        if len(models) < len(tools) and code_of(task.question) is not None:
             names.insert(0 if rng.random() < _SANDBOX_FIRST else len(names), PYTHON)
         return ToolCall(names[len(results) % len(names)], {})
 
