@@ -2,23 +2,21 @@
 
     db             the content is what the golden calls leave; those that fail leave what they wrote until then
     communicate    every fact stands in the policy's words to the user, by the leaderboard's rule (`official_unsaid`)
-    action         every golden call was made; each needs a call of its own
+    action         every golden call was asked for, by the leaderboard's rule (`official_missing`)
     env_assertion  the domain answers every question as it should
     errors         of any task: fewer than `max_errors` calls of the policy failed
 
-The official scorer lets one call stand for several golden ones, and compares no argument of a hand-over; here the
-arguments that the task names are compared. `NL_ASSERTION`, sentences about the conversation, needs a judge (`claims`);
-without one it is left out, and the facts count instead.
+`NL_ASSERTION`, sentences about the conversation, needs a judge (`claims`); without one it is left out, and the facts
+count instead.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestra_jax.envs.database.calls import missing_calls
 from orchestra_jax.envs.database.facts import problem, unsaid
 from orchestra_jax.envs.database.state import State, differing
-from orchestra_jax.envs.tau2.domain import HAND_OVER, Tau2Domain, Tau2Session
-from orchestra_jax.envs.tau2.tasks import AGENT, USER, Tau2Scenario
+from orchestra_jax.envs.tau2.domain import Tau2Domain, Tau2Session
+from orchestra_jax.envs.tau2.tasks import Action, Tau2Scenario
 from orchestra_jax.types import ToolCall
 
 CLAIMS = "NL_ASSERTION"
@@ -26,23 +24,20 @@ CLAIMS = "NL_ASSERTION"
 
 @dataclass
 class ConversationRecord:
-    """Calls and words of an episode.
+    """Words of an episode.
 
     Attributes:
-        made: the calls of each side that did not fail.
         told: all words and calls, for a judge.
         said: the policy's words to the user.
         errors: calls of the policy that failed.
     """
 
-    made: dict[str, list[ToolCall]] = field(default_factory=lambda: {AGENT: [], USER: []})
     said: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     errors: int = 0
 
 
 def judge(
-    domain: Tau2Domain,
     scenario: Tau2Scenario,
     golden: State,
     session: Tau2Session,
@@ -65,7 +60,8 @@ def judge(
     if ({"COMMUNICATE"} if untrue is not None else {"COMMUNICATE", CLAIMS}) & scenario.basis:
         found["communicate"] = _listed("Not said", map(repr, official_unsaid(scenario.facts, record.said)))
     if "ACTION" in scenario.basis:
-        found["action"] = _listed("Not called", [call.name for call in _missing(domain, scenario, record)])
+        missing = official_missing(scenario.actions, session.asked)
+        found["action"] = _listed("Not called", [action.call.name for action in missing])
     if "ENV_ASSERTION" in scenario.basis:
         wrong = [each.call.name for each in scenario.assertions if not session.holds(each)]
         found["env_assertion"] = _listed("Does not hold", wrong)
@@ -82,21 +78,28 @@ def official_unsaid(facts: Sequence[str], said: Sequence[str]) -> list[str]:
     return [fact for fact in facts if not any(fact.lower() in text.lower().replace(",", "") for text in said)]
 
 
+def official_missing(actions: Sequence[Action], asked: Sequence[ToolCall]) -> list[Action]:
+    """Return the golden calls that the leaderboard does not find among the calls of both sides.
+
+    A call counts although it failed, and one call may stand for several golden ones. Where the task names no
+    arguments, those of the call are compared: what it leaves out is not missed.
+    """
+
+    def stands(call: ToolCall, action: Action) -> bool:
+        names = call.arguments.keys() if action.only is None else action.only
+        mine, golden = (
+            {k: v for k, v in each.items() if k in names} for each in (call.arguments, action.call.arguments)
+        )
+        return call.name == action.call.name and mine == golden
+
+    return [action for action in actions if not any(stands(call, action) for call in asked)]
+
+
 def stricter(faults: Mapping[str, str], scenario: Tau2Scenario, record: ConversationRecord) -> dict[str, str]:
     """Return the fault of a figure beside the score: where facts count, those that are not said by their value."""
     if not ("communicate" in faults and scenario.facts):
         return {}
     return {"communicate_by_value": _listed("Not said", map(repr, unsaid(scenario.facts, record.said)))}
-
-
-def _missing(domain: Tau2Domain, scenario: Tau2Scenario, record: ConversationRecord) -> Sequence[ToolCall]:
-    missing = list[ToolCall]()
-    for who in (AGENT, USER):
-        golden = [action for action in scenario.actions if action.who == who]
-        only = [() if a.only is None and a.call.name == HAND_OVER else a.only for a in golden]
-        specs = {spec.name: spec for spec in domain.specs[who]}
-        missing += missing_calls([action.call for action in golden], record.made[who], specs, only)
-    return missing
 
 
 def _listed(head: str, found: Iterable[str]) -> str:
@@ -126,11 +129,9 @@ def replay(domain: Tau2Domain, scenario: Tau2Scenario) -> GoldenReplay:
         result = session.call(action.who, action.call)
         if result.is_error:
             failed.append(f"Golden call {number} ({action.call.name}) fails: {result.text}")
-        else:
-            record.made[action.who].append(action.call)
     wrong = [f"The fact {fact!r} says nothing." for fact in scenario.facts if problem(fact)]
     if not wrong:
-        found: Mapping[str, str] = judge(domain, scenario, session.state, session, record)
+        found: Mapping[str, str] = judge(scenario, session.state, session, record)
         wrong = [f"The golden calls do not solve it. {sentence}" for sentence in found.values() if sentence]
     if not (scenario.basis - {CLAIMS}):
         wrong.append("Only a judge could score it.")

@@ -4,7 +4,8 @@ An airline's, a shop's and a bank's tables are those of the start between two ca
 company's content is small, and copied whole for each episode. A call that fails keeps what it wrote before: the
 official scorer keeps such writes too, of the golden calls as of the policy's. The bank keeps a log of its unlocked
 tools in its own content. As in the authors' code a tool that only looks is logged where a golden call names it, and
-numbers in the arguments of such a tool are all floats, so that "33" and "33.0" give the same ids.
+numbers in the arguments of such a tool are all floats, so that "33" and "33.0" give the same ids; so is the income in
+an application for a card.
 """
 
 import copy
@@ -27,6 +28,7 @@ _READS = ("get_", "find_", "search_", "list_", "check_", "can_", "calculate", "g
 _UNLOCKED_READS = ("get_", "initial_transfer_to_human_agent_", "emergency_credit_bureau_incident_transfer_")
 _LOG = "agent_discoverable_tools"  # the table of the bank's unlocked tools that were called
 _WITH_JSON = (UNLOCKED, "call_discoverable_user_tool")  # their `arguments` are a JSON text
+_APPLICATION = "apply_for_credit_card"
 _FILES = {"telecom": ("db.toml", "user_db.toml")}  # the others have db.json
 _PREFIX = "banking_"  # the package's; the bank's policy names the tools without it
 _SYSTEM = (
@@ -113,13 +115,14 @@ class Tau2Session:
     """One episode: everything that both sides can do, and what they changed.
 
     Attributes:
+        asked: the calls of both sides, also those that failed.
         state: the entries that differ from the shared database.
     """
 
     def __init__(self, domain: Tau2Domain, objects: Mapping[str, Any], logged: Set[str] = frozenset()) -> None:
         self._domain, self._objects, self._logged = domain, objects, logged
         self._own: dict[str, dict[str, Any]] = {}  # by table and id: objects of this episode; None: deleted
-        self.state = State(domain.database)
+        self.state, self.asked = State(domain.database), list[ToolCall]()
 
     def begin(self, start: Mapping[str, Any]) -> None:
         """Bring about the beginning of a task."""
@@ -133,6 +136,7 @@ class Tau2Session:
 
     def call(self, who: str, call: ToolCall) -> ToolResult:
         """Return the result of a call; whatever the domain raises is an error that the caller reads."""
+        self.asked.append(call)
         function = self._domain.functions[who].get(call.name)
         if function is None:
             return ToolResult(f"Unknown tool {call.name!r}.", is_error=True, refused=True)
@@ -204,6 +208,9 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
     if call.name in _WITH_JSON and isinstance(found.get("arguments"), str):
         with suppress(ValueError):  # the tool says that it is no JSON
             found["arguments"] = json.dumps(json.loads(found["arguments"], parse_int=float))
+    if call.name == _APPLICATION:
+        with suppress(KeyError, TypeError, ValueError):  # the tool says what is missing
+            found["annual_income"] = float(found["annual_income"])
     return found
 
 

@@ -72,7 +72,7 @@ class Tau2Episode(ToolEpisode):
         budget: Budget,
     ) -> None:
         self._scenario, self._domain, self._golden, self._shared = scenario, domain, golden, shared
-        self._session, self._record = domain.open(scenario), ConversationRecord()
+        self._session, self._record, self._handed_over = domain.open(scenario), ConversationRecord(), False
         self._judge_budget = budget.parent or budget  # the judge is not the policy's to pay
         self._scripted = scripted.ScriptedUser(domain, scenario, self._session)
         self._simulated = None if shared.user is None else self._simulated_user(shared.user, budget)
@@ -91,9 +91,7 @@ class Tau2Episode(ToolEpisode):
         if self._simulated is not None:
             turn = await self._simulated.reply(text)
         else:
-            handed_over = any(call.name == HAND_OVER for call in self._record.made[AGENT])
-            turn, made = self._scripted.reply(text, handed_over)
-            self._record.made[USER] += made
+            turn = self._scripted.reply(text, self._handed_over)
         self._record.said.append(text)
         self._record.told += [f"agent: {text}", f"customer: {turn.text}"]
         return turn
@@ -105,7 +103,6 @@ class Tau2Episode(ToolEpisode):
             told = "\n".join([f"customer: {self.task.question}", *self._record.told])
             untrue, rows = await claims.untrue(self._scenario.claims, told, self._judge_budget)
         faults = judge(
-            self._domain,
             self._scenario,
             self._golden.state,
             self._session,
@@ -116,20 +113,15 @@ class Tau2Episode(ToolEpisode):
         return Score(not any(faults.values()), rows, faults | stricter(faults, self._scenario, self._record))
 
     def _users_call(self, call: ToolCall) -> str:
-        result = self._session.call(USER, call)
-        if not result.is_error:
-            self._record.made[USER].append(call)
-        return result.text
+        return self._session.call(USER, call).text
 
     def _handler(self, name: str) -> ToolHandler:
         async def handle(arguments: Mapping[str, object], budget: Budget) -> ToolResult:
             # Nothing is awaited: calls of one turn change the domain in their order.
-            call = ToolCall(name, arguments)
-            result = self._session.call(AGENT, call)
+            result = self._session.call(AGENT, ToolCall(name, arguments))
             self._record.errors += result.is_error
             self._record.told.append(f"agent calls {name} with {json.dumps(dict(arguments))}: {result.text}")
-            if not result.is_error:
-                self._record.made[AGENT].append(call)
+            self._handed_over |= name == HAND_OVER and not result.is_error
             return result
 
         return handle

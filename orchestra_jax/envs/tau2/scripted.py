@@ -41,8 +41,8 @@ class ScriptedUser:
         ]
         self._idle = 0
 
-    def reply(self, text: str, handed_over: bool) -> tuple[UserTurn, list[ToolCall]]:
-        """Return the user's words, and the calls that they made for them and that did not fail."""
+    def reply(self, text: str, handed_over: bool) -> UserTurn:
+        """Make the user's calls, and return their words."""
         asked = set(_words(text))
         made, told = list[ToolCall](), list[str]()
         names = set[str]()
@@ -54,11 +54,11 @@ class ScriptedUser:
                 self._do(look, made, told)
         if told:
             self._idle = 0
-            return UserTurn("\n".join([*told, "What next?"])), made
+            return UserTurn("\n".join([*told, "What next?"]))
         if handed_over:
-            return UserTurn(_TRANSFER, done=True), made
+            return UserTurn(_TRANSFER, done=True)
         self._idle += 1
-        return (UserTurn(YES) if self._idle <= PATIENCE else UserTurn(_STOP, done=True)), made
+        return UserTurn(YES) if self._idle <= PATIENCE else UserTurn(_STOP, done=True)
 
     def _do(self, call: ToolCall, made: list[ToolCall], told: list[str]) -> None:
         result = self._session.call(USER, call)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from orchestra_jax.envs.database.calls import missing_calls, same_call
 from orchestra_jax.envs.database.criteria import CriteriaVerdict, judge
 from orchestra_jax.envs.database.facts import unsaid
 from orchestra_jax.envs.database.golden import Goal, opened, replay, solutions
 from orchestra_jax.envs.database.session import Desk, Kind, database_tool
 from orchestra_jax.types import ToolCall
-from tests.envs.database.shop import call, get_customer, hand_over, shop
+from tests.envs.database.shop import call, get_customer, shop
 
 LOOK, SEND = call("get_customer", customer="C1"), call("set_status", order="O1", status="sent")
 GOAL = Goal("send", [LOOK, SEND], facts=["1,200"])
@@ -133,33 +132,6 @@ def test_facts_that_are_not_said(fact: str, text: str) -> None:
 
 def test_a_fact_is_not_put_together_from_two_messages() -> None:
     assert unsaid(["New York"], ["New", "York"]) == ("New York",)
-
-
-def test_an_argument_that_was_left_out_is_compared() -> None:
-    golden = call("book", user="U1", bags=2)
-    assert not same_call(golden, call("book", user="U1"))
-    assert not same_call(golden, call("book"))
-    assert not same_call(golden, call("book", user="U1", bags=2, insurance=True))
-    assert same_call(golden, call("book", bags=2.0, user="U1", note=None))
-    assert same_call(golden, call("book", user="U1", bags=5), only=["user"])
-    assert not same_call(golden, call("book", bags=2), only=["user"])
-    assert same_call(golden, call("book"), only=[])
-    assert not same_call(golden, call("cancel", user="U1", bags=2))
-
-
-def test_a_default_that_was_written_out_is_the_same_call() -> None:
-    assert same_call(call("hand_over"), call("hand_over", summary=""), hand_over.spec)
-    assert not same_call(call("hand_over"), call("hand_over", summary="x"), hand_over.spec)
-
-
-def test_one_call_stands_for_one_golden_call() -> None:
-    twice = [call("pay", customer="C1", amount=1), call("pay", customer="C1", amount=1)]
-    assert missing_calls(twice, twice[:1]) == twice[1:]
-    assert missing_calls(twice, twice) == []
-    loose, strict = call("pay", customer="C1", amount=9), call("pay", customer="C2", amount=1)
-    made = [call("pay", customer="C2", amount=1), call("pay", customer="C1", amount=7)]
-    for each in (made, made[::-1]):
-        assert missing_calls([loose, strict], each, only=[[], None]) == []
 
 
 @database_tool(Kind.WRITE)

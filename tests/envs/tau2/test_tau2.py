@@ -64,7 +64,9 @@ def test_every_turn_that_raises_is_no_score_where_nothing_need_change(environmen
         ("airline-0", ("1200",), {"db"}),
         ("airline-2", ("Done.",), {"db"}),  # a golden call writes before it fails: so does the policy's
         ("airline-2", (ToolCall("add_bonus", {"user": "ann", "amount": -2}), "Done."), {}),
-        ("airline-3", (HAND_OVER, "Done."), {}),  # no argument of a hand-over is compared
+        ("airline-3", (HAND_OVER, "Done."), {"action"}),
+        ("airline-3", (ToolCall(HAND_OVER.name, {"summary": ""}), "Done."), {}),
+        ("airline-3", (ToolCall(HAND_OVER.name, {}), "Done."), {}),  # it fails, and yet it counts, as for the authors
         ("airline-3", ("Done.",), {"action"}),
         ("airline-4", ("7",), {}),
         ("airline-4", ("8",), {"communicate"}),  # instead of what only a judge could say
