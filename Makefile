@@ -53,7 +53,8 @@ test: install-dev ## every test without torch, GPU or server, in random order; T
 	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow or release)" $(TESTS)
 
 test-worlds: install-dev .worlds/.installed ## the tests of the real BFCL and τ²-Bench: their packages go into .worlds (85 MB)
-	$(FAST_COMPILE) PYTHONPATH=.worlds $(PY) -m pytest -q --durations=5 tests/envs/bfcl/test_real.py tests/envs/tau2/test_real.py
+	$(FAST_COMPILE) PYTHONPATH=.worlds $(PY) -m pytest -q --durations=5 tests/envs/bfcl/test_real.py tests/envs/tau2/test_real.py \
+	  tests/envs/tau2/test_verdicts.py
 
 .worlds/.installed: requirements/bfcl.txt requirements/tau2.txt | $(VENV)/.installed-dev
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --upgrade --target .worlds $(addprefix -r ,$^)

@@ -6,13 +6,14 @@ golden calls. `WorldEnvironment` alone is also the base of τ²-Bench.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Environment, OfferedExpert, Score, Script, ToolEpisode, initial_messages
+from orchestra_jax.envs.claims import ClaimChecker, claim_checker
 from orchestra_jax.envs.database.criteria import judge
 from orchestra_jax.envs.database.golden import Goal, opened
 from orchestra_jax.envs.database.session import Session, World
@@ -23,10 +24,21 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.run_experts import model_client
-from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, UserTurn
+from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, Usage, UserTurn
 
 DONE = "Done."
+BY_VALUE, BY_JUDGE = "value", "judge"  # who finds the facts in the policy's words
+_CLAIM = "The agent told the customer this fact, in whatever words or form, and did not deny it: {}"
 SYSTEM = "{rules}\n\nIt is {now}. Speak to the user only when their request is done, or when you have to ask something."
+
+
+def facts_problems(cfg: WorldConfig, facts: object) -> list[str]:
+    """Return one sentence if facts cannot be found as `env.options.facts` says."""
+    if facts not in (BY_VALUE, BY_JUDGE):
+        return [f"env.options.facts must be {BY_VALUE} or {BY_JUDGE}, not {facts!r}."]
+    if facts == BY_JUDGE and cfg.tools.judge == "match":
+        return [f"env.options.facts={BY_JUDGE} needs a judge: set tools.judge to a model of the price list."]
+    return []
 
 
 class WorldEnvironment(Environment):
@@ -135,6 +147,7 @@ class SessionEnvironment(WorldEnvironment):
         held_out, evaluate_all: see `WorldEnvironment`.
         worlds: are closed with the environment.
         rules: tell the agent the world's rules and the time.
+        facts: who finds the facts in the policy's words, BY_VALUE or BY_JUDGE.
     """
 
     def __init__(
@@ -147,16 +160,23 @@ class SessionEnvironment(WorldEnvironment):
         *,
         evaluate_all: bool = False,
         rules: bool = True,
+        facts: str = BY_VALUE,
     ) -> None:
-        tasks = [each.task for each in golden.values()]
+        tasks, judged = [each.task for each in golden.values()], facts == BY_JUDGE
+        if judged:  # an evaluation finds what it kept by the task: one that another judges is another task
+            tasks = [replace(task, extra={**task.extra, "facts_judge": cfg.tools.judge}) for task in tasks]
         super().__init__(cfg, user, tasks, held_out, evaluate_all=evaluate_all)
         self._golden, self._worlds, self._rules = golden, worlds, rules
+        self._claims: ClaimChecker | None = None
+        if judged:
+            self._claims, close = claim_checker(cfg)
+            self._closes.append(close)
 
     def reset(self, task: Task, budget: Budget) -> "DatabaseEpisode":
         golden, user = self._golden[task.extra["task"]], None
         if self._user_model is not None:
             user = SimulatedUser(self._user_model, golden.situation, budget, opening=task.question)
-        return DatabaseEpisode(task, golden, self._menus, budget, rules=self._rules, user=user)
+        return DatabaseEpisode(task, golden, self._menus, budget, rules=self._rules, user=user, claims=self._claims)
 
     def baselines(self) -> Mapping[str, Script]:
         return {
@@ -180,6 +200,7 @@ class DatabaseEpisode(ToolEpisode):
         budget: of the trajectory.
         rules: tell the agent the world's rules and the time.
         user: a model that plays the user; None: they say `golden.requests` in turn, and nothing more.
+        claims: the judge that finds the facts; None: they are found by value.
     """
 
     def __init__(
@@ -191,8 +212,11 @@ class DatabaseEpisode(ToolEpisode):
         *,
         rules: bool = True,
         user: SimulatedUser | None = None,
+        claims: ClaimChecker | None = None,
     ) -> None:
-        self._golden, self._user, world = golden, user, golden.world
+        self._golden, self._user, self._claims, world = golden, user, claims, golden.world
+        self._told = [f"customer: {task.question}"]
+        self._judge_budget = budget.parent or budget  # the judge is not the policy's to pay
         self.session = opened(world, golden.goal)
         self._said, self._order = list[str](), asyncio.Lock()
         handlers = {name: self._handler(name) for name in world.specs}
@@ -203,12 +227,18 @@ class DatabaseEpisode(ToolEpisode):
         turn = None if self._user is None else await self._user.reply(text)
         self._said.append(text)
         if self._user is None and len(self._said) <= len(self._golden.requests):
-            return UserTurn(self._golden.requests[len(self._said) - 1])
+            turn = UserTurn(self._golden.requests[len(self._said) - 1])
+        self._told += [f"agent: {text}"] if turn is None else [f"agent: {text}", f"customer: {turn.text}"]
         return turn
 
     async def score(self, answer: str) -> Score:
-        verdict = judge(self._golden.after, self.session, self._golden.goal.facts, self._said)
-        return Score(verdict.solved, criteria=verdict.criteria())
+        facts, rows = self._golden.goal.facts, tuple[Usage, ...]()
+        verdict = judge(self._golden.after, self.session, facts, self._said)
+        if self._claims is not None and facts and not (verdict.differs or verdict.untouched):
+            claims = {_CLAIM.format(fact): fact for fact in facts}
+            untrue, rows = await self._claims.untrue(list(claims), "\n".join(self._told), self._judge_budget)
+            verdict = replace(verdict, unsaid=tuple(claims[claim] for claim in untrue))
+        return Score(verdict.solved, rows, verdict.criteria())
 
     def _handler(self, name: str) -> ToolHandler:
         async def handle(arguments: Mapping[str, object], budget: Budget) -> ToolResult:

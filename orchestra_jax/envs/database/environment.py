@@ -2,7 +2,8 @@
 
 Settings (`env.options`): `worlds`, names of shipped worlds or folders, all shipped ones by default; `trusted`, whether
 tools.py of other folders may run in this process instead of the sandbox; `rules`, whether the agent is told policy.md
-and the time; `user`, "scripted" or a model that plays the user, with `user_is_policy` if it may be the policy itself.
+and the time; `user`, "scripted" or a model that plays the user, with `user_is_policy` if it may be the policy itself;
+`facts`, whether these are found by "value" or by the "judge" of `tools.judge`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.envs.base import Demonstrations, OwnChat
 from orchestra_jax.envs.database import demonstrations
-from orchestra_jax.envs.database.conversations import DONE, GoldenTask, SessionEnvironment
+from orchestra_jax.envs.database.conversations import BY_VALUE, DONE, GoldenTask, SessionEnvironment, facts_problems
 from orchestra_jax.envs.database.folder import BadWorld, TaskRow, WorldFolder, load, read
 from orchestra_jax.envs.database.golden import solutions
 from orchestra_jax.envs.database.session import Session
@@ -25,7 +26,7 @@ from orchestra_jax.types import InfrastructureError, Task, ToolCall
 SHIPPED = Path(__file__).parent / "shipped"
 GATE_TASKS = 64
 _FLAGS = {"trusted": False, "rules": True, "user_is_policy": False}
-_OPTIONS: Mapping[str, Any] = {"worlds": [], "user": SCRIPTED, **_FLAGS}
+_OPTIONS: Mapping[str, Any] = {"worlds": [], "user": SCRIPTED, "facts": BY_VALUE, **_FLAGS}
 
 
 class DatabaseEnvironment(SessionEnvironment):
@@ -47,7 +48,15 @@ class DatabaseEnvironment(SessionEnvironment):
             if not golden:
                 raise ConfigError("No task of env.options.worlds can be used: their reasons are printed above.")
             worlds = [folder.world for folder in folders]
-            super().__init__(cfg, options["user"], golden, self._is_held_out, worlds, rules=options["rules"])
+            super().__init__(
+                cfg,
+                options["user"],
+                golden,
+                self._is_held_out,
+                worlds,
+                rules=options["rules"],
+                facts=options["facts"],
+            )
         except BaseException:
             close_worlds(folders)
             raise
@@ -73,6 +82,7 @@ class DatabaseEnvironment(SessionEnvironment):
             return [f"env.options of database worlds are {', '.join(_OPTIONS)}, not {', '.join(unknown)}."]
         found = [f"env.options.{name} must be true or false." for name in _FLAGS if not isinstance(options[name], bool)]
         found += user_problems(cfg, options["user"], options["user_is_policy"])
+        found += facts_problems(cfg, options["facts"])
         try:
             for folder, trusted in named_worlds(options):
                 read(folder, trusted=trusted)

@@ -14,10 +14,10 @@ from typing import Any
 
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.envs.base import Environment, Score, Script, ToolEpisode, initial_messages
+from orchestra_jax.envs.claims import ClaimChecker, claim_checker
 from orchestra_jax.envs.database.conversations import WorldEnvironment
 from orchestra_jax.envs.menus import WorldMenus
 from orchestra_jax.envs.tau2 import package, scripted
-from orchestra_jax.envs.tau2.claims import ClaimChecker
 from orchestra_jax.envs.tau2.criteria import CLAIMS, ConversationRecord, GoldenReplay, judge, replay, stricter
 from orchestra_jax.envs.tau2.domain import HAND_OVER, Tau2Domain
 from orchestra_jax.envs.tau2.tasks import AGENT, ORIGINAL, SOURCES, TEST, USER, WHEEL, Tau2Scenario, scenarios
@@ -26,7 +26,6 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.client import ExpertClient
-from orchestra_jax.tools.experts.run_experts import model_client
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage, UserTurn
 
 _OPTIONS: Mapping[str, Any] = {
@@ -147,9 +146,8 @@ class Tau2Environment(WorldEnvironment):
         super().__init__(cfg, options["user"], tasks, self._is_held_out, evaluate_all=options["evaluate"] == "all")
         claims = None
         if self._with_claims and cfg.tools.judge != "match":
-            client, close = model_client(cfg, cfg.tools.judge, "judge")
+            claims, close = claim_checker(cfg)
             self._closes.append(close)
-            claims = ClaimChecker(client)
         self._shared = Tau2Shared(self._menus, options["max_errors"], self._user_model, claims)
         self._tell(options["source"])
 

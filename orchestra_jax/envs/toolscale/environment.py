@@ -4,7 +4,8 @@ Settings (`env.options`): `repo`, a clone of the authors' repository, whose code
 folder of tasks, or a data set's id on the hub; `data`, the folder of databases and policies, by default the clone's,
 else toolscale_domains in ORCHESTRA_DATA; `domains`, some of the ten, all by default; `user`, "scripted" or
 the model that plays the user, with `user_is_policy` if it may be the policy itself; `evaluate`, "held_out" (a tenth of
-the tasks, which no training sees) or "all"; `workers`, processes of each domain; `isolation`, see the sandbox.
+the tasks, which no training sees) or "all"; `facts`, found by "value" or by the "judge" of `tools.judge`; `workers`,
+processes of each domain; `isolation`, see the sandbox.
 """
 
 import importlib.util
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.schema import ConfigError, WorldConfig
-from orchestra_jax.envs.database.conversations import SessionEnvironment
+from orchestra_jax.envs.database.conversations import BY_VALUE, SessionEnvironment, facts_problems
 from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.envs.menus import WorldMenus
@@ -33,6 +34,7 @@ OPTIONS: Mapping[str, Any] = {
     "user": SCRIPTED,
     "user_is_policy": False,
     "evaluate": "held_out",
+    "facts": BY_VALUE,
     "workers": 1,
     "isolation": "auto",
 }
@@ -67,6 +69,7 @@ class ToolScaleEnvironment(SessionEnvironment):
                 tasks.held_out,
                 list(worlds.values()),
                 evaluate_all=options["evaluate"] == "all",
+                facts=options["facts"],
             )
         except BaseException:
             for world in worlds.values():
@@ -100,6 +103,7 @@ class ToolScaleEnvironment(SessionEnvironment):
         if not isinstance(options["workers"], int) or options["workers"] < 1:
             found.append(f"env.options.workers must be a number from 1, not {options['workers']}.")
         found += user_problems(cfg, options["user"], options["user_is_policy"])
+        found += facts_problems(cfg, options["facts"])
         found += WorldMenus.problems(cfg)
         if not found and (wrong := _rows_problem(str(options["rows"]))):  # last, as it may fetch them
             found.append(wrong)

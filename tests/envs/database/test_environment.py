@@ -206,6 +206,8 @@ def test_demonstrations_teach_the_format_and_not_the_choice():
         ("env.options.rules=1", "env.options.rules must be true or false"),
         ("env.options.user=3", "env.options.user must be scripted or the name of a model, not 3"),
         ("tools=simulated tools.names=[pithon]", "tools.names=pithon"),
+        ("env.options.facts=judge", "env.options.facts=judge needs a judge: set tools.judge"),
+        ("env.options.facts=guess", "env.options.facts must be value or judge, not 'guess'."),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told(more: str, told: str):
@@ -264,3 +266,30 @@ async def test_a_model_plays_the_user_and_is_no_cost_of_the_policys():
     system, *_, said = stub.bodies[0]["messages"]
     assert task.question in system["content"]
     assert said["content"] == found.answer
+
+
+async def test_a_judge_finds_facts_and_what_denies_them():
+    """By value "not X" says X, and another wording does not; the judge decides, and is asked of facts alone."""
+    async with StubOpenAI() as stub:
+        cfg = config(
+            "env.options.facts=judge", "tools.judge=gpt-5-mini", f"tools.server.url={stub.url}", "pricing.name=paper"
+        )
+        environment, verdicts = DatabaseEnvironment(cfg), []
+        stub.reply = lambda body: json.dumps({"reason": "", "verdict": verdicts.pop(0)})
+        task = next(task for task in environment.held_out(99) if environment._golden[task.id].goal.facts)
+        golden, facts = environment.baselines()["golden"], environment._golden[task.id].goal.facts
+        played = collector(environment, cfg)
+        for verdict in ("correct", "incorrect"):
+            verdicts += [verdict] * len(facts)
+            (found,) = await played.play(golden, [task], budget=budget(), silent=True)
+            wrong = "" if verdict == "correct" else f"Not said: {', '.join(map(repr, facts))}."
+            assert (found.solved, found.criteria["faithful"]) == (not wrong, wrong)
+        asked = len(stub.bodies)
+        (idle,) = await played.play(environment.baselines()["do_nothing"], [task], budget=budget(), silent=True)
+        await environment.close()
+    assert (found.cost_usd, asked, len(stub.bodies)) == (0.0, 2 * len(facts), asked)  # idle: other criteria decide
+    assert not idle.solved
+    shown = stub.bodies[0]["messages"][1]["content"]
+    assert f"| customer: {task.question.splitlines()[0]}" in shown
+    assert facts[0] in shown
+    assert sum(row.cost_usd for row in found.ledger if row.role == "judge") > 0

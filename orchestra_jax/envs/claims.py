@@ -1,12 +1,14 @@
-"""NL_ASSERTION: a judge decides for every sentence of a task whether it is true of the conversation."""
+"""A judge decides for sentences whether they are true of a conversation: τ²-Bench's NL_ASSERTION, and facts."""
 
 from collections.abc import Sequence
 
+from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.answers import without_thinking
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.judge import CORRECT, INCORRECT, VERDICT_FORMAT, break_verdicts, read_verdict
 from orchestra_jax.tools.experts.quoting import Quotation
+from orchestra_jax.tools.experts.run_experts import Close, model_client
 from orchestra_jax.types import InfrastructureError, Usage
 
 SYSTEM = (
@@ -64,3 +66,13 @@ class ClaimChecker:
             if verdict is not None:
                 return verdict, rows
         raise InfrastructureError(f"The judge {self._client.expert.name!r} gave no verdict; use another model.")
+
+
+def claim_checker(cfg: WorldConfig) -> tuple[ClaimChecker, Close]:
+    """Return the judge of sentences of a run, and the function that ends it.
+
+    Raises:
+        ConfigError: `tools.judge` is no model that can be asked.
+    """
+    client, close = model_client(cfg, cfg.tools.judge, "judge")
+    return ClaimChecker(client), close
