@@ -27,12 +27,14 @@ class Database:
 
     Args:
         tables: {table: {id: entry}}, taken over as a frozen copy.
+        exact: 2 and 2.0 differ, and so do sums of money that differ in the last bit.
 
     Raises:
         TypeError: a table is no dict by id, or a value is none of JSON's.
     """
 
-    def __init__(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, tables: Mapping[str, Mapping[str, Any]], *, exact: bool = False) -> None:
+        self._exact = exact
         for name, table in tables.items():
             if not isinstance(table, Mapping):
                 raise TypeError(
@@ -50,8 +52,14 @@ class Database:
     def entry_digest(self, key: Key) -> bytes | None:
         """Return the digest of an entry, which is computed once, or None if there is no such entry."""
         if key not in self._digests:
-            self._digests[key] = _entry_digest(self.tables[key[0]].get(key[1]))
+            self._digests[key] = self.digest_of(self.tables[key[0]].get(key[1]))
         return self._digests[key]
+
+    def digest_of(self, entry: Any) -> bytes | None:
+        """Return the digest of an entry's content; None for None, an entry that was deleted."""
+        if entry is None:
+            return None
+        return digest(json.dumps(entry, sort_keys=True) if self._exact else canonical(entry))
 
 
 class State:
@@ -126,7 +134,7 @@ class State:
         if key not in self._changed:
             return self.database.entry_digest(key)
         if key not in self._digests:
-            self._digests[key] = _entry_digest(self._changed[key])
+            self._digests[key] = self.database.digest_of(self._changed[key])
         return self._digests[key]
 
     def hash(self) -> str:
@@ -231,7 +239,3 @@ class Transaction:
     def _check(self, allowed: bool, what: str) -> None:
         if not allowed:
             raise WrongKind(f"it {what} the database")
-
-
-def _entry_digest(entry: Any) -> bytes | None:
-    return None if entry is None else digest(canonical(entry))

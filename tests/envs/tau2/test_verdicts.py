@@ -14,6 +14,7 @@ from tests.envs.tau2.corrupted import FILE, SOURCES, corrupted, original
 pytestmark = pytest.mark.skipif(
     package.folder() is None, reason="inspect-evals is not installed: requirements/README.md"
 )
+ABSENT = "get_item_details"  # a tool of the authors' shop that only looks, and that the package lacks
 LETTERS = {"db": "D", "communicate": "C", "action": "A", "env_assertion": "E"}
 
 
@@ -34,7 +35,7 @@ def test_verdicts_are_those_of_the_public_evaluator(name):
         failed = list[int]()
         for number, (who, call) in enumerate(calls):
             result = session.call(who, call)
-            failed += [number] * result.is_error
+            failed += [number] * (result.is_error and call.name != ABSENT)
         faults = judge(scenario, golden.state, session, record)
         ours = {LETTERS[criterion]: not fault for criterion, fault in faults.items()}
         solved[all(ours.values())] += 1
