@@ -37,7 +37,8 @@ sys.path.insert(0, root)
 depths = {}
 
 def own(frame):
-    return frame.f_code.co_filename.startswith(root) and not frame.f_code.co_name.startswith("<")
+    name = frame.f_code.co_filename
+    return name.startswith(root) and "site-packages" not in name and not frame.f_code.co_name.startswith("<")
 
 def on_stack(frame):
     found = []
