@@ -24,6 +24,11 @@ def main(config: "DictConfig") -> None:
     from orchestra_jax.envs.registry import environment_class
 
     cfg = cli.configure(config)
+    if cfg.evaluation.dry_run:
+        from orchestra_jax.training.forecast import dry_run_evaluation
+
+        dry_run_evaluation(cfg)
+        return
     start = Start.of(config)
     cli.require(
         cfg, "evaluate", start, lambda: [*missing_to_evaluate(cfg), *environment_class(cfg).problems(cfg)], "evaluation"

@@ -14,6 +14,7 @@ from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.forecast import USER_TURNS, call_usd
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.roles import UserSimulator
@@ -26,7 +27,6 @@ STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")  # anywhere in th
 MOST_CALLS = 12  # most calls of a user before they say something
 _TRIES = 2  # samples asked for until one of them can be read
 _SAY = "say"
-_TURNS = 10  # turns of a conversation in a forecast
 _TOOLS = (
     "\n\nYou have these tools, which only you can use, and nobody sees that you do:\n{tools}\n\nIn each step write "
     'one JSON object and nothing else: {{"action": "say" or the name of a tool, "arguments": "{{...}}", the arguments '
@@ -146,10 +146,9 @@ def user_forecast(cfg: WorldConfig, user: str, prices: PriceList) -> str | None:
     """Return a sentence on the cost of a model that plays the user; None: there is none, or no list sells it."""
     if user not in prices.entries:
         return None
-    plan = cfg.plan
-    turn = prices.cost(user, prompt_tokens=plan.call_input, completion_tokens=plan.call_output)
+    plan, usd = cfg.plan, USER_TURNS * call_usd(cfg, prices, user)
     tokens = f"{plan.call_input} + {plan.call_output} tokens"
-    return f"The user {user} costs about ${_TURNS * turn:.2g} a conversation of {_TURNS} turns of {tokens}."
+    return f"The user {user} costs about ${usd:.2g} a conversation of {USER_TURNS} turns of {tokens}."
 
 
 def _last_part(name: str) -> str:

@@ -35,3 +35,24 @@ def held_out(environment: Environment, cfg: WorldConfig) -> Sequence[Task]:
 def preference_swap(environment: Environment, cfg: WorldConfig) -> Mapping[str, Sequence[Task]]:
     """Return the same evaluation.swap_questions held-out questions under each kind of preference."""
     return environment.paired_preferences(cfg.evaluation.swap_questions)
+
+
+def chosen_tasks(environment: Environment, cfg: WorldConfig) -> dict[str, Tasks]:
+    """Return the tasks of evaluation.benchmarks by name, the first evaluation.limit of each.
+
+    Raises:
+        ConfigError: there is no benchmark of a name.
+    """
+    limit, found = cfg.evaluation.limit, dict[str, Tasks]()
+    for name in cfg.evaluation.benchmarks if cfg.evaluation.questions else []:
+        tasks = BENCHMARKS.get(name)(environment, cfg)
+        if isinstance(tasks, Mapping):
+            found[name] = {part: some[:limit] for part, some in tasks.items()}
+        elif len(tasks):
+            found[name] = tasks[:limit]
+    return {name: tasks for name, tasks in found.items() if len(tasks)}
+
+
+def in_parts(name: str, tasks: Tasks) -> dict[str, Sequence[Task]]:
+    """Return the parts of a benchmark by their names in files; one without parts is its only part."""
+    return {f"{name}.{part}": some for part, some in tasks.items()} if isinstance(tasks, Mapping) else {name: tasks}

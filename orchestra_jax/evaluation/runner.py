@@ -12,8 +12,8 @@ import numpy as np
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.engines.base import Engine
-from orchestra_jax.envs.base import DO_NOTHING, EXPERT, Baseline, Environment, Script, do_nothing
-from orchestra_jax.evaluation.benchmarks import BENCHMARKS, HELD_OUT, Tasks
+from orchestra_jax.envs.base import DO_NOTHING, EXPERT, Baseline, Script, do_nothing
+from orchestra_jax.evaluation.benchmarks import HELD_OUT, chosen_tasks, in_parts
 from orchestra_jax.evaluation.calls import model_figures, several_figures
 from orchestra_jax.evaluation.measures import (
     intervals,
@@ -31,27 +31,6 @@ from orchestra_jax.types import Status, Task, Trajectory
 
 if TYPE_CHECKING:  # loaded when it is there
     from orchestra_jax.rollout.messages import MessageEngine
-
-
-def chosen_tasks(environment: Environment, cfg: WorldConfig) -> dict[str, Tasks]:
-    """Return the tasks of evaluation.benchmarks by name, the first evaluation.limit of each.
-
-    Raises:
-        ConfigError: there is no benchmark of a name.
-    """
-    limit, found = cfg.evaluation.limit, dict[str, Tasks]()
-    for name in cfg.evaluation.benchmarks if cfg.evaluation.questions else []:
-        tasks = BENCHMARKS.get(name)(environment, cfg)
-        if isinstance(tasks, Mapping):
-            found[name] = {part: some[:limit] for part, some in tasks.items()}
-        elif len(tasks):
-            found[name] = tasks[:limit]
-    return {name: tasks for name, tasks in found.items() if len(tasks)}
-
-
-def in_parts(name: str, tasks: Tasks) -> dict[str, Sequence[Task]]:
-    """Return the parts of a benchmark by their names in files; one without parts is its only part."""
-    return {f"{name}.{part}": some for part, some in tasks.items()} if isinstance(tasks, Mapping) else {name: tasks}
 
 
 @dataclass(frozen=True)

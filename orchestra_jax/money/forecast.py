@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.money.prices import PriceList
 
+USER_TURNS = 10  # turns of a conversation with a user whom a model plays
+
 
 def evaluation_cost(
     cfg: WorldConfig,
@@ -14,12 +16,13 @@ def evaluation_cost(
     own: bool,
     asked: Sequence[str] | None = None,
     calls: int | None = None,
+    users: Mapping[str, int] | None = None,
 ) -> str | None:
     """Return a sentence about what an evaluation will cost outside, or None if nothing is paid for.
 
     Assumes plan.calls calls of an expert at random a question, and for the policy's own tokens a conversation that
     grows evenly to plan.tokens over plan.turns generations, plan.response of it sampled; what was there before a
-    generation is read from the provider's cache.
+    generation is read from the provider's cache. A user whom a model plays says USER_TURNS things in a conversation.
 
     Args:
         cfg: settings of the run.
@@ -28,25 +31,26 @@ def evaluation_cost(
         own: True if the policy's own tokens are paid for too, as those of an endpoint are.
         asked: the only experts that are called; None: all of the menu.
         calls: calls for a question, instead of plan.calls; with 0 there is no answer that a judge could be asked about.
+        users: number of conversations, those of baselines included, by the model that plays their user.
     """
     plan, settings = cfg.plan, cfg.evaluation
-    if calls == 0:
-        return None
+    answers = calls != 0
     calls = plan.calls if calls is None else calls
     count = sum(tasks.values()) * (settings.samples + (1 if settings.greedy and settings.temperature else 0))
     offer = cfg.tools.evaluated
     models = sorted({model for models in offer.experts.values() for model in models if asked is None or model in asked})
-    judge = 0.0 if cfg.tools.judge == "match" else _call(cfg, prices, cfg.tools.judge)
-    experts = calls * sum(_call(cfg, prices, model) for model in models) / max(1, len(models))
+    judge = 0.0 if cfg.tools.judge == "match" or not answers else call_usd(cfg, prices, cfg.tools.judge)
+    experts = calls * sum(call_usd(cfg, prices, model) for model in models) / max(1, len(models))
+    talks = {name: number * USER_TURNS * call_usd(cfg, prices, name) for name, number in (users or {}).items()}
     turns, tokens = plan.turns or plan.calls + 1, plan.tokens or cfg.rollout.limits.max_length
     sampled = round(plan.response * tokens)
     read = sum(round(tokens * turn / turns) for turn in range(1, turns + 1)) - sampled
     policy = 0.0
-    if own:
+    if own and answers:
         policy = prices.cost(
             "orchestrator", prompt_tokens=read, cached_tokens=max(0, read - tokens), completion_tokens=sampled
         )
-    if not (experts or judge or policy):
+    if not (experts or judge or policy or any(talks.values())):
         return None
     named = ", ".join(f"{name} ({number})" for name, number in tasks.items())
     if cfg.replay.mode == "replay":
@@ -59,9 +63,15 @@ def evaluation_cost(
         f"the judge ${count * judge:.2f} (one verdict each)": judge,
         f"the policy itself ${count * policy:.2f} ({turns} turns up to {tokens} tokens)": policy,
     }
-    parts = ", ".join(text for text, usd in told.items() if usd)
-    return f"{count} trajectories of {named} cost about ${count * (experts + judge + policy):.2f}: {parts}; {end}."
+    told |= {
+        f"the user {name} ${usd:.2f} ({(users or {})[name]} conversations of {USER_TURNS} turns of {each}, those of "
+        "baselines included)": usd
+        for name, usd in talks.items()
+    }
+    parts, total = ", ".join(text for text, usd in told.items() if usd), count * (experts + judge + policy)
+    return f"{count} trajectories of {named} cost about ${total + sum(talks.values()):.2f}: {parts}; {end}."
 
 
-def _call(cfg: WorldConfig, prices: PriceList, model: str) -> float:
+def call_usd(cfg: WorldConfig, prices: PriceList, model: str) -> float:
+    """Return the dollars of one call as plan.call_input and plan.call_output assume it."""
     return prices.cost(model, prompt_tokens=cfg.plan.call_input, completion_tokens=cfg.plan.call_output)

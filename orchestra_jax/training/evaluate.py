@@ -15,17 +15,15 @@ from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.record import RunRecord, Start
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine
-from orchestra_jax.envs.base import DO_NOTHING, EXPERT, RANDOM, Baseline, Environment
-from orchestra_jax.envs.baselines import baseline
+from orchestra_jax.envs.base import Baseline, Environment
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.benchmark_rows import benchmark_rows, cap_rows, interval_lines
 from orchestra_jax.evaluation.figures import plain
-from orchestra_jax.evaluation.runner import Evaluator, chosen_tasks, in_parts
+from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.evaluation.terminal import print_figures
 from orchestra_jax.evaluation.turn_caps import CappedEvaluator, draw_turn_caps, widest
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import BudgetExceeded
-from orchestra_jax.money.forecast import evaluation_cost
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes import Processes, joined
@@ -35,9 +33,10 @@ from orchestra_jax.rollout.messages import MessageEngine
 from orchestra_jax.tools.base import unreachable
 from orchestra_jax.tools.experts.judge import JUDGE_PROMPT
 from orchestra_jax.training.build import keep_compiled, make_collector, make_policy, preflight
+from orchestra_jax.training.forecast import dry_run_evaluation, evaluation_forecast, require_benchmarks
 from orchestra_jax.training.guard import guard_of
 from orchestra_jax.training.main import STOPS, device_names, exit_status, working_in
-from orchestra_jax.training.subject import Subject, policy_model, subject_of
+from orchestra_jax.training.subject import Subject, policy_model, script_of, subject_of
 from orchestra_jax.training.summary import write_summary
 from orchestra_jax.training.weights import engine_params, start_run_engine
 from orchestra_jax.types import ReplayMiss
@@ -59,7 +58,7 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
     """
     if cfg.evaluation.dry_run:
         with exit_status():
-            _dry_run(cfg)
+            dry_run_evaluation(cfg)
         return
     folder = Path(cfg.output_dir) / FOLDER
     with (
@@ -104,7 +103,7 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: RunRec
         money = RunBudget(cfg.budget, folder, processes)
         limits = widest(cfg.rollout.limits, cfg.evaluation.turn_caps)
         collector = make_collector(replace(cfg, rollout=replace(cfg.rollout, limits=limits)), environment, chat)
-        if sentence := _forecast(cfg, environment, subject):
+        if sentence := evaluation_forecast(cfg, environment, subject):
             print(sentence, flush=True)
         record.begin(parents=subject.parents(), devices=device_names())
     money.share()
@@ -136,32 +135,23 @@ def _checked(cfg: RunConfig, processes: Processes) -> tuple[Subject, ChatFormat 
     Raises:
         ConfigError: something is missing; one sentence for each thing.
     """
-    if not (cfg.evaluation.questions and cfg.evaluation.benchmarks):
-        raise ConfigError("There is nothing to evaluate on: set evaluation.benchmarks and evaluation.questions.")
+    require_benchmarks(cfg)
     subject = subject_of(_with_own_calls(cfg, processes))
     cfg = subject.cfg
     keep_compiled(cfg)
     preflight(cfg, processes)
     if subject.own:
         return subject, make_chat(cfg), make_environment(cfg)
-    asks = subject.url is not None and cfg.replay.mode is not ReplayMode.replay and not cfg.evaluation.dry_run
+    asks = subject.url is not None and cfg.replay.mode is not ReplayMode.replay
     if asks and (problems := unreachable(subject.name, subject.url, "policy=")):
         raise ConfigError("\n".join(problems))
     environment = make_environment(cfg)
     if subject.baseline is not None:
-        _baseline(subject, environment)
+        script_of(subject, environment)
     # The policy uses no tokens of ours, but baselines do.
     words = replace(cfg, model=replace(cfg.model, tokenizer="environment"))
     own = environment.baselines() and environment_class(cfg).chat(cfg) is not None
     return subject, make_chat(words) if own else None, environment
-
-
-def _baseline(subject: Subject, environment: Environment) -> Baseline:
-    """Return the script that `policy` names; raise ConfigError if there is none."""
-    found, limits = chosen_tasks(environment, subject.cfg), subject.cfg.rollout.limits
-    tasks = [task for name, some in found.items() for part in in_parts(name, some).values() for task in part]
-    # The answer is a turn of its own.
-    return baseline(environment, str(subject.baseline), tasks, min(limits.max_calls, limits.max_turns - 1))
 
 
 def _with_own_calls(cfg: RunConfig, processes: Processes) -> RunConfig:
@@ -184,7 +174,7 @@ def engine_of(
     """Yield what speaks for the policy, for as long as the block lasts. A baseline needs the environment."""
     cfg = subject.cfg
     if subject.baseline is not None and environment is not None:
-        yield _baseline(subject, environment)
+        yield script_of(subject, environment)
         return
     if subject.url is not None:
         with processes.together():
@@ -224,28 +214,3 @@ def engine_of(
         yield serving.engine
     finally:
         loop.run(serving.close())
-
-
-def _dry_run(cfg: RunConfig) -> None:
-    """Print what the evaluation will cost. Nothing is written and nobody asked."""
-    subject, _, environment = _checked(replace(cfg, replay=replace(cfg.replay, mode=ReplayMode.off)), Processes())
-    with LoopThread() as loop:
-        try:
-            print(_forecast(subject.cfg, environment, subject) or "Dry run: nothing is paid for outside.", flush=True)
-        finally:
-            loop.run(environment.close())
-
-
-def _forecast(cfg: RunConfig, environment: Environment, subject: Subject) -> str | None:
-    """Return a sentence about what the evaluation will pay outside, or None if nothing."""
-    tasks = chosen_tasks(environment, cfg)
-    counts = {
-        name: sum(map(len, some.values())) if isinstance(some, dict) else len(some) for name, some in tasks.items()
-    }
-    name = subject.baseline or ""
-    calls = {DO_NOTHING: 0, RANDOM: 1}.get(name, 1 if name.startswith(EXPERT) else None)
-    asked = [name.removeprefix(EXPERT)] if name.startswith(EXPERT) else None
-    own = subject.url is not None
-    if subject.baseline is not None:  # a script says the same each time
-        cfg = replace(cfg, evaluation=replace(cfg.evaluation, samples=1, greedy=False))
-    return evaluation_cost(cfg, price_book(cfg).base, counts, own=own, asked=asked, calls=calls)

@@ -1,11 +1,26 @@
-"""A dry run: the cost of a training step, told before a dollar is spent."""
+"""Dry runs: the cost of a training step or of an evaluation, told before a dollar is spent; nothing here loads JAX."""
 
-from dataclasses import dataclass
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.envs.registry import environment_class
+from orchestra_jax.config.choices import ReplayMode
+from orchestra_jax.config.missing_policy import missing_to_evaluate
+from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.envs.base import DO_NOTHING, EXPERT, RANDOM, Environment
+from orchestra_jax.envs.registry import environment_class, make_environment
+from orchestra_jax.envs.users import SCRIPTED
+from orchestra_jax.evaluation.benchmarks import HELD_OUT, chosen_tasks, in_parts
+from orchestra_jax.money.forecast import evaluation_cost
 from orchestra_jax.money.price_book import price_book
-from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.prices import MissingPrice, PriceList
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.training.subject import Subject, script_of, subject_of
+from orchestra_jax.types import Task
 
 
 @dataclass(frozen=True)
@@ -72,3 +87,84 @@ def forecast(cfg: RunConfig) -> str | None:
     """Return what is told before a run begins: the environment's own sentences, and what a step will cost."""
     told = environment_class(cfg).forecast(cfg), dry_run(cfg, price_book(cfg).base)
     return "\n".join(filter(None, told)) or None
+
+
+def dry_run_evaluation(cfg: RunConfig) -> None:
+    """Print what an evaluation will cost. No weights or indices are read, nothing is kept and nobody asked.
+
+    Raises:
+        ConfigError: something is missing; one sentence for each thing.
+    """
+    require_benchmarks(cfg)
+    subject = subject_of(cfg)
+    with asking_nobody(subject.cfg) as silent:
+        lacking = [*missing_to_evaluate(silent), *environment_class(silent).problems(silent)]
+        if lacking:
+            raise ConfigError("\n".join(dict.fromkeys(lacking)))
+        environment = make_environment(silent)
+        try:
+            if subject.baseline is not None:
+                script_of(subject, environment)
+            told = evaluation_forecast(subject.cfg, environment, subject)
+            print(told or "Dry run: nothing is paid for outside.", flush=True)
+        finally:
+            asyncio.run(environment.close())
+
+
+@contextmanager
+def asking_nobody(cfg: RunConfig) -> Iterator[RunConfig]:
+    """Yield settings whose tools open nothing and need no key: all calls would come from a record, which is empty.
+
+    MCP servers are started all the same, because they alone know their tools.
+    """
+    if cfg.tools.opened.mcp:
+        yield replace(cfg, replay=replace(cfg.replay, mode=ReplayMode.off))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder, "calls.db")
+        Replay(record, ReplayMode.replay_or_record).close()  # makes the file
+        yield replace(cfg, replay=replace(cfg.replay, mode=ReplayMode.replay, path=str(record)))
+
+
+def require_benchmarks(cfg: RunConfig) -> None:
+    """Raise ConfigError if there is nothing to evaluate on."""
+    if not (cfg.evaluation.questions and cfg.evaluation.benchmarks):
+        raise ConfigError("There is nothing to evaluate on: set evaluation.benchmarks and evaluation.questions.")
+
+
+def evaluation_forecast(cfg: RunConfig, environment: Environment, subject: Subject) -> str | None:
+    """Return a sentence about what an evaluation will pay outside, or None if nothing.
+
+    Raises:
+        ConfigError: there is no price list, or it lacks a price.
+    """
+    found = {name: list(_all(in_parts(name, some))) for name, some in chosen_tasks(environment, cfg).items()}
+    name = subject.baseline or ""
+    calls = {DO_NOTHING: 0, RANDOM: 1}.get(name, 1 if name.startswith(EXPERT) else None)
+    asked = [name.removeprefix(EXPERT)] if name.startswith(EXPERT) else None
+    own = subject.url is not None
+    if subject.baseline is not None:  # a script says the same each time
+        cfg = replace(cfg, evaluation=replace(cfg.evaluation, samples=1, greedy=False))
+    counts, users = {name: len(tasks) for name, tasks in found.items()}, _users(cfg, environment, found)
+    try:
+        return evaluation_cost(cfg, price_book(cfg).base, counts, own=own, asked=asked, calls=calls, users=users)
+    except (OSError, ValueError, MissingPrice) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _users(cfg: RunConfig, environment: Environment, found: Mapping[str, list[Task]]) -> dict[str, int]:
+    """Return how many conversations each model plays the user of: the policy's, and those of the rows beside it."""
+    settings, scripts = cfg.evaluation, environment.baselines()
+    samples, users = settings.samples + bool(settings.greedy and settings.temperature), Counter[str]()
+    for name, tasks in found.items():
+        beside = len(scripts.keys() - {DO_NOTHING}) if name == HELD_OUT else 0
+        for task in tasks:
+            options = (
+                cfg.env.options.get(str(task.extra.get("part"))) or cfg.env.options
+            )  # a mixture's part has its own
+            users[options.get("user", SCRIPTED)] += samples + beside + (DO_NOTHING in scripts)
+    return {str(model): number for model, number in users.items() if model != SCRIPTED}
+
+
+def _all(parts: Mapping[str, Iterable[Task]]) -> Iterable[Task]:
+    return (task for some in parts.values() for task in some)

@@ -9,6 +9,9 @@ from orchestra_jax.config.missing import POLICY_FOLDER
 from orchestra_jax.config.missing_policy import missing_policy, no_policy
 from orchestra_jax.config.parents import parent
 from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.envs.base import Baseline, Environment
+from orchestra_jax.envs.baselines import baseline
+from orchestra_jax.evaluation.benchmarks import chosen_tasks, in_parts
 from orchestra_jax.evaluation.model_family import model_family
 from orchestra_jax.io import hub
 
@@ -88,6 +91,14 @@ def subject_of(cfg: RunConfig) -> Subject:
     if (folder / "config.json").is_file() or hub.is_id(cfg.policy):
         return _checkpoint(cfg, cfg.policy)
     raise ConfigError(no_policy(cfg.policy))
+
+
+def script_of(subject: Subject, environment: Environment) -> Baseline:
+    """Return the script that `policy` names; raise ConfigError if there is none."""
+    found, limits = chosen_tasks(environment, subject.cfg), subject.cfg.rollout.limits
+    tasks = [task for name, some in found.items() for part in in_parts(name, some).values() for task in part]
+    # The answer is a turn of its own.
+    return baseline(environment, str(subject.baseline), tasks, min(limits.max_calls, limits.max_turns - 1))
 
 
 def policy_model(cfg: RunConfig) -> str | None:

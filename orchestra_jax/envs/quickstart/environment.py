@@ -1,7 +1,7 @@
 """The quickstart environment: a generated world with a real sandbox, real searches and simulated experts."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -64,11 +64,12 @@ class QuickstartEnvironment(Environment):
         self._cfg, self.world = cfg, QuickstartWorld(cfg.env.seed)
         self._tools, self._evaluated = ordered_tools(cfg.tools.names), ordered_tools(cfg.tools.evaluated.names)
         self._sandbox = _sandbox(cfg)
-        self._indices = {
-            "local_search": LocalIndex.build([Passage("", text) for text in self.world.local_corpus]),
-            "web_search": LocalIndex.build([Passage("", text) for text in self.world.web_corpus]),
-        }
         self._experts = {name: SimulatedExpert(name, SKILLS[name], self.world.seed) for name in EXPERTS}
+
+    @cached_property
+    def _indices(self) -> dict[str, LocalIndex]:
+        texts = {"local_search": self.world.local_corpus, "web_search": self.world.web_corpus}
+        return {name: LocalIndex.build([Passage("", text) for text in some]) for name, some in texts.items()}
 
     @classmethod
     def problems(cls, cfg: WorldConfig) -> list[str]:

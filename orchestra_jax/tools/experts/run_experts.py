@@ -1,5 +1,6 @@
 """The models that a run asks: where they are served, their share of the limits, and clients of single ones."""
 
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -10,7 +11,7 @@ from orchestra_jax.config.tools import EvaluationOffer, MenuRule
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import MissingPrice
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.processes import several
+from orchestra_jax.processes import Processes
 from orchestra_jax.tools.base import unreachable
 from orchestra_jax.tools.catalogue import models_of
 from orchestra_jax.tools.experts.cards import api_fields
@@ -31,7 +32,7 @@ def run_experts(cfg: WorldConfig) -> list[Expert]:
         ValueError: one of them has no server.
         FileNotFoundError: no such file.
     """
-    processes, tools = several.processes_of_run(), cfg.tools.opened
+    processes, tools = _processes(), cfg.tools.opened
     known = {expert.name: expert for expert in (read_experts(tools.experts_file) if tools.experts_file else ())}
     url = tools.server.url or (_NOWHERE if cfg.replay.mode is ReplayMode.replay else None)
     options = {key: value for key, value in asdict(tools.server).items() if key != "url" and value is not None}
@@ -50,6 +51,14 @@ def run_experts(cfg: WorldConfig) -> list[Expert]:
         share = processes.share(expert.concurrency)
         experts.append(replace(expert, concurrency=share, requests_per_minute=rate and rate / processes.count))
     return experts
+
+
+def _processes() -> Processes:
+    if "jax" not in sys.modules:  # a dry run: nobody has joined a run of several, and JAX takes seconds to load
+        return Processes()
+    from orchestra_jax.processes import several
+
+    return several.processes_of_run()
 
 
 def named_experts(cfg: WorldConfig, names: Sequence[str]) -> list[Expert]:

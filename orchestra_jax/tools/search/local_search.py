@@ -33,7 +33,8 @@ class LocalSearch(Tool):
         self._name = Path(cfg.index or cfg.corpus or "").name
         self._index: LocalIndex | local.BatchIndex | None = None
         self._live, self._content = context.live, ""  # until the first call
-        self._content_here = _content(cfg.index or cfg.corpus, context.live)
+        self._source = cfg.index or cfg.corpus
+        self._content_here = _content(self._source, True) if context.live else None
         if not context.live:
             return
         if cfg.index is not None:
@@ -55,7 +56,7 @@ class LocalSearch(Tool):
 
     async def _find_content(self) -> str:
         """Return the digest of the passages: from their files, from their server, or from the record."""
-        found = self._content_here
+        found = _content(self._source, False) if self._content_here is None else self._content_here
         if isinstance(self._index, RemoteIndex):
             found = await self._index.content()
         if found and not self._live:

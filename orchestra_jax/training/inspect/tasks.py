@@ -14,7 +14,7 @@ from typing import Any
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.registry import environment_class, make_environment
-from orchestra_jax.evaluation.runner import chosen_tasks, in_parts
+from orchestra_jax.evaluation.benchmarks import chosen_tasks, in_parts
 from orchestra_jax.money import run_budget as spending
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.messages import WholeReply
