@@ -30,7 +30,7 @@ def main(config: "DictConfig") -> None:
     from orchestra_jax.training.evaluate import FOLDER
     from orchestra_jax.training.main import exit_status
 
-    with exit_status(folder=cfg.output_dir):
+    with exit_status(folder=cfg.output_dir, calls=cfg.replay.path):
         measure(cfg, Path(cfg.output_dir) / FOLDER)
 
 

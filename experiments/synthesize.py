@@ -27,7 +27,7 @@ def main(config: "DictConfig") -> None:
     from orchestra_jax.synthesis.synthesize import synthesize
     from orchestra_jax.training.main import exit_status
 
-    with exit_status(folder=cfg.output_dir):
+    with exit_status(folder=cfg.output_dir, calls=cfg.replay.path):
         made = synthesize(cfg, cfg.synthesis)
     if not made:
         raise SystemExit(1)

@@ -14,7 +14,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ import orchestra_jax.envs.qa.environment
 import orchestra_jax.evaluation.pictures
 import orchestra_jax.models.tokenizer
 import orchestra_jax.training.main  # noqa: F401
-from orchestra_jax.money import records
 from orchestra_jax.money.spent import bill
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,16 +66,6 @@ def remove(file: str) -> None:
     Path(file).unlink(missing_ok=True)
 
 
-def merge(record: str) -> int:
-    """Gives a record what found no room beside it, as docs/money.md says; how many files that were."""
-    files = sorted(Path(tempfile.gettempdir()).glob(f"{Path(record).name}.unsaved.*.jsonl"))
-    if files:
-        records.merge(record, *files)
-    for file in files:
-        file.unlink()
-    return len(files)
-
-
 def look(out: str) -> dict[str, Any]:
     """What there is: the run's bill and files, processes, and what others than the run's folder hold."""
     processes = []
@@ -96,7 +84,7 @@ def look(out: str) -> dict[str, Any]:
     }
 
 
-COMMANDS = {"mount": mount, "unmount": unmount, "fill": fill, "remove": remove, "merge": merge, "look": look}
+COMMANDS = {"mount": mount, "unmount": unmount, "fill": fill, "remove": remove, "look": look}
 
 
 def start(command: dict[str, Any]) -> int:

@@ -251,8 +251,6 @@ class Run:
     def _look(self) -> None:
         if self.outcome.problem is not None:
             return
-        if self._record and self.outcome.event == "full disk":
-            self._launcher("merge", record=str(self._out / "calls.db"))
         for patience in range(100):
             found = self._launcher("look", out=str(self._out))
             if not found["processes"] or patience == 99:

@@ -1,11 +1,11 @@
 """Take a run's config from Hydra; a user's error ends the process with one plain sentence."""
 
 import contextlib
-import errno
 import functools
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -40,10 +40,13 @@ def configure(config: DictConfig) -> RunConfig:
         from orchestra_jax.config.errors import explain_error
 
         end(explain_error(error))  # raised further, Hydra would put a line of its own above the sentence
-    if not os.access(folder, os.W_OK | os.X_OK):
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(1 << 16))  # with less room no run can begin
+    except OSError as error:
         from orchestra_jax.config.errors import unwritable
 
-        end(unwritable(folder, os.strerror(errno.EACCES)))
+        end(unwritable(folder, str(error.strerror)))
     if run.rollout.server.share_gpus:
         # JAX keeps what it once took of a GPU, unless this says otherwise before it starts (engines/gpus.py).
         os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")

@@ -12,6 +12,8 @@ from orchestra_jax.config.exit_status import DISK_FULL, INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.messages import explain
 from orchestra_jax.config.schema import ConfigError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 def told(error: BaseException, *, traced: bool = False) -> int | None:
     """Print the sentence for an error that a user made or that a full disk is, and return the status to exit with.
@@ -20,7 +22,7 @@ def told(error: BaseException, *, traced: bool = False) -> int | None:
     """
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED  # nothing has begun: a run has a sentence for it
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in _FULL:
         print(f"No space, or quota, is left on the disk of {error.filename or os.getcwd()!r}.", file=sys.stderr)
         return DISK_FULL
     if traced or not isinstance(error, Exception) or not is_users_error(error):
@@ -61,5 +63,6 @@ def _reads_config(error: BaseException) -> bool:
 
 
 def unwritable(path: str, reason: str) -> str:
-    """Return the sentence for a folder that cannot be written."""
-    return f"The folder {path!r} cannot be written ({reason}): set output_dir to one that can."
+    """Return the sentence for a folder, or something in it, that cannot be written."""
+    fix = "free some, or set" if reason in map(os.strerror, _FULL) else "set"
+    return f"The folder {path!r} cannot be written ({reason}): {fix} output_dir to one that can."

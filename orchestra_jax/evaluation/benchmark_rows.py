@@ -35,3 +35,13 @@ def interval_lines(rows: Sequence[Row]) -> Iterator[str]:
             if shares := figures.get(name):
                 cells = [f"{k}: {number(value(shares, k), 100, 1)} %" for k in shares]
                 yield f"{label}: {name} for k = {', '.join(cells)}."
+
+
+def footnotes(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line for each row with failures, which hide data and not skill."""
+    for label, figures, _ in rows:
+        failed, counted = value(figures, "failed"), value(figures, "counted")
+        if failed:
+            of = "" if counted is None else f" of {failed + counted:.0f}"
+            none = " Nothing is known of it." if counted == 0 else ""
+            yield f"{label}: {failed:.0f}{of} failed for infrastructure reasons and are in no figure.{none}"

@@ -69,8 +69,11 @@ def print_figures(console: Console, title: str, rows: Sequence[Row], lines: Iter
     console.print(_figures_table(title, rows))
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for line in _footnotes(rows):
-        console.print(line, markup=False, highlight=False, soft_wrap=True, style="yellow")
+    if any(value(figures, "failed") for _, figures, _ in rows):
+        from orchestra_jax.evaluation.benchmark_rows import footnotes
+
+        for line in footnotes(rows):
+            console.print(line, markup=False, highlight=False, soft_wrap=True, style="yellow")
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[Row]:
@@ -127,16 +130,6 @@ def _figures_table(title: str, rows: Sequence[Row]) -> Table:
     ]
     lines = [(style, [label, *shown]) for (label, _, style), shown in zip(rows, cells, strict=True)]
     return _table(title, ["", *columns], lines, overflow="fold")
-
-
-def _footnotes(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a line for each row with failures, which hide data and not skill."""
-    for label, figures, _ in rows:
-        failed, counted = value(figures, "failed"), value(figures, "counted")
-        if failed:
-            of = "" if counted is None else f" of {failed + counted:.0f}"
-            none = " Nothing is known of it." if counted == 0 else ""
-            yield f"{label}: {failed:.0f}{of} failed for infrastructure reasons and are in no figure.{none}"
 
 
 def _changes(summary: Mapping[str, Any]) -> Iterator[str]:

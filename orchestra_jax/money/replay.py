@@ -19,7 +19,6 @@ from orchestra_jax.money.store import (
     CANONICAL,
     Recorded,
     Row,
-    Unsaved,
     Writer,
     connect,
     decode,
@@ -28,6 +27,7 @@ from orchestra_jax.money.store import (
     open_to_read,
     row_of,
 )
+from orchestra_jax.money.unsaved import Unsaved, kept_in
 from orchestra_jax.types import ReplayMiss
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Replay:
     "replay_or_record" runs and keeps what is not there yet. Identical calls at the same time are run once in the two
     modes that record; calls that are samples of the same request must say so in it ({"sample": 3}).
 
-    An answer that the file does not take is given all the same and kept beside it (`store.Unsaved`); from then on no
+    An answer that the file does not take is given all the same and kept in another (`unsaved.Unsaved`); from then on no
     call is run before the file has taken it.
 
     Attributes:
@@ -81,8 +81,7 @@ class Replay:
             with contextlib.suppress(OSError):  # still no room: the first call that has to be paid says so
                 for row in tuple(self._unsaved.rows.values()):
                     self._writer.put(row).result()
-                if self._unsaved.rows:
-                    self._unsaved.saved()
+                self._unsaved.saved()
 
     async def call(
         self, kind: str, request: Mapping[str, Any], run: Callable[[], Coroutine[Any, Any, Recorded]]
@@ -187,7 +186,7 @@ class Replay:
         except OSError as error:
             with contextlib.suppress(OSError):  # in memory at least
                 self._unsaved.add(row)
-            _log.warning("%s: what was paid is kept in %s.", error, self._unsaved.file)
+            _log.warning("%s: what was paid is kept in %s.", error, self._unsaved.file or "memory")
         else:
             self.recorded += 1
 
@@ -200,10 +199,7 @@ class Replay:
         try:
             await asyncio.gather(*(asyncio.wrap_future(self._writer.put(row)) for row in waiting))
         except OSError as error:
-            raise ReplayBroken(
-                f"{error}; what was paid until then is kept in {str(self._unsaved.file)!r}, and the next run takes it "
-                "up: make room, or end what locks the file, and start again."
-            ) from None
+            raise ReplayBroken(f"{error}: make room, or end what locks the file.{kept_in(self._path)}") from None
         self.recorded += len(waiting)
         self._unsaved.saved()
 

@@ -1,26 +1,22 @@
-"""The files of recorded calls: rows, the database that keeps them, its writing thread, and rows that it did not take.
+"""The files of recorded calls: rows, the database that keeps them, and its writing thread.
 
 The database is SQLite in WAL mode: many processes may read and write it at once, on one machine (SQLite has no safe
-locks on network file systems). Rows also exist as lines of JSON: exported ones, and those in `Unsaved`.
+locks on network file systems). Rows also exist as lines of JSON: exported ones, and those in `unsaved.Unsaved`.
 """
 
-import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import math
 import os
 import queue
 import sqlite3
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from orchestra_jax.config.ranges import shown
 from orchestra_jax.types import Usage
@@ -223,79 +219,3 @@ def _check_version(database: sqlite3.Connection, file: Path) -> None:
     if version != _VERSION or found is None:
         database.close()
         raise ValueError(f"{str(file)!r} is no replay file of this version; record to another path.")
-
-
-class Unsaved:
-    """Rows that the database could not take: a full disk, a lock or damage must not lose what was paid for.
-
-    They wait in memory and as lines of JSON in a file beside the record until the record takes them; another process or
-    a later run finds them there. If even that file cannot be written, they are in the folder for temporary files, and
-    are merged by hand.
-
-    Attributes:
-        rows: waiting rows by key, those that earlier runs left included.
-        file: the file that they are in.
-    """
-
-    def __init__(self, record: Path) -> None:
-        self.file = record.with_name(f"{record.name}.unsaved.jsonl")
-        self.rows: dict[str, Row] = {}
-        if self.file.is_file():
-            with contextlib.suppress(OSError):
-                self.rows = {row[0]: row for row in _whole_lines(self.file.read_bytes())}
-
-    def add(self, row: Row) -> None:
-        """Keep a row; raise OSError if it is in memory alone, on no disk."""
-        self.rows[row[0]] = row
-        data = line_of(row).encode() + b"\n"
-        try:
-            _append(self.file, data)
-        except OSError:
-            temporary = Path(tempfile.gettempdir()) / f"{self.file.stem}.{os.getpid()}.jsonl"
-            _append(temporary, data)
-            self.file = temporary
-
-    def saved(self) -> None:
-        """Drop the rows, which the record holds now. Rows that other processes added since go on waiting."""
-        with contextlib.suppress(OSError), _locked(self.file) as file:
-            left = [row for row in _whole_lines(file.read()) if row[0] not in self.rows]
-            if left:
-                self.rows = {row[0]: row for row in left}
-                return
-            self.file.unlink()
-        self.rows = {}
-
-
-def _whole_lines(data: bytes) -> Iterator[Row]:
-    """Read the rows of whole lines; a kill may have cut the last."""
-    for line in data.splitlines():
-        with contextlib.suppress(ValueError):
-            yield read_line(line)
-
-
-def _append(path: Path, data: bytes) -> None:
-    with _locked(path) as file:
-        size = file.seek(0, os.SEEK_END)
-        try:
-            if os.write(file.fileno(), data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(file.fileno())
-        except OSError:
-            os.ftruncate(file.fileno(), size)
-            if not size:
-                path.unlink()
-            raise
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[BinaryIO]:
-    """Open the file, at its start, for this process alone."""
-    while True:
-        with path.open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            # Another process may have emptied and removed it while we waited.
-            if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
-                continue
-            file.seek(0)
-            yield file
-            return

@@ -1,25 +1,32 @@
 """Tell in a sentence what ended a run, where the user can mend or wanted it; loaded when something does."""
 
+import errno
 import sys
+from pathlib import Path
 
+from orchestra_jax.config.errors import unwritable
 from orchestra_jax.config.exit_status import DISK_FULL, INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.run_budget import Halted
+from orchestra_jax.money.unsaved import kept_in
 from orchestra_jax.processes import Processes
 from orchestra_jax.training.full_disk import disk_full, disk_full_sentence
 from orchestra_jax.training.stopping import Interrupted
 from orchestra_jax.types import OutOfTime
 
 _HALTED = 3
+_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 
 
-def status_of(error: BaseException, processes: Processes | None, folder: str | None) -> int | None:
+def status_of(
+    error: BaseException, processes: Processes | None, folder: str | None = None, calls: str | None = None
+) -> int | None:
     """Print the sentence for an error and return the status to exit with; None for a bug, which keeps its trace.
 
     Args:
         processes: of the run; only the first tells what ends all of them.
-        folder: of the run.
+        folder, calls: of the run, and its file of recorded calls.
     """
     if isinstance(error, KeyboardInterrupt):
         print("Stopped at once; the same command continues from the last checkpoint.", file=sys.stderr, flush=True)
@@ -28,12 +35,24 @@ def status_of(error: BaseException, processes: Processes | None, folder: str | N
     status = next((status for kind, status in known if isinstance(error, kind)), None)
     sentence = str(error)
     if status is None:
-        if not disk_full(error):
+        if disk_full(error):
+            sentence, status = disk_full_sentence(folder), DISK_FULL
+        elif isinstance(error, OSError) and _refuses_writes(error, folder):
+            sentence, status = unwritable(str(error.filename), str(error.strerror)), USAGE_ERROR
+        else:
             return None
-        sentence, status = disk_full_sentence(folder), DISK_FULL
+    if calls and (kept := kept_in(Path(calls))) not in sentence:
+        sentence += kept
     if processes is None or processes.first or not processes.agreed:
         print(sentence, file=sys.stderr, flush=True)
     return status
+
+
+def _refuses_writes(error: OSError, folder: str | None) -> bool:
+    """Return whether something in the run's folder cannot be written: read-only, or a file in a folder's place."""
+    if not folder or error.errno not in _UNWRITABLE or not isinstance(error.filename, str):
+        return False
+    return Path(error.filename).resolve().is_relative_to(Path(folder).resolve())
 
 
 def stopped(error: Exception, where: str, usd: float) -> Halted | Interrupted:

@@ -64,7 +64,7 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
     with (
         exit_status(),
         joined(cfg.mesh) as processes,
-        exit_status(processes, cfg.output_dir),
+        exit_status(processes, folder=cfg.output_dir, calls=_with_own_calls(cfg, processes).replay.path),
         RunRecord(folder, cfg, "evaluate", start, stops=STOPS, writes=processes.first) as record,
         working_in(folder, processes),
     ):

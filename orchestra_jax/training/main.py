@@ -28,25 +28,24 @@ STOPS = (Halted, Interrupted)  # the run may go on from where these ended it
 
 
 @contextmanager
-def exit_status(processes: Processes | None = None, folder: str | None = None) -> Iterator[None]:
+def exit_status(processes: Processes | None = None, **places: str | None) -> Iterator[None]:
     """End the process with one sentence instead of a stack trace, if the user can mend or wanted what happened.
 
     Args:
         processes: of the run; only the first tells what ends all of them.
-        folder: of the run.
+        places: `folder` of the run, and `calls`, its file of recorded calls.
 
     Raises:
         SystemExit: status 2 after one sentence for each thing that is missing; 3 after a budget or the record of calls
             ended the run; 5 on a full disk; 130 after Ctrl-C, SIGTERM or SIGHUP.
     """
-
     try:
         with handling(end_now):
             yield
     except (KeyboardInterrupt, Exception) as error:
         from orchestra_jax.training.endings import status_of
 
-        if (status := status_of(error, processes, folder)) is None:
+        if (status := status_of(error, processes, **places)) is None:
             raise
         raise SystemExit(status) from None
 
@@ -83,7 +82,7 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
     with (
         exit_status(),
         joined(cfg.mesh) as processes,
-        exit_status(processes, cfg.output_dir),
+        exit_status(processes, folder=cfg.output_dir, calls=cfg.replay.path),
         RunRecord(directory, cfg, "train", start, stops=STOPS, writes=processes.first) as record,
         ExitStack() as parts,
     ):

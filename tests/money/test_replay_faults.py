@@ -4,11 +4,12 @@ import asyncio
 import errno
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from orchestra_jax.money import records, store
+from orchestra_jax.money import records, store, unsaved
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import CANONICAL, Recorded, key
 from orchestra_jax.types import InfrastructureError, ReplayMiss, Usage
@@ -130,30 +131,61 @@ async def test_what_is_not_saved_yet_is_replayed_and_not_lost_by_a_reader(file: 
     assert (file.parent / "calls.db.unsaved.jsonl").is_file()
 
 
-async def test_where_nothing_can_be_written_beside_the_file_it_goes_to_the_temporary_folder(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders for temporary files and in memory, where no other test leaves anything."""
+    folders = [tmp_path / "temporary", tmp_path / "memory"]
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.setattr(unsaved.tempfile, "tempdir", str(folders[0]))
+    monkeypatch.setattr(unsaved, "_MEMORY", folders[1])
+    return folders
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_where_nothing_can_be_written_beside_the_file_it_waits_elsewhere_and_is_taken_up_once(
+    file: Path, elsewhere: list[Path], monkeypatch: pytest.MonkeyPatch, place: int
 ):
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(store.tempfile, "tempdir", None)
-    replay, service = Replay(file, "replay_or_record"), Service(LONG)
+    replay, service, append, no_room = Replay(file, "replay_or_record"), Service(LONG), unsaved._append, set[Path]()
+
+    def appended(path: Path, data: bytes) -> None:
+        if path.parent in no_room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(path, data)
+
+    monkeypatch.setattr(unsaved, "_append", appended)
+    no_room |= {file.parent, *elsewhere[:place]}
     full(replay)
-    (file.parent / "calls.db.unsaved.jsonl").mkdir()  # cannot be opened as a file
     assert await replay.call("chat", {"q": 1}, service) == LONG
-    with pytest.raises(ReplayMiss, match=str(tmp_path / "temporary")):
+    (kept,) = elsewhere[place].iterdir()
+    with pytest.raises(ReplayMiss, match=str(kept)):
         await replay.call("chat", {"q": 2}, service)
     replay.close()
-    (kept,) = (tmp_path / "temporary").iterdir()
-    (file.parent / "calls.db.unsaved.jsonl").rmdir()
-    assert records.merge(file, kept).added == 1
+    assert kept.stat().st_mode & 0o077 == 0
+    later = Replay(file, "replay_or_record")
+    assert await later.call("chat", {"q": 1}, refuse) == LONG
+    later.close()
+    assert not kept.exists()
+    assert records.stats(file) == {"chat": (1, 0.5)}
+
+
+async def test_what_somebody_else_left_among_temporary_files_is_not_taken(
+    file: Path, elsewhere: list[Path], monkeypatch: pytest.MonkeyPatch
+):
+    planted = unsaved.places(file)[1]
+    unsaved._append(planted, b"x")
+    assert unsaved.waiting(file) == [planted]
+    monkeypatch.setattr(os, "geteuid", lambda: planted.stat().st_uid + 1)
+    assert unsaved.waiting(file) == []
+    with pytest.raises(PermissionError):
+        unsaved._append(planted, b"y")
 
 
 @pytest.mark.parametrize("kept_before", [0, 1])
 def test_a_row_that_did_not_fit_leaves_nothing_of_it_beside_the_record(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_before: int
+    file: Path, elsewhere: list[Path], monkeypatch: pytest.MonkeyPatch, kept_before: int
 ):
-    monkeypatch.setattr(store.tempfile, "tempdir", str(tmp_path))
-    waiting, beside = store.Unsaved(file), file.parent / "calls.db.unsaved.jsonl"
+    waiting, beside = unsaved.Unsaved(file), file.parent / "calls.db.unsaved.jsonl"
     for number in range(kept_before):
         waiting.add((str(number), "chat", "{}", "{}"))
     before, sync, failures = beside.read_bytes() if kept_before else None, os.fsync, [errno.ENOSPC]
@@ -166,6 +198,7 @@ def test_a_row_that_did_not_fit_leaves_nothing_of_it_beside_the_record(
     monkeypatch.setattr(os, "fsync", full_once)
     waiting.add(("k", "chat", "{}", "{}"))
     assert (beside.read_bytes() if beside.exists() else None) == before
+    assert waiting.file is not None
     assert waiting.file != beside
     assert len(waiting.file.read_text().splitlines()) == 1
 
@@ -244,14 +277,51 @@ def test_a_file_whose_tables_have_no_readable_name_is_none_of_ours(file: Path, m
     assert type(refused.value) is ValueError
 
 
-async def test_a_spill_with_a_torn_last_line_gives_what_is_whole(file: Path):
-    replay = Replay(file, "replay_or_record")
-    full(replay)
-    await replay.call("chat", {"q": 1}, Service(LONG))
-    replay.close()
-    spill = file.parent / "calls.db.unsaved.jsonl"
-    spill.write_text(spill.read_text() + '{"key": "ab')
-    later = Replay(file, "replay_or_record")
-    assert await later.call("chat", {"q": 1}, refuse) == LONG
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b'"q\\":2', b'"q\\":3').replace(b'"q":2', b'"q":3'),
+        lambda data: data.replace(b"0.5", b"0.6", 1),
+        lambda data: data[: data.index(b"\n") - 9] + data[data.index(b"\n") :],
+        lambda data: data + b'{"key": "ab',
+        lambda data: data + b"\xff\x00\n",
+    ],
+    ids=["request", "dollars", "sum", "torn", "foreign"],
+)
+async def test_damaged_lines_of_what_waited_are_put_aside_with_a_sentence(
+    file: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]
+):
+    waiting, beside = unsaved.Unsaved(file), file.parent / "calls.db.unsaved.jsonl"
+    for number in range(3):
+        waiting.add(store.row_of("chat", {"q": number}, store.encode(ANSWER)))
+    whole = beside.read_bytes()
+    beside.write_bytes(damage(whole))
+    assert beside.read_bytes() != whole
+    later, service = Replay(file, "replay_or_record"), Service()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"damaged line(s) of {str(beside)!r} are put aside in 'calls.db.unsaved.jsonl.damaged'" in said
+    assert not beside.exists()
+    assert (file.parent / "calls.db.unsaved.jsonl.damaged").exists()
+    for number in range(3):
+        await later.call("chat", {"q": number}, service)
     later.close()
-    assert not spill.exists()
+    assert service.paid <= 1
+    Replay(file, "replay_or_record").close()
+    assert capsys.readouterr().err == ""
+
+
+async def test_an_answer_that_waits_nowhere_but_in_memory_is_not_said_to_be_kept(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    replay = Replay(file, "replay_or_record")
+
+    def nowhere(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(unsaved, "_append", nowhere)
+    full(replay)
+    assert await replay.call("chat", {"q": 1}, Service(LONG)) == LONG
+    with pytest.raises(ReplayMiss) as refused:
+        await replay.call("chat", {"q": 2}, Service())
+    assert "are kept in" not in str(refused.value)
+    replay.close()

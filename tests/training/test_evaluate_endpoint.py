@@ -30,12 +30,15 @@ from hydra import compose, initialize_config_dir
 from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
 from orchestra_jax.training.evaluate import evaluate
+from tests.training.filling_disk import fill
 
 cli.register()
 for line in sys.stdin:
-    folder, *overrides = json.loads(line)
+    folder, room, *overrides = json.loads(line)
     child = os.fork()
     if not child:
+        if room is not None:
+            fill(room)
         log = os.open(folder + ".log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1), os.dup2(log, 2)
         try:
@@ -116,6 +119,8 @@ class Handler(BaseHTTPRequestHandler):
             return {
                 "content": json.dumps({"reason": "So it is.", "verdict": "correct" if number == 2 else "incorrect"})
             }
+        if "tools" not in body:
+            return {"content": f"\\boxed{{{2 * number}}}"}
         if body["messages"][-1]["role"] == "tool":
             return {"content": f"\\boxed{{{2 * number if number % 2 else 'nothing'}}}"}
         tool = body["tools"][0]["function"]
@@ -153,14 +158,17 @@ class Evaluations:
             "tools.judge=qwen3-32b", "tools.search.corpus=null", "evaluation.endpoint.concurrency=2",
             "compilation_cache=null",
         )  # fmt: skip
-        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
+        env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary)}
         self.driver = subprocess.Popen(
             [sys.executable, "-c", DRIVER], cwd=ROOT, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
-    def start(self, folder: Path, *overrides: str) -> int:
+    def start(self, folder: Path, *overrides: str, room: int | None = None) -> int:
+        """Start an evaluation, on a disk that has room for so many answers."""
         assert self.driver.stdin is not None
-        self.driver.stdin.write(json.dumps([str(folder), *self.overrides, *overrides]) + "\n")
+        self.driver.stdin.write(json.dumps([str(folder), room, *self.overrides, *overrides]) + "\n")
         self.driver.stdin.flush()
         return int(self.said())
 
@@ -280,6 +288,29 @@ def test_a_used_up_budget_is_one_sentence_and_the_rest_is_asked_later(tmp_path: 
     evaluations.whole(folder)
     assert 0 < asked < provider.answered.total() == 3 * (QUESTIONS - 2) + 1 + 4
     assert set(provider.answered.values()) == {1}
+
+
+def test_a_disk_that_is_full_meanwhile_makes_no_question_paid_twice(tmp_path: Path, provider, evaluations):
+    """Forty questions are forty requests, over the stop and what comes after it."""
+    lines = [json.dumps({"question": f"What is {n} + {n}?", "answer": str(2 * n)}) for n in range(100, 140)]
+    (tmp_path / "forty.jsonl").write_text("\n".join(lines) + "\n")
+    simple = (
+        f"data.path={tmp_path}/forty.jsonl", "tools.menu.form=none", "tools.experts={}", "tools.judge=match",
+        "evaluation.endpoint.concurrency=8",
+    )  # fmt: skip
+    provider.answered, provider.allowed, folder = Counter(), float("inf"), tmp_path / "full"
+    evaluations.start(folder, *simple, room=12)
+    assert evaluations.said() == "5\n"
+    (said,) = [line for line in Path(f"{folder}.log").read_text().splitlines() if line.startswith("No space")]
+    (kept,) = evaluations.temporary.glob("calls.db.unsaved.*.jsonl")
+    assert said.endswith(f"Answers that were paid for are kept in {str(kept)!r}: the same command takes them up.")
+    assert 12 < provider.answered.total() < 40
+    evaluations.whole(folder, *simple)
+    assert not kept.exists()
+    assert sorted(provider.answered.values()) == [1] * 40
+    spent = json.loads((folder / "evaluation" / "summary.json").read_text())["spent"]
+    assert spent["calls"] == 40
+    assert spent["usd"] == pytest.approx(40 * (1000 * 1.25 + 100 * 10) / 1e6)
 
 
 def test_a_model_that_never_answers_has_no_accuracy_and_a_forecast_asks_nobody(tmp_path: Path, provider, evaluations):

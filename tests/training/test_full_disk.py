@@ -11,16 +11,19 @@ from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
+from omegaconf import OmegaConf
 from safetensors import SafetensorError
 
 from orchestra_jax.config import cli
-from orchestra_jax.config.schema import LoggerConfig, RunConfig
+from orchestra_jax.config.schema import LoggerConfig, ReplayConfig, RunConfig
 from orchestra_jax.models.checkpoint.folders import whole_folder
+from orchestra_jax.money.run_budget import Halted
+from orchestra_jax.money.unsaved import Unsaved
 from orchestra_jax.training import checksums
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from orchestra_jax.training.main import exit_status
+from orchestra_jax.training.main import exit_status, run
 from orchestra_jax.training.summary import write_summary
 
 TENSORSTORE = ValueError(
@@ -58,6 +61,54 @@ def test_a_full_disk_is_one_sentence_with_a_status_of_its_own(tmp_path: Path, ca
     assert line.startswith("No space, or quota, is left on a disk that the run writes to (")
     assert f"{str(tmp_path)!r} has " in line
     assert "the same command continues from the last checkpoint" in line
+
+
+def test_it_names_the_file_in_which_paid_answers_wait(tmp_path: Path, capsys):
+    calls = tmp_path / "calls.db"
+    Unsaved(calls).add(("k", "chat", "{}", "{}"))
+    for error, status in ((OSError(errno.ENOSPC, "No space left on device"), 5), (Halted("The record is full."), 3)):
+        with pytest.raises(SystemExit) as stop, exit_status(folder=str(tmp_path), calls=str(calls)):
+            raise error
+        assert stop.value.code == status
+        (line,) = capsys.readouterr().err.splitlines()
+        kept = str(tmp_path / "calls.db.unsaved.jsonl")
+        assert line.endswith(f"Answers that were paid for are kept in {kept!r}: the same command takes them up.")
+
+
+def test_training_names_it_too(tmp_path: Path, capsys, monkeypatch):
+    cfg = replace(RunConfig(), output_dir=str(tmp_path), replay=ReplayConfig("replay_or_record", f"{tmp_path}/c.db"))
+    Unsaved(tmp_path / "c.db").add(("k", "chat", "{}", "{}"))
+    monkeypatch.setattr("orchestra_jax.training.main.preflight", full)
+    with pytest.raises(SystemExit) as stop:
+        run(cfg)
+    assert stop.value.code == 5
+    assert "c.db.unsaved.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST])
+def test_a_folder_that_refuses_writes_is_one_sentence_with_status_2(tmp_path: Path, capsys, number: int):
+    file = tmp_path / "evaluation"
+    with pytest.raises(SystemExit) as stop, exit_status(folder=str(tmp_path)):
+        raise OSError(number, os.strerror(number), str(file))
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"The folder {str(file)!r} cannot be written ({os.strerror(number)}): set output_dir to")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+def test_an_output_dir_without_room_is_refused_before_anything_is_imported(tmp_path, capsys, monkeypatch, number):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(cli.HydraConfig, "get", lambda: SimpleNamespace(runtime=SimpleNamespace(output_dir="full")))
+    monkeypatch.setattr(cli, "load", lambda *_: RunConfig())
+    monkeypatch.setattr(cli.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(SystemExit) as stop:
+        cli.configure(OmegaConf.create())
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"The folder 'full' cannot be written ({os.strerror(number)}): ")
+    assert ("free some" in line) == (number in (errno.ENOSPC, errno.EDQUOT))
 
 
 @pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Permission denied"), ValueError("a bug")])
