@@ -12,6 +12,9 @@
 # WEIGHTS  for `nodes`: a folder that all nodes see, for new weights
 # MODEL    for `nodes`: the checkpoint that the servers start from
 #
+# In `nodes` a server that ends is started again, unless it ended three times in a row within five minutes of its start.
+# The trainer gives it the current weights before it serves.
+#
 #SBATCH --job-name=orchestra_jax
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
@@ -54,11 +57,20 @@ case $layout in
     # shellcheck disable=SC2016  # the remote shell expands it
     srun --overlap --nodes="$serving" --ntasks="$serving" --ntasks-per-node=1 --nodelist="$serve_on" \
       --output="server-%N.log" bash -c '
-        for ((gpu = 0; gpu < $2; gpu++)); do
-          CUDA_VISIBLE_DEVICES=$gpu "$0" -m sglang.launch_server --model-path "$1" --host 0.0.0.0 \
-            --port $((30000 + gpu)) --skip-tokenizer-init --context-length 32006 --dtype bfloat16 \
-            --enable-fp32-lm-head &
-        done
+        serve() {
+          local gpu=$3 early=0
+          while ((early < 3)); do
+            SECONDS=0
+            CUDA_VISIBLE_DEVICES=$gpu "$1" -m sglang.launch_server --model-path "$2" --host 0.0.0.0 \
+              --port $((30000 + gpu)) --skip-tokenizer-init --context-length 32006 --dtype bfloat16 \
+              --enable-fp32-lm-head
+            echo "The server on GPU $gpu ended with code $? after $SECONDS s."
+            early=$((SECONDS < 300 ? early + 1 : 0))
+            sleep "${RESTART_S:-5}"
+          done
+          echo "The server on GPU $gpu ended three times within five minutes of its start; it is not started again."
+        }
+        for ((gpu = 0; gpu < $2; gpu++)); do serve "$0" "$1" "$gpu" & done
         wait' "$sglang" "$model" "$gpus" &
     servers=$!
     trap 'kill "$servers" 2>/dev/null || true' EXIT

@@ -1,11 +1,13 @@
 """A local stand-in for srun and scontrol, as `python fake_slurm.py NAME ARGUMENT...`.
 
 srun starts a process for each node with the variables that Slurm sets, writes its command line into $FAKE_SLURM_LOG,
-and with --kill-on-bad-exit ends the others when one fails. Every "node" is this machine.
+and with --kill-on-bad-exit ends the others when one fails. SIGTERM ends them with all their children. Every "node" is
+this machine.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,8 +27,16 @@ def srun(arguments: list[str]) -> int:
         "SLURM_STEP_NODELIST": hosts, "SLURM_LOCALID": "0",
     }  # fmt: skip
     started = [
-        subprocess.Popen(arguments, env=os.environ | step | {"SLURM_PROCID": str(index)}) for index in range(count)
+        subprocess.Popen(arguments, env=os.environ | step | {"SLURM_PROCID": str(index)}, start_new_session=True)
+        for index in range(count)
     ]
+
+    def end(*_: object) -> None:
+        for process in started:
+            os.killpg(process.pid, signal.SIGTERM)
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, end)
     while any(process.poll() is None for process in started):
         if "--kill-on-bad-exit" in options and any(process.poll() for process in started):
             time.sleep(20)  # Slurm waits, too, before it kills

@@ -82,6 +82,26 @@ def test_own_nodes_start_servers_first_and_then_the_trainers(tmp_path: Path):
     assert all("--model-path /shared/Qwen3-8B" in line and f"--port 3000{n}" in line for n, line in enumerate(served))
 
 
+def test_a_server_that_ends_is_started_again_and_one_that_cannot_start_is_not(tmp_path: Path):
+    """That of GPU 0 ends once, that of GPU 1 always; the trainer ends when all of their starts were seen."""
+    stub, served, trainer = tmp_path / "sglang", tmp_path / "served", tmp_path / "trainer"
+    first = f'[ "$CUDA_VISIBLE_DEVICES" = 0 ] && [ "$(grep -c "^0" {served})" = 2 ]'
+    stub.write_text(f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES" >> {served}\n{first} && exec sleep 600\nexit 7\n')
+    trainer.write_text(
+        f'#!/bin/sh\nfor _ in $(seq 600); do [ "$(wc -l < {served})" -ge 5 ] && exit 0; sleep 0.1; done\nexit 1\n'
+    )
+    for script in (stub, trainer):
+        script.chmod(0o755)
+    done, _ = sbatch(
+        tmp_path, "nodes", hosts="127.0.0.1,127.0.0.3", PYTHON=str(trainer), SGLANG_PYTHON=str(stub), GPUS="2",
+        WEIGHTS="/w", MODEL="/m", RESTART_S="0.3",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(served.read_text().split()) == ["0", "0", "1", "1", "1"]
+    assert done.stdout.count("The server on GPU 1 ended with code 7") >= 2  # the script may end before the third
+    assert done.stdout.count("The server on GPU 0 ended with code 7") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "hosts", "sentence"),
     [

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestra_jax.io.http_json import JsonClient, ServerError
@@ -21,6 +21,7 @@ class SGLangClient(JsonClient):
     Attributes:
         up: it answers, holds the current weights and may take work.
         problem: why it is not up.
+        hung: it takes connections and does not answer: what starts it again has to end it first.
         versions: of the weights it got, in order; `since` is the index of the oldest that may still sample.
         unknown: an update of its weights failed, so that nothing says which ones it holds.
         losses: how often that happened; an answer from before counts no more.
@@ -32,6 +33,8 @@ class SGLangClient(JsonClient):
     def __init__(self, url: str, concurrency: int) -> None:
         super().__init__(url)
         self.up, self.problem, self.unknown, self.losses = False, "not asked yet", False, 0
+        self.hung = False
+        self._answers = set[asyncio.Task[Any]]()  # that generations wait for
         self.versions: list[int] = []
         self.since, self.load, self.sessions = 0, 0, 0
         self.released: tuple[str, ...] = ()
@@ -51,6 +54,36 @@ class SGLangClient(JsonClient):
         elif path == "/continue_generation":
             await self.resume(CACHE)
         return await super().post(path, body, timeout_s=timeout_s)
+
+    @property
+    def steady(self) -> bool:
+        """True if nothing that is going on keeps it from answering: no update, no memory that it gave back."""
+        return self.up and self.settled.is_set() and not self.released
+
+    async def unless_hung(self, answer: Coroutine[Any, Any, Any]) -> Any:
+        """Return the answer of a generation.
+
+        Raises:
+            ServerError: that of the request, or of kind "transport" once `give_up` was called.
+        """
+        task = asyncio.get_running_loop().create_task(answer)
+        self._answers.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self.hung and caller is not None and not caller.cancelling():
+                raise ServerError(f"{self.url} hangs: {self.problem}", "transport") from None
+            task.cancel()
+            raise
+        finally:
+            self._answers.discard(task)
+
+    def give_up(self) -> None:
+        """Wait for no answer any more: the server hangs."""
+        self.hung = True
+        for task in self._answers:
+            task.cancel()
 
     def settle(self) -> None:
         """Let generations go on: it is known again which weights the server holds."""

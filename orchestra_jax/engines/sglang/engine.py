@@ -44,7 +44,9 @@ class SGLangEngine:
         backoff_s: pause before the first retry; it doubles each time and is jittered by half.
         down_timeout_s: how long generations wait while no server is up.
         probe_s: pause between two looks at a server that is not up.
-        revive: called with the URL of a server that does not answer, to restart it; `process.reviver` makes one.
+        beat_s: pause between two looks at one that is up; it hangs if it does not answer three times in twice that.
+        revive: called with the URL of a server that does not answer, and whether it hangs, to restart it;
+            `process.reviver` makes one.
 
     Raises:
         ValueError: from `generate`, for a prompt that is empty or leaves no room in `max_length`, no new tokens, or a
@@ -69,7 +71,8 @@ class SGLangEngine:
         backoff_s: float = 0.5,
         down_timeout_s: float = 600.0,
         probe_s: float = 1.0,
-        revive: Callable[[str], Awaitable[None]] | None = None,
+        beat_s: float = 10.0,
+        revive: Callable[[str, bool], Awaitable[None]] | None = None,
     ) -> None:
         self.max_length, self.vocab_size = max_length, vocab_size
         self._timeout_s, self._retries, self._backoff_s = request_timeout_s, retries, backoff_s
@@ -79,6 +82,7 @@ class SGLangEngine:
             version=version,
             concurrency=concurrency,
             probe_s=probe_s,
+            beat_s=beat_s,
             down_timeout_s=down_timeout_s,
             revive=revive,
         )
@@ -274,7 +278,7 @@ class SGLangEngine:
             body = request_body(rid, ids, params, count)
             with server.asked() as watch:
                 start = watch.seconds
-                answer = await server.post("/generate", body, timeout_s=self._timeout_s)
+                answer = await server.unless_hung(server.post("/generate", body, timeout_s=self._timeout_s))
                 spent = watch.seconds - start
             await queued(server.settled.wait())
         except ServerError as error:

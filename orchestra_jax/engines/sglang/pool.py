@@ -11,6 +11,9 @@ from orchestra_jax.io.http_json import ServerError
 from orchestra_jax.io.stopwatch import queued
 
 _HEALTH_S = 5.0  # /health samples a token, which takes a second or more
+# A busy server is no hung one: SGLang's /health answers as soon as its scheduler sends any token of any request, and
+# after 20 s with a status 503. With the usual 10 s between looks a server that hangs is lost after 60 to 90 s.
+_MISSES = 3
 
 
 class SGLangPool:
@@ -30,8 +33,9 @@ class SGLangPool:
         version: int,
         concurrency: int,
         probe_s: float,
+        beat_s: float,
         down_timeout_s: float,
-        revive: Callable[[str], Awaitable[None]] | None,
+        revive: Callable[[str, bool], Awaitable[None]] | None,
     ) -> None:
         if not urls or len(set(urls)) < len(urls):
             raise ValueError(f"The server URLs {list(urls)} are none or not distinct; give each server once.")
@@ -39,7 +43,8 @@ class SGLangPool:
         self.version = version
         self.params: Any = None
         self._weight_sync, self._revive = weight_sync, revive
-        self._probe_s, self._down_timeout_s = probe_s, down_timeout_s
+        self._probe_s, self._beat_s, self._down_timeout_s = probe_s, beat_s, down_timeout_s
+        self._beats = list[asyncio.Task[None]]()
         self._lock, self._came_up = asyncio.Lock(), asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -54,12 +59,13 @@ class SGLangPool:
             self._loop = loop
             for server in self.servers:
                 self._start_watch(server)
+                self._beats.append(loop.create_task(self._beat(server)))
         elif self._loop is not loop:
             raise RuntimeError("This engine works in another event loop; make an engine of its own for each loop.")
 
     async def close(self) -> None:
         """Stop looking and close the connections."""
-        watches = [server.watch for server in self.servers if server.watch is not None]
+        watches = [*self._beats, *(server.watch for server in self.servers if server.watch is not None)]
         for watch in watches:
             watch.cancel()
         await asyncio.gather(*watches, return_exceptions=True)
@@ -183,6 +189,30 @@ class SGLangPool:
         if server.watch is None or server.watch.done():
             server.watch = asyncio.get_running_loop().create_task(self._watch(server))
 
+    async def _beat(self, server: SGLangClient) -> None:
+        """Look at a server that is up, and lose it when it hangs: what it was asked goes to another one."""
+        misses = 0
+        while True:
+            await asyncio.sleep(self._beat_s)
+            updates = len(server.versions)
+            if not server.steady or self._lock.locked():
+                misses = 0
+                continue
+            try:
+                await server.get("/health", timeout_s=2 * self._beat_s)
+                misses = 0
+                continue
+            except ServerError as error:
+                if error.kind == "transport":
+                    self.lose(server, str(error))
+            quiet = server.steady and not self._lock.locked() and len(server.versions) == updates
+            misses = misses + 1 if quiet else 0
+            if misses == _MISSES:
+                misses = 0
+                self.lose(server, f"It did not answer /health {_MISSES} times within {2 * self._beat_s:g} s.")
+                print(f"SGLang server {server.url} hangs; its generations move to others.", flush=True)
+                server.give_up()
+
     async def _watch(self, server: SGLangClient) -> None:
         """Look at a server until it is up."""
         while not server.up:
@@ -194,9 +224,11 @@ class SGLangPool:
             except Exception as error:  # whatever it is, the next look may find it gone
                 server.problem = str(error)
                 server.looked.set()
-                if self._revive is not None and isinstance(error, ServerError) and error.kind == "transport":
+                gone = isinstance(error, ServerError) and (error.kind == "transport" or server.hung)
+                if self._revive is not None and gone:
                     try:
-                        await self._revive(server.url)
+                        await self._revive(server.url, server.hung)
+                        server.hung = False
                     except Exception as failure:
                         server.problem = str(failure)
             server.looked.set()
@@ -254,6 +286,6 @@ class SGLangPool:
                 server.settle()
 
     def _ready(self, server: SGLangClient) -> None:
-        server.up, server.problem, server.unknown = True, "", False
+        server.up, server.problem, server.unknown, server.hung = True, "", False, False
         server.looked.set()
         self._came_up.set()

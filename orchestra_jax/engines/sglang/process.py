@@ -162,8 +162,10 @@ class SGLangProcess:
                 start_new_session=True,  # Ctrl-C is ours alone, and its process group is its own
             )
 
-    async def revive(self) -> None:
-        """Restart a dead server and wait until it takes work; leave a running one alone."""
+    async def revive(self, hung: bool = False) -> None:
+        """Restart a server that is dead, or that hangs, and wait until it takes work; leave any other alone."""
+        if hung:
+            await self.stop(grace_s=0.0)
         if not self.alive:
             await self.start()
 
@@ -209,12 +211,12 @@ class SGLangProcess:
             await client.close()
 
 
-def reviver(servers: Sequence[SGLangProcess]) -> Callable[[str], Awaitable[None]]:
-    """Return a function for `SGLangEngine(revive=...)` that restarts the dead server of a URL."""
+def reviver(servers: Sequence[SGLangProcess]) -> Callable[[str, bool], Awaitable[None]]:
+    """Return a function for `SGLangEngine(revive=...)` that restarts the server of a URL."""
     by_url = {server.url: server for server in servers}
 
-    async def revive(url: str) -> None:
-        await by_url[url].revive()
+    async def revive(url: str, hung: bool) -> None:
+        await by_url[url].revive(hung)
 
     return revive
 

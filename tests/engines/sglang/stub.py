@@ -31,6 +31,7 @@ class StubServer:
         faults: the next generation takes the first; None is no fault.
         gate: generations wait until it is set; `most`: how many waited or ran at once.
         healthy: whether /health answers 200.
+        hangs: whether /health never answers.
         refuse_weights: whether an update fails.
         paused, released: as it was told; `tags`: those of every release and resume, in the order of `calls`.
         sick: paths that are answered with a status, at once.
@@ -53,7 +54,7 @@ class StubServer:
         self.gate = asyncio.Event()
         self.gate.set()
         self.active = self.most = 0
-        self.healthy, self.refuse_weights = True, False
+        self.healthy, self.hangs, self.refuse_weights = True, False, False
         self.paused, self.released = False, set[str]()
         self.tags: list[set[str]] = []
         self.sick: dict[str, int] = {}
@@ -95,6 +96,8 @@ class StubServer:
 
     async def _health(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
+        while self.hangs:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         return web.Response(status=200 if self.healthy else 503)
 
     async def _model_info(self, request: web.Request) -> web.Response:

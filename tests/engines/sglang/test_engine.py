@@ -414,13 +414,74 @@ async def test_servers_that_hold_other_weights_at_first_are_not_used(make, serve
 async def test_a_server_that_does_not_answer_is_revived(make, servers):
     asked = []
 
-    async def revive(url):
-        asked.append(url)
+    async def revive(url, hung):
+        asked.append((url, hung))
         await servers[0].start()
 
     await servers[0].kill()
     assert list((await one(make(revive=revive))).token_ids) == continuation(PROMPT, 5)
-    assert asked == [servers[0].url]
+    assert asked == [(servers[0].url, False)]
+
+
+async def test_what_a_hung_server_held_moves_to_the_other_within_seconds(make, servers):
+    """It takes connections and says nothing; another one whose queue is long answers /health and is left alone."""
+    engine = make(2, beat_s=0.05, request_timeout_s=SECONDS)
+    sessions = [engine.open_session() for _ in range(4)]
+    await asyncio.gather(*(one(engine, session=session) for session in sessions))
+    for server in servers:
+        server.gate.clear()
+    callers = [asyncio.create_task(one(engine, session=session)) for session in sessions]
+    await soon(lambda: [server.active for server in servers] == [2, 2])
+    servers[0].hangs = True
+    await soon(lambda: engine.servers_up == [servers[1].url])
+    servers[1].gate.set()
+    found = await asyncio.gather(*callers)
+    assert [list(g.token_ids) for g in found] == [continuation(PROMPT, 5)] * 4
+    servers[0].hangs = False  # it wakes up, and was given the weights that it lacks
+    servers[0].gate.set()
+    await soon(lambda: len(engine.servers_up) == 2)
+
+
+@pytest.mark.parametrize("down_timeout_s", [0.2])
+async def test_one_hung_server_alone_ends_in_a_sentence(make, servers, down_timeout_s):
+    engine = make(beat_s=0.03, request_timeout_s=SECONDS, down_timeout_s=down_timeout_s)
+    await one(engine)
+    servers[0].hangs = True
+    servers[0].faults.append(stub.hang)
+    with pytest.raises(ServerError, match=r"No SGLang server was ready for 0\.2 s: .*(/health|no whole answer)"):
+        await one(engine)
+
+
+async def test_a_hung_server_of_the_runs_own_is_killed_and_gets_the_weights(make, servers):
+    asked = []
+
+    async def revive(url, hung):
+        asked.append((url, hung))
+        if hung:
+            await servers[0].kill()
+            servers[0].reset("0")
+            servers[0].hangs = False
+            await servers[0].start()
+
+    engine = make(beat_s=0.03, request_timeout_s=SECONDS, revive=revive)
+    await engine.update_weights("new", 3)
+    servers[0].faults.append(stub.hang)
+    servers[0].hangs = True
+    assert (await one(engine)).weight_version == 3
+    assert asked == [(servers[0].url, True)]
+    assert servers[0].calls.index("/update_weights_from_disk") < servers[0].calls.index("/generate")
+
+
+async def test_a_server_that_is_given_weights_or_has_no_memory_is_not_taken_for_hung(make, servers):
+    engine = make(beat_s=0.02)
+    await one(engine)
+    await engine.release_memory()
+    servers[0].hangs = True  # as the real one, whose scheduler stands still
+    await asyncio.sleep(0.3)
+    servers[0].hangs = False
+    assert engine.servers_up == [servers[0].url]
+    await engine.update_weights("new", 1)
+    assert (await one(engine)).weight_version == 1
 
 
 # --- small things ---

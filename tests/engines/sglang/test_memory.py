@@ -117,7 +117,7 @@ async def test_a_cache_that_does_not_come_back_ends_it_too(make, servers):
 
 
 async def test_a_server_that_died_in_the_update_is_restarted_and_gets_the_weights(make, servers):
-    async def revive(url):
+    async def revive(url, hung):
         assert url == servers[0].url
         servers[0].reset("0")
         await servers[0].start()
@@ -136,7 +136,7 @@ async def test_a_server_that_died_in_the_update_is_restarted_and_gets_the_weight
 
 
 async def test_the_only_server_may_die_in_the_update(make, servers):
-    async def revive(url):
+    async def revive(url, hung):
         servers[0].reset("0")
         await servers[0].start()
 
@@ -150,7 +150,7 @@ async def test_the_only_server_may_die_in_the_update(make, servers):
 async def test_a_server_that_is_being_started_is_waited_for_and_releases_too(make, servers):
     started = asyncio.Event()
 
-    async def revive(url):
+    async def revive(url, hung):
         await started.wait()
         servers[0].reset("0")
         await servers[0].start()

@@ -122,11 +122,22 @@ async def test_a_killed_server_is_restarted_on_its_port_and_nothing_of_the_old_o
     async with asyncio.timeout(SECONDS):
         while server.alive:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        await reviver([server])(server.url)
+        await reviver([server])(server.url, False)
     assert server.alive
     new = pids(config)[2:]
     assert len(new) == 2
     assert not set(new) & set(old)
+
+
+async def test_a_hung_server_is_killed_and_started_again(start, config):
+    server = await start()
+    old = pids(config)
+    os.kill(old[0], signal.SIGSTOP)
+    async with asyncio.timeout(SECONDS):
+        await reviver([server])(server.url, True)
+    await gone(old)
+    assert server.alive
+    assert len(pids(config)) == 4
 
 
 async def test_no_server_outlives_the_process_that_started_it(config):
