@@ -8,6 +8,7 @@ python experiments/evaluate.py +benchmark=hle name=gpt-5 policy=https://api.open
     evaluation.endpoint.model=gpt-5 evaluation.endpoint.api_key_env=OPENAI_API_KEY
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 from orchestra_jax.config import command, flags
@@ -18,16 +19,20 @@ if TYPE_CHECKING:
 
 def main(config: "DictConfig") -> None:
     """Evaluate with the composed config."""
-    from orchestra_jax.config import cli
+    from orchestra_jax.config import cli, from_run
     from orchestra_jax.config.missing_policy import missing_to_evaluate
     from orchestra_jax.config.record import Start
     from orchestra_jax.envs.registry import environment_class
 
+    config, told = from_run.from_run(config)
     cfg = cli.configure(config)
+    if told:
+        print(told, flush=True)
     if cfg.evaluation.dry_run:
         from orchestra_jax.training.forecast import dry_run_evaluation
 
-        dry_run_evaluation(cfg)
+        with from_run.one_sentence():
+            dry_run_evaluation(cfg)
         return
     start = Start.of(config)
     cli.require(
@@ -39,4 +44,8 @@ def main(config: "DictConfig") -> None:
 
 
 if __name__ == "__main__":
+    if any(word.startswith("policy=") for word in sys.argv):
+        from orchestra_jax.config.from_run import in_its_folder
+
+        sys.argv[1:] = in_its_folder(sys.argv[1:])
     command.run(main, __doc__, "evaluate", (flags.LIMIT, flags.DRY_RUN))

@@ -8,7 +8,7 @@ from orchestra_jax.config.missing import POLICY_FOLDER, is_there, missing_inputs
 from orchestra_jax.config.ranges import shown
 from orchestra_jax.config.schema import WorldConfig
 
-_NOT_OURS = ("http://", "https://", "baseline:")  # a policy that begins so is sampled by no engine of ours
+NOT_OURS = ("http://", "https://", "baseline:")  # a policy that begins so is sampled by no engine of ours
 
 
 def missing_to_evaluate(config: WorldConfig) -> list[str]:
@@ -17,7 +17,7 @@ def missing_to_evaluate(config: WorldConfig) -> list[str]:
         return [problem]
     # The policy is there, and brings its tokenizer; a model behind an address has no engine of ours.
     words = "environment" if config.policy else config.model.tokenizer
-    ours = config.policy is None or not config.policy.startswith(_NOT_OURS)
+    ours = config.policy is None or not config.policy.startswith(NOT_OURS)
     engine = config.rollout.engine if ours else EngineName.embedded
     path = config.model.path if config.policy is None else None
     model = replace(config.model, path=path, tokenizer=words, random_init=True)
@@ -49,7 +49,7 @@ def missing_policy(config: WorldConfig) -> str | None:
             "There is no policy to evaluate: set policy=FOLDER or policy=http://HOST:PORT/v1, or train first "
             f"({exported} is not there)."
         )
-    if config.policy.startswith(_NOT_OURS) or is_there("model.", config.policy):
+    if config.policy.startswith(NOT_OURS) or is_there("model.", config.policy):
         return None
     return no_policy(config.policy)
 

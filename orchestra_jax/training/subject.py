@@ -5,6 +5,7 @@ from pathlib import Path
 
 from orchestra_jax.config import record
 from orchestra_jax.config.choices import EngineName
+from orchestra_jax.config.from_run import run_of
 from orchestra_jax.config.missing import POLICY_FOLDER
 from orchestra_jax.config.missing_policy import missing_policy, no_policy
 from orchestra_jax.config.parents import parent
@@ -90,6 +91,8 @@ def subject_of(cfg: RunConfig) -> Subject:
         raise ConfigError(f"The run in policy={folder} has exported no policy yet: let it end, or name a checkpoint.")
     if (folder / "config.json").is_file() or hub.is_id(cfg.policy):
         return _checkpoint(cfg, cfg.policy)
+    if (home := run_of(cfg.policy)) is not None:  # its checkpoints, from which only the training goes on
+        raise ConfigError(f"policy={cfg.policy} is no policy that can be loaded: set policy={home}, the run's folder.")
     raise ConfigError(no_policy(cfg.policy))
 
 

@@ -78,11 +78,13 @@ def test_an_endpoint_is_its_model_and_price_and_not_how_fast_it_is_asked():
     [
         ("begun", "has exported no policy yet"),
         ("nowhere", "is neither a checkpoint"),
+        ("whole/checkpoints", r"is no policy that can be loaded: set policy=\S*whole, the run's folder"),
         ("broken", "does not name the base"),
     ],
 )
 def test_what_is_no_policy_is_one_sentence(home: Path, policy: str, words: str):
     (home / "broken").mkdir()
+    (home / "whole" / "checkpoints").mkdir()
     (home / "broken" / "adapter_config.json").write_text("[]")
     with pytest.raises(ConfigError, match=words) as refused:
         named(home / policy)
