@@ -45,6 +45,7 @@ class SGLangEngine:
         down_timeout_s: how long generations wait while no server is up.
         probe_s: pause between two looks at a server that is not up.
         beat_s: pause between two looks at one that is up; it hangs if it does not answer three times in twice that.
+        releases: `release_memory` will be called: a look must not make a server work.
         revive: called with the URL of a server that does not answer, and whether it hangs, to restart it;
             `process.reviver` makes one.
 
@@ -72,6 +73,7 @@ class SGLangEngine:
         down_timeout_s: float = 600.0,
         probe_s: float = 1.0,
         beat_s: float = 10.0,
+        releases: bool = False,
         revive: Callable[[str, bool], Awaitable[None]] | None = None,
     ) -> None:
         self.max_length, self.vocab_size = max_length, vocab_size
@@ -83,6 +85,7 @@ class SGLangEngine:
             concurrency=concurrency,
             probe_s=probe_s,
             beat_s=beat_s,
+            releases=releases,
             down_timeout_s=down_timeout_s,
             revive=revive,
         )

@@ -34,6 +34,7 @@ class SGLangPool:
         concurrency: int,
         probe_s: float,
         beat_s: float,
+        releases: bool,
         down_timeout_s: float,
         revive: Callable[[str, bool], Awaitable[None]] | None,
     ) -> None:
@@ -45,6 +46,8 @@ class SGLangPool:
         self._weight_sync, self._revive = weight_sync, revive
         self._probe_s, self._beat_s, self._down_timeout_s = probe_s, beat_s, down_timeout_s
         self._beats = list[asyncio.Task[None]]()
+        # /health samples a token, and a server dies that shall release its memory meanwhile.
+        self._look = "/model_info" if releases else "/health"
         self._lock, self._came_up = asyncio.Lock(), asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -199,7 +202,7 @@ class SGLangPool:
                 misses = 0
                 continue
             try:
-                await server.get("/health", timeout_s=2 * self._beat_s)
+                await server.get(self._look, timeout_s=2 * self._beat_s)
                 misses = 0
                 continue
             except ServerError as error:
@@ -209,7 +212,7 @@ class SGLangPool:
             misses = misses + 1 if quiet else 0
             if misses == _MISSES:
                 misses = 0
-                self.lose(server, f"It did not answer /health {_MISSES} times within {2 * self._beat_s:g} s.")
+                self.lose(server, f"It did not answer {self._look} {_MISSES} times within {2 * self._beat_s:g} s.")
                 print(f"SGLang server {server.url} hangs; its generations move to others.", flush=True)
                 server.give_up()
 

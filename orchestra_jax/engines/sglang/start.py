@@ -67,6 +67,7 @@ async def start_servers(
         version=version,
         concurrency=max(1, rollout.slots // len(urls)),
         request_timeout_s=rollout.limits.deadline_s,
+        releases=rollout.server.share_gpus,
         revive=reviver(servers) if servers else None,
     )
     running = SGLangRunEngine(engine, servers, rollout.server.share_gpus)

@@ -31,7 +31,7 @@ class StubServer:
         faults: the next generation takes the first; None is no fault.
         gate: generations wait until it is set; `most`: how many waited or ran at once.
         healthy: whether /health answers 200.
-        hangs: whether /health never answers.
+        hangs: whether /health and /model_info never answer.
         refuse_weights: whether an update fails.
         paused, released: as it was told; `tags`: those of every release and resume, in the order of `calls`.
         sick: paths that are answered with a status, at once.
@@ -95,12 +95,16 @@ class StubServer:
             await runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.Response:
+        await self._look(request)
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _look(self, request: web.Request) -> None:
         self.calls.append(request.path)
         while self.hangs:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        return web.Response(status=200 if self.healthy else 503)
 
     async def _model_info(self, request: web.Request) -> web.Response:
+        await self._look(request)
         return web.json_response({"weight_version": self.version, "architectures": ["Qwen3ForCausalLM"]} | self.info)
 
     async def _server_info(self, request: web.Request) -> web.Response:

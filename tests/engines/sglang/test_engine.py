@@ -473,8 +473,11 @@ async def test_a_hung_server_of_the_runs_own_is_killed_and_gets_the_weights(make
 
 
 async def test_a_server_that_is_given_weights_or_has_no_memory_is_not_taken_for_hung(make, servers):
-    engine = make(beat_s=0.02)
+    engine = make(beat_s=0.02, releases=True)
     await one(engine)
+    before = servers[0].calls.count("/health")
+    await soon(lambda: servers[0].calls.count("/model_info") > 5)
+    assert servers[0].calls.count("/health") == before  # that samples a token: no release could come meanwhile
     await engine.release_memory()
     servers[0].hangs = True  # as the real one, whose scheduler stands still
     await asyncio.sleep(0.3)
