@@ -159,9 +159,8 @@ def _users(cfg: RunConfig, environment: Environment, found: Mapping[str, list[Ta
     for name, tasks in found.items():
         beside = len(scripts.keys() - {DO_NOTHING}) if name == HELD_OUT else 0
         for task in tasks:
-            options = (
-                cfg.env.options.get(str(task.extra.get("part"))) or cfg.env.options
-            )  # a mixture's part has its own
+            # A part of a mixture has options of its own.
+            options = cfg.env.options.get(str(task.extra.get("part"))) or cfg.env.options
             users[options.get("user", SCRIPTED)] += samples + beside + (DO_NOTHING in scripts)
     return {str(model): number for model, number in users.items() if model != SCRIPTED}
 
