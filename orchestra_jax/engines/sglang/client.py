@@ -21,7 +21,8 @@ class SGLangClient(JsonClient):
     Attributes:
         up: it answers, holds the current weights and may take work.
         problem: why it is not up.
-        hung: it takes connections and does not answer: what starts it again has to end it first.
+        hung: it did not answer for so long that nothing waits for it; what starts it again has to end it first.
+        misses: looks in a row that it did not answer; `silent_since`: when the first of them began.
         versions: of the weights it got, in order; `since` is the index of the oldest that may still sample.
         unknown: an update of its weights failed, so that nothing says which ones it holds.
         losses: how often that happened; an answer from before counts no more.
@@ -33,7 +34,7 @@ class SGLangClient(JsonClient):
     def __init__(self, url: str, concurrency: int) -> None:
         super().__init__(url)
         self.up, self.problem, self.unknown, self.losses = False, "not asked yet", False, 0
-        self.hung = False
+        self.hung, self.misses, self.silent_since = False, 0, 0.0
         self._answers = set[asyncio.Task[Any]]()  # that generations wait for
         self.versions: list[int] = []
         self.since, self.load, self.sessions = 0, 0, 0
@@ -57,8 +58,13 @@ class SGLangClient(JsonClient):
 
     @property
     def steady(self) -> bool:
-        """True if nothing that is going on keeps it from answering: no update, no memory that it gave back."""
-        return self.up and self.settled.is_set() and not self.released
+        """True if nothing keeps it from answering: no update, no memory that it gave back."""
+        return self.settled.is_set() and not self.released
+
+    @property
+    def awaited(self) -> bool:
+        """True if a generation waits for its answer."""
+        return bool(self._answers)
 
     async def unless_hung(self, answer: Coroutine[Any, Any, Any]) -> Any:
         """Return the answer of a generation.
@@ -72,7 +78,7 @@ class SGLangClient(JsonClient):
             return await task
         except asyncio.CancelledError:
             caller = asyncio.current_task()
-            if self.hung and caller is not None and not caller.cancelling():
+            if task.cancelled() and caller is not None and not caller.cancelling():
                 raise ServerError(f"{self.url} hangs: {self.problem}", "transport") from None
             task.cancel()
             raise
@@ -114,9 +120,13 @@ class SGLangClient(JsonClient):
         """
         if self.released:
             return  # SGLang's scheduler dies of a second time
-        await super().post("/pause_generation", {"mode": "retract"}, timeout_s=_MEMORY_S)
-        await super().post("/release_memory_occupation", {"tags": [*WEIGHTS, *CACHE]}, timeout_s=_MEMORY_S)
-        self.released = (*WEIGHTS, *CACHE)
+        self.released = (*WEIGHTS, *CACHE)  # it is not steady from here on
+        try:
+            await super().post("/pause_generation", {"mode": "retract"}, timeout_s=_MEMORY_S)
+            await super().post("/release_memory_occupation", {"tags": list(self.released)}, timeout_s=_MEMORY_S)
+        except BaseException:
+            self.released = ()
+            raise
 
     async def resume(self, tags: Sequence[str]) -> None:
         """Take back what it gave of `tags`; the content of the weights is undefined and the cache is empty then.

@@ -44,7 +44,8 @@ class SGLangEngine:
         backoff_s: pause before the first retry; it doubles each time and is jittered by half.
         down_timeout_s: how long generations wait while no server is up.
         probe_s: pause between two looks at a server that is not up.
-        beat_s: pause between two looks at one that is up; it hangs if it does not answer three times in twice that.
+        beat_s: pause between two looks at one that is up, which has twice that to answer. It hangs if it misses three
+            looks or more in a row, for six times that.
         releases: `release_memory` will be called: a look must not make a server work.
         revive: called with the URL of a server that does not answer, and whether it hangs, to restart it;
             `process.reviver` makes one.

@@ -12,8 +12,9 @@ from orchestra_jax.io.stopwatch import queued
 
 _HEALTH_S = 5.0  # /health samples a token, which takes a second or more
 # A busy server is no hung one: SGLang's /health answers as soon as its scheduler sends any token of any request, and
-# after 20 s with a status 503. With the usual 10 s between looks a server that hangs is lost after 60 to 90 s.
+# after 20 s with a status 503. With the usual 10 s between looks a server that hangs is lost after 80 to 90 s.
 _MISSES = 3
+_LOOK, _HANG = 2.0, 6.0  # pauses between looks: that a look may take, and that a server which hangs was silent
 
 
 class SGLangPool:
@@ -47,7 +48,7 @@ class SGLangPool:
         self._probe_s, self._beat_s, self._down_timeout_s = probe_s, beat_s, down_timeout_s
         self._beats = list[asyncio.Task[None]]()
         # /health samples a token, and a server dies that shall release its memory meanwhile.
-        self._look = "/model_info" if releases else "/health"
+        self._beat_path = "/model_info" if releases else "/health"
         self._lock, self._came_up = asyncio.Lock(), asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -134,7 +135,8 @@ class SGLangPool:
         try:
             await server.release()
         except ServerError as error:
-            if error.kind == "transport":
+            if error.kind == "transport" or (error.kind == "timeout" and self._revive is not None):
+                server.hung = error.kind == "timeout"
                 self.lose(server, str(error))
                 return False
             raise RuntimeError(
@@ -193,45 +195,64 @@ class SGLangPool:
             server.watch = asyncio.get_running_loop().create_task(self._watch(server))
 
     async def _beat(self, server: SGLangClient) -> None:
-        """Look at a server that is up, and lose it when it hangs: what it was asked goes to another one."""
-        misses = 0
+        """Look at a server that is up, and lose it when it hangs, is gone, or was restarted unseen."""
         while True:
             await asyncio.sleep(self._beat_s)
-            updates = len(server.versions)
-            if not server.steady or self._lock.locked():
-                misses = 0
+            if not server.up or not server.steady:
                 continue
             try:
-                await server.get(self._look, timeout_s=2 * self._beat_s)
-                misses = 0
-                continue
+                await self._look(server, self._beat_path)
+                told = (await server.get("/model_info", timeout_s=_LOOK * self._beat_s)).get("weight_version")
             except ServerError as error:
                 if error.kind == "transport":
                     self.lose(server, str(error))
-            quiet = server.steady and not self._lock.locked() and len(server.versions) == updates
-            misses = misses + 1 if quiet else 0
-            if misses == _MISSES:
-                misses = 0
-                self.lose(server, f"It did not answer {self._look} {_MISSES} times within {2 * self._beat_s:g} s.")
-                print(f"SGLang server {server.url} hangs; its generations move to others.", flush=True)
+                continue
+            if server.up and server.steady and str(told) not in map(str, server.versions[server.since :]):
+                self.lose(server, f"It holds weight version {told!r}: it was restarted.")
+
+    async def _look(self, server: SGLangClient, path: str) -> None:
+        """See that a server answers. Once it was silent for too long, nothing waits for it any more.
+
+        Raises:
+            ServerError: it did not say so in time.
+        """
+        begun, updates = self._now(), len(server.versions)
+        try:
+            await server.get(path, timeout_s=_LOOK * self._beat_s)
+            server.misses = 0
+        except ServerError as error:
+            if not server.steady or len(server.versions) != updates:
+                server.misses = 0
+                raise
+            if not server.misses:
+                server.silent_since = begun
+            server.misses += 1
+            silent_s = self._now() - server.silent_since
+            if server.misses >= _MISSES and silent_s >= _HANG * self._beat_s and not server.hung:
+                if server.up or server.awaited:
+                    print(f"SGLang server {server.url} hangs; its generations move to others.", flush=True)
+                self.lose(server, f"It did not answer {path} for {silent_s:.0f} s. ({error})")
                 server.give_up()
+            raise
 
     async def _watch(self, server: SGLangClient) -> None:
         """Look at a server until it is up."""
         while not server.up:
             try:
-                await server.get("/health", timeout_s=_HEALTH_S)
+                if server.hung and self._revive is not None:
+                    await self._revive(server.url, True)
+                    server.hung, server.misses = False, 0
+                await self._look(server, "/health")
                 async with self._lock:
                     if not server.up:  # else an update of all has brought it back
                         await self._bring_back(server)
             except Exception as error:  # whatever it is, the next look may find it gone
                 server.problem = str(error)
                 server.looked.set()
-                gone = isinstance(error, ServerError) and (error.kind == "transport" or server.hung)
+                gone = isinstance(error, ServerError) and error.kind == "transport" and not server.hung
                 if self._revive is not None and gone:
                     try:
-                        await self._revive(server.url, server.hung)
-                        server.hung = False
+                        await self._revive(server.url, False)
                     except Exception as failure:
                         server.problem = str(failure)
             server.looked.set()
@@ -289,6 +310,6 @@ class SGLangPool:
                 server.settle()
 
     def _ready(self, server: SGLangClient) -> None:
-        server.up, server.problem, server.unknown, server.hung = True, "", False, False
+        server.up, server.problem, server.unknown, server.hung, server.misses = True, "", False, False, 0
         server.looked.set()
         self._came_up.set()

@@ -2,8 +2,8 @@
 
 A server is paused with mode "retract" (generations under way go back to its queue), reads the weights with their
 version, forgets its cache and goes on. So a generation finishes under the new weights, and says which version sampled
-each token. A server that fails gets one more try while it is still paused. If that fails too, its weights are unknown:
-it is told to abort what it was generating and to go on, and the report names it.
+each token. A server that fails gets one more try while it is still paused, unless it gave no answer at all. If that
+fails too, its weights are unknown: it is told to abort what it was generating and to go on, and the report names it.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.types import InfrastructureError
 
 _CONTROL_S = 60.0  # for pause, continue and abort, which wait for the running step of the model
+_ABANDON_S = 10.0  # for abort and continue of a server that has failed: it may never answer
 _ATTEMPTS = 2
 _SHARED_MEMORY = Path("/dev/shm")
 _FOLDER = re.compile(r"weights-\d+|\.weights-\d+\.(partial|old)")  # what a sync writes, and may delete
@@ -126,26 +127,33 @@ class DiskWeightSync:
         """Have the servers read the folder, and go on once they report the version; return failures by URL."""
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
         waiting, failures, stuck = list(servers), dict[str, str](), dict[str, str]()
+        silent = set[str]()  # URLs of those that hang: a second try would take as long
 
         async def read(server: JsonClient) -> None:
-            await _post(server, "/pause_generation", {"mode": "retract"})
-            await _post(server, "/update_weights_from_disk", body, self.timeout_s)
-            found = (await server.get("/model_info", timeout_s=_CONTROL_S)).get("weight_version")
+            try:
+                await _post(server, "/pause_generation", {"mode": "retract"})
+                await _post(server, "/update_weights_from_disk", body, self.timeout_s)
+                found = (await server.get("/model_info", timeout_s=_CONTROL_S)).get("weight_version")
+            except ServerError as error:
+                if error.kind == "timeout":
+                    silent.add(server.url)
+                raise
             if found != str(version):
                 said = f"The server {server.url} reports weight version {found!r} after an update to '{version}'."
                 raise ServerError(said, "protocol")
 
         try:
             for _ in range(_ATTEMPTS):
-                failures = await _failures(waiting, read)
-                done = [server for server in waiting if server.url not in failures]
-                waiting = [server for server in waiting if server.url in failures]
+                found = await _failures(waiting, read)
+                done = [server for server in waiting if server.url not in found]
+                waiting = [server for server in waiting if server.url in found.keys() - silent]
+                failures = {url: problem for url, problem in failures.items() if url in silent} | found
                 stuck |= await _failures(done, _continue)
                 if not waiting:
                     break
             return failures | stuck
         finally:
-            await _failures(waiting, _abandon)
+            await _failures([server for server in servers if server in waiting or server.url in silent], _abandon)
 
 
 async def _failures(servers: Sequence[JsonClient], act: Callable[[JsonClient], Awaitable[None]]) -> dict[str, str]:
@@ -167,16 +175,16 @@ async def _post(server: JsonClient, path: str, body: Mapping[str, Any], timeout_
         raise ServerError(f"The server {server.url}{path} did not succeed: {answer.get('message')}.", "protocol")
 
 
-async def _continue(server: JsonClient) -> None:
+async def _continue(server: JsonClient, timeout_s: float = _CONTROL_S) -> None:
     try:
-        await _post(server, "/continue_generation", {})
+        await _post(server, "/continue_generation", {}, timeout_s)
     except ServerError:
-        await _post(server, "/continue_generation", {})
+        await _post(server, "/continue_generation", {}, timeout_s)
 
 
 async def _abandon(server: JsonClient) -> None:
     """Let a server with unknown weights go on without what it was generating."""
     try:
-        await _post(server, "/abort_request", {"rid": "", "abort_all": True})
+        await _post(server, "/abort_request", {"rid": "", "abort_all": True}, _ABANDON_S)
     finally:
-        await _continue(server)
+        await _continue(server, _ABANDON_S)

@@ -254,9 +254,11 @@ async def test_an_update_that_no_server_takes_raises_and_lets_all_go_on(servers,
 
 
 async def test_a_server_that_hangs_fails_by_its_time_limit(servers, sync, monkeypatch):
-    servers[1].hang, post = DISK, servers[1].client.post
+    """It is not tried again, which would take as long, but is told to go on."""
+    servers[1].hang, post, asked = DISK, servers[1].client.post, []
 
     def in_short(path, body, *, timeout_s):
+        asked.append((path, timeout_s))
         if path == DISK:
             assert timeout_s == sync.timeout_s
             timeout_s = 0.3
@@ -267,6 +269,9 @@ async def test_a_server_that_hangs_fails_by_its_time_limit(servers, sync, monkey
     assert "gave no whole answer in 0.3 s" in report.failures[servers[1].client.url]
     expect_weights(servers[0], params_of(1), 1)
     assert not servers[1].paused
+    paths, limits = zip(*asked, strict=True)
+    assert paths == ("/pause_generation", DISK, "/abort_request", "/continue_generation")
+    assert max(limits[2:]) <= 10
 
 
 async def test_a_cancelled_update_lets_the_servers_go_on(servers, sync):
