@@ -1,7 +1,7 @@
 """Evaluation of a policy on its benchmarks: at temperature 1 and greedy, by parts, and beside baselines."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -166,13 +166,12 @@ class Evaluator:
 
     async def played(self, work: Work) -> list[Trajectory]:
         """Return this process's share of the trajectories; play those that no earlier evaluation left."""
-        own, file = self.places(work), None
-        if self.directory is not None:
-            file = self.file(work, self.collector.limits)
+        own = self.places(work)
+        file = self.file(work, self.collector.limits) if self.directory is not None else None
         found = dict(file.found) if file else {}
         missing = [place for place in own if place not in found]
         todo, numbers = [work.tasks[number] for number, _ in missing], [number for number, _ in missing]
-        options: dict[str, Any] = {"budget": self._budget, "on_done": file.add if file else None, "numbers": numbers}
+        options: dict[str, Any] = {"budget": self._budget, "on_done": self.on_done(file), "numbers": numbers}
         if isinstance(work.engine, Baseline):
             made = await self.collector.play(work.engine.script, todo, silent=work.engine.silent, **options)
         else:
@@ -180,6 +179,10 @@ class Evaluator:
             made = await self.collector.collect(work.engine, todo, temperature=work.temperature, **options)
         found |= zip(missing, made, strict=True)
         return [found[place] for place in own]
+
+    def on_done(self, file: TrajectoryFile | None) -> Callable[[Trajectory], None] | None:
+        """Return what takes each trajectory of a work as it ends."""
+        return file.add if file else None
 
     def places(self, work: Work) -> list[tuple[int, int]]:
         """Return the numbers of task and sample that this process plays."""

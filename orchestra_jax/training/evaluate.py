@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from orchestra_jax.envs.base import Baseline, Environment
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.benchmark_rows import benchmark_rows, cap_rows, interval_lines
 from orchestra_jax.evaluation.figures import plain
-from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.evaluation.terminal import print_figures
-from orchestra_jax.evaluation.turn_caps import CappedEvaluator, draw_turn_caps, widest
+from orchestra_jax.evaluation.turn_caps import draw_turn_caps, widest
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.price_book import price_book
@@ -33,6 +32,7 @@ from orchestra_jax.rollout.messages import MessageEngine
 from orchestra_jax.tools.base import unreachable
 from orchestra_jax.tools.experts.judge import JUDGE_PROMPT
 from orchestra_jax.training.build import keep_compiled, make_collector, make_policy, preflight
+from orchestra_jax.training.evaluation_progress import ShownCaps, ShownEvaluator
 from orchestra_jax.training.forecast import dry_run_evaluation, evaluation_forecast, require_benchmarks
 from orchestra_jax.training.guard import guard_of
 from orchestra_jax.training.main import STOPS, device_names, exit_status, working_in
@@ -111,9 +111,10 @@ def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: RunRec
     with guard_of(cfg.rollout, cfg.checkpoint.grace_s, folder, loop), loop:
         try:
             with engine_of(subject, environment, folder, processes, loop, chat) as engine:
-                kind = CappedEvaluator if cfg.evaluation.turn_caps else Evaluator
+                kind = ShownCaps if cfg.evaluation.turn_caps else ShownEvaluator
                 evaluator = kind(cfg, collector, engine, money.run, folder / "trajectories", processes)
-                figures = loop.run(evaluator.evaluate("policy", subject.identity(), policy_model(cfg)))
+                with evaluator.shown(lambda: money.spent.usd) if processes.first else nullcontext():
+                    figures = loop.run(evaluator.evaluate("policy", subject.identity(), policy_model(cfg)))
                 if cfg.tools.judge != "match" and processes.first:
                     _write_disagreements(evaluator.disagreements, folder)
                 return {

@@ -1,0 +1,106 @@
+"""The progress of an evaluation: what is done of all, the dollars so far, the time left."""
+
+import asyncio
+import io
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from orchestra_jax.config.rollout import RolloutLimits
+from orchestra_jax.config.schema import EvaluationConfig, RunConfig
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
+from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
+from orchestra_jax.evaluation.runner import Evaluator
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.prices import Price, PriceList
+from orchestra_jax.rollout.chat import ChatFormat
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.episode import OrchestratorPrice
+from orchestra_jax.training.evaluate import evaluate
+from orchestra_jax.training.evaluation_progress import ShownCaps, ShownEvaluator
+from tests.evaluation.test_runner import ParrotEngine
+from tests.training.test_trainer import MICRO, config
+
+PRICE = OrchestratorPrice(PriceList("test", "2026-11-20", "test", {"orchestrator": Price()}), "orchestrator", 0.0)
+LIMITS = RolloutLimits(max_turns=4, max_calls=3, max_length=160, max_new_tokens=32)
+CFG = replace(
+    RunConfig(),
+    evaluation=EvaluationConfig(questions=4, swap_questions=2, samples=2),
+    rollout=replace(RunConfig().rollout, limits=LIMITS),
+)
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    environment = QuickstartEnvironment(RunConfig())
+    yield Collector(environment, ChatFormat(quickstart_chat().tokenizer, compact_menu=True), LIMITS, PRICE)
+    asyncio.run(environment.close())
+
+
+def lines(
+    collector: Collector, directory: Path, kind: type[ShownEvaluator] = ShownEvaluator, second: float = 1.0
+) -> list[str]:
+    """The lines of an evaluation without a terminal, on a clock that goes on by `second` with every trajectory."""
+    assert collector.chat is not None
+    parrot = ParrotEngine((*collector.chat.encode("Oslo"), collector.chat.stop_ids[0]))
+    cfg = replace(CFG, evaluation=replace(CFG.evaluation, turn_caps=[2, 3])) if kind is ShownCaps else CFG
+    evaluator = kind(cfg, collector, parrot, Budget(), directory)
+    out, clock = io.StringIO(), itertools.count(0.0, second)
+    with evaluator.shown(lambda: 0.25, Console(file=out, force_terminal=False), lambda: next(clock)):
+        asyncio.run(evaluator.evaluate("policy", "weights"))
+    asyncio.run(evaluator.baselines())  # nothing of it is shown
+    return out.getvalue().splitlines()
+
+
+def total(collector: Collector) -> int:
+    kinds = len(collector.environment.paired_preferences(2))
+    return 4 * 2 + 4 + 2 * 2 * kinds  # samples, greedy, and the samples of each kind of preference
+
+
+@pytest.mark.parametrize("kind", [ShownEvaluator, ShownCaps])
+def test_without_a_terminal_the_end_is_told_in_a_line(collector: Collector, tmp_path: Path, kind: type[ShownEvaluator]):
+    count = total(collector)
+    assert lines(collector, tmp_path, kind, 0.1) == [f"evaluation {count}/{count}  eta 0:00:00  $ 0.25"]
+
+
+def test_a_long_one_tells_every_half_minute_how_long_it_will_take(collector: Collector, tmp_path: Path):
+    count = total(collector)
+    assert lines(collector, tmp_path, second=15.0)[:2] == [
+        f"evaluation 2/{count}  eta 0:{15 * (count - 2) // 60:02d}:{15 * (count - 2) % 60:02d}  $ 0.25",
+        f"evaluation 4/{count}  eta 0:{15 * (count - 4) // 60:02d}:{15 * (count - 4) % 60:02d}  $ 0.25",
+    ]
+
+
+def test_what_an_earlier_start_made_counts_as_done_and_not_for_the_time_left(collector: Collector, tmp_path: Path):
+    count = total(collector)
+    lines(collector, tmp_path)
+    for file in (tmp_path / "policy").iterdir():  # a kill left half of each
+        kept = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(kept[: len(kept) // 2]))
+    found = lines(collector, tmp_path, second=30.0)
+    made = [re.match(rf"evaluation (\d+)/{count}  eta (\S+)", line) for line in found]
+    assert all(made)
+    assert made[-1] is not None
+    assert made[-1][1] == str(count)
+    # 4 of 8 were there. Telling so and making the fifth are two ticks of 30 s, so each that is left takes 60 s.
+    fifth = next(each for each in made if each is not None and each[1] == "5")
+    left = (count - 5) * 60
+    assert fifth[2] == f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
+
+
+def test_an_evaluation_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    few = ("evaluation.limit=4", "evaluation.benchmarks=[held_out]", "model.path=null")
+    evaluate(config(tmp_path, *MICRO, *few, "policy=baseline:strongest_expert"))
+    assert re.search(r"^evaluation 4/4  eta 0:00:00  \$ ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_no_evaluation_but_the_commands_shows_anything(collector: Collector, capsys: pytest.CaptureFixture[str]):
+    assert collector.chat is not None
+    parrot = ParrotEngine((*collector.chat.encode("Oslo"), collector.chat.stop_ids[0]))
+    asyncio.run(Evaluator(CFG, collector, parrot, Budget()).evaluate())
+    assert capsys.readouterr().out == ""
