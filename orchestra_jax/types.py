@@ -127,7 +127,7 @@ class ReplayMiss(Exception):  # noqa: N818  named like the fact it states
 
 
 class OutOfTime(Exception):  # noqa: N818  an event, no error
-    """The run was told to stop and gives up the step under way, which did not end in time."""
+    """The run gives up the step under way, which did not end in time, as it was told to stop; or it has no server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,14 +55,16 @@ def _refuses_writes(error: OSError, folder: str | None) -> bool:
     return Path(error.filename).resolve().is_relative_to(Path(folder).resolve())
 
 
-def stopped(error: Exception, where: str, usd: float) -> Halted | Interrupted:
+def stopped(error: Exception, where: str, usd: float) -> Halted | Interrupted | ConfigError:
     """Return how a run ends whose next step cannot be done.
 
     Args:
-        error: a budget or a record that refused a call, or the time that is over.
+        error: a budget or a record that refused a call, the time that is over, or servers that are gone.
         where: the last finished step, which is saved.
         usd: dollars that were spent.
     """
+    if isinstance(error, OutOfTime) and type(error) is not OutOfTime:  # no signal came: something has to be mended
+        return ConfigError(f"{error} Stopped after {where}; with servers that answer the same command continues there.")
     if isinstance(error, OutOfTime):
         return Interrupted(f"Stopped after {where}: {error}; the same command continues from there.")
     scope = error.scope if isinstance(error, BudgetExceeded) else ""

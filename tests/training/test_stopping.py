@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config import cli
+from orchestra_jax.engines.sglang.pool import NoServer
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout import collector as collecting
 from orchestra_jax.training.loggers.jsonl import read_metrics
@@ -93,6 +94,7 @@ def test_ctrl_c_while_jax_is_imported_is_no_trace():
 WINDS_DOWN = """
 import atexit, os, signal, sys, time
 from orchestra_jax.config import cli
+from orchestra_jax.engines.sglang.pool import NoServer
 
 def as_jax_does():
     os.kill(os.getpid(), signal.Signals[sys.argv[1]])
@@ -167,3 +169,27 @@ def test_a_step_without_end_is_given_up_and_the_last_finished_one_is_saved(tmp_p
     assert said == ["Stopped at once; the same command continues from the last checkpoint."]
     assert step() == 1  # it began with the second step again
     assert handlers() == before
+
+
+def test_a_run_without_any_server_ends_in_a_sentence_and_goes_on_later(tmp_path: Path, monkeypatch, capsys):
+    whole = collecting.EpisodePlayer.play
+
+    async def trajectory(self, parent, on_done=None):
+        if (tmp_path / "metrics.jsonl").exists() and read_metrics(tmp_path):
+            raise NoServer("No SGLang server was ready for 720 s: http://b:30000: It did not answer.")
+        return await whole(self, parent, on_done)
+
+    monkeypatch.setattr(collecting.EpisodePlayer, "play", trajectory)
+    small = config(
+        tmp_path, *MICRO, "steps=2", "warm_start.steps=0", "evaluation.questions=0", "checkpoint.every=50",
+    )  # fmt: skip
+    with pytest.raises(SystemExit) as stop:
+        run(small)
+    assert stop.value.code == 2
+    assert complaints(capsys.readouterr().err) == [
+        "No SGLang server was ready for 720 s: http://b:30000: It did not answer. Stopped after step 1 of policy; with "
+        "servers that answer the same command continues there."
+    ]
+    monkeypatch.setattr(collecting.EpisodePlayer, "play", whole)
+    run(small)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]

@@ -55,8 +55,9 @@ class SGLangEngine:
             session that is closed or generating already.
         RuntimeError: from `generate`, once the engine is closed, no server took the last weights, their memory is
             released, or the engine works in another event loop.
-        ServerError: from `generate`, an infrastructure failure: a server's error, a time-out, an answer that cannot be
-            used, or no server at all.
+        ServerError: from `generate`, an infrastructure failure: a server's error, a time-out, or an answer that cannot
+            be used.
+        NoServer: from `generate`: no server was up for `down_timeout_s`.
     """
 
     def __init__(

@@ -5,16 +5,26 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
+from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.engines.sglang.client import WEIGHTS, SGLangClient
 from orchestra_jax.engines.sglang.weights import DiskWeightSync
 from orchestra_jax.io.http_json import ServerError
 from orchestra_jax.io.stopwatch import queued
+from orchestra_jax.types import OutOfTime
 
 _HEALTH_S = 5.0  # /health samples a token, which takes a second or more
 # A busy server is no hung one: SGLang's /health answers as soon as its scheduler sends any token of any request, and
 # after 20 s with a status 503. With the usual 10 s between looks a server that hangs is lost after 80 to 90 s.
 _MISSES = 3
 _LOOK, _HANG = 2.0, 6.0  # pauses between looks: that a look may take, and that a server which hangs was silent
+
+
+class NoServer(OutOfTime):
+    """No server took work for so long that the run gives up the step under way."""
+
+
+class UpdateError(RuntimeError, ConfigError):
+    """No server took the new weights: the run ends in this sentence, and goes on from its last checkpoint."""
 
 
 class SGLangPool:
@@ -81,7 +91,7 @@ class SGLangPool:
         """Yield a server that is up, with one of its slots. `choose` picks among the servers that are up.
 
         Raises:
-            ServerError: no server was up for `down_timeout_s`.
+            NoServer: no server was up for `down_timeout_s`.
         """
         while True:
             server = choose(await queued(self._up()))
@@ -148,18 +158,25 @@ class SGLangPool:
     async def update(self, params: Any, version: int) -> None:
         """Give the weights to every server that answers; those that fail are lost, and come back later.
 
+        If all of them are gone or hang, it waits for one that comes back.
+
         Raises:
-            RuntimeError: no server took them, or one did not take back the memory that it had released.
+            UpdateError: no server took them.
+            RuntimeError: one did not take back the memory that it had released.
         """
         async with self._lock:
             await asyncio.gather(*map(self._resume_weights, self.servers))
             self.params, self.version = params, version
             deadline = self._now() + self._down_timeout_s
-            while not (servers := await self._answering()) and self._now() < deadline:  # noqa: ASYNC110  no event
+            while True:
+                servers = await self._answering()
+                await self._give(servers)
+                if any(server.up for server in servers):
+                    return
+                refused = servers and await self._answering()
+                if refused or self._now() > deadline:
+                    raise UpdateError(f"No server took weight version {version}: {self._problems()}")
                 await asyncio.sleep(self._probe_s)
-            await self._give(servers)
-            if not any(server.up for server in servers):
-                raise RuntimeError(f"No server took weight version {version}: {self._problems()}")
 
     async def _resume_weights(self, server: SGLangClient) -> None:
         """Take back memory for the weights that was released. A server that is gone is lost."""
@@ -182,9 +199,8 @@ class SGLangPool:
                 async with asyncio.timeout_at(deadline):
                     await self._came_up.wait()
             except TimeoutError:
-                raise ServerError(
-                    f"No SGLang server was ready for {self._down_timeout_s:g} s: {self._problems()}", "timeout"
-                ) from None
+                said = f"No SGLang server was ready for {self._down_timeout_s:g} s: {self._problems()}"
+                raise NoServer(said) from None
         return found
 
     def _problems(self) -> str:

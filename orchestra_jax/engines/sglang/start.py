@@ -15,6 +15,8 @@ from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.processes import Processes
 from orchestra_jax.types import InfrastructureError
 
+_NOTICE_S = 120.0  # to notice that a server is gone and to give one that was started again its weights
+
 
 class SGLangRunEngine(RunEngine):
     """An SGLang engine and the servers that the run has started for it.
@@ -67,6 +69,7 @@ async def start_servers(
         version=version,
         concurrency=max(1, rollout.slots // len(urls)),
         request_timeout_s=rollout.limits.deadline_s,
+        down_timeout_s=rollout.server.ready_s + _NOTICE_S,
         releases=rollout.server.share_gpus,
         revive=reviver(servers) if servers else None,
     )

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
+from orchestra_jax.engines.sglang.pool import NoServer
 from orchestra_jax.io.http_json import JsonClient, ServerError
 from tests.engines.sglang import stub
 from tests.engines.sglang.stub import PROMPT, SECONDS, StubWeightSync, continuation, one, soon
@@ -36,7 +37,7 @@ async def test_one_hung_server_alone_ends_in_a_sentence(make, servers, down_time
     await one(engine)
     servers[0].hangs = True
     servers[0].faults.append(stub.hang)
-    with pytest.raises(ServerError, match=r"No SGLang server was ready for 0\.2 s: .*(/health|no whole answer)"):
+    with pytest.raises(NoServer, match=r"No SGLang server was ready for 0\.2 s: .*(/health|no whole answer)"):
         await one(engine)
 
 
@@ -178,3 +179,24 @@ async def test_one_that_hangs_in_the_release_of_its_memory_is_started_again_and_
     await engine.release_memory()
     assert asked == [True]
     assert servers[0].released
+
+
+async def test_the_only_server_may_hang_in_the_update_if_it_is_the_runs_own(make, servers):
+    class Hangs(StubWeightSync):
+        async def sync(self, found, params, version):
+            if version == 1 and not asked:
+                servers[0].hangs = True
+                raise ServerError("no whole answer in 60 s.", "timeout")
+            return await super().sync(found, params, version)
+
+    async def revive(url, hung):
+        asked.append(hung)
+        await servers[0].kill()
+        servers[0].reset("0")
+        await servers[0].start()
+
+    engine, asked = make(beat_s=0.03, weight_sync=Hangs(), revive=revive), []
+    await one(engine)
+    await engine.update_weights("new", 1)
+    assert asked == [True]
+    assert (await one(engine)).weight_version == 1
