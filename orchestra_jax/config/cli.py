@@ -36,17 +36,12 @@ def configure(config: DictConfig) -> RunConfig:
     folder = HydraConfig.get().runtime.output_dir
     try:
         run = load(config, folder)
-    except (ConfigError, OmegaConfBaseException) as error:
-        from orchestra_jax.config.errors import explain_error
-
-        end(explain_error(error))  # raised further, Hydra would put a line of its own above the sentence
-    try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(1 << 16))  # with less room no run can begin
-    except OSError as error:
-        from orchestra_jax.config.errors import unwritable
+    except (ConfigError, OmegaConfBaseException, OSError) as error:
+        from orchestra_jax.config.errors import explain_error
 
-        end(unwritable(folder, str(error.strerror)))
+        end(explain_error(error, folder))  # raised further, Hydra would put a line of its own above the sentence
     if run.rollout.server.share_gpus:
         # JAX keeps what it once took of a GPU, unless this says otherwise before it starts (engines/gpus.py).
         os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")

@@ -31,8 +31,12 @@ def told(error: BaseException, *, traced: bool = False) -> int | None:
     return USAGE_ERROR
 
 
-def explain_error(error: BaseException) -> str:
-    """Return what a user did wrong, in one sentence (one per problem for a `ConfigError`)."""
+def explain_error(error: BaseException, folder: str | None = None) -> str:
+    """Return what a user did wrong, in one sentence (one per problem for a `ConfigError`).
+
+    Args:
+        folder: what could not be written, if the error does not name it.
+    """
     if isinstance(error, ConfigError):
         return str(error)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
@@ -42,7 +46,7 @@ def explain_error(error: BaseException) -> str:
             "conf/experiment."
         )
     if isinstance(error, OSError) and not _reads_config(error):
-        return unwritable(str(error.filename), str(error.strerror))
+        return unwritable(folder or str(error.filename), str(error.strerror))
     return explain(error)
 
 

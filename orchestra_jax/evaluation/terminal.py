@@ -72,8 +72,7 @@ def print_figures(console: Console, title: str, rows: Sequence[Row], lines: Iter
     if any(value(figures, "failed") for _, figures, _ in rows):
         from orchestra_jax.evaluation.benchmark_rows import footnotes
 
-        for line in footnotes(rows):
-            console.print(line, markup=False, highlight=False, soft_wrap=True, style="yellow")
+        console.print("\n".join(footnotes(rows)), markup=False, highlight=False, soft_wrap=True, style="yellow")
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[Row]:

@@ -15,6 +15,7 @@ def fill(answers: int) -> None:
     def inserted(database: sqlite3.Connection, statement: str, rows: list[store.Row]) -> None:
         nonlocal left
         if len(rows) > left:
+            left = 0  # what is full stays full
             raise sqlite3.OperationalError("database or disk is full")
         left -= len(rows)
         insert(database, statement, rows)
