@@ -302,7 +302,7 @@ def test_a_disk_that_is_full_meanwhile_makes_no_question_paid_twice(tmp_path: Pa
     evaluations.start(folder, *simple, room=12)
     assert evaluations.said() in ("3\n", "5\n")  # the record of calls or the trajectories meet the full disk first
     (kept,) = evaluations.temporary.glob("calls.db.unsaved.*.jsonl")
-    told = f"Answers that were paid for are kept in {str(kept)!r}: the same command takes them up.\n"
+    told = f"Answers that were paid for are kept in {str(kept)!r}: the same command takes them up."
     assert told in Path(f"{folder}.log").read_text()
     assert 12 < provider.answered.total() < 40
     evaluations.whole(folder, *simple)
