@@ -15,7 +15,7 @@ def fill(answers: int) -> None:
     def inserted(database: sqlite3.Connection, statement: str, rows: list[store.Row]) -> None:
         nonlocal left
         if len(rows) > left:
-            left = 0  # what is full stays full
+            left = -1  # what is full stays full, and trajectories find no room either
             raise sqlite3.OperationalError("database or disk is full")
         left -= len(rows)
         insert(database, statement, rows)
@@ -26,4 +26,4 @@ def fill(answers: int) -> None:
     store._insert_all = inserted
     unsaved._append = lambda path, data: refuse() if path.parent.name == "evaluation" else append(path, data)
     add = TrajectoryFile.add
-    TrajectoryFile.add = lambda file, trajectory: add(file, trajectory) if left > 3 else refuse()  # type: ignore[method-assign]
+    TrajectoryFile.add = lambda file, trajectory: add(file, trajectory) if left >= 0 else refuse()  # type: ignore[method-assign]

@@ -88,5 +88,4 @@ def show_step(progress: ProgressBar, step: int, metrics: Mapping[str, float]) ->
     if metrics.get("groups/kept") == 0:
         from orchestra_jax.training.loggers.no_gradient import notes
 
-
         progress.print("\n".join(notes(step, metrics, progress.idle, progress.start, progress.total)))
