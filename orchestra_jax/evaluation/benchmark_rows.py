@@ -1,6 +1,7 @@
 """Rows of the terminal's table for benchmarks, whole and by part, and the lines below it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from orchestra_jax.evaluation.figures import Figures, Row, number, plain, value
 
@@ -45,3 +46,19 @@ def footnotes(rows: Sequence[Row]) -> Iterator[str]:
             of = "" if counted is None else f" of {failed + counted:.0f}"
             none = " Nothing is known of it." if counted == 0 else ""
             yield f"{label}: {failed:.0f}{of} failed for infrastructure reasons and are in no figure.{none}"
+
+
+def gains_of_calls(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what several calls for a question gain, a line for each phase."""
+    for phase in ("before", "after"):
+        found = (summary.get(phase) or {}).get("several") or {}
+        if (share := value(found, "share")) is None:
+            continue
+        line = f"Several calls for a question, {phase}: {number(share, 100, 1)} %"
+        if share:
+            line += (
+                f"; {number(value(found, 'first_right'), 100, 0)} % of these right by the first call alone, "
+                f"{number(value(found, 'answer_right'), 100, 0)} % by all, which cost "
+                f"{number(value(found, 'cost'), 100, 3)} instead of {number(value(found, 'first_cost'), 100, 3)} cents"
+            )
+        yield line

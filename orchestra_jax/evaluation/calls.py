@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestra_jax.envs.base import said
-from orchestra_jax.tools.answer_tool import ANSWER_TOOL
+from orchestra_jax.tools.answer_tool import HAND_IN
 from orchestra_jax.types import Status, Task, ToolResult, Trajectory
 
 OUTPUT_USD, CALL_USD = "output_usd", "call_usd"  # dollars per million output tokens, and per call
@@ -114,7 +114,7 @@ def several_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         first result, and whose final answer, is right by exact match; the difference is the gain of the other calls.
         first_cost, cost: mean dollars for the first call, and for all of them.
     """
-    runs = [(t, [r for turn in t.turns for r in turn.results if not r.refused]) for t in counted(trajectories)]
+    runs = [(t, _executed(t)) for t in counted(trajectories)]
     if not any(results for _, results in runs):
         return {}
     several = [(t, results) for t, results in runs if len(results) > 1]
@@ -135,6 +135,12 @@ def several_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     return {"several": found}
 
 
+def _executed(trajectory: Trajectory) -> list[ToolResult]:
+    """Return the results of the calls that were executed to find the answer, not to hand it in."""
+    results = [result for turn in trajectory.turns for result in turn.results if not result.refused]
+    return [result for result, tool in zip(results, called_tools(trajectory), strict=True) if tool not in HAND_IN]
+
+
 def _right(trajectory: Trajectory, text: str | None) -> bool:
     from orchestra_jax.tools.answers import extract_answer, matches
 
@@ -153,12 +159,12 @@ def _mean(values: Sequence[float]) -> float:
 def tool_entropy(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the entropy of all executed calls in bits, and `entropy_share`, its share of log2 of the offered tools.
 
-    It falls where a policy's calls collapse onto few tools. The call that only hands in the answer is no choice and
-    does not count, nor do failed trajectories.
+    It falls where a policy's calls collapse onto few tools. A call that only hands in the answer is no choice and does
+    not count, nor do failed trajectories.
     """
     runs = counted(trajectories)
-    called = Counter(name for t in runs for name in called_tools(t) if name != ANSWER_TOOL.name)
-    offered = {name for t in runs for name in _menu(t.task).values()} - {ANSWER_TOOL.name}
+    called = Counter(name for t in runs for name in called_tools(t) if name not in HAND_IN)
+    offered = {name for t in runs for name in _menu(t.task).values()}.difference(HAND_IN)
     if not called:
         return {}
     bits = sum(count / called.total() * math.log2(called.total() / count) for count in called.values())

@@ -43,25 +43,22 @@ _RATIOS = (
 )
 
 
-def print_summary(summary: Mapping[str, Any], console: Console | None = None, *, directory: Path | None = None) -> None:
-    """Print what the run learned; the pictures and summary.json are in `directory`, or else in `outputs/<name>`.
-
-    Raises:
-        ValueError: the summary has neither `after` nor `benchmarks`.
-    """
-    if not (summary.get("after") or summary.get("benchmarks")):
-        raise ValueError("The summary has no 'after' figures: evaluate the trained policy before reporting.")
+def print_summary(summary: Mapping[str, Any], directory: Path, console: Console | None = None) -> None:
+    """Print what the run learned; the pictures and summary.json are in `directory`."""
     console = console or Console()
     console.print()
     print_figures(console, _title(summary), list(_rows(summary)))
-    for line in [*_changes(summary), *_gains_of_calls(summary)]:
+    lines, phases = list(_changes(summary)), [summary.get(phase) or {} for phase in ("before", "after")]
+    if any(value(figures.get("several") or {}, "share") for figures in phases):
+        from orchestra_jax.evaluation.benchmark_rows import gains_of_calls
+
+        lines += gains_of_calls(summary)
+    for line in lines:
         console.print(line, highlight=False)
     for table in _swap_tables(summary.get("preference_swap") or {}):
         console.print()
         console.print(table)
-    if directory is not None or summary.get("name"):
-        folder = directory or Path("outputs") / str(summary["name"])
-        console.print(f"\nPictures and summary.json are in {folder}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"\nPictures and summary.json are in {directory}", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_figures(console: Console, title: str, rows: Sequence[Row], lines: Iterable[str] = ()) -> None:
@@ -144,22 +141,6 @@ def _changes(summary: Mapping[str, Any]) -> Iterator[str]:
     if old is not None and new is not None:
         points = f"[bold]{100 * (new - old):+.1f} points[/bold]"
         yield f"Accuracy: {number(old, 100, 1)} to {number(new, 100, 1)} % ({points})"
-
-
-def _gains_of_calls(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what several calls for a question gain, a line for each phase."""
-    for phase in ("before", "after"):
-        found = (summary.get(phase) or {}).get("several") or {}
-        if (share := value(found, "share")) is None:
-            continue
-        line = f"Several calls for a question, {phase}: {number(share, 100, 1)} %"
-        if share:
-            line += (
-                f"; {number(value(found, 'first_right'), 100, 0)} % of these right by the first call alone, "
-                f"{number(value(found, 'answer_right'), 100, 0)} % by all, which cost "
-                f"{number(value(found, 'cost'), 100, 3)} instead of {number(value(found, 'first_cost'), 100, 3)} cents"
-            )
-        yield line
 
 
 def _swap_tables(swap: Mapping[str, Mapping[str, Figures]]) -> Iterator[Table]:

@@ -12,3 +12,4 @@ ANSWER_TOOL = ToolSpec(
     },
     terminal=True,
 )
+HAND_IN = (ANSWER_TOOL.name, "relay")  # tools that only hand in the answer: no choice between ways to find it

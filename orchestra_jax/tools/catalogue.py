@@ -22,9 +22,10 @@ from orchestra_jax.config.tools import MenuRule, ToolsConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw
 from orchestra_jax.money.prices import Price, PriceList
-from orchestra_jax.tools.answer_tool import ANSWER_TOOL
+from orchestra_jax.tools.answer_tool import HAND_IN
 from orchestra_jax.tools.executor import ToolExecutor, ToolHandler, as_result
 from orchestra_jax.tools.experts.roles import ROLES
+from orchestra_jax.tools.relay import RELAY, relaying
 from orchestra_jax.types import CODE, FREE, OPEN_WEIGHTS, PAID, SEARCH, Task, ToolResult, ToolSpec, Usage
 
 # Of the released form: use of a role -> (function, what the policy reads about it).
@@ -132,8 +133,7 @@ class Catalogue:
     @property
     def _required(self) -> list[str]:
         """Keys of the tools that every menu has."""
-        ends = (ANSWER_TOOL.name, "relay")
-        return [key for key in self.entries if key in ends or key in self.rule.always]
+        return [key for key in self.entries if key in HAND_IN or key in self.rule.always]
 
     @property
     def largest(self) -> int:
@@ -172,12 +172,9 @@ class Catalogue:
             call = _released(task.question, entries, handlers)
             handlers = {function: call for function, _ in _FUNCTIONS.values()}
         shown = self.book.prices(PriceDraw(**record["prices"]))
-        kind: type[ToolExecutor] = ToolExecutor
-        if "relay" in handlers:
-            from orchestra_jax.tools.relay import RelayingExecutor
-
-            kind = RelayingExecutor
-        return kind(task.tools, {**handlers, **own}, budget, shown, paid)
+        if RELAY.name in handlers:
+            handlers = relaying(handlers)
+        return ToolExecutor(task.tools, {**handlers, **own}, budget, shown, paid)
 
     def _menu(self, rng: np.random.Generator, prices: PriceList) -> tuple[tuple[ToolSpec, ...], dict[str, str]]:
         """Draw a menu of the separate form, in random order if names or subset are random."""

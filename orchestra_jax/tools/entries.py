@@ -30,10 +30,10 @@ class AnswerTool(Tool):
 
 
 def relay_entry() -> Entry:
-    """Return the entry of `relay` in a catalogue; the executor of an episode has its handler (`tools.relay`)."""
+    """Return the entry of `relay` in a catalogue; `tools.relay` makes its handler for each episode."""
 
     async def absent(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        raise AssertionError("The executor of the episode hands results over.")
+        raise AssertionError("The handler of `relay` is made for each episode.")
 
     return Entry(RELAY, absent)
 

@@ -1,12 +1,11 @@
 """The action that ends a task with a tool's result as the final answer, so that no policy retypes what it was told."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import PriceList
-from orchestra_jax.tools.executor import ToolExecutor, ToolHandler
-from orchestra_jax.types import ToolCall, ToolResult, ToolSpec, Usage
+from orchestra_jax.tools.executor import ToolHandler, as_result
+from orchestra_jax.types import ToolResult, ToolSpec, Usage
 
 _TOOL = {"type": "string", "description": "The tool whose last result it is; left out, the last call's."}
 RELAY = ToolSpec(
@@ -17,39 +16,34 @@ RELAY = ToolSpec(
 )
 
 
-class RelayingExecutor(ToolExecutor):
-    """Keeps the last result of each tool of an episode, and hands one over when `relay` is called.
+def relaying(handlers: Mapping[str, ToolHandler]) -> dict[str, ToolHandler]:
+    """Return the handlers of an episode with that of `relay`, which hands over the last result of the others.
 
-    Errors, refused calls and empty results are not kept. A call beside others of its turn sees those of earlier turns,
-    and of its own turn what has ended.
+    Errors, refused calls and empty results are not handed over. A call beside others of its turn sees the results of
+    earlier turns, and of its own turn those that are there already.
     """
+    results = dict[str, str]()  # by tool, the last call's at the end
 
-    def __init__(
-        self,
-        tools: Sequence[ToolSpec],
-        handlers: Mapping[str, ToolHandler],
-        budget: Budget,
-        prices: PriceList | None = None,
-        paid: PriceList | None = None,
-    ) -> None:
-        super().__init__(tools, {**handlers, RELAY.name: self._relay}, budget, prices, paid)
-        self._results = dict[str, str]()  # by tool, the last call's at the end
+    def kept(name: str, handler: ToolHandler) -> ToolHandler:
+        async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+            result = as_result(await handler(arguments, budget))
+            if can_relay(result):
+                results.pop(name, None)
+                results[name] = result.text
+            return result
 
-    async def step(self, call: ToolCall) -> ToolResult:
-        result = await super().step(call)
-        if call.name != RELAY.name and can_relay(result):
-            self._results.pop(call.name, None)
-            self._results[call.name] = result.text
-        return result
+        return call
 
-    async def _relay(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        name = arguments.get("tool", next(reversed(self._results), None))
-        if name in self._results:
-            return ToolResult(self._results[name], (Usage(RELAY.name),), final=self._results[name])
+    async def relay(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        name = arguments.get("tool", next(reversed(results), None))
+        if name in results:
+            return ToolResult(results[name], (Usage(RELAY.name),), final=results[name])
         missing = "There is no result to hand over yet: call a tool first."
-        if self._results:
-            missing = f"There is no result of {name!r}; results are there of {', '.join(self._results)}."
+        if results:
+            missing = f"There is no result of {name!r}; results are there of {', '.join(results)}."
         return ToolResult(missing, is_error=True, refused=True)
+
+    return {name: kept(name, handler) for name, handler in handlers.items()} | {RELAY.name: relay}
 
 
 def can_relay(result: ToolResult) -> bool:

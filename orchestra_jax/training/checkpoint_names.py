@@ -7,8 +7,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-_NAME = re.compile(r"(?P<phase>warm_start-|policy-)(?P<step>\d{6,})|0|[1-9]\d*")
-PARTIAL = re.compile(rf"({_NAME.pattern})\.orbax-checkpoint-tmp")
+NAME = re.compile(r"(?P<phase>warm_start-|policy-)(?P<step>\d{6,})|0|[1-9]\d*")
 # Orbax numbers checkpoints: each phase has a range of its own. Numbers below belong to no run, or to one of an older
 # version, which counted on from the warm start. All fit 32 bits, in which Orbax tells processes of them.
 FIRST = {"": 0, "warm_start-": 1_000_000_000, "policy-": 2_000_000_000}
@@ -42,5 +41,5 @@ def newest_checkpoint(directory: Path) -> Path | None:
 def checkpoints_in(directory: Any) -> list[tuple[int, Any]]:
     """Return number and path of each checkpoint in a folder, oldest first."""
     paths = list(directory.iterdir()) if directory.is_dir() else []
-    named = [(match, path) for path in paths if (match := _NAME.fullmatch(path.name))]
+    named = [(match, path) for path in paths if (match := NAME.fullmatch(path.name))]
     return sorted((FIRST[match["phase"] or ""] + int(match["step"] or match[0]), path) for match, path in named)

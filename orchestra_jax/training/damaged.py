@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.processes import Processes
-from orchestra_jax.training.checkpoint_names import PARTIAL, checkpoints_in
+from orchestra_jax.training.checkpoint_names import NAME, checkpoints_in
 from orchestra_jax.training.checksums import PART, SUMS, crcs
 
 _ITEMS = ("arrays", "meta")
@@ -28,7 +28,8 @@ def put_damaged_aside(directory: Path, processes: Processes) -> None:
     with processes.together():
         if processes.first and directory.is_dir():
             for partial in directory.iterdir():
-                if PARTIAL.match(partial.name):
+                name, unfinished, _ = partial.name.partition(".orbax-checkpoint-tmp")
+                if unfinished and NAME.fullmatch(name):
                     shutil.rmtree(partial, ignore_errors=True)
         if damaged and whole is None:
             found = ", ".join(f"{step} ({reason})" for step, reason in damaged.items())

@@ -50,7 +50,7 @@ def report(found: Mapping[str, Any], directory: Path) -> None:
     write_summary(found, directory)
     draw(found, read_metrics(directory), directory)
     if found.get("after") or found.get("benchmarks"):
-        print_summary(found, directory=directory)
+        print_summary(found, directory)
     else:
         why = "evaluation.questions=0, or no evaluation.benchmarks"
         print(f"Nothing was evaluated ({why}). Learning curves and summary.json are in {directory}")

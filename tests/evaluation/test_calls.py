@@ -113,6 +113,13 @@ def test_what_the_calls_after_the_first_gain() -> None:
     assert found == pytest.approx(wanted | {"first_cost": 0.1, "cost": 0.4})
 
 
+@pytest.mark.parametrize("tool", ["answer", "relay"])
+def test_a_call_that_hands_in_the_answer_is_no_further_call(tool: str) -> None:
+    run = calling(calls_of("a", tool), ["a", "b", tool])
+    assert several_figures([run])["several"]["share"] == 0.0
+    assert tool_entropy([run]) == {"entropy": 0.0, "entropy_share": 0.0}
+
+
 def test_nothing_is_said_without_calls() -> None:
     assert several_figures([answered("code", [], "7")]) == {}
     alone = several_figures([answered("sum", [result_of("7")], "7")])

@@ -13,7 +13,8 @@ from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.tools.build import tool_problems
-from orchestra_jax.tools.relay import RELAY, RelayingExecutor
+from orchestra_jax.tools.executor import ToolExecutor
+from orchestra_jax.tools.relay import RELAY, relaying
 from orchestra_jax.training.warm_start import copy_accuracy
 from orchestra_jax.types import Status, ToolCall, ToolResult, ToolSpec
 from tests.envs.played import FREE
@@ -23,7 +24,7 @@ from tests.envs.recorded.test_environment import write
 ASK, LOOK = (ToolSpec(name, "", {"type": "object", "properties": {}, "required": []}) for name in ("ask", "look"))
 
 
-def executor() -> RelayingExecutor:
+def executor() -> ToolExecutor:
     """Two tools: each says its name and how often it was called; `look` fails the second time."""
     counts = {"ask": 0, "look": 0}
 
@@ -34,7 +35,7 @@ def executor() -> RelayingExecutor:
 
         return call
 
-    return RelayingExecutor((ASK, LOOK, RELAY), {name: handler(name) for name in counts}, Budget())
+    return ToolExecutor((ASK, LOOK, RELAY), relaying({name: handler(name) for name in counts}), Budget())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestra_jax.envs.copying import task_rng
-from orchestra_jax.tools.answer_tool import ANSWER_TOOL
+from orchestra_jax.tools.answer_tool import ANSWER_TOOL, HAND_IN
+from orchestra_jax.tools.relay import RELAY, can_relay
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -67,16 +68,14 @@ def random_tool(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
 
     A tool that only takes the answer is not drawn; it is called at the end where it is there. `relay` comes before it.
     """
-    ends = [spec for spec in task.tools if spec.name in (ANSWER_TOOL.name, "relay")]
-    if results and any(spec.name == "relay" for spec in ends):
-        if not (results[-1].is_error or results[-1].refused):
-            return ToolCall("relay", {})
-        ends = [spec for spec in ends if spec.name != "relay"]
+    ends = [spec for spec in task.tools if spec.name == ANSWER_TOOL.name]
+    if results and can_relay(results[-1]) and any(spec.name == RELAY.name for spec in task.tools):
+        return ToolCall(RELAY.name, {})
     if results:
         answer = answer_from(results)
         if not ends:
             return answer
         call = reference_call(task, ends[0].name)
         return ToolCall(call.name, {"answer": answer}) if "answer" in call.arguments else call
-    tools = [spec for spec in task.tools if spec not in ends] or ends
+    tools = [spec for spec in task.tools if spec.name not in HAND_IN] or ends
     return reference_call(task, tools[int(task_rng(task, "").integers(len(tools)))].name)

@@ -23,7 +23,7 @@ from orchestra_jax.envs.qa import demonstrations
 from orchestra_jax.envs.qa.experts import offered_experts
 from orchestra_jax.envs.registry import ENVIRONMENTS
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.answer_tool import ANSWER_TOOL
+from orchestra_jax.tools.answer_tool import ANSWER_TOOL, HAND_IN
 from orchestra_jax.tools.answers import extract_answer, marked_answer, matches, without_thinking
 from orchestra_jax.tools.build import make_tools, tool_problems
 from orchestra_jax.tools.catalogue import Catalogue, Instance, instance_seed
@@ -169,7 +169,7 @@ class QAEnvironment(Environment):
         return self._pose(question, instance, rng, "eval", asked)
 
     def _pose(self, question: Question, instance: Instance, rng: np.random.Generator, split: str, asked: bool) -> Task:
-        calls = [spec for spec in instance.tools if spec.name not in (ANSWER_TOOL.name, "relay")] or instance.tools
+        calls = [spec for spec in instance.tools if spec.name not in HAND_IN] or instance.tools
         preference = self._preference(calls, rng, split) if asked else Preference("accuracy", "")
         task = question.task(instance.tools, preference)
         return replace(task, extra={**task.extra, "instance": {**instance.record, "split": split}})

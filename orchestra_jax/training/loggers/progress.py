@@ -26,7 +26,6 @@ class ProgressBar:
     Attributes:
         start: steps done before, in a resumed run; they count for the bar, not for the time left.
         every: steps between plain lines; the last step and half a minute without a line print one too.
-        idle: why no group had a gradient, for each such step.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class ProgressBar:
         self.total, self.start, self.every, self.clock = total, start, max(every, 1), clock
         self._console = console or Console()
         self._phase, self._shown, self._began = phase, "", clock()
-        self._printed, self.idle = self._began, list[str]()
+        self._printed = self._began
         self._bar = rich_progress.Progress(
             rich_progress.TextColumn("{task.fields[phase]}", markup=False),
             rich_progress.BarColumn(),
@@ -86,6 +85,6 @@ def show_step(progress: ProgressBar, step: int, metrics: Mapping[str, float]) ->
         progress.print(f"Step {step}: loss or gradient was not finite, so its update was skipped.")
     progress.update(step, {label: metrics[name] for label, name in _LIVE.items() if name in metrics})
     if metrics.get("groups/kept") == 0:
-        from orchestra_jax.training.loggers.no_gradient import notes
+        from orchestra_jax.training.loggers.no_gradient import why
 
-        progress.print("\n".join(notes(step, metrics, progress.idle, progress.start, progress.total)))
+        progress.print(f"Step {step}: no group had a gradient: {why(metrics)}.")

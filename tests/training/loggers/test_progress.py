@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from orchestra_jax.training.loggers.no_gradient import reason
+from orchestra_jax.training.loggers.no_gradient import why
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.metrics import rollout_metrics
 from orchestra_jax.types import Preference, Status
@@ -47,30 +47,20 @@ def test_progress_draws_on_a_terminal():
 FIGURES = {"accuracy": 0.5, "valid_rate": 1.0, "reward/std": 0.0, "groups/kept": 0.0}
 
 
-def shown(*steps: dict[str, float], start: int = 0) -> list[str]:
+def shown(*steps: dict[str, float]) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, force_terminal=False)
-    with ProgressBar(start + len(steps), phase="policy", start=start, every=10, console=console) as progress:
-        for number, metrics in enumerate(steps, start + 1):
+    with ProgressBar(len(steps), phase="policy", console=console) as progress:
+        for number, metrics in enumerate(steps, start=1):
             show_step(progress, number, metrics)
     return [line for line in out.getvalue().splitlines() if not line.startswith("policy ")]
 
 
 def test_a_step_without_a_gradient_says_so_and_why():
     assert shown(FIGURES | {"groups/kept": 0.5}, FIGURES | {"accuracy": 0.0}, FIGURES | {"groups/kept": 1.0}) == [
-        "Step 2: no group had a gradient: no rollout was right."
+        "Step 2: no group had a gradient: no rollout was right; easier questions, larger groups or more "
+        "warm_start.steps help."
     ]
-
-
-@pytest.mark.parametrize("start", [0, 5])
-def test_a_run_without_any_gradient_ends_with_what_to_change(start: int):
-    *each, last = shown(FIGURES, FIGURES | {"accuracy": 1.0}, FIGURES | {"accuracy": 1.0}, start=start)
-    assert len(each) == 3
-    of = "from 6 to 8" if start else "of the run"
-    assert last.startswith(
-        f"No step {of} had a gradient, so rewards have taught the policy nothing. As a rule every rollout was right, "
-        "and alike: take harder questions"
-    )
 
 
 SOLVED, WRONG, NO_ANSWER, FAILED = (
@@ -93,4 +83,4 @@ def test_the_reason_is_that_of_the_figures(groups: list[list[dict[str, object]]]
     asked, one = task("t", "python", Preference("right", "")), turn([1], [2])
     members = [trajectory(asked, one, **member) for group in groups for member in group]
     spread = np.broadcast_to(np.array(rewards, np.float32), (len(groups), 2))
-    assert said in reason(rollout_metrics(members, spread, np.zeros(len(groups), bool)))
+    assert said in why(rollout_metrics(members, spread, np.zeros(len(groups), bool)))
