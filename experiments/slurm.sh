@@ -12,8 +12,13 @@
 # WEIGHTS  for `nodes`: a folder that all nodes see, for new weights
 # MODEL    for `nodes`: the checkpoint that the servers start from
 #
+# PORT     for `nodes`: of the first server of a node (default 30000); the others follow
+# START_S  for `nodes`: seconds in which all servers must answer before the trainers start (default 1800)
+# RESTART_S, LOOK_S  for `nodes`: seconds between two looks or starts (default 5), and for an answer (default 20)
+#
 # In `nodes` a server that ends is started again, unless it ended three times in a row within five minutes of its start.
-# The trainer gives it the current weights before it serves.
+# One whose HTTP process hangs (no answer to /model_info three times within 20 s) is killed first; SGLang's own watchdog
+# ends one whose scheduler hangs. The trainer gives it the current weights before it serves. See server-*.log.
 #
 #SBATCH --job-name=orchestra_jax
 #SBATCH --ntasks-per-node=1
@@ -42,7 +47,7 @@ case $layout in
       +placement=separate "rollout.server.python=$sglang" "$@"
     ;;
   nodes)
-    weights=${WEIGHTS:?a folder that all nodes see} model=${MODEL:?a folder that all nodes see}
+    weights=${WEIGHTS:?a folder that all nodes see} model=${MODEL:?a folder that all nodes see} port=${PORT:-30000}
     mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     training=${TRAINERS:-$(((${#hosts[@]} + 1) / 2))}
     serving=$((${#hosts[@]} - training))
@@ -52,33 +57,53 @@ case $layout in
     fi
     train_on=$(join "${hosts[@]:0:training}") serve_on=$(join "${hosts[@]:training}") urls=()
     for host in "${hosts[@]:training}"; do
-      for ((gpu = 0; gpu < gpus; gpu++)); do urls+=("http://$host:$((30000 + gpu))"); done
+      for ((gpu = 0; gpu < gpus; gpu++)); do urls+=("http://$host:$((port + gpu))"); done
     done
     # shellcheck disable=SC2016  # the remote shell expands it
     srun --overlap --nodes="$serving" --ntasks="$serving" --ntasks-per-node=1 --nodelist="$serve_on" \
       --output="server-%N.log" bash -c '
+        answers() {
+          (exec 3<>"/dev/tcp/127.0.0.1/$1" && printf "GET /model_info HTTP/1.0\r\n\r\n" >&3 &&
+            read -r -t "${LOOK_S:-20}" _ <&3) 2>/dev/null
+        }
+        look() { # at server $1 on port $2, once it has answered, until it hangs
+          until answers "$2"; do sleep "${RESTART_S:-5}"; done
+          for ((misses = 0; misses < 3; )); do
+            sleep "${RESTART_S:-5}"
+            if answers "$2"; then misses=0; else ((++misses)); fi
+          done
+          echo "The server on port $2 hangs, and is killed."
+          kill -9 "$1"
+        }
         serve() {
-          local gpu=$3 early=0
+          local gpu=$3 port=$(($4 + $3)) early=0
           while ((early < 3)); do
             SECONDS=0
             CUDA_VISIBLE_DEVICES=$gpu "$1" -m sglang.launch_server --model-path "$2" --host 0.0.0.0 \
-              --port $((30000 + gpu)) --skip-tokenizer-init --context-length 32006 --dtype bfloat16 \
-              --enable-fp32-lm-head
+              --port "$port" --skip-tokenizer-init --context-length 32006 --dtype bfloat16 --enable-fp32-lm-head &
+            local server=$!
+            look "$server" "$port" &
+            wait "$server"
             echo "The server on GPU $gpu ended with code $? after $SECONDS s."
+            kill $! 2>/dev/null
             early=$((SECONDS < 300 ? early + 1 : 0))
             sleep "${RESTART_S:-5}"
           done
           echo "The server on GPU $gpu ended three times within five minutes of its start; it is not started again."
         }
-        for ((gpu = 0; gpu < $2; gpu++)); do serve "$0" "$1" "$gpu" & done
-        wait' "$sglang" "$model" "$gpus" &
+        for ((gpu = 0; gpu < $2; gpu++)); do serve "$0" "$1" "$gpu" "$3" & done
+        wait' "$sglang" "$model" "$gpus" "$port" &
     servers=$!
     trap 'kill "$servers" 2>/dev/null || true' EXIT
     health='import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/health", timeout=10)'
     for url in "${urls[@]}"; do
       until "$python" -c "$health" "$url" 2>/dev/null; do
         kill -0 "$servers" 2>/dev/null || { echo "The servers ended: see server-*.log." >&2; exit 1; }
-        sleep 5
+        if ((SECONDS >= ${START_S:-1800})); then
+          echo "The server at $url did not answer within ${START_S:-1800} s: see server-*.log, or set START_S." >&2
+          exit 1
+        fi
+        sleep "${RESTART_S:-5}"
       done
     done
     step --overlap --nodes="$training" --ntasks="$training" --nodelist="$train_on" "$python" experiments/train.py \

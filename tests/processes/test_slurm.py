@@ -102,6 +102,50 @@ def test_a_server_that_ends_is_started_again_and_one_that_cannot_start_is_not(tm
     assert done.stdout.count("The server on GPU 0 ended with code 7") == 1
 
 
+HANGS = """#!{python}
+import socket, sys
+with open({served!r}, "a+") as served:
+    served.write("started\\n")
+    served.seek(0)
+    answers = 3 if len(served.readlines()) == 1 else 10**9
+listener, kept = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1]))), []
+while True:
+    kept.append(listener.accept()[0])
+    if answers:
+        answers -= 1
+        kept[-1].recv(1000)
+        kept.pop().sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n{{}}")
+"""
+
+
+def test_a_server_that_hangs_is_killed_and_started_again(tmp_path: Path):
+    """At first it answers, and then it takes connections and says nothing; the second one answers."""
+    stub, served, trainer = tmp_path / "sglang", tmp_path / "served", tmp_path / "trainer"
+    stub.write_text(HANGS.format(python=sys.executable, served=str(served)))
+    trainer.write_text(
+        f'#!/bin/sh\nfor _ in $(seq 600); do [ "$(wc -l < {served})" -ge 2 ] && exit 0; sleep 0.1; done\nexit 1\n'
+    )
+    for script in (stub, trainer):
+        script.chmod(0o755)
+    done, _ = sbatch(
+        tmp_path, "nodes", hosts="127.0.0.1,127.0.0.3", PYTHON=str(trainer), SGLANG_PYTHON=str(stub), GPUS="1",
+        WEIGHTS="/w", MODEL="/m", PORT=str(port := free_port()), RESTART_S="0.1", LOOK_S="0.3",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"The server on port {port} hangs, and is killed." in done.stdout
+    assert "The server on GPU 0 ended with code 137" in done.stdout
+
+
+def test_servers_that_never_answer_end_the_job_in_a_sentence(tmp_path: Path):
+    done, steps = sbatch(
+        tmp_path, "nodes", hosts="127.0.0.1,127.0.0.3", PYTHON="false", SGLANG_PYTHON="false", GPUS="1", WEIGHTS="/w",
+        MODEL="/m", START_S="0", RESTART_S="0.1",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "The server at http://127.0.0.3:30000 did not answer within 0 s: see server-*.log" in done.stderr
+    assert not any("experiments/train.py" in step["command"] for step in steps)
+
+
 @pytest.mark.parametrize(
     ("arguments", "hosts", "sentence"),
     [
