@@ -134,3 +134,48 @@ def kill_server(process):
     guard = process._process.pid
     (child,) = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
     os.kill(int(child), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("part", ["the HTTP process", "the scheduler"])
+async def test_a_server_that_hangs_in_mid_flight_is_left_killed_and_comes_back_with_the_weights(
+    server, victim, tmp_path, capsys, part
+):
+    """The other one is as busy as it gets, and is not taken for hung."""
+    engine = engine_on(
+        [server, victim], tmp_path, revive=reviver([server, victim]), down_timeout_s=START_SECONDS, beat_s=4.0
+    )
+    subject = subject_of(engine)
+    await engine.update_weights(PARAMS[1], 6)
+    prompts = [prompt_of(300 + i, 5, CONFIG.vocab_size) for i in range(48)]
+    callers = [asyncio.ensure_future(engine.generate(prompt, SamplingParams(TOKENS))) for prompt in prompts]
+    (held,) = (one for one in engine._pool.servers if one.url == victim.url)
+    await until_it_runs(held)
+    lost, (main, scheduler) = held.load, parts_of(victim)
+    os.kill(main if part == "the HTTP process" else scheduler, signal.SIGSTOP)
+    async with asyncio.timeout(START_SECONDS):
+        found = await asyncio.gather(*callers)
+        assert lost > 0
+        assert {(g.weight_version, g.finish_reason, len(g.token_ids)) for g in found} == {(6, "length", TOKENS)}
+        subject.expect_learner(prompts[:12], found[:12], params=PARAMS[1])
+        while len(engine.servers_up) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+    assert not {str(main), str(scheduler)} & set(os.listdir("/proc"))
+    assert (await JsonClient(victim.url).get("/model_info"))["weight_version"] == "6"
+    await engine.close()
+    told = [line for line in capsys.readouterr().out.splitlines() if "hangs; its generations" in line]
+    assert told == [f"SGLang server {victim.url} hangs; its generations move to others."]
+
+
+def parts_of(process):
+    """The process ids of a server's HTTP process, the one child of its guard, and of its scheduler."""
+
+    def children(parent: int) -> list[int]:
+        return [
+            int(child)
+            for thread in Path(f"/proc/{parent}/task").iterdir()
+            for child in (thread / "children").read_text().split()
+        ]
+
+    (main,) = children(process._process.pid)
+    (scheduler,) = (pid for pid in children(main) if b"scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return main, scheduler
