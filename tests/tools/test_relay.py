@@ -8,7 +8,9 @@ import pytest
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.envs.baselines import baseline
+from orchestra_jax.envs.bfcl.environment import BFCLEnvironment
 from orchestra_jax.envs.database.environment import DatabaseEnvironment
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector
@@ -99,5 +101,8 @@ async def test_recorded_answers_are_handed_over_and_no_demonstration_copies(tmp_
 def test_where_a_user_waits_or_models_are_choices_it_is_refused():
     world = compose("+experiment=database", "tools=simulated", "tools.names=[]", "tools.relay=true")
     assert "here a user waits: set tools.relay=false" in DatabaseEnvironment.problems(world)[0]
+    for name, env in (("quickstart", QuickstartEnvironment), ("bfcl", BFCLEnvironment)):
+        cfg = compose(f"env={name}", "tools.relay=true", *(["data=world", "tools=none"] if name == "bfcl" else []))
+        assert any("tools.relay" in sentence for sentence in env.problems(cfg))
     released = compose("env=qa", "data=gsm8k", "tools=simulated", "tools.relay=true", "tools.menu.form=released")
     assert any("tools.relay hands over" in sentence for sentence in tool_problems(released))

@@ -109,6 +109,8 @@ class BFCLEnvironment(Environment):
             found.append(f"env.options.sets must be some of {', '.join(SETS)}, not {sets}.")
         if options["evaluate"] not in ("held_out", "all"):
             found.append(f"env.options.evaluate must be held_out or all, not {options['evaluate']}.")
+        if cfg.tools.relay:
+            found.append("BFCL compares states, and no answer that could be handed over: set tools.relay=false.")
         return found
 
     def train_tasks(self, batch_size: int) -> TaskIterator:

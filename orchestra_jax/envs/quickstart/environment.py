@@ -81,8 +81,8 @@ class QuickstartEnvironment(Environment):
             )
         if "none" in (cfg.tools.menu.form, cfg.tools.evaluated.menu.form):
             found.append("The quickstart's questions are about its tools: tools.menu.form=none is for env=qa.")
-        if cfg.tools.opened.mcp:
-            found.append("The quickstart's questions are about its tools: tools.mcp is for env=qa.")
+        if cfg.tools.opened.mcp or cfg.tools.relay:
+            found.append("The quickstart's questions are about its tools: tools.mcp and tools.relay are for env=qa.")
         found += _problems_of_tools("tools.names", cfg.tools.names)
         if cfg.tools.evaluation.own:
             found += _problems_of_tools("tools.evaluation.names", cfg.tools.evaluation.names)

@@ -176,7 +176,7 @@ def test_what_is_missing_is_told_before_anything_starts(monkeypatch: pytest.Monk
 
 def test_the_quickstart_which_has_tools_of_its_own_says_so():
     (said,) = QuickstartEnvironment.problems(compose("tools.mcp=[sh]"))
-    assert "tools.mcp is for env=qa" in said
+    assert "tools.mcp and tools.relay are for env=qa" in said
 
 
 def test_a_report_tells_servers_that_training_did_not_have():
