@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
-from orchestra_jax.envs.base import EXPERT
+from orchestra_jax.envs.base import DO_NOTHING, EXPERT
 from orchestra_jax.evaluation.canvas import FAINT, INK, blank, headline, panel
 from orchestra_jax.evaluation.figures import plain, value
 from orchestra_jax.evaluation.intervals import Interval
@@ -45,7 +45,7 @@ def _marks(summary: Mapping[str, Any]) -> Iterator[Mark]:
     for name, figures in (summary.get("baselines") or {}).items():
         alone = name.startswith(EXPERT)
         label, colour, marker = (name.removeprefix(EXPERT), FAINT, "^") if alone else (plain(name), ORANGE, "s")
-        rows.append((figures, label, colour, marker, False))
+        rows += [(figures, label, colour, marker, False)] if f"{DO_NOTHING} on " not in name else []  # other questions
     for figures, label, colour, marker, bold in rows:
         cost, accuracy = value(figures, "cost"), value(figures, "accuracy")
         if cost is not None and accuracy is not None and math.isfinite(cost):

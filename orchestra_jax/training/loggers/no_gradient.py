@@ -4,15 +4,15 @@ from collections.abc import Mapping
 
 
 def why(metrics: Mapping[str, float]) -> str:
-    """Return the likeliest reason, by the step's own figures, and what to change if all steps are like it."""
+    """Return the likeliest reason, by the step's own figures, and what to change where most steps are like it."""
     if "accuracy" not in metrics:
         return "every rollout failed for infrastructure reasons; trajectories/ has what tools and servers said"
     if metrics["reward/std"] > 1e-6:  # rounding
-        return "rewards of a group differed by less than algorithm.advantage.min_std; lower it, or weigh what differs"
+        return "rewards differed by less than algorithm.advantage.min_std; if most steps are so, lower it"
     if not metrics["valid_rate"]:
-        return "no rollout ended with an answer; more warm_start.steps or a larger rollout.limits.max_new_tokens helps"
+        return "no rollout ended with an answer; if most steps are so, raise warm_start.steps or max_new_tokens"
     if metrics["accuracy"] == 0:
-        return "no rollout was right; easier questions, larger groups or more warm_start.steps help"
+        return "no rollout was right; if most steps are so, take easier questions or raise warm_start.steps"
     if metrics["accuracy"] == 1:
-        return "every rollout was right, and alike; harder questions, or preferences for cost and time, teach more"
-    return "all rollouts of a group were right or all were wrong; a higher rollout.temperature or larger groups help"
+        return "every rollout was right, and alike; if most steps are so, take harder questions"
+    return "each group was all right or all wrong; if most steps are so, raise rollout.temperature or the group size"

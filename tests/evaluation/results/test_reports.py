@@ -192,3 +192,13 @@ def test_a_world_names_itself_and_where_all_is_free_no_cost_is_drawn(tmp_path: P
     assert "<svg" in write_report([*folders, paid], tmp_path / "more")[2].read_text()
     free = {"accuracy": 0.5, "cost": 0.0}
     assert accuracy_cost({"after": free, "baselines": {"cheapest": free}}) is None
+
+
+def test_a_script_on_other_questions_is_no_point_beside_those_of_the_held_out_ones() -> None:
+    paid = {"accuracy": 0.5, "cost": 0.01}
+    rows = {"do_nothing": paid, "do_nothing on preference_swap": paid}
+    plane = accuracy_cost({"after": paid, "baselines": rows})
+    assert plane is not None
+    words = [text.get_text() for text in plane.axes[0].texts]
+    assert "do nothing" in words
+    assert "do nothing on preference swap" not in words

@@ -58,8 +58,8 @@ def shown(*steps: dict[str, float]) -> list[str]:
 
 def test_a_step_without_a_gradient_says_so_and_why():
     assert shown(FIGURES | {"groups/kept": 0.5}, FIGURES | {"accuracy": 0.0}, FIGURES | {"groups/kept": 1.0}) == [
-        "Step 2: no group had a gradient: no rollout was right; easier questions, larger groups or more "
-        "warm_start.steps help."
+        "Step 2: no group had a gradient: no rollout was right; if most steps are so, take easier questions or raise "
+        "warm_start.steps."
     ]
 
 
@@ -73,7 +73,7 @@ SOLVED, WRONG, NO_ANSWER, FAILED = (
     [
         ([[SOLVED, SOLVED], [SOLVED, SOLVED]], 0.7, "every rollout was right, and alike"),
         ([[WRONG, WRONG], [WRONG, NO_ANSWER]], 0.0, "no rollout was right"),
-        ([[SOLVED, SOLVED], [WRONG, WRONG]], 0.0, "all rollouts of a group were right or all were wrong"),
+        ([[SOLVED, SOLVED], [WRONG, WRONG]], 0.0, "each group was all right or all wrong"),
         ([[NO_ANSWER, NO_ANSWER]], 0.0, "no rollout ended with an answer"),
         ([[FAILED, FAILED]], 0.0, "every rollout failed for infrastructure reasons"),
         ([[SOLVED, SOLVED]], [[0.5, 0.6]], "differed by less than algorithm.advantage.min_std"),
