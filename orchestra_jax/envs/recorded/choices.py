@@ -8,6 +8,7 @@ from orchestra_jax.envs.recorded.offer import PYTHON, code_of
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
 NEAR = 0.08  # accuracy that a cheaper model may lack
+WORTH_USD = 0.01  # the rate at which a right answer is exchanged for money
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,24 @@ def near(choices: Sequence[PricedExpert], shares: Sequence[float], margin: float
     """Return the experts within `margin` of the best, the cheapest first."""
     most = max(shares)
     return [each for each, share in zip(choices, shares, strict=True) if share >= most - margin]
+
+
+def wished(task: Task, wish: str | None) -> str:
+    """Return "accuracy", "low_cost", "fast", or another word for none: `wish`, or where it is None the task's."""
+    preference = task.preference
+    return (preference.name if preference.instruction else "") if wish is None else wish
+
+
+def chosen(choices: Sequence[PricedExpert], shares: Sequence[float], wanted: str) -> PricedExpert:
+    """Return the expert that serves a wish, where `shares` tell how probably each is right.
+
+    "accuracy": the most probably right one; "low_cost", "fast": the cheapest or fastest within `NEAR` of it; else that
+    of most value: `WORTH_USD` for a right answer less the call's cost.
+    """
+    if wanted == "accuracy":
+        return best(choices, shares)
+    if wanted == "low_cost":
+        return near(choices, shares)[0]
+    if wanted == "fast":
+        return min(near(choices, shares), key=lambda choice: choice.seconds)
+    return best(choices, [WORTH_USD * p - choice.usd for p, choice in zip(shares, choices, strict=True)])

@@ -11,7 +11,7 @@ the question has some.
 from collections.abc import Callable, Mapping, Sequence
 
 from orchestra_jax.envs.base import Script
-from orchestra_jax.envs.recorded import router
+from orchestra_jax.envs.recorded import knn, router
 from orchestra_jax.envs.recorded.choices import (
     NEAR,
     AnswerOf,
@@ -52,10 +52,13 @@ def baselines(
 
     With scikit-learn: `router` and `router_code`, which heed the task's wish, and the same for a fixed one as
     `router_right`, `router_cheap` and `router_fast`, `router_code_right` and so on; `cascade_trusted`: asks a cheap
-    model, and a strong one if a classifier distrusts its answer. `oracle`: the code, else the cheapest that is right.
+    model, and a strong one if a classifier distrusts its answer; `knn` and `knn_code` and the same for accuracy as
+    `knn_right` and `knn_code_right`: one model, and another where similar questions prove it better (`knn.guarded`).
+
+    `oracle`: the code, else the cheapest that is right.
 
     Args:
-        training: ids of the training split's questions; the router reads no other.
+        training: ids of the training split's questions; the router and the neighbours are of no other.
     """
 
     def overall(choices: Sequence[PricedExpert]) -> list[float]:
@@ -101,6 +104,10 @@ def baselines(
         for name, wish in (("", None), ("_right", "accuracy"), ("_cheap", "low_cost"), ("_fast", "fast")):
             policies[f"router{name}"] = router.routed(offered, fitted, wish)
             policies[f"router_code{name}"] = router.routed(offered, fitted, wish, code=True)
+        neighbours = knn.Neighbours(recording.of(training))
+        for name, wish in (("", None), ("_right", "accuracy")):
+            policies[f"knn{name}"] = knn.guarded(offered, evidence, neighbours, wish)
+            policies[f"knn_code{name}"] = knn.guarded(offered, evidence, neighbours, wish, code=True)
     return {name: scripted(policy, said) for name, policy in {**policies, "oracle": one(right, code=True)}.items()}
 
 

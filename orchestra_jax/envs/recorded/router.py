@@ -1,21 +1,18 @@
 """A classical router: TF-IDF of the question and a logistic regression for each model, fitted on the training split.
 
-It tells how probable a right answer is, and chooses by the user's wish: the most probably right model, the cheapest or
-the fastest within `NEAR` of it, and without a wish the model of most value: `WORTH_USD` for a right answer less the
-call's cost. The sandbox is a choice of its own if the question has code: a program that runs shows the answer, so that
-it counts as right unless it fails.
+It tells how probable a right answer is, and chooses by the user's wish (`choices.chosen`). The sandbox is a choice of
+its own if the question has code: a program that runs shows the answer, so that it counts as right unless it fails.
 """
 
 import importlib.util
 from functools import cached_property
 from typing import Any
 
-from orchestra_jax.envs.recorded.choices import Asking, Offered, Policy, PricedExpert, ask, best, code_run, near
+from orchestra_jax.envs.recorded.choices import Asking, Offered, Policy, ask, chosen, code_run, wished
 from orchestra_jax.envs.recorded.table import Recording
 from orchestra_jax.types import Task
 
-NEEDS = "The baselines router* and cascade_trusted need scikit-learn: pip install 'orchestra-jax[router]'."
-WORTH_USD = 0.01  # the rate at which a right answer is exchanged for money
+NEEDS = "The baselines router*, knn* and cascade_trusted need scikit-learn: pip install 'orchestra-jax[router]'."
 _ANSWER = "\nThe answer is: "
 # Inverse strength of the L2 penalty; of .1 to 10 the best on the validation split of the ZeroEval answers.
 _STRENGTH = 0.1
@@ -60,7 +57,7 @@ class Router:
                 asked.question + _ANSWER + row.answer
                 for asked, row in zip(self._training.questions.values(), rows, strict=True)
             ]
-            words = _vectorizer()
+            words = vectorizer()
             self._of_answer[model] = words, _fitted(words.fit_transform(texts), [row.correct for row in rows])
         words, fitted = self._of_answer[model]
         return _probability(fitted, words.transform([question + _ANSWER + answer]))
@@ -70,7 +67,7 @@ class Router:
 
     @cached_property
     def _words(self) -> Any:
-        return _vectorizer().fit([asked.question for asked in self._training.questions.values()])
+        return vectorizer().fit([asked.question for asked in self._training.questions.values()])
 
     @cached_property
     def _questions(self) -> Any:
@@ -86,26 +83,15 @@ def routed(offered: Offered, router: Router, wish: str | None = None, code: bool
     """
 
     def asked(task: Task) -> Asking:
-        preference = task.preference
-        wanted = (preference.name if preference.instruction else "") if wish is None else wish
-        return ask(_chosen(task, offered, router, wanted).call)
+        choices = offered(task)
+        chances = [router.chance(choice.name, task.question) for choice in choices]
+        return ask(chosen(choices, chances, wished(task, wish)).call)
 
     return (lambda task: code_run(task, asked)) if code else asked
 
 
-def _chosen(task: Task, offered: Offered, router: Router, wanted: str) -> PricedExpert:
-    choices = offered(task)
-    chances = [router.chance(choice.name, task.question) for choice in choices]
-    if wanted == "accuracy":
-        return best(choices, chances)
-    if wanted == "low_cost":
-        return near(choices, chances)[0]
-    if wanted == "fast":
-        return min(near(choices, chances), key=lambda choice: choice.seconds)
-    return best(choices, [WORTH_USD * p - choice.usd for p, choice in zip(chances, choices, strict=True)])
-
-
-def _vectorizer() -> Any:
+def vectorizer() -> Any:
+    """Return TF-IDF of words and pairs of words, not yet fitted."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     return TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=_WORDS)

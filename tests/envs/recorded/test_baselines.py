@@ -18,6 +18,7 @@ from tests.envs.recorded.made import CHEAP, HOUSE, MODELS, STRONG, config, made_
 LEARNED = {
     "cascade_trusted",
     *(f"router{code}{wish}" for code in ("", "_code") for wish in ("", "_right", "_cheap", "_fast")),
+    *(f"knn{code}{wish}" for code in ("", "_code") for wish in ("", "_right")),
 }
 
 
@@ -110,6 +111,9 @@ def test_the_router_learns_whom_to_ask_and_heeds_the_wish(table: Path):
     assert asked(environment, "router", wishing(total, "low_cost"), says)[0] == [CHEAP]
     assert asked(environment, "router_right", wishing(code, "low_cost"), says)[0] == [STRONG]
     assert asked(environment, "router_code", code, says) == (["python"], "[1]")
+    assert asked(environment, "knn_code", code, says) == (["python"], "[1]")
+    assert asked(environment, "knn_right", code, says)[0] == asked(environment, "best", code, says)[0]
+    assert asked(environment, "knn", wishing(total, "low_cost"), says)[0] == [STRONG]  # so few prove nothing
     assert asked(environment, "router_code", total, says)[0] == asked(environment, "router", total, says)[0]
     assert (
         asked(environment, "router_fast", total, says)[0]
