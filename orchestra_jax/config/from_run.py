@@ -38,7 +38,7 @@ _SECTIONS |= {"placement": "rollout"}
 _OF_THE_RUN = ("rollout.limits", "rollout.history")  # also where another engine is chosen
 # Settings that name files, by the last part of their key; any other text of env.options with a / does too.
 _FILES = {"path", "eval_path", "preferences_file", "corpus", "index", "experts_file", "descriptions", "tokenizer"}
-_FILES |= {"chat_template", "weight_folder", "worlds", "repo", "rows", "original", "references"}
+_FILES |= {"chat_template", "weight_folder", "worlds", "repo", "rows", "original", "references", "test_path"}
 
 
 def in_its_folder(words: Sequence[str]) -> list[str]:

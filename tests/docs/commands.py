@@ -209,6 +209,9 @@ def _script(name: str, words: list[str], files: Files) -> str | None:
     if name not in HYDRA:
         return _parsed(ROOT / "experiments" / f"{name}.py", words, files)
     words = as_settings(words, FLAGS.get(name, ()))
+    if name == "evaluate" and any(word.startswith("policy=") for word in words):
+        # The policy's run tells the world whose options these are (config.from_run).
+        words = [f"++{word}" if word.startswith("env.options.") else word for word in words]
     try:
         asked, unknown = get_args_parser().parse_known_args(words)
         if unknown:

@@ -27,17 +27,18 @@ def refuse_names(recording: Recording) -> None:
         named[name] = model
 
 
-def refuse_missing_costs(recording: Recording, prices: PriceList, models: Iterable[str]) -> None:
-    """Refuse calls that neither the list nor the table prices.
+def refuse_missing_costs(recording: Recording, prices: PriceList, models: Iterable[str], file: str = "") -> None:
+    """Refuse calls that neither the list nor the table, which is called `file`, prices.
 
     Raises:
         ConfigError: one of the models has such calls.
     """
+    whose = f"of {file} " if file else ""
     for model in models:
         unknown = int(np.isnan(recording.cost_usd[:, recording.models.index(model)]).sum())
         if unknown and model not in prices.entries:
             raise ConfigError(
-                f"The column 'cost' is empty or missing for {unknown} of {len(recording.questions)} answers of "
+                f"The column 'cost' {whose}is empty or missing for {unknown} of {len(recording.questions)} answers of "
                 f"{model}, which the price list {prices.id} does not have: fill in the dollars of each call, or add "
                 "the model to a list of conf/pricing and name it as pricing.name."
             )

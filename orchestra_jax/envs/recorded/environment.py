@@ -1,25 +1,16 @@
 """Real questions and the recorded answers of real models: nothing is paid, and nothing is simulated but the waiting.
 
-Settings (`env.options`): `path`, a table of `readers`; `references`, questions with answers if the table is our own
-record of calls; `unseen`, models that no training menu offers; `observation`, "answer" or "full", the text that a call
-of a model shows; `python`, whether menus have the sandbox; `wishes`, what users want (`wishes.py`); `longest`, most
-characters of a question that is trained on; `evaluate`, the split of evaluation, "validation" or "test";
-`unseen_prices`, a price list that only the benchmark of that name has. "auto" of `unseen` and `unseen_prices` holds
-models and a list back of the public answers, and nothing of a table of one's own; of `python` it adds the sandbox if a
-question has code.
-
 A menu is short, because a small policy has to read it for every question: the cheapest first, each model with its
 evidence, and the dollars and seconds of a call like those of the training split at the instance's prices.
 
-The split by question depends on `env.seed` and not on the run's. Menus are drawn by `tools.menu` and
-`tools.evaluation.menu`, prices by `pricing.randomise`; held-out questions have the prices of `pricing.name`.
+`options.py` tells the settings (`env.options`). The split by question depends on `env.seed` and not on the run's. Menus
+are drawn by `tools.menu` and `tools.evaluation.menu`, prices by `pricing.randomise`; held-out questions have the prices
+of `pricing.name`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,12 +21,13 @@ from orchestra_jax.envs.base import Demonstrations, Environment, Script, ToolEpi
 from orchestra_jax.envs.baselines import calling_scripts
 from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
-from orchestra_jax.envs.recorded.checks import cost_note, doubts, refuse_missing_costs, refuse_names
+from orchestra_jax.envs.recorded.checks import cost_note, refuse_missing_costs
 from orchestra_jax.envs.recorded.choices import PricedExpert
 from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, code_of, legend, mean_cost, menu, shown
+from orchestra_jax.envs.recorded.options import completed, options_of, options_problems
 from orchestra_jax.envs.recorded.policies import baselines
-from orchestra_jax.envs.recorded.readers import read_recording
 from orchestra_jax.envs.recorded.table import (
+    SPLITS,
     RecordedQuestion,
     Recording,
     evidence_of,
@@ -43,7 +35,8 @@ from orchestra_jax.envs.recorded.table import (
     same_answer,
     with_latencies,
 )
-from orchestra_jax.envs.recorded.wishes import NONE, draw_wish, draw_words, make_wish, wishes_problem
+from orchestra_jax.envs.recorded.tables import NEW, read_table, with_new_questions
+from orchestra_jax.envs.recorded.wishes import NONE, draw_wish, draw_words, make_wish
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw, price_book
 from orchestra_jax.money.replay import Replay
@@ -65,27 +58,6 @@ PAIRED_KINDS = ("accuracy", "low_cost", "fast")
 TRAIN, EVAL, UNSEEN, PRICES = "train", "eval", "unseen", "prices"  # menus and prices that a task may have
 GATE_TASKS = 32
 _SANDBOX_FIRST = 0.25
-_AUTO = "auto"
-# Of the models of the public answers those that training does not have.
-_HELD_BACK = (
-    "claude-3-5-sonnet-20240620",
-    "gpt-4o-2024-05-13",
-    "deepseek-v2.5-0908",
-    "Meta-Llama-3.1-70B-Instruct",
-    "claude-3-haiku-20240307",
-    "gemma-2-9b-it",
-)
-_OPTIONS: Mapping[str, Any] = {
-    "path": None,
-    "references": None,
-    "unseen": _AUTO,
-    "observation": "answer",
-    "python": _AUTO,
-    "wishes": None,
-    "longest": None,
-    "evaluate": "test",
-    "unseen_prices": _AUTO,
-}
 
 
 class RecordedEpisode(ToolEpisode):
@@ -100,7 +72,7 @@ class RecordedEnvironment(Environment):
 
     Attributes:
         recording: questions that every model has answered.
-        splits: ids of the questions by split.
+        splits: ids of the questions by split; NEW: those of `test_path`.
         evidence: evidence by model, from the training split.
         silent_baselines: baselines are no language models.
 
@@ -114,9 +86,8 @@ class RecordedEnvironment(Environment):
         if wrong := self.problems(cfg):
             raise ConfigError("\n".join(wrong))
         self._preference, self._told = drawn_from(cfg.data.preferences_file), False
-        options = {**_OPTIONS, **cfg.env.options}
-        self.recording = _read(options)
-        self._cfg, self._options = cfg, _completed(options, self.recording)
+        self.recording = read_table(options_of(cfg))
+        self._cfg, self._options = cfg, completed(options_of(cfg), self.recording)
         self.splits = self.recording.split(cfg.env.seed)
         if empty := [split for split, ids in self.splits.items() if not ids]:
             raise ConfigError(f"env.options.path has too few questions: none is left for the {empty[0]} split.")
@@ -128,6 +99,10 @@ class RecordedEnvironment(Environment):
             raise ConfigError(f"env.options.unseen names {unknown[0]}; here are {', '.join(self.recording.models)}.")
         if not seen:
             raise ConfigError("env.options.unseen names every model, so that none is left for training.")
+        if self._options["test_path"] is not None:
+            learnt = (*self.splits["train"], *self.splits["validation"])
+            self.recording, self.splits[NEW] = with_new_questions(self.recording, self._options, learnt)
+            unseen = [model for model in unseen if model in self.recording.models]
         self._sandbox = _sandbox(cfg) if self._options["python"] else None
         self._catalogues = self._offers(training, seen, unseen)
         rng = np.random.default_rng(cfg.seed)  # poses demonstrations and gate, in this order
@@ -142,27 +117,7 @@ class RecordedEnvironment(Environment):
 
     @classmethod
     def problems(cls, cfg: WorldConfig) -> list[str]:
-        options, found = {**_OPTIONS, **cfg.env.options}, list[str]()
-        if unknown := sorted(options.keys() - _OPTIONS.keys()):
-            return [f"env.options of recorded answers are {', '.join(_OPTIONS)}, not {', '.join(unknown)}."]
-        if not options["path"] or not Path(str(options["path"])).exists():
-            found.append(
-                f"No recorded answers at {options['path']}: set env.options.path=FILE or FOLDER; the public ones come "
-                "with `python -m benchmarks.data.zeroeval FOLDER` in a checkout."
-            )
-        if options["observation"] not in ("answer", "full"):
-            found.append(f"env.options.observation must be answer or full, not {options['observation']}.")
-        if options["evaluate"] not in ("validation", "test"):
-            found.append(f"env.options.evaluate must be validation or test, not {options['evaluate']}.")
-        if wrong := wishes_problem(options["wishes"]):
-            found.append(wrong)
-        if options["longest"] is not None and (not isinstance(options["longest"], int) or options["longest"] < 1):
-            found.append(f"env.options.longest must be a number of characters or null, not {options['longest']}.")
-        unseen = options["unseen"]
-        if unseen != _AUTO and (not isinstance(unseen, Sequence) or isinstance(unseen, str)):
-            found.append(f"env.options.unseen must be auto or a list of models, not {unseen}.")
-        if options["python"] not in (True, False, _AUTO):
-            found.append(f"env.options.python must be auto, true or false, not {options['python']}.")
+        found = options_problems(cfg)
         if cfg.tools.menu.form != "separate" or cfg.tools.evaluated.menu.form != "separate":
             found.append("Recorded models are tools of their own: set tools.menu.form=separate.")
         return found
@@ -174,12 +129,12 @@ class RecordedEnvironment(Environment):
         return self.posed(EVAL, count)
 
     def posed(self, offer: str, count: int) -> list[Task]:
-        """Return the first `count` held-out questions with the menus and prices of EVAL, UNSEEN or PRICES."""
+        """Return the first `count` held-out questions, of `test_path` all, as EVAL, UNSEEN or PRICES offer models."""
         asked = self._cfg.data.preferences
         if self._cfg.evaluation.preferences is not None:
             asked = self._cfg.evaluation.preferences
         tasks = []
-        for name in self._evaluated[:count]:
+        for name in self._evaluated[: count if self._options["test_path"] is None else None]:
             instance, rng = self._evaluation_instance(offer, name)
             preference = self._wish(instance.tools, rng, "eval", asked)
             tasks.append(self._pose(name, instance, preference, offer))
@@ -258,7 +213,7 @@ class RecordedEnvironment(Environment):
     @cached_property
     def _evaluated(self) -> tuple[str, ...]:
         """Ids of the split that is evaluated on, in random order, so that kinds of questions are mixed."""
-        ids = self.splits[self._options["evaluate"]]
+        ids = self.splits[self._options["evaluate"] if self._options["test_path"] is None else NEW]
         return tuple(ids[k] for k in np.random.default_rng(self._cfg.env.seed).permutation(len(ids)))
 
     def _offers(self, training: Recording, seen: list[str], unseen: list[str]) -> dict[str, Catalogue]:
@@ -277,8 +232,12 @@ class RecordedEnvironment(Environment):
             pricing = replace(cfg.pricing, name=name, randomise=RandomPricesConfig())
             other = with_latencies(price_book(replace(cfg, pricing=pricing)).base, training)
             books[PRICES] = PriceBook(other), seen
+        parts = [("path", tuple(name for split in SPLITS for name in self.splits[split]))]
+        parts += [("test_path", self.splits[NEW])] if NEW in self.splits else []
+        tables = [(str(self._options[option]), self.recording.of(ids)) for option, ids in parts]
         for book, models in books.values():
-            refuse_missing_costs(self.recording, book.base, models)
+            for file, table in tables:
+                refuse_missing_costs(table, book.base, models, file)
         full, ends = self._options["observation"] == "full", [relay_entry()] if cfg.tools.relay else []
         return {
             offer: Catalogue(
@@ -344,32 +303,6 @@ class RecordedEnvironment(Environment):
 
     def _answer_from(self, results: Sequence[ToolResult]) -> str:
         return next((text for result in reversed(results) if (text := self._said(result)) is not None), "unknown")
-
-
-def _read(options: Mapping[str, Any]) -> Recording:
-    """Return the table, and print what was read and estimated.
-
-    Raises:
-        ConfigError: it cannot be read, a model has a name that menus or prices need, or no answer is what it should be.
-    """
-    try:
-        found = read_recording(options["path"], options["references"])
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(str(error)) from error
-    refuse_names(found)
-    print("\n".join([*found.notes, *doubts(found)]), flush=True)
-    return found
-
-
-def _completed(options: Mapping[str, Any], recording: Recording) -> Mapping[str, Any]:
-    """Return the options with a value for each "auto"."""
-    public = set(_HELD_BACK) <= set(recording.models)
-    chosen = {
-        "unseen": list(_HELD_BACK) if public else [],
-        "unseen_prices": "recorded_swapped" if public else None,
-        "python": any(code_of(asked.question) is not None for asked in recording.questions.values()),
-    }
-    return {name: chosen[name] if name in chosen and value == _AUTO else value for name, value in options.items()}
 
 
 def _references(asked: RecordedQuestion, recording: Recording) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ def baselines(
         return [evidence[choice.name].accuracy for choice in choices]
 
     def of_kind(choices: Sequence[PricedExpert], task: Task) -> list[float]:
-        return [evidence[choice.name].by_family[task.family] for choice in choices]
+        return [evidence[choice.name].share(task.family) for choice in choices]
 
     def cheap(task: Task) -> PricedExpert:
         return near(offered(task), overall(offered(task)))[0]
@@ -114,7 +114,7 @@ def baselines(
 def _ladder(offered: Offered, evidence: Mapping[str, Evidence], task: Task) -> tuple[list[PricedExpert], PricedExpert]:
     """Return the models that are cheaper than the best and good enough to ask before it, and the best."""
     choices = offered(task)
-    shares = [evidence[choice.name].by_family[task.family] for choice in choices]
+    shares = [evidence[choice.name].share(task.family) for choice in choices]
     strong = best(choices, shares)
     return [choice for choice in near(choices, shares, CHEAP) if choice.usd < strong.usd], strong
 

@@ -7,7 +7,7 @@ MODEL|total_cost the dollars. Every reader tells in `Recording.notes` what it re
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +34,14 @@ _BY_SPEED = "tokens at the price list's speed, or 60 a second"
 _ESTIMATES = {"prompt_tokens": _BY_CHARACTERS, "tokens": _BY_CHARACTERS, "latency": _BY_SPEED}
 
 
-def read_recording(path: str | Path, references: str | Path | None = None) -> Recording:
+def read_recording(
+    path: str | Path, references: str | Path | None = None, only: Collection[str] | None = None
+) -> Recording:
     """Read the table at `path`.
 
     Args:
         references: file of questions with answers; our own record of calls needs it, to know what was right.
+        only: models that are read, where the table has them; None: all.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -49,14 +52,14 @@ def read_recording(path: str | Path, references: str | Path | None = None) -> Re
     if not file.exists():
         raise FileNotFoundError(f"No recorded answers at {str(file)!r}.")
     if file.is_dir():
-        return _zeroeval(file)
+        return _zeroeval(file, only)
     if file.suffix in _DATABASES:
-        return _record_of_calls(file, references)
+        return _record_of_calls(file, references, only)
     table = open_table(file)
-    return _wide(table) if any(name.endswith(_RESPONSE) for name in table.names) else _long(table)
+    return (_wide if any(name.endswith(_RESPONSE) for name in table.names) else _long)(table, only)
 
 
-def _zeroeval(folder: Path) -> Recording:
+def _zeroeval(folder: Path, only: Collection[str] | None) -> Recording:
     """Read the folder of questions.jsonl and outputs/MODEL.jsonl.gz."""
     if not (folder / "questions.jsonl").is_file():
         raise FileNotFoundError(f"{str(folder)!r} has no questions.jsonl: it holds no recorded answers.")
@@ -89,10 +92,10 @@ def _zeroeval(folder: Path) -> Recording:
         raise ValueError(f"{str(folder)!r} has no answers: outputs/MODEL.jsonl.gz holds those of a model.")
     count = sum(map(len, answers.values()))
     notes = [_title(folder, count, len(questions), len(answers)), *_estimates(dict.fromkeys(_ESTIMATES, count), count)]
-    return Recording.of_answers(list(questions.values()), answers, notes)
+    return Recording.of_answers(list(questions.values()), answers, notes, only)
 
 
-def _long(table: Table) -> Recording:
+def _long(table: Table, only: Collection[str] | None) -> Recording:
     """Read a table with a row for each question and model."""
     table.find(list(COLUMNS))
     model, asked = _whole(table, "model"), _ids(table)
@@ -107,10 +110,10 @@ def _long(table: Table) -> Recording:
     notes = _notes(table, len(made), len(model.values), guessed)
     if empty := int((cells["outputs"] == "").sum()):
         notes.append(f"  empty output: {empty} of {table.rows} rows; an empty answer is what the model says")
-    return Recording.of_cells(made, model.values, place, model.codes, cells, notes)
+    return Recording.of_cells(made, model.values, place, model.codes, cells, notes, only)
 
 
-def _wide(table: Table) -> Recording:
+def _wide(table: Table, only: Collection[str] | None) -> Recording:
     """Read RouterBench's form: a row for each question."""
     models = [name.removesuffix(_RESPONSE) for name in table.names if name.endswith(_RESPONSE)]
     costs = [model + _COST for model in models if model + _COST in table.names]
@@ -131,7 +134,7 @@ def _wide(table: Table) -> Recording:
     whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     count = len(whole["asked"])
     notes = _notes(table, len(made), len(models), dict.fromkeys(_ESTIMATES, count), count, own)
-    return Recording.of_cells(made, models, whole.pop("asked"), whole.pop("by"), whole, notes)
+    return Recording.of_cells(made, models, whole.pop("asked"), whole.pop("by"), whole, notes, only)
 
 
 def _questions(table: Table, ids: Texts) -> tuple[Int[np.ndarray, " R"], list[RecordedQuestion]]:
@@ -243,7 +246,7 @@ def _notes(
     return [*lines, *_estimates(guessed, count or table.rows)]
 
 
-def _record_of_calls(file: Path, references: str | Path | None) -> Recording:
+def _record_of_calls(file: Path, references: str | Path | None, only: Collection[str] | None) -> Recording:
     """Read our own record of paid calls (replay.path): the calls of experts that hold a question of `references`."""
     if references is None:
         raise ValueError(f"{str(file)!r} tells no right answers: name a file of questions with answers as references.")
@@ -267,4 +270,4 @@ def _record_of_calls(file: Path, references: str | Path | None) -> Recording:
         raise ValueError(f"{str(file)!r} has no call about a question of {str(references)!r}.")
     count = sum(map(len, answers.values()))
     notes = [_title(file, count, len(questions), len(answers))]
-    return Recording.of_answers(list(questions.values()), answers, notes)
+    return Recording.of_answers(list(questions.values()), answers, notes, only)

@@ -7,7 +7,7 @@ no other question, so that no number of the other splits can be in what a menu s
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -103,16 +103,24 @@ class Recording:
         by: Int[np.ndarray, " R"],
         cells: Mapping[str, Shaped[np.ndarray, " R"]],
         notes: Sequence[str] = (),
+        only: Collection[str] | None = None,
     ) -> "Recording":
         """Make the table of the questions that every model has answered.
 
         Args:
             asked, by: numbers of the question and the model of each answer, each pair once.
             cells: the columns, with an entry for each answer.
+            only: models of the table, where they are among `models`; None: all of these.
 
         Raises:
             ValueError: no question is answered by every model.
         """
+        if only is not None and (others := [model for model in models if model not in only]):
+            notes = [*notes, f"  not read: answers of {', '.join(others)[:400]}, which env.options.path does not have"]
+            chosen = [k for k, model in enumerate(models) if model in only]
+            rows, places = np.isin(by, chosen), np.cumsum(np.isin(np.arange(len(models)), chosen)) - 1
+            models, asked, by = [models[k] for k in chosen], asked[rows], places[by[rows]]
+            cells = {name: column[rows] for name, column in cells.items()}
         complete = np.bincount(asked, minlength=len(questions)) == len(models)
         if not complete.any():
             counts = np.bincount(by, minlength=len(models))
@@ -136,8 +144,9 @@ class Recording:
         questions: Sequence[RecordedQuestion],
         answers: Mapping[str, Mapping[str, RecordedAnswer]],
         notes: Sequence[str] = (),
+        only: Collection[str] | None = None,
     ) -> "Recording":
-        """Make the table of answers by model, then by question; raise ValueError as `of_cells` does."""
+        """Make the table of answers by model, then by question; `only` and ValueError as in `of_cells`."""
         number = {each.id: n for n, each in enumerate(questions)}
         placed = [(number[name], k, row) for k, rows in enumerate(answers.values()) for name, row in rows.items()]
         asked, by, rows = zip(*placed, strict=True)
@@ -146,7 +155,7 @@ class Recording:
             name: np.array([getattr(row, name) for row in rows], kind) for name, kind in kinds.items()
         }
         cells["outputs"] = np.array([row.output for row in rows], object)
-        return cls.of_cells(questions, tuple(answers), np.array(asked), np.array(by), cells, notes)
+        return cls.of_cells(questions, tuple(answers), np.array(asked), np.array(by), cells, notes, only)
 
     @cached_property
     def _rows(self) -> Mapping[str, int]:
@@ -169,7 +178,7 @@ class Recording:
         """Return the table of these questions alone: nothing of the others can be read from it."""
         questions = {name: self.questions[name] for name in ids}
         rows = np.array([self._rows[name] for name in questions], int)
-        return replace(self, questions=questions, **{name: getattr(self, name)[rows] for name in _COLUMNS})
+        return replace(self, questions=questions, **{name: getattr(self, name)[rows] for name in COLUMNS_OF_ANSWERS})
 
     def split(self, seed: int, shares: Sequence[float] = (0.6, 0.2, 0.2)) -> dict[str, tuple[str, ...]]:
         """Return the ids of each of SPLITS, drawn within each family, so that every split has its share of each."""
@@ -196,7 +205,7 @@ class Recording:
         )
 
 
-_COLUMNS = ("outputs", "correct", "prompt_tokens", "completion_tokens", "cost_usd", "seconds")
+COLUMNS_OF_ANSWERS = ("outputs", "correct", "prompt_tokens", "completion_tokens", "cost_usd", "seconds")
 
 
 def dollars(model: str, record: RecordedAnswer, prices: PriceList) -> float:
@@ -271,6 +280,10 @@ class Evidence:
     prompt_tokens: float
     completion_tokens: float
     cost_usd: float | None = None
+
+    def share(self, family: str) -> float:
+        """Return the share of right answers for a kind of question; for one that training does not have, of all."""
+        return self.by_family.get(family, self.accuracy)
 
     @property
     def kinds(self) -> tuple[str, ...]:
