@@ -17,30 +17,22 @@ import numpy as np
 from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preference_pairs import drawn_from
-from orchestra_jax.envs.base import Demonstrations, Environment, Script, ToolEpisode, initial_messages, said
+from orchestra_jax.envs.base import Demonstrations, Environment, Script, initial_messages, said
 from orchestra_jax.envs.baselines import calling_scripts
 from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
 from orchestra_jax.envs.recorded.checks import cost_note, refuse_missing_costs
 from orchestra_jax.envs.recorded.choices import PricedExpert
-from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, code_of, legend, mean_cost, menu, shown
+from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, code_of, legend, mean_cost, menu
 from orchestra_jax.envs.recorded.options import completed, options_of, options_problems
 from orchestra_jax.envs.recorded.policies import baselines
-from orchestra_jax.envs.recorded.table import (
-    SPLITS,
-    RecordedQuestion,
-    Recording,
-    evidence_of,
-    read_answer,
-    same_answer,
-    with_latencies,
-)
+from orchestra_jax.envs.recorded.scoring import RecordedEpisode, references, refuted
+from orchestra_jax.envs.recorded.table import SPLITS, Recording, evidence_of, read_answer, with_latencies
 from orchestra_jax.envs.recorded.tables import NEW, read_table, with_new_questions
 from orchestra_jax.envs.recorded.wishes import NONE, draw_wish, draw_words, make_wish
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw, price_book
 from orchestra_jax.money.replay import Replay
-from orchestra_jax.tools.answers import extract_answer
 from orchestra_jax.tools.base import Tool, ToolContext
 from orchestra_jax.tools.catalogue import Catalogue, Instance, instance_seed
 from orchestra_jax.tools.entries import relay_entry
@@ -58,13 +50,6 @@ PAIRED_KINDS = ("accuracy", "low_cost", "fast")
 TRAIN, EVAL, UNSEEN, PRICES = "train", "eval", "unseen", "prices"  # menus and prices that a task may have
 GATE_TASKS = 32
 _SANDBOX_FIRST = 0.25
-
-
-class RecordedEpisode(ToolEpisode):
-    """One question under one menu."""
-
-    async def score(self, answer: str) -> bool:
-        return same_answer(answer, self.task.answer) or same_answer(extract_answer(answer), self.task.answer)
 
 
 class RecordedEnvironment(Environment):
@@ -198,13 +183,15 @@ class RecordedEnvironment(Environment):
         text = said(result)
         if text is None or result.usage[-1].name == PYTHON:
             return text
-        text = text if self._options["observation"] == "answer" else shown(read_answer(text))
+        if self._options["observation"] == "full":
+            return read_answer(text).strip() or "''"
         return None if text.endswith(CUT) else text
 
     def reset(self, task: Task, budget: Budget) -> RecordedEpisode:
         catalogue = self._catalogues[task.extra["instance"]["split"]]
         executor: ToolExecutor = catalogue.executor(task.extra["instance"], task, budget)
-        return RecordedEpisode(task, executor, initial_messages(task, f"{SYSTEM} {legend(self.evidence)}"))
+        wrong = refuted(self.recording.questions[task.extra["question"]], self.recording)
+        return RecordedEpisode(task, executor, initial_messages(task, f"{SYSTEM} {legend(self.evidence)}"), wrong)
 
     async def close(self) -> None:
         if self._sandbox is not None:
@@ -277,7 +264,7 @@ class RecordedEnvironment(Environment):
         return Task(
             id=asked.id,
             question=asked.question,
-            answer=_references(asked, self.recording),
+            answer=references(asked, self.recording),
             tools=instance.tools,
             preference=preference,
             family=asked.family,
@@ -303,14 +290,6 @@ class RecordedEnvironment(Environment):
 
     def _answer_from(self, results: Sequence[ToolResult]) -> str:
         return next((text for result in reversed(results) if (text := self._said(result)) is not None), "unknown")
-
-
-def _references(asked: RecordedQuestion, recording: Recording) -> tuple[str, ...]:
-    """Return the reference answers; if the table has none, those of the models that were right."""
-    if asked.answer:
-        return asked.answer
-    rows = (recording.answer(model, asked.id) for model in recording.models)
-    return tuple(dict.fromkeys(row.answer.strip() for row in rows if row.correct and row.answer.strip()))
 
 
 def _sandbox(cfg: WorldConfig) -> Tool:

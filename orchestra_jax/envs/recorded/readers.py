@@ -2,7 +2,8 @@
 
 A long table (.csv, .tsv, .json, .jsonl, .parquet) has a row for each question and model; `columns.COLUMNS` is its
 schema. A wide table has a row for each question: MODEL holds whether it was right, MODEL|model_response the output and
-MODEL|total_cost the dollars. Every reader tells in `Recording.notes` what it read and what it estimated.
+MODEL|total_cost the dollars; RouteLLM's tables have MODEL_response, or no outputs at all. Every reader tells in
+`Recording.notes` what it read and what it estimated.
 """
 
 import gzip
@@ -27,7 +28,8 @@ from orchestra_jax.envs.recorded.table import (
 )
 from orchestra_jax.money.records import calls_of
 
-_RESPONSE, _COST = "|model_response", "|total_cost"
+_RESPONSE, _OTHER_RESPONSE, _COST = "|model_response", "_response", "|total_cost"
+_FLAGS = {"true", "false", "0", "1", ""}
 _DATABASES = (".db", ".sqlite")
 _BY_CHARACTERS = f"{CHARS_PER_TOKEN} characters count as one"
 _BY_SPEED = "tokens at the price list's speed, or 60 a second"
@@ -56,7 +58,8 @@ def read_recording(
     if file.suffix in _DATABASES:
         return _record_of_calls(file, references, only)
     table = open_table(file)
-    return (_wide if any(name.endswith(_RESPONSE) for name in table.names) else _long)(table, only)
+    models, response = _wide_models(table)
+    return _wide(table, models, response, only) if models else _long(table, only)
 
 
 def _zeroeval(folder: Path, only: Collection[str] | None) -> Recording:
@@ -113,11 +116,40 @@ def _long(table: Table, only: Collection[str] | None) -> Recording:
     return Recording.of_cells(made, model.values, place, model.codes, cells, notes, only)
 
 
-def _wide(table: Table, only: Collection[str] | None) -> Recording:
-    """Read RouterBench's form: a row for each question."""
-    models = [name.removesuffix(_RESPONSE) for name in table.names if name.endswith(_RESPONSE)]
+def _wide_models(table: Table) -> tuple[list[str], str | None]:
+    """Return the models of a wide table, none of a long one, and what their columns of outputs have behind the name.
+
+    Without outputs (None) the models are the columns that hold nothing but true and false.
+    """
+
+    def before(suffix: str) -> list[str]:
+        return [name.removesuffix(suffix) for name in table.names if name.endswith(suffix)]
+
+    if models := before(_RESPONSE):
+        return models, _RESPONSE
+    if any(name in table.names for name in COLUMNS["model"].names):
+        return [], None
+    if models := [name for name in before(_OTHER_RESPONSE) if name in table.names]:
+        return models, _OTHER_RESPONSE
+    schema = {name for column in COLUMNS.values() for name in column.names}
+    if {*COLUMNS["output"].names, *COLUMNS["correct"].names} & set(table.names):
+        return [], None
+    others = [name for name in table.names if name not in schema]
+    if not others:
+        return [], None
+    table.find((), others)
+    texts = ((name, {value.strip().lower() for value in _column(table, "correct", name).values}) for name in others)
+    return [name for name, found in texts if found - {""} and found <= _FLAGS], None
+
+
+def _wide(table: Table, models: Sequence[str], response: str | None, only: Collection[str] | None) -> Recording:
+    """Read a table with a row for each question.
+
+    Args:
+        response: what the column of a model's outputs has behind its name; None: there are no outputs.
+    """
     costs = [model + _COST for model in models if model + _COST in table.names]
-    own = [*models, *(model + _RESPONSE for model in models), *costs]
+    own = [*models, *(model + response for model in models if response), *costs]
     table.find(("question", "id", "family", "answer"), own)
     asked = _ids(table)
     if (repeated := _repeated(asked.codes)) is not None:
@@ -126,14 +158,21 @@ def _wide(table: Table, only: Collection[str] | None) -> Recording:
     _, made = _questions(table, asked)
     prompts, parts = np.array([each.prompt_tokens for each in made]), list[dict[str, Shaped[np.ndarray, " R"]]]()
     for number, model in enumerate(models):
-        said, flags = _column(table, "output", model + _RESPONSE), _column(table, "correct", model)
-        rows = np.flatnonzero((flags.codes >= 0) & (said.codes >= 0))
+        flags = _column(table, "correct", model)
+        said = _column(table, "output", model + response) if response else None
+        rows = np.flatnonzero((flags.codes >= 0) & (said.codes >= 0 if said else True))
         known = {"cost": _column(table, "cost", model + _COST).numbers()[rows]} if model + _COST in costs else {}
-        cells = _cells(said.strings()[rows], known, prompts[rows])
+        if said is None:
+            known["tokens"] = np.ones(len(rows))
+        texts = said.strings()[rows] if said else np.full(len(rows), f"[{model}]", object)
+        cells = _cells(texts, known, prompts[rows])
         parts.append({**cells, "correct": flags.flags()[rows], "asked": rows, "by": np.full(len(rows), number)})
     whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     count = len(whole["asked"])
-    notes = _notes(table, len(made), len(models), dict.fromkeys(_ESTIMATES, count), count, own)
+    guessed = dict.fromkeys([name for name in _ESTIMATES if response or name != "tokens"], count)
+    notes = _notes(table, len(made), len(models), guessed, count, own)
+    if response is None:
+        notes.append(f"  without outputs: a call shows [MODEL] and has one token; models: {', '.join(models)}")
     return Recording.of_cells(made, models, whole.pop("asked"), whole.pop("by"), whole, notes, only)
 
 

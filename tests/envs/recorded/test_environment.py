@@ -18,7 +18,7 @@ from orchestra_jax.envs.recorded.offer import NO_CODE, code_of
 from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.types import Task, ToolCall, ToolResult
-from tests.envs.recorded.made import CHEAP, CODE, HOUSE, MODELS, STRONG, UNSEEN, config, made_rows
+from tests.envs.recorded.made import CHEAP, CODE, HOUSE, MODELS, STRONG, UNSEEN, config, is_right, made_rows
 
 
 @pytest.fixture
@@ -221,6 +221,20 @@ def test_without_references_right_is_what_a_right_model_said(table: Path):
     asked = {row["id"]: row["answer"] for row in made_rows()}
     assert all(task.answer in ((asked[task.id],), ()) for task in tasks)
     assert play(environment, "best", tasks)[0] > 0.5
+
+
+def test_without_references_a_text_of_wrong_models_alone_is_wrong(table: Path):
+    """A wrong sentence may name a right model's number; the table's word counts, and a long right text is whole."""
+    long = f"Because {'of this and that ' * 9}it is {{}}."
+    rows = [
+        without_reference(row) | {"output": long.format(1) if row["correct"] else "It is 1 of 2."}
+        for row in made_rows()
+    ]
+    environment = RecordedEnvironment(config(str(write(table, rows)), python=False, unseen=[], observation="full"))
+    tasks = environment.held_out(99)
+    for model in MODELS:
+        expected = sum(is_right(model, int(task.id[1:])) for task in tasks) / len(tasks)
+        assert play(environment, f"expert/{model}", tasks)[0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,48 @@ def test_a_wide_table_in_the_form_of_routerbench(tmp_path: Path):
     assert found.correct.tolist() == [[True, False]]
 
 
+def test_a_wide_table_in_the_form_of_routellm(tmp_path: Path):
+    row = {"prompt": "Which?", "a/b": True, "d": False, "a/b_response": "It is C", "d_response": "A"}
+    found = read_recording(write_lines(tmp_path / "t.jsonl", [row]))
+    assert found.models == ("a/b", "d")
+    assert found.correct.tolist() == [[True, False]]
+    assert found.answer("d", "Which?").output == "A"
+
+
+def test_a_wide_table_without_outputs_has_the_models_names_for_answers_and_says_so(tmp_path: Path):
+    rows = [
+        {
+            "id": f"q{n}",
+            "family": "law",
+            "question": f"Which {n}?",
+            "a/b": n < 2,
+            "d": "0",
+            "remark": "hard",
+            "left": "",
+        }
+        for n in range(3)
+    ]
+    found = read_recording(write_lines(tmp_path / "t.jsonl", rows))
+    assert found.models == ("a/b", "d")
+    assert found.correct.tolist() == [[True, False], [True, False], [False, False]]
+    row = found.answer("a/b", "q0")
+    assert (row.answer, row.completion_tokens) == ("[a/b]", 1)
+    assert not same_answer(found.answer("d", "q0").answer, [row.answer])
+    assert "  not read: remark, left" in found.notes
+    assert "  without outputs: a call shows [MODEL] and has one token; models: a/b, d" in found.notes
+    assert not any("estimated: tokens" in line for line in found.notes)
+
+
+def test_flags_beside_a_column_of_the_long_form_are_no_models(tmp_path: Path):
+    long = {"question": "Which?", "llm": "a", "output": "C", "correct": True, "checked": True}
+    with pytest.raises(ValueError, match="no column 'model'"):
+        read_recording(write_lines(tmp_path / "t.jsonl", [long]))
+    with pytest.raises(ValueError, match="no column 'model'"):
+        read_recording(write_lines(tmp_path / "u.jsonl", [{"question": "Which?", "remark": "hard"}]))
+    named = {"question": "Which?", "model": "a", "output": "C", "correct": True, "tag": "x", "tag_response": "y"}
+    assert read_recording(write_lines(tmp_path / "v.jsonl", [named])).models == ("a",)
+
+
 def test_our_own_record_of_calls_is_a_table_where_the_answers_are_known(tmp_path: Path):
     known = write_lines(tmp_path / "known.jsonl", [{"id": "q1", "question": "How much is 1 + 2?", "answer": "3"}])
     writer = Writer(tmp_path / "calls.db", overwrite=False)
