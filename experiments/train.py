@@ -4,9 +4,11 @@ python experiments/train.py
 python experiments/train.py seed=1 name=seed1 steps=100
 python experiments/train.py +experiment=gsm8k model=smollm2 data.path=questions.jsonl
 python experiments/train.py +experiment=hle model.path=checkpoints/Qwen3-8B
+python experiments/train.py +experiment=my_logs path=log.csv
 python experiments/train.py --multirun hydra/launcher=joblib reward.outcome=0.5,1 reward.compute=0,0.5,1
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 from orchestra_jax.config import command
@@ -31,4 +33,8 @@ def main(config: "DictConfig") -> None:
 
 
 if __name__ == "__main__":
+    if any(word.startswith("path=") for word in sys.argv):
+        from orchestra_jax.config.flags import PATH, as_settings
+
+        sys.argv[1:] = as_settings(sys.argv[1:], [PATH])
     command.run(main, __doc__)

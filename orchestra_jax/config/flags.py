@@ -1,5 +1,6 @@
 """Flags of commands that stand for settings, such as `--limit 20`."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,16 +13,20 @@ class Flag(NamedTuple):
         setting: the key that it sets.
         about: what the help says of it.
         value: placeholder of its value; "" for a flag that sets true.
+        quoted: whether Hydra takes any value as a text, such as the name of a file.
     """
 
     name: str
     setting: str
     about: str
     value: str = ""
+    quoted: bool = False
 
 
 LIMIT = Flag("--limit", "evaluation.limit", "only the first N tasks of each benchmark", "N")
 DRY_RUN = Flag("--dry-run", "evaluation.dry_run", "only tell what it will cost: make nothing, ask nobody")
+
+PATH = Flag("path", "env.options.path", "the table of recorded answers: path=FILE", "FILE", quoted=True)
 
 
 def as_settings(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
@@ -35,5 +40,14 @@ def as_settings(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
         elif not flag.value:
             found.append(f"{flag.setting}=true")
         else:
-            found.append(f"{flag.setting}={value if equals or not rest else rest.pop(0)}")
+            value = value if equals or not rest else rest.pop(0)
+            found.append(f"{flag.setting}={_quoted(value) if flag.quoted else value}")
     return found
+
+
+def _quoted(value: str) -> str:
+    """Return a value in the quotes of Hydra's grammar, unless it has some."""
+    if value[:1] in ("'", '"') or value in ("", "null"):
+        return value
+    # Backslashes count before a quote alone.
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value) + "'"

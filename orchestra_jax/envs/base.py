@@ -152,6 +152,7 @@ class Environment(ABC):
     """
 
     silent_baselines: bool = False  # nobody speaks the words of its baselines: they are no tokens, only calls cost
+    rival: tuple[str, str] | None = None  # the baseline of a run's verdict (`evaluation.verdict`), and its last line
 
     @classmethod
     def problems(cls, cfg: WorldConfig) -> list[str]:

@@ -151,7 +151,12 @@ class Evaluator:
         if not is_part:
             found |= several_figures(run)
         if work.name == HELD_OUT:
-            found |= self._utility(run, await self._runs(), work.samples)
+            runs, rival = await self._runs(), self.collector.environment.rival
+            found |= self._utility(run, runs, work.samples)
+            if rival is not None and not isinstance(work.engine, Baseline):
+                from orchestra_jax.evaluation.verdict import verdict
+
+                found["verdict"] = verdict(run, runs, *rival, work.samples)
         found["intervals"] = intervals(run, work.samples)
         return found if is_part else found | {"tool_shares": tool_shares(run)}
 

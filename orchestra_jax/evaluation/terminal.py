@@ -58,7 +58,9 @@ def print_summary(summary: Mapping[str, Any], directory: Path, console: Console 
     for table in _swap_tables(summary.get("preference_swap") or {}):
         console.print()
         console.print(table)
-    console.print(f"\nPictures and summary.json are in {directory}", markup=False, highlight=False, soft_wrap=True)
+    after = phases[1].get("greedy") or phases[1]
+    for line in (f"\nPictures and summary.json are in {directory}", *filter(None, [after.get("verdict")])):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_figures(console: Console, title: str, rows: Sequence[Row], lines: Iterable[str] = ()) -> None:

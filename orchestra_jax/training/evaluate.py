@@ -88,6 +88,9 @@ def _report(found: dict[str, Any], folder: Path) -> None:
         print_figures(Console(), f"{found['policy']}, by the most turns", by_cap)
         draw_turn_caps(by_cap, folder)
     print(f"summary.json is in {folder}")
+    for figures in found["benchmarks"].values():
+        if told := (figures.get("greedy") or figures).get("verdict"):
+            print(told)
 
 
 def _write_disagreements(disagreements: Sequence[Mapping[str, Any]], folder: Path) -> None:

@@ -40,7 +40,7 @@ from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
 from orchestra_jax.training.loggers.transcripts import write_transcripts
-from orchestra_jax.training.metrics import evaluation_metrics, rollout_metrics, spending_metrics, update_metrics
+from orchestra_jax.training.metrics import rollout_metrics, spending_metrics, update_metrics
 from orchestra_jax.training.rewards import GroupRewards
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
@@ -183,6 +183,8 @@ class Trainer:
                 metrics = self.policy_step()
                 refused: BudgetExceeded | ReplayMiss | OutOfTime | None = None
                 if cfg.evaluation.every and state.step % cfg.evaluation.every == 0 and state.step < cfg.steps:
+                    from orchestra_jax.training.loggers.evaluated import evaluation_metrics
+
                     try:
                         metrics |= evaluation_metrics(self.evaluate(f"step {state.step}"))
                     except (BudgetExceeded, ReplayMiss, OutOfTime) as error:

@@ -7,7 +7,8 @@ from hydra import compose, initialize_config_dir
 
 from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
-from orchestra_jax.config.flags import DRY_RUN, LIMIT, as_settings
+from orchestra_jax.config.compose import compose as run_config
+from orchestra_jax.config.flags import DRY_RUN, LIMIT, PATH, as_settings
 from orchestra_jax.config.schema import RunConfig
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -58,3 +59,20 @@ def test_flags_stand_for_settings():
         "evaluation.limit=3", "a=--limit", "evaluation.dry_run=true", "evaluation.limit=4", "--cfg", "job",
         "evaluation.limit=",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["log.csv", "my logs/week (1), a=b.csv", "it's.csv", "a\\b\\'c.csv", "d\\"])
+def test_a_table_is_named_by_its_path_as_it_stands(name: str):
+    words = as_settings([f"path={name}", "+experiment=my_logs", "model=tiny", "model.lora.rank=0"], [PATH])
+    assert words[1:] == ["+experiment=my_logs", "model=tiny", "model.lora.rank=0"]
+    assert run_config(*words).env.options["path"] == name
+    assert as_settings(["path='a b.csv'"], [PATH]) == ["env.options.path='a b.csv'"]  # quoted already
+
+
+def test_a_table_of_ones_own_trains_as_the_public_answers_do_but_for_its_questions():
+    own, public = run_config("+experiment=my_logs"), run_config("+experiment=recorded")
+    assert (own.algorithm, own.tools, own.model, own.warm_start) == (
+        public.algorithm, public.tools, public.model, public.warm_start,
+    )  # fmt: skip
+    assert (own.env.options["path"], own.env.options["evaluate"]) == (None, "both")
+    assert own.env.options["wishes"] == public.env.options["wishes"]

@@ -24,7 +24,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import checks, cli, errors, missing
-from orchestra_jax.config.flags import DRY_RUN, LIMIT, Flag, as_settings
+from orchestra_jax.config.flags import DRY_RUN, LIMIT, PATH, Flag, as_settings
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.io import hub
 
@@ -39,7 +39,7 @@ HYDRA = {  # script: what it composes
     "synthesize": "synthesis",
 }  # script: what it composes
 SAMPLE = Flag("--sample", "evaluation.judge_sample", "", "FILE")
-FLAGS = {"evaluate": (LIMIT, DRY_RUN), "judge": (SAMPLE, DRY_RUN), "synthesize": (DRY_RUN,)}
+FLAGS = {"train": (PATH,), "evaluate": (LIMIT, DRY_RUN), "judge": (SAMPLE, DRY_RUN), "synthesize": (DRY_RUN,)}
 # Which arguments of the other scripts name files: what must be there, and what they make.
 READS = {
     "report": ["runs", "base"], "compare": ["runs"], "view": ["run"], "index": ["passages"],

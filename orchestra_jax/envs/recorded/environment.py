@@ -24,7 +24,7 @@ from orchestra_jax.envs.recorded import router
 from orchestra_jax.envs.recorded.checks import cost_note, refuse_missing_costs
 from orchestra_jax.envs.recorded.choices import PricedExpert
 from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, code_of, legend, mean_cost, menu
-from orchestra_jax.envs.recorded.options import completed, options_of, options_problems
+from orchestra_jax.envs.recorded.options import EVALUATED, completed, next_step, options_of, options_problems
 from orchestra_jax.envs.recorded.policies import baselines
 from orchestra_jax.envs.recorded.scoring import RecordedEpisode, references, refuted
 from orchestra_jax.envs.recorded.table import SPLITS, Recording, evidence_of, read_answer, with_latencies
@@ -70,6 +70,7 @@ class RecordedEnvironment(Environment):
     def __init__(self, cfg: WorldConfig) -> None:
         if wrong := self.problems(cfg):
             raise ConfigError("\n".join(wrong))
+        self.rival = "best", next_step(cfg)
         self._preference, self._told = drawn_from(cfg.data.preferences_file), False
         self.recording = read_table(options_of(cfg))
         self._cfg, self._options = cfg, completed(options_of(cfg), self.recording)
@@ -200,7 +201,8 @@ class RecordedEnvironment(Environment):
     @cached_property
     def _evaluated(self) -> tuple[str, ...]:
         """Ids of the split that is evaluated on, in random order, so that kinds of questions are mixed."""
-        ids = self.splits[self._options["evaluate"] if self._options["test_path"] is None else NEW]
+        splits = EVALUATED[self._options["evaluate"]] if self._options["test_path"] is None else (NEW,)
+        ids = [name for split in splits for name in self.splits[split]]
         return tuple(ids[k] for k in np.random.default_rng(self._cfg.env.seed).permutation(len(ids)))
 
     def _offers(self, training: Recording, seen: list[str], unseen: list[str]) -> dict[str, Catalogue]:

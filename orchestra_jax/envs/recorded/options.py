@@ -4,11 +4,12 @@
 that is known of the models comes from `path`; `references`, questions with answers if a table is our own record of
 calls; `unseen`, models that no training menu offers; `observation`, "answer" or "full", the text that a call of a model
 shows; `python`, whether menus have the sandbox; `wishes`, what users want (`wishes.py`); `longest`, most characters of
-a question that is trained on; `evaluate`, the split of evaluation, "validation" or "test"; `unseen_prices`, a price
-list that only the benchmark of that name has. "auto" of `unseen` and `unseen_prices` holds models and a list back of
-the public answers, and nothing of a table of one's own; of `python` it adds the sandbox if a question has code.
+a question that is trained on; `evaluate`, the split of evaluation, "validation", "test" or "both"; `unseen_prices`, a
+price list that only the benchmark of that name has. "auto" of `unseen` and `unseen_prices` holds models and a list back
+of the public answers, and nothing of a table of one's own; of `python` it adds the sandbox if a question has code.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _HELD_BACK = (
     "claude-3-haiku-20240307",
     "gemma-2-9b-it",
 )
+EVALUATED = {"validation": ("validation",), "test": ("test",), "both": ("validation", "test")}  # splits
 _DEFAULTS: Mapping[str, Any] = {
     "path": None,
     "test_path": None,
@@ -52,7 +54,12 @@ def options_problems(cfg: WorldConfig) -> list[str]:
     options, found = options_of(cfg), list[str]()
     if unknown := sorted(options.keys() - _DEFAULTS.keys()):
         return [f"env.options of recorded answers are {', '.join(_DEFAULTS)}, not {', '.join(unknown)}."]
-    if not options["path"] or not Path(str(options["path"])).exists():
+    if not options["path"]:
+        found.append(
+            "No recorded answers are named: add path=FILE, a table with a row for each question and model "
+            "(docs/recorded.md)."
+        )
+    elif not Path(str(options["path"])).exists():
         found.append(
             f"No recorded answers at {options['path']}: set env.options.path=FILE or FOLDER; the public ones come "
             "with `python -m benchmarks.data.zeroeval FOLDER` in a checkout."
@@ -61,8 +68,8 @@ def options_problems(cfg: WorldConfig) -> list[str]:
         found.append(f"No recorded answers at {other}: set env.options.test_path=FILE or FOLDER, or leave it out.")
     if options["observation"] not in ("answer", "full"):
         found.append(f"env.options.observation must be answer or full, not {options['observation']}.")
-    if options["evaluate"] not in ("validation", "test"):
-        found.append(f"env.options.evaluate must be validation or test, not {options['evaluate']}.")
+    if options["evaluate"] not in EVALUATED:
+        found.append(f"env.options.evaluate must be one of {', '.join(EVALUATED)}, not {options['evaluate']}.")
     if wrong := wishes_problem(options["wishes"]):
         found.append(wrong)
     if options["longest"] is not None and (not isinstance(options["longest"], int) or options["longest"] < 1):
@@ -73,6 +80,14 @@ def options_problems(cfg: WorldConfig) -> list[str]:
     if options["python"] not in (True, False, _AUTO):
         found.append(f"env.options.python must be auto, true or false, not {options['python']}.")
     return found
+
+
+def next_step(cfg: WorldConfig) -> str:
+    """Return the command that judges a policy on another table; "" if this one does."""
+    if options_of(cfg)["test_path"] is not None:
+        return ""
+    run = cfg.policy or os.path.relpath(cfg.output_dir)
+    return f"Next week's logs: python experiments/evaluate.py policy={run} env.options.test_path=FILE"
 
 
 def completed(options: Mapping[str, Any], recording: Recording) -> dict[str, Any]:

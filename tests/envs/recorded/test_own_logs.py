@@ -1,45 +1,93 @@
-"""A user's own log becomes a trained router by the command of docs/recorded.md."""
+"""A user's own log becomes a policy, a table and a verdict by the commands of docs/recorded.md."""
 
-import csv
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.envs.recorded.environment import RecordedEnvironment
+from orchestra_jax.envs.recorded.options import next_step
+from tests.envs.recorded.made import config, made_rows
+
 ROOT = Path(__file__).parents[3]
-MODELS = {"house-large": (17, 0.02), "house-mid": (9, 0.005), "house-small": (5, 0.001), "house-tiny": (2, 0.0002)}
+FEW_STEPS = (
+    "model=tiny", "model.lora.rank=0", "steps=1", "algorithm.tasks_per_step=3", "algorithm.group_size=4",
+    "warm_start.steps=2", "warm_start.demonstrations=8", "warm_start.batch_size=4", "warm_start.check_every=2",
+)  # fmt: skip
+VERDICT = (
+    r"^On 30 questions that training has not seen: [\d.]+ % right at [\d.]+ cents; your best model alone \(large\): "
+    r"86\.7 % at \.278\. (Less|More|As) often right"
+)
+
+
+def command(start: str) -> list[str]:
+    """The words of the one command of docs/recorded.md that begins so."""
+    page = (ROOT / "docs" / "recorded.md").read_text()
+    (found,) = (line for line in re.findall(r"^python (?:.*\\\n)*.*$", page, re.M) if start in line)
+    return [word for word in shlex.split(found.partition("#")[0]) if word.strip()]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    file = tmp_path / "table.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in made_rows()))
+    return file
+
+
+def test_without_a_table_a_sentence_tells_how_to_name_one():
+    assert RecordedEnvironment.problems(config("")) == [
+        "No recorded answers are named: add path=FILE, a table with a row for each question and model "
+        "(docs/recorded.md)."
+    ]
+
+
+def test_both_splits_that_are_not_trained_on_judge_if_asked(table: Path):
+    environment = RecordedEnvironment(config(str(table), python=False, evaluate="both"))
+    asked = {task.id for task in environment.held_out(99)}
+    assert asked == {*environment.splits["validation"], *environment.splits["test"]}
+    with pytest.raises(ConfigError, match="evaluate must be one of validation, test, both, not train"):
+        RecordedEnvironment(config(str(table), evaluate="train"))
+
+
+def test_the_next_step_judges_the_run_on_another_table(table: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(table.parent)
+    cfg = replace(config(str(table)), output_dir=str(table.parent / "outputs" / "my_logs"))
+    assert next_step(cfg).endswith("evaluate.py policy=outputs/my_logs env.options.test_path=FILE")
+    assert RecordedEnvironment(cfg).rival == ("best", next_step(cfg))
+    assert next_step(replace(cfg, policy="outputs/other")).count("policy=outputs/other ") == 1
+    assert next_step(config(str(table), test_path=str(table))) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")
-def test_a_table_of_200_rows_becomes_a_router_with_a_table(tmp_path: Path):
-    with (tmp_path / "log.csv").open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["id", "question", "family", "answer", "model", "output", "correct", "cost", "latency"])
-        for number in range(50):
-            total = number + number % 7
-            asked = [f"q{number}", f"How much is {number} plus {number % 7}?", "sum" if number % 2 else "word", total]
-            for model, (every, cost) in MODELS.items():
-                right = number % every != every - 1
-                rows.writerow([*asked, model, total if right else number - 1, right, cost, 100 * cost])
-    page = (ROOT / "docs" / "recorded.md").read_text()
-    (found,) = (
-        command
-        for command in re.findall(r"^python (experiments/train\.py (?:.*\\\n)*.*)$", page, re.M)
-        if "env.options.path=log.csv" in command
-    )
-    given = [word for word in shlex.split(found) if word.strip()]
-    command = [sys.executable, str(ROOT / given[0]), *given[1:]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1500)
-    assert done.returncode == 0, done.stderr[-2000:]
-    for name in ("expert/house-large", "expert/house-tiny", "cascade", "oracle", "random", "after"):
-        assert name in done.stdout
-    summary = json.loads((tmp_path / "outputs" / "router" / "summary.json").read_text())
-    assert summary["baselines"]["expert/house-large"]["cost"] == pytest.approx(0.02)
+def test_a_log_of_300_rows_becomes_a_verdict_and_next_weeks_log_another(tmp_path: Path):
+    def run(*words: str) -> str:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        start = [sys.executable, *(str(ROOT / word) if word.startswith("experiments/") else word for word in words)]
+        done = subprocess.run(start, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=1500)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    for start in ("own_log log.csv", "own_log next.csv"):
+        assert run(*command(start)[1:]).endswith("has 300 rows.\n")
+    said = run(*command("+experiment=my_logs")[1:], *FEW_STEPS)
+    for name in ("expert/large", "expert/tiny", "cascade", "oracle", "random", "after"):
+        assert name in said
+    *_, verdict, last = said.splitlines()
+    assert re.match(VERDICT, verdict)
+    assert last.endswith("experiments/evaluate.py policy=outputs/my_logs env.options.test_path=FILE")
+    folder = tmp_path / "outputs" / "my_logs"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["after"]["greedy"]["verdict"] == f"{verdict}\n{last}"
     assert summary["baselines"]["oracle"]["cost"] <= summary["baselines"]["best"]["cost"]
-    assert (tmp_path / "outputs" / "router" / "accuracy_cost.png").exists()
+    assert (folder / "accuracy_cost.png").exists()
+    again = run(*command("policy=outputs/my_logs")[1:])
+    assert again.splitlines()[-1].startswith("On 75 questions that training has not seen: ")
+    assert "Recorded answers of next.csv: 300 answers of 4 models to 75 questions." in again

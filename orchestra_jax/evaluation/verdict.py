@@ -1,0 +1,127 @@
+"""A run's verdict for managers: the policy beside one baseline on the same questions, in sentences with an interval."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestra_jax.evaluation.calls import called_tools
+from orchestra_jax.evaluation.intervals import bootstrap
+from orchestra_jax.evaluation.measures import questions
+from orchestra_jax.types import Trajectory
+
+TOLERATED = 0.05  # accuracy: an interval that reaches further down does not tell whether two policies are equally right
+_ALL_KNOWING = "oracle"  # in the name of a baseline that is no policy
+
+
+@dataclass(frozen=True)
+class AnsweredQuestion:
+    """Share of right samples of one question, and their mean cents."""
+
+    right: float
+    cents: float
+
+
+def verdict(
+    run: Sequence[Trajectory], baselines: Mapping[str, Sequence[Trajectory]], rival: str, last: str, samples: int
+) -> str:
+    """Return sentences on a policy's trajectories beside those of a baseline; "" if no question counts in both.
+
+    A question counts where both have a trajectory that did not fail for infrastructure reasons.
+
+    Args:
+        run: of the policy, the samples of each question side by side.
+        baselines: one trajectory of each question, in the same order.
+        rival: name of the baseline, which always asks one model.
+        last: a line below the sentences, or "".
+    """
+    pairs = list(zip(questions(run, samples), questions(baselines[rival], 1), strict=True))
+    pairs = [pair for pair in pairs if all(pair)]
+    if not pairs:
+        return ""
+    policy, other = ([_outcome(pair[side]) for pair in pairs] for side in (0, 1))
+    models = {tool.rpartition("/")[2] for _, some in pairs for trajectory in some for tool in called_tools(trajectory)}
+    wished = any(trajectory.task.preference.instruction for trajectory in run)
+    told = sentences(policy, other, models.pop() if len(models) == 1 else "the best of each menu", wished)
+    rules = {
+        name: [_outcome(some) for some in questions(trajectories, 1) if some]
+        for name, trajectories in baselines.items()
+        if _ALL_KNOWING not in name and name != rival
+    }
+    told = " ".join([told, *_better_rule(policy, {name: found for name, found in rules.items() if found})])
+    return f"{told}\n{last}".strip()
+
+
+def sentences(
+    policy: Sequence[AnsweredQuestion], rival: Sequence[AnsweredQuestion], model: str, wished: bool = False
+) -> str:
+    """Return the figures of both on the same questions, and what they mean.
+
+    Args:
+        model: name of the rival's model.
+        wished: whether users said what they want beside being right, such as a low cost.
+    """
+    (right, cents), (other_right, other_cents) = _means(policy), _means(rival)
+    difference = [mine.right - its.right for mine, its in zip(policy, rival, strict=True)]
+    low, high = bootstrap(difference) or (math.nan, math.nan)
+    paid, wishes = _beside(policy, rival), ", with their users' wishes" if wished else ""
+    told, least, most = (f"{round(100 * share, 1) + 0.0:.1f}" for share in (right - other_right, low, high))
+    interval = f"(difference {told} points, 95 % interval {least} to {most})"
+    cheaper, dearer = paid.endswith(("cheaper", "no cost")), paid.endswith(("dearer", "as dear"))
+    if low > 0:
+        judged = f"More often right {interval}{', but' if dearer else ' and'} {paid}."
+    elif high < 0:
+        judged = f"Less often right {interval}{', but' if cheaper else ' and'} {paid}."
+    elif low < -TOLERATED:
+        judged = f"Too few questions to tell which is more often right {interval}; {paid}."
+    else:
+        judged = f"As often right, within chance {interval}{', but' if dearer else ' and'} {paid}."
+    if dearer and low <= 0:
+        judged += " Your best model alone is the better choice."
+    return (
+        f"On {len(policy)} questions that training has not seen{wishes}: {100 * right:.1f} % right at {_price(cents)} "
+        f"cents; your best model alone ({model}): {100 * other_right:.1f} % at {_price(other_cents)}. {judged}"
+    )
+
+
+def _better_rule(policy: Sequence[AnsweredQuestion], rules: Mapping[str, Sequence[AnsweredQuestion]]) -> list[str]:
+    """Return a sentence on the best rule by hand that is at least as often right for no more, if there is one."""
+    right, cents = _means(policy)
+    means = {name: _means(found) for name, found in rules.items()}
+    better = {
+        name: each for name, each in means.items() if each != (right, cents) and each[0] >= right and each[1] <= cents
+    }
+    if not better:
+        return []
+    name = max(better, key=lambda name: (better[name][0], -better[name][1]))
+    return [f"The baseline {name} does no worse for no more: {100 * means[name][0]:.1f} % at {_price(means[name][1])}."]
+
+
+def _beside(policy: Sequence[AnsweredQuestion], rival: Sequence[AnsweredQuestion]) -> str:
+    """Return how much cheaper or dearer the policy is, in a few words."""
+    (_, mine), (_, its) = _means(policy), _means(rival)
+    low, high = bootstrap([one.cents - other.cents for one, other in zip(policy, rival, strict=True)]) or (0.0, 0.0)
+    if low <= 0 <= high:
+        return "for the same money, within chance"
+    if mine < its:
+        return "at no cost" if mine == 0 else f"{100 * (1 - mine / its):.0f} % cheaper"
+    if its == 0:
+        return "dearer"
+    return f"{100 * (mine / its - 1):.0f} % dearer" if mine < 2 * its else f"{mine / its:.1f} times as dear"
+
+
+def _outcome(some: Sequence[Trajectory]) -> AnsweredQuestion:
+    return AnsweredQuestion(float(np.mean([t.solved for t in some])), 100 * float(np.mean([t.cost_usd for t in some])))
+
+
+def _means(outcomes: Sequence[AnsweredQuestion]) -> tuple[float, float]:
+    return float(np.mean([each.right for each in outcomes])), float(np.mean([each.cents for each in outcomes]))
+
+
+def _price(cents: float) -> str:
+    """Return cents with three digits, such as .0549 or 12.3."""
+    if cents <= 0:
+        return "0"
+    text = f"{cents:.{max(0, 2 - math.floor(math.log10(cents)))}f}"
+    return text.removeprefix("0")

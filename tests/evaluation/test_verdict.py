@@ -1,0 +1,110 @@
+"""The verdict of a run: its words by hand-worked figures, and whose questions are counted."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from orchestra_jax.evaluation.verdict import AnsweredQuestion, sentences, verdict
+from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, Trajectory, Turn, Usage
+
+
+def outcomes(right: int, wrong: int, *cents: float) -> list[AnsweredQuestion]:
+    """So many right and wrong questions, at these cents in turn."""
+    flags = [1.0] * right + [0.0] * wrong
+    return [AnsweredQuestion(flag, cents[number % len(cents)]) for number, flag in enumerate(flags)]
+
+
+def shifted(first: Sequence[AnsweredQuestion], gained: int, lost: int, cents: float) -> list[AnsweredQuestion]:
+    """The same questions at other cents, where so many wrong ones are right now, and so many right ones wrong."""
+    flags = [each.right for each in first]
+    for flag, count in ((0.0, gained), (1.0, lost)):
+        for place in [number for number, each in enumerate(first) if each.right == flag][:count]:
+            flags[place] = 1.0 - flag
+    return [AnsweredQuestion(flag, cents) for flag in flags]
+
+
+def test_as_often_right_and_cheaper():
+    best = outcomes(180, 20, 0.16)
+    found = sentences(shifted(best, 4, 6, 0.056), best, "big")
+    assert found.startswith(
+        "On 200 questions that training has not seen: 89.0 % right at .0560 cents; your best model alone (big): 90.0 % "
+        "at .160. As often right, within chance (difference -1.0 points, 95 % interval -4"
+    )
+    assert found.endswith(") and 65 % cheaper.")
+
+
+def test_more_often_right():
+    best = outcomes(160, 40, 0.2)
+    found = sentences(shifted(best, 20, 0, 0.3), best, "big")
+    assert "90.0 % right at .300 cents; your best model alone (big): 80.0 % at .200. More often right (differ" in found
+    assert "(difference 10.0 points, 95 % interval 6" in found
+    assert found.endswith(", but 50 % dearer.")
+    assert sentences(shifted(best, 20, 0, 0.1), best, "big").endswith(") and 50 % cheaper.")
+    assert sentences(shifted(best, 20, 0, 0.2), best, "big").endswith(") and for the same money, within chance.")
+
+
+def test_less_often_right():
+    best = outcomes(180, 20, 0.2)
+    found = sentences(shifted(best, 0, 20, 0.02), best, "big")
+    assert "80.0 % right at .0200 cents; your best model alone (big): 90.0 % at .200. Less often right (diff" in found
+    assert found.endswith("), but 90 % cheaper.")
+    dearer = sentences(shifted(best, 0, 20, 0.5), best, "big")
+    assert dearer.endswith(") and 2.5 times as dear. Your best model alone is the better choice.")
+
+
+def test_a_dozen_questions_do_not_tell_who_is_more_often_right():
+    best = outcomes(9, 3, 0.2)
+    found = sentences(shifted(best, 1, 1, 0.05), best, "big")
+    assert "Too few questions to tell which is more often right (difference 0.0 points, 95 % interval -" in found
+    assert found.endswith("); 75 % cheaper.")
+
+
+def test_the_same_choices_are_the_same():
+    best = outcomes(9, 3, 0.2, 12.3, 150.0)
+    found = sentences(best, best, "big")
+    assert "at 54.2 cents; your best model alone (big): 75.0 % at 54.2. As often right, within chance" in found
+    assert found.endswith("(difference 0.0 points, 95 % interval 0.0 to 0.0) and for the same money, within chance.")
+
+
+def test_what_is_free_has_no_ratio():
+    best = outcomes(9, 3, 0.0)
+    assert "and for the same money" in sentences(best, best, "free")
+    assert "; dearer. Your best model alone is the better choice." in sentences(shifted(best, 1, 1, 0.1), best, "free")
+    paid = outcomes(100, 0, 0.1)
+    assert sentences(shifted(paid, 0, 0, 0.0), paid, "big").endswith(") and at no cost.")
+
+
+def trajectory(
+    number: int, model: str, solved: bool, usd: float, status: Status = Status.COMPLETED, words: str = ""
+) -> Trajectory:
+    call = ToolCall("A", {})
+    row = Usage(model, "tool", 1, 0, 1, cost_usd=usd)
+    turn = Turn((), (), (), 0, "stop", calls=(call,), results=(ToolResult("1", (row,)),))
+    menu = {"instance": {"tools": {"A": f"generalist/{model}"}}}
+    task = Task(str(number), "How much?", ("1",), (), Preference("accuracy", words), extra=menu)
+    return Trajectory(task, number, 0, ((turn,),), status, "", "1", solved, (row,))
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_failed_questions_count_for_neither_and_rules_that_do_better_are_named(samples: int):
+    run = [
+        trajectory(number, "small", True, 0.001, Status.FAILED if number == 3 else Status.COMPLETED)
+        for number in range(40)
+        for _ in range(samples)
+    ]
+    best = [trajectory(number, "big", number != 3, 0.002) for number in range(40)]
+    rules = {
+        "best": best,
+        "oracle": [trajectory(number, "big", True, 0.0) for number in range(40)],
+        "cascade": [trajectory(number, "big", True, 0.0005) for number in range(40)],
+        "cheapest": [trajectory(number, "big", False, 0.0001) for number in range(40)],
+    }
+    found = verdict(run, rules, "best", "Next: go on.", samples)
+    assert found.startswith("On 39 questions that training has not seen: 100.0 % right at .100 cents; your best")
+    assert "your best model alone (big): 100.0 % at .200. As often" in found
+    assert found.endswith(
+        ") and 50 % cheaper. The baseline cascade does no worse for no more: 100.0 % at .0500.\nNext: go on."
+    )
+    wished = [trajectory(0, "small", True, 0.001, words="Be right.")]
+    assert "has not seen, with their users' wishes: 100.0 %" in verdict(wished, {"best": best[:1]}, "best", "", 1)
+    assert verdict(run[3 * samples : 4 * samples], {"best": best[3:4]}, "best", "", samples) == ""
