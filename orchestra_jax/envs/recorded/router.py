@@ -29,10 +29,11 @@ class Router:
 
     Args:
         training: the questions of the training split alone.
+        whole: `trust` is given whole outputs, not the answers within them.
     """
 
-    def __init__(self, training: Recording) -> None:
-        self._training = training
+    def __init__(self, training: Recording, whole: bool = False) -> None:
+        self._training, self._whole = training, whole
         self._of_question: dict[str, Any] = {}
         self._of_answer: dict[str, Any] = {}
         self._read: dict[str, Any] = {}
@@ -54,7 +55,7 @@ class Router:
         if model not in self._of_answer:
             rows = self._rows(model)
             texts = [
-                asked.question + _ANSWER + row.answer
+                asked.question + _ANSWER + (row.output if self._whole else row.answer)
                 for asked, row in zip(self._training.questions.values(), rows, strict=True)
             ]
             words = vectorizer()
