@@ -114,6 +114,20 @@ def test_evaluate_measures_both_temperatures_and_the_swap(world, collector, parr
         assert (figures["model_calls"], figures["strongest_share"], figures["own_share"]) == (0.0, None, None)
 
 
+def test_a_world_that_names_a_rival_has_a_verdict(world, collector, parrot, monkeypatch):
+    monkeypatch.setattr(Posed, "rival", ("strongest_expert", "Next: go on."))
+    evaluator = make(world, collector, parrot)
+    results = asyncio.run(evaluator.evaluate())
+    for figures in (results["held_out"], results["held_out"]["greedy"]):
+        told, last = figures["verdict"].splitlines()
+        share = f"{100 * figures['accuracy']:.1f} % right at 0 cents; your best model alone ("
+        assert told.startswith(f"On 12 questions that training has not seen, with their users' wishes: {share}")
+        assert last == "Next: go on."
+    assert "verdict" not in results["preference_swap"]["accuracy"]
+    evaluator.engine = baseline(evaluator.collector.environment, "random", [], 3)  # type: ignore[assignment]
+    assert "verdict" not in asyncio.run(evaluator.evaluate())["held_out"]
+
+
 def test_a_benchmark_of_ones_own_is_measured_beside_the_others(world, collector, parrot, monkeypatch, tmp_path):
     (tmp_path / "three.py").write_text("def tasks(environment, cfg):\n    return environment.held_out(3)\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -139,6 +139,15 @@ def test_where_the_files_lie(summary, tmp_path):
     assert f"Pictures and summary.json are in {tmp_path}" in printed(summary, directory=tmp_path)
 
 
+def test_a_verdict_stands_last_and_is_the_greedy_policys_where_there_is_one(summary):
+    assert printed(summary).rstrip().endswith("outputs/demo")
+    summary["after"]["verdict"] = "It varies."
+    summary["after"]["greedy"] = None
+    assert printed(summary).endswith("are in outputs/demo\nIt varies.\n")
+    summary["after"]["greedy"] = {"verdict": "More often right.\nNext: go on."}
+    assert printed(summary).endswith("are in outputs/demo\nMore often right.\nNext: go on.\n")
+
+
 def test_after_alone_is_enough_and_missing_figures_are_dashes():
     text = printed({"after": {"accuracy": 0.5}, "baselines": {"random": {"accuracy": None, "cost": math.nan}}})
     assert cells(text, "after training") == ["50.0"]

@@ -23,7 +23,8 @@ from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
 from orchestra_jax.envs.recorded.checks import cost_note, refuse_missing_costs
 from orchestra_jax.envs.recorded.choices import PricedExpert
-from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, code_of, legend, mean_cost, menu
+from orchestra_jax.envs.recorded.duration import duration
+from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, code_of, cut, legend, mean_cost, menu
 from orchestra_jax.envs.recorded.options import EVALUATED, completed, next_step, options_of, options_problems
 from orchestra_jax.envs.recorded.policies import baselines
 from orchestra_jax.envs.recorded.scoring import RecordedEpisode, references, refuted
@@ -107,6 +108,10 @@ class RecordedEnvironment(Environment):
         if cfg.tools.menu.form != "separate" or cfg.tools.evaluated.menu.form != "separate":
             found.append("Recorded models are tools of their own: set tools.menu.form=separate.")
         return found
+
+    @classmethod
+    def forecast(cls, cfg: WorldConfig) -> str | None:
+        return duration(cfg)
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
         return task_iterator(self._trained, seed=self._cfg.seed, batch_size=batch_size, build=self._pose_train)
@@ -192,7 +197,8 @@ class RecordedEnvironment(Environment):
         catalogue = self._catalogues[task.extra["instance"]["split"]]
         executor: ToolExecutor = catalogue.executor(task.extra["instance"], task, budget)
         wrong = refuted(self.recording.questions[task.extra["question"]], self.recording)
-        return RecordedEpisode(task, executor, initial_messages(task, f"{SYSTEM} {legend(self.evidence)}"), wrong)
+        read = replace(task, question=cut(task.question, self._options["read"]))
+        return RecordedEpisode(task, executor, initial_messages(read, f"{SYSTEM} {legend(self.evidence)}"), wrong)
 
     async def close(self) -> None:
         if self._sandbox is not None:

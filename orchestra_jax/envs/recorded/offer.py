@@ -115,6 +115,16 @@ def shown(answer: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}{CUT}"
 
 
+def cut(question: str, most: int | None) -> str:
+    """Return a question of at most so many bytes of UTF-8, without its middle if it has more; None: as it stands."""
+    text = question.encode()
+    if most is None or len(text) <= most:
+        return question
+    end = most // 3
+    first, last = text[: most - end - len(f"{CUT} ")], text[len(text) - end :]
+    return f"{first.decode(errors='ignore')}{CUT} {last.decode(errors='ignore')}"
+
+
 def mean_cost(model: str, evidence: Evidence, prices: PriceList) -> float:
     """Return the mean dollars of a call like those of the training split."""
     if model not in prices.entries and evidence.cost_usd is not None:

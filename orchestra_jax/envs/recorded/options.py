@@ -4,9 +4,10 @@
 that is known of the models comes from `path`; `references`, questions with answers if a table is our own record of
 calls; `unseen`, models that no training menu offers; `observation`, "answer" or "full", the text that a call of a model
 shows; `python`, whether menus have the sandbox; `wishes`, what users want (`wishes.py`); `longest`, most characters of
-a question that is trained on; `evaluate`, the split of evaluation, "validation", "test" or "both"; `unseen_prices`, a
-price list that only the benchmark of that name has. "auto" of `unseen` and `unseen_prices` holds models and a list back
-of the public answers, and nothing of a table of one's own; of `python` it adds the sandbox if a question has code.
+a question that is trained on; `read`, most bytes of a question that the policy reads; `evaluate`, the split of
+evaluation, "validation", "test" or "both"; `unseen_prices`, a price list that only the benchmark of that name has.
+"auto" of `unseen` and `unseen_prices` holds models and a list back of the public answers, and nothing of a table of
+one's own; of `python` it adds the sandbox if a question has code.
 """
 
 import os
@@ -19,7 +20,7 @@ from orchestra_jax.envs.recorded.offer import code_of
 from orchestra_jax.envs.recorded.table import Recording
 from orchestra_jax.envs.recorded.wishes import wishes_problem
 
-_AUTO = "auto"
+_AUTO, _LEAST_READ = "auto", 40
 # Of the models of the public answers those that training does not have.
 _HELD_BACK = (
     "claude-3-5-sonnet-20240620",
@@ -39,6 +40,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "python": _AUTO,
     "wishes": None,
     "longest": None,
+    "read": None,
     "evaluate": "test",
     "unseen_prices": _AUTO,
 }
@@ -74,6 +76,8 @@ def options_problems(cfg: WorldConfig) -> list[str]:
         found.append(wrong)
     if options["longest"] is not None and (not isinstance(options["longest"], int) or options["longest"] < 1):
         found.append(f"env.options.longest must be a number of characters or null, not {options['longest']}.")
+    if options["read"] is not None and (not isinstance(options["read"], int) or options["read"] < _LEAST_READ):
+        found.append(f"env.options.read must be a number of bytes >= {_LEAST_READ} or null, not {options['read']}.")
     unseen = options["unseen"]
     if unseen != _AUTO and (not isinstance(unseen, Sequence) or isinstance(unseen, str)):
         found.append(f"env.options.unseen must be auto or a list of models, not {unseen}.")

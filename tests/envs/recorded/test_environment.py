@@ -14,7 +14,7 @@ from orchestra_jax.envs import baselines
 from orchestra_jax.envs.recorded.environment import EVAL, PRICES, RecordedEnvironment, unseen_recorded
 from orchestra_jax.envs.recorded.environment import UNSEEN as UNSEEN_MENUS
 from orchestra_jax.envs.recorded.figures import figures
-from orchestra_jax.envs.recorded.offer import NO_CODE, code_of
+from orchestra_jax.envs.recorded.offer import NO_CODE, code_of, cut
 from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.types import Task, ToolCall, ToolResult
@@ -210,6 +210,22 @@ def test_demonstrations_call_tools_at_random_and_preferences_are_posed_in_pairs(
     assert environment.largest_menu() == 3
 
 
+def test_a_long_question_is_read_without_its_middle_and_asked_whole(table: Path):
+    for text in ("How much is it? " + 300 * "x" + " Say it.", 100 * "é" + "?"):
+        rows = [row | {"question": f"{row['id']} {text}"} for row in made_rows()]
+        environment = RecordedEnvironment(config(str(write(table, rows)), python=False, read=80))
+        task = environment.held_out(1)[0]
+        read = environment.reset(task, Budget()).messages[-1]["content"]
+        begun, _, ended = read.partition(" ... ")
+        assert len(read.encode()) <= 80
+        assert task.question.startswith(begun)
+        assert task.question.endswith(ended.strip())
+        assert len(begun) > len(ended) > 10
+        assert text in task.question
+    assert cut("short", 80) == "short"
+    assert cut(400 * "y", None) == 400 * "y"
+
+
 def without_reference(row: dict) -> dict:
     return {key: value for key, value in row.items() if key != "answer"}
 
@@ -245,6 +261,7 @@ def test_without_references_a_text_of_wrong_models_alone_is_wrong(table: Path):
         ({"unseen": list(MODELS)}, "names every model"),
         ({"unseen_prices": "recorded"}, "is a list that training has"),
         ({"wish": 1}, "not wish"),
+        ({"read": 7}, "read must be a number of bytes >= 40 or null, not 7"),
         ({"path": "nowhere.csv"}, "No recorded answers at nowhere.csv"),
     ],
 )

@@ -1,0 +1,24 @@
+"""The time that a run of the small policy on recorded answers takes, told before it begins."""
+
+from orchestra_jax.config.schema import WorldConfig
+
+_MEASURED = "environment", "tiny"
+# Seconds of two cores, which other work shared.
+_START, _DEMONSTRATION, _ROLLOUT, _QUESTION = 60.0, 0.01, 0.03, 0.2
+
+
+def duration(cfg: WorldConfig) -> str | None:
+    """Return a sentence on the minutes of a training run; None for another policy, whose speed is not known.
+
+    Args:
+        cfg: of a training run also its steps and their sizes.
+    """
+    run = vars(cfg)
+    if "steps" not in run or (cfg.model.tokenizer, cfg.model.preset) != _MEASURED:
+        return None
+    warm, group = cfg.warm_start, run["algorithm"].tasks_per_step * run["algorithm"].group_size
+    seconds = _START + _DEMONSTRATION * warm.steps * warm.batch_size + _ROLLOUT * run["steps"] * group
+    return (
+        f"Time: about {max(1, round(seconds / 60))} minutes on two cores for {warm.steps} supervised steps and "
+        f"{run['steps']} of the policy, and {_QUESTION:g} seconds for each held-out question."
+    )
