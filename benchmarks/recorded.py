@@ -1,11 +1,18 @@
 """The figures of the recorded answers: every model alone, bounds, and policies by hand.
 
 ORCHESTRA_DATA=... python benchmarks/recorded.py [--path FOLDER] [--test] [--seed 0]
+ORCHESTRA_DATA=... python benchmarks/recorded.py --against RUN
+
+The second form compares the policy of a finished evaluation with rivals at its cost: its own models dealt out at
+random, the best mix of single models, and guarded nearest neighbours.
 """
 
 import argparse
 import os
+import sys
+from pathlib import Path
 
+from against import report
 from short import parse
 
 from orchestra_jax.envs.recorded.figures import by_family, figures
@@ -17,13 +24,23 @@ MINI, SONNET = "gpt-4o-mini-2024-07-18", "claude-3-5-sonnet-20241022"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--path", default=os.path.join(os.environ.get("ORCHESTRA_DATA", "data"), "recorded/zeroeval"))
     parser.add_argument("--prices", default="recorded", help="a list of conf/pricing")
     parser.add_argument("--test", action="store_true", help="the test split alone, the best chosen on the training one")
     parser.add_argument("--seed", type=int, default=0, help="of the split")
     parser.add_argument("--executed", type=float, default=0.97, help="share of CRUX that running the code answers")
+    parser.add_argument(
+        "--against", type=Path, metavar="RUN", help="a run's folder with an evaluation; all else is its own"
+    )
     given = parse(parser)
+    if given.against is not None:
+        try:
+            for text in report(given.against):
+                print(text, flush=True)
+        except (OSError, ValueError) as error:
+            sys.exit(str(error))
+        return
     whole, prices = read_recording(given.path), PriceList.load(PRICES / f"{given.prices}.yaml")
     ids = whole.split(given.seed)
     some, basis = (whole.of(ids["test"]), whole.of(ids["train"])) if given.test else (whole, None)
