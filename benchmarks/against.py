@@ -9,6 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from orchestra_jax.api import load_run
 from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.envs.base import Script
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.envs.recorded.offer import PYTHON, code_of
@@ -26,7 +28,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.build import make_collector
-from orchestra_jax.types import TRAJECTORY_ROLES, Status, Task
+from orchestra_jax.types import TRAJECTORY_ROLES, Preference, Status, Task
 
 PHASES = ("after", "policy")  # folders of what a trained or evaluated policy played
 CENTS = 100.0
@@ -154,16 +156,19 @@ def line(name: str, rival: Outcome, policy: Outcome) -> str:
     return f"  {name:{_WIDTH}} {CENTS * rival.right.mean():5.1f} %  {rival.cost:.4f}  {words}"
 
 
-def report(folder: Path) -> Iterator[str]:
+def report(folder: Path, benchmark: str = "held_out") -> Iterator[str]:
     """Yield the lines on every evaluation of held-out questions in a run's folder.
+
+    Args:
+        benchmark: its name in the files; its questions may have other wishes than the held-out ones, but their menus.
 
     Raises:
         ValueError: there is none, or it is of other questions than its settings say.
     """
     kept = folder / "evaluation" / "trajectories"
-    files = [file for phase in PHASES for file in sorted((kept / phase).glob("held_out.t*.jsonl"))]
+    files = [file for phase in PHASES for file in sorted((kept / phase).glob(f"{benchmark}.t*.jsonl"))]
     if not files:
-        raise ValueError(f"{str(folder)!r} has no evaluated rollouts: make some with experiments/evaluate.py.")
+        raise ValueError(f"{str(folder)!r} has no rollouts of {benchmark}: make some with experiments/evaluate.py.")
     for file in files:
         own = file.parent.name == "policy"  # an evaluation's, which has settings of its own
         cfg = load_run(folder / "evaluation" if own else folder).config
@@ -218,7 +223,7 @@ def samples_of(file: Path, tasks: Mapping[str, Task], models: Sequence[str]) -> 
     Raises:
         ValueError: a rollout is of none of the tasks, or all failed.
     """
-    samples, asked, rows = list[Sample](), list[Task](), dict[str, int]()
+    samples, asked, rows = list[Sample](), list[Task](), dict[tuple[str, str], int]()
     for text in file.read_text(encoding="utf-8").splitlines():
         record: dict[str, Any] = json.loads(text)
         if record["status"] == Status.FAILED:
@@ -226,17 +231,22 @@ def samples_of(file: Path, tasks: Mapping[str, Task], models: Sequence[str]) -> 
         task = tasks.get(record["id"])
         if task is None or record["menu"]["tools"] != task.extra["instance"]["tools"]:
             raise ValueError(f"{str(file)!r} has the question {record['id']!r} with another menu: evaluate again.")
-        if task.id not in rows:
-            rows[task.id] = len(asked)
-            asked.append(task)
+        if (key := (task.id, record["preference"])) not in rows:
+            rows[key] = len(asked)
+            asked.append(replace(task, preference=_preference(record)))
         paid = [row for row in record["ledger"] if row["role"] in TRAJECTORY_ROLES]
         called = tuple(row["name"] for row in paid if row["name"] in models)
-        samples.append(
-            Sample(rows[task.id], called, float(record["solved"]), CENTS * sum(row["cost_usd"] for row in paid))
-        )
+        samples.append(Sample(rows[key], called, float(record["solved"]), CENTS * sum(row["cost_usd"] for row in paid)))
     if not asked:
         raise ValueError(f"{str(file)!r} has no rollout that did not fail: evaluate again.")
     return samples, asked
+
+
+def _preference(record: Mapping[str, Any]) -> Preference:
+    """Return the preference of a rollout, named by the kind that its words are of."""
+    words = record["preference"]
+    kind = next((kind for kind, splits in WORDINGS.items() if any(words in said for said in splits.values())), "")
+    return Preference(kind, words, **record["weights"])
 
 
 def _alone(recording: Recording, cfg: RunConfig, asked: Sequence[Task], models: Collection[str]) -> dict[str, Outcome]:

@@ -33,10 +33,11 @@ def main() -> None:
     parser.add_argument(
         "--against", type=Path, metavar="RUN", help="a run's folder with an evaluation; all else is its own"
     )
+    parser.add_argument("--benchmark", default="held_out", help="of the run, in the names of its files of trajectories")
     given = parse(parser)
     if given.against is not None:
         try:
-            for text in report(given.against):
+            for text in report(given.against, given.benchmark):
                 print(text, flush=True)
         except (OSError, ValueError) as error:
             sys.exit(str(error))

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.against import Alone, Outcome, Sample, at_cost, averaged, best_mix, dealt, line, report
+from benchmarks.against import Alone, Outcome, Sample, at_cost, averaged, best_mix, dealt, line, report, samples_of
+from orchestra_jax.api import load_run
+from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.envs.recorded import router
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.evaluation.trajectory_files import TrajectoryFile
@@ -15,6 +17,7 @@ from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.training.build import make_collector
 from tests.envs.recorded.made import CHEAP, STRONG, UNSEEN, config, made_rows
+from tests.envs.recorded.made import MODELS as TABLE
 
 SURE, EASY = "sure", "easy"  # right everywhere at 4 cents, and on the first half at 1
 
@@ -141,8 +144,25 @@ def test_with_the_sandbox_rivals_may_run_the_code_too(tmp_path: Path):
         assert {"knn", "knn_right", "knn_code", "knn_code_right"} <= found.keys()
 
 
+def test_rivals_have_the_wishes_of_the_rollouts(tmp_path: Path):
+    folder = evaluated(tmp_path, "cheapest")
+    file = folder / "evaluation" / "trajectories" / "policy" / "held_out.t0.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    words = WORDINGS["low_cost"]["eval"][0]
+    wished = [record | {"preference": words, "weights": record["weights"] | {"compute": 1.0}} for record in records]
+    file.with_name("wishes.t0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in [*records, *wished]))
+    environment = RecordedEnvironment(load_run(folder / "evaluation").config)
+    tasks = {task.id: task for task in environment.held_out(99)}
+    samples, asked = samples_of(file.with_name("wishes.t0.jsonl"), tasks, TABLE)
+    assert [task.id for task in asked] == [record["id"] for record in records] * 2
+    kinds = [(task.preference.name, task.preference.compute) for task in asked[len(records) :]]
+    assert kinds == [("low_cost", 1.0)] * len(records)
+    assert [sample.row for sample in samples] == list(range(len(asked)))
+    assert next(report(folder, "wishes")) == "policy, wishes.t0.jsonl:"
+
+
 def test_what_is_no_such_evaluation_is_told_in_a_sentence(tmp_path: Path):
-    with pytest.raises(ValueError, match="has no evaluated rollouts: make some with"):
+    with pytest.raises(ValueError, match="has no rollouts of held_out: make some with"):
         list(report(tmp_path))
     run = evaluated(tmp_path, "cheapest")
     record = run / "evaluation" / "run.json"
