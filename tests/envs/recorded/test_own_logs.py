@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.envs.recorded.options import next_step
-from tests.envs.recorded.made import config, made_rows
+from tests.envs.recorded.made import MODELS, config, made_rows
 
 ROOT = Path(__file__).parents[3]
 FEW_STEPS = (
@@ -46,6 +47,22 @@ def test_without_a_table_a_sentence_tells_how_to_name_one():
         "No recorded answers are named: add path=FILE, a table with a row for each question and model "
         "(docs/recorded.md)."
     ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_log_without_code_has_no_sandbox_and_menus_of_its_few_models(table: Path, count: int):
+    rows = [row | {"cost": 0.01} for row in made_rows() if row["family"] == "sum" and row["model"] in MODELS[:count]]
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cfg = compose("+experiment=my_logs", f"env.options.path={table}", "model=tiny", "model.lora.rank=0")
+    assert "python" in cfg.tools.menu.always
+    environment = RecordedEnvironment(cfg)
+    offered = [task.extra["instance"]["tools"].values() for task in [*next(environment.train_tasks(6))]]
+    offered += [task.extra["instance"]["tools"].values() for task in environment.held_out(99)]
+    for menu in offered:
+        assert sorted(key for key in menu if key.startswith("generalist/")) == sorted(
+            f"generalist/{model}" for model in MODELS[:count]
+        )
+        assert "python" not in menu
 
 
 def test_both_splits_that_are_not_trained_on_judge_if_asked(table: Path):
