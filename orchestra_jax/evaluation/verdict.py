@@ -41,7 +41,8 @@ def verdict(
     if not pairs:
         return ""
     policy, other = ([_outcome(pair[side]) for pair in pairs] for side in (0, 1))
-    models = {tool.rpartition("/")[2] for _, some in pairs for trajectory in some for tool in called_tools(trajectory)}
+    called = {tool for _, some in pairs for trajectory in some for tool in called_tools(trajectory)}
+    models = {tool.partition("/")[2] or tool for tool in called}
     wished = any(trajectory.task.preference.instruction for trajectory in run)
     told = sentences(policy, other, models.pop() if len(models) == 1 else "the best of each menu", wished)
     rules = {

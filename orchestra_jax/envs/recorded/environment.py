@@ -28,7 +28,7 @@ from orchestra_jax.envs.recorded.duration import duration
 from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, code_of, cut, legend, mean_cost, menu
 from orchestra_jax.envs.recorded.options import EVALUATED, completed, next_step, options_of, options_problems
 from orchestra_jax.envs.recorded.policies import baselines
-from orchestra_jax.envs.recorded.scoring import RecordedEpisode, references, refuted
+from orchestra_jax.envs.recorded.scoring import RecordedEpisode, marks, references, refuted
 from orchestra_jax.envs.recorded.table import SPLITS, Recording, evidence_of, read_answer, with_latencies
 from orchestra_jax.envs.recorded.tables import NEW, read_table, with_new_questions
 from orchestra_jax.envs.recorded.wishes import NONE, draw_wish, draw_words, make_wish
@@ -192,18 +192,26 @@ class RecordedEnvironment(Environment):
             return text
         if self._options["observation"] == "full":
             return read_answer(text).strip() or "''"
-        return None if text.endswith(CUT) else text
+        return None if text.endswith(CUT) and self._all_referenced else text
 
     def reset(self, task: Task, budget: Budget) -> RecordedEpisode:
         catalogue = self._catalogues[task.extra["instance"]["split"]]
         executor: ToolExecutor = catalogue.executor(task.extra["instance"], task, budget)
-        wrong = refuted(self.recording.questions[task.extra["question"]], self.recording)
+        asked = self.recording.questions[task.extra["question"]]
+        wrong, right = refuted(asked, self.recording), marks(asked, self.recording, task.extra["instance"]["tools"])
         read = replace(task, question=cut(task.question, self._options["read"]))
-        return RecordedEpisode(task, executor, initial_messages(read, f"{SYSTEM} {legend(self.evidence)}"), wrong)
+        return RecordedEpisode(
+            task, executor, initial_messages(read, f"{SYSTEM} {legend(self.evidence)}"), wrong, right
+        )
 
     async def close(self) -> None:
         if self._sandbox is not None:
             await self._sandbox.close()
+
+    @cached_property
+    def _all_referenced(self) -> bool:
+        """True if references decide what is right everywhere: then an answer that is cut is not."""
+        return all(asked.answer for asked in self.recording.questions.values())
 
     @cached_property
     def _evaluated(self) -> tuple[str, ...]:

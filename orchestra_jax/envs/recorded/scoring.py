@@ -1,13 +1,13 @@
-"""Score answers: by the reference, or without one by what models said whom the table calls right."""
+"""Score answers: by the reference, or without one by what the table says of the model that the answer is from."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from orchestra_jax.envs.base import Message, ToolEpisode
 from orchestra_jax.envs.recorded.offer import shown
-from orchestra_jax.envs.recorded.table import RecordedQuestion, Recording, same_answer
+from orchestra_jax.envs.recorded.table import RecordedQuestion, Recording, read_answer, same_answer
 from orchestra_jax.tools.answers import extract_answer
 from orchestra_jax.tools.executor import ToolExecutor
-from orchestra_jax.types import Task
+from orchestra_jax.types import Task, ToolCall, ToolResult
 
 
 class RecordedEpisode(ToolEpisode):
@@ -15,16 +15,45 @@ class RecordedEpisode(ToolEpisode):
 
     Args:
         wrong: texts that are wrong, whatever they look like.
+        marks: by tool, whether its model was right; for questions without a reference.
     """
 
-    def __init__(self, task: Task, executor: ToolExecutor, messages: list[Message], wrong: Collection[str]) -> None:
+    def __init__(
+        self,
+        task: Task,
+        executor: ToolExecutor,
+        messages: list[Message],
+        wrong: Collection[str],
+        marks: Mapping[str, bool],
+    ) -> None:
         super().__init__(task, executor, messages)
-        self._wrong = wrong
+        self._wrong, self._marks, self._told = wrong, marks, dict[str, bool]()
+
+    async def step(self, call: ToolCall) -> ToolResult:
+        result = await super().step(call)
+        if call.name in self._marks and not result.refused and not result.is_error:
+            for text in (result.text, read_answer(result.text)):
+                self._told[text.strip()] = self._marks[call.name]
+        return result
 
     async def score(self, answer: str) -> bool:
+        if (told := self._told.get(answer.strip())) is not None:
+            return told  # a long answer may be shown in part alone, and two models may end with the same line
         if answer.strip() in self._wrong:
             return False
         return same_answer(answer, self.task.answer) or same_answer(extract_answer(answer), self.task.answer)
+
+
+def marks(asked: RecordedQuestion, recording: Recording, tools: Mapping[str, str]) -> Mapping[str, bool]:
+    """Return by name of a tool whether its model was right; none if the table has references, which decide.
+
+    Args:
+        tools: by name on the menu, "role/model" of a model.
+    """
+    if asked.answer:
+        return {}
+    models = {name: key.partition("/")[2] for name, key in tools.items() if "/" in key}
+    return {name: recording.answer(model, asked.id).correct for name, model in models.items()}
 
 
 def references(asked: RecordedQuestion, recording: Recording) -> tuple[str, ...]:

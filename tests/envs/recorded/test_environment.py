@@ -253,6 +253,23 @@ def test_without_references_a_text_of_wrong_models_alone_is_wrong(table: Path):
         assert play(environment, f"expert/{model}", tasks)[0] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("observation", ["answer", "full"])
+@pytest.mark.parametrize("end", ["", "\nIs there anything else?"])
+def test_long_answers_without_references_are_right_if_the_table_says_so(table: Path, observation: str, end: str):
+    """They are shown in part alone, and models may end with the same words."""
+    rows = [
+        without_reference(row) | {"output": f"{row['model']} on {row['id']}: {60 * 'word '}{row['correct']}.{end}"}
+        for row in made_rows()
+    ]
+    environment = RecordedEnvironment(config(str(write(table, rows)), python=False, unseen=[], observation=observation))
+    tasks = environment.held_out(99)
+    for model in MODELS:
+        right = [is_right(model, int(task.id[1:])) for task in tasks]
+        assert play(environment, f"expert/{model}", tasks)[0] == np.mean(right)
+    episode = environment.reset(tasks[0], Budget())  # where nobody was asked
+    assert not asyncio.run(episode.score("something else"))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
