@@ -298,7 +298,9 @@ class RecordedEnvironment(Environment):
         If there is code to run, the sandbox is among them, and comes first in a share of `_SANDBOX_FIRST`: among a
         dozen models it would be one call in a dozen, too few for a group of rollouts to compare it with the others.
         """
-        if results and (len(results) == 3 or self._said(results[-1]) is not None):
+        limits = self._cfg.rollout.limits
+        most = min(3, limits.max_calls, limits.max_turns - 1)  # the answer is a turn of its own
+        if results and (len(results) >= most or self._said(results[-1]) is not None):
             relays = self._cfg.tools.relay and can_relay(results[-1])
             return ToolCall(RELAY.name, {}) if relays else self._answer_from(results)
         tools = [spec for spec in task.tools if spec.name != RELAY.name]

@@ -210,6 +210,16 @@ def test_demonstrations_call_tools_at_random_and_preferences_are_posed_in_pairs(
     assert environment.largest_menu() == 3
 
 
+@pytest.mark.parametrize(("turns", "calls", "most"), [(9, 9, 3), (3, 9, 2), (9, 1, 1)])
+def test_a_demonstration_ends_within_the_turns_and_calls_of_the_policy(table: Path, turns: int, calls: int, most: int):
+    cfg = config(str(table), python=False)
+    limits = replace(cfg.rollout.limits, max_turns=turns, max_calls=calls)
+    told = RecordedEnvironment(replace(cfg, rollout=replace(cfg.rollout, limits=limits))).demonstrations()
+    silent = ToolResult("none", is_error=True)
+    steps = [told.script(told.tasks[0], [silent] * count) for count in range(most + 1)]
+    assert [isinstance(step, ToolCall) for step in steps] == [True] * most + [False]
+
+
 def test_a_long_question_is_read_without_its_middle_and_asked_whole(table: Path):
     for text in ("How much is it? " + 300 * "x" + " Say it.", 100 * "é" + "?"):
         rows = [row | {"question": f"{row['id']} {text}"} for row in made_rows()]
