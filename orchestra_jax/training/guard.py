@@ -54,26 +54,30 @@ def guarded(folder: Path, loop: LoopThread, *, slow_s: float, deadline_s: float,
     os.set_blocking(writer, False)
     limits = [slow_s, max(60.0, deadline_s), grace_s]
     words = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard_process.py")), str(os.getpid())]
-    with (folder / LOG).open("a", encoding="utf-8") as log:
-        faulthandler.register(_DUMP, file=log, all_threads=True)
-        words += [str(int(_DUMP)), *map(str, limits)]
-        process = subprocess.Popen(words, stdin=reader, stdout=subprocess.DEVNULL, start_new_session=True)
-        before, closing = signal.set_wakeup_fd(writer, warn_on_full_buffer=False), threading.Event()
-        thread = threading.Thread(target=_watch, args=(loop, writer, closing, log, slow_s), name="guard", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            closing.set()
-            thread.join()
-            signal.set_wakeup_fd(before)
-            os.close(writer)
-            os.close(reader)
-            process.wait()
-            faulthandler.unregister(_DUMP)
-    with contextlib.suppress(OSError):
-        if not (folder / LOG).stat().st_size:
-            (folder / LOG).unlink()
+    try:
+        with (folder / LOG).open("a", encoding="utf-8") as log:
+            faulthandler.register(_DUMP, file=log, all_threads=True)
+            words += [str(int(_DUMP)), *map(str, limits)]
+            process = subprocess.Popen(words, stdin=reader, stdout=subprocess.DEVNULL, start_new_session=True)
+            before, closing = signal.set_wakeup_fd(writer, warn_on_full_buffer=False), threading.Event()
+            thread = threading.Thread(
+                target=_watch, args=(loop, writer, closing, log, slow_s), name="guard", daemon=True
+            )
+            thread.start()
+            try:
+                yield
+            finally:
+                closing.set()
+                thread.join()
+                signal.set_wakeup_fd(before)
+                os.close(writer)
+                os.close(reader)
+                process.wait()
+                faulthandler.unregister(_DUMP)
+    finally:
+        with contextlib.suppress(OSError):
+            if not (folder / LOG).stat().st_size:
+                (folder / LOG).unlink()
 
 
 def _watch(loop: LoopThread, writer: int, closing: threading.Event, log: TextIO, slow_s: float) -> None:

@@ -57,6 +57,12 @@ def test_a_deadline_ends_work_that_never_gives_way_to_the_event_loop(tmp_path: P
     assert not (tmp_path / LOG).exists()
 
 
+def test_a_run_that_is_refused_leaves_no_file(tmp_path: Path):
+    with LoopThread() as loop, pytest.raises(RuntimeError), guarded(tmp_path, loop, **LIMITS):
+        raise RuntimeError("refused")
+    assert not (tmp_path / LOG).exists()
+
+
 def test_work_within_its_deadline_or_without_one_is_left_alone_and_its_stack_is_written(tmp_path: Path, capsys):
     enough = threading.Event()
 
