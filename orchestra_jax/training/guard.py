@@ -60,9 +60,8 @@ def guarded(folder: Path, loop: LoopThread, *, slow_s: float, deadline_s: float,
             words += [str(int(_DUMP)), *map(str, limits)]
             process = subprocess.Popen(words, stdin=reader, stdout=subprocess.DEVNULL, start_new_session=True)
             before, closing = signal.set_wakeup_fd(writer, warn_on_full_buffer=False), threading.Event()
-            thread = threading.Thread(
-                target=_watch, args=(loop, writer, closing, log, slow_s), name="guard", daemon=True
-            )
+            watched = loop, writer, closing, log, slow_s
+            thread = threading.Thread(target=_watch, args=watched, name="guard", daemon=True)
             thread.start()
             try:
                 yield
@@ -75,9 +74,8 @@ def guarded(folder: Path, loop: LoopThread, *, slow_s: float, deadline_s: float,
                 process.wait()
                 faulthandler.unregister(_DUMP)
     finally:
-        with contextlib.suppress(OSError):
-            if not (folder / LOG).stat().st_size:
-                (folder / LOG).unlink()
+        if (folder / LOG).is_file() and not (folder / LOG).stat().st_size:
+            (folder / LOG).unlink(missing_ok=True)
 
 
 def _watch(loop: LoopThread, writer: int, closing: threading.Event, log: TextIO, slow_s: float) -> None:
