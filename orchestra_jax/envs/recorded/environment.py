@@ -18,7 +18,7 @@ from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, WorldCo
 from orchestra_jax.config.tools import MenuRule
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preference_pairs import drawn_from
-from orchestra_jax.envs.base import Demonstrations, Environment, Script, initial_messages, said
+from orchestra_jax.envs.base import Demonstrations, Environment, OwnChat, Script, initial_messages, said
 from orchestra_jax.envs.baselines import calling_scripts
 from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
@@ -31,7 +31,7 @@ from orchestra_jax.envs.recorded.policies import baselines
 from orchestra_jax.envs.recorded.scoring import RecordedEpisode, marks, references, refuted
 from orchestra_jax.envs.recorded.table import SPLITS, Recording, evidence_of, read_answer, with_latencies
 from orchestra_jax.envs.recorded.tables import NEW, read_table, with_new_questions
-from orchestra_jax.envs.recorded.wishes import NONE, draw_wish, draw_words, make_wish
+from orchestra_jax.envs.recorded.wishes import NONE, draw_wish, draw_words, make_wish, wish_of
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw, price_book
 from orchestra_jax.money.replay import Replay
@@ -100,8 +100,8 @@ class RecordedEnvironment(Environment):
             raise ConfigError(f"env.options.longest={longest} leaves no question to train on: raise it.")
         ids, count = self._trained, cfg.warm_start.demonstrations
         demonstrated = [ids[k % len(ids)] for k in range(count)]
-        self._demonstrated = [self._pose_train(name, rng) for name in demonstrated]
-        self._gate = [self._pose_train(name, rng) for name in ids[-GATE_TASKS:]]
+        self._demonstrated = [self._pose_train(name, rng)[0] for name in demonstrated]
+        self._gate = [self._pose_train(name, rng)[0] for name in ids[-GATE_TASKS:]]
 
     @classmethod
     def problems(cls, cfg: WorldConfig) -> list[str]:
@@ -111,11 +111,20 @@ class RecordedEnvironment(Environment):
         return found
 
     @classmethod
+    def chat(cls, cfg: WorldConfig) -> OwnChat:
+        from orchestra_jax.envs.recorded.own_chat import own_chat
+
+        recording = read_table(options_of(cfg), quiet=True)  # the environment tells what was read
+        training = recording.of(recording.split(cfg.env.seed)["train"])
+        return own_chat(asked.question for asked in training.questions.values())
+
+    @classmethod
     def forecast(cls, cfg: WorldConfig) -> str | None:
         return duration(cfg)
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
-        return task_iterator(self._trained, seed=self._cfg.seed, batch_size=batch_size, build=self._pose_train)
+        each = batch_size // self._cfg.data.preferences_per_question
+        return task_iterator(self._trained, seed=self._cfg.seed, batch_size=each, build=self._pose_train)
 
     def held_out(self, count: int) -> Sequence[Task]:
         return self.posed(EVAL, count)
@@ -274,11 +283,18 @@ class RecordedEnvironment(Environment):
             return make_wish(NONE, wishes, tools, "")
         return self._preference(tools, rng, split) if wishes is None else draw_wish(wishes, tools, rng, split)
 
-    def _pose_train(self, name: str, rng: np.random.Generator) -> Task:
+    def _pose_train(self, name: str, rng: np.random.Generator) -> list[Task]:
+        """Return the question under data.preferences_per_question different wishes, with one menu and its prices."""
+        cfg, wishes = self._cfg, self._options["wishes"]
         # The place in the stream draws too, so that another epoch offers other tools and prices.
-        instance = self._instance(TRAIN, instance_seed(self._cfg.seed, name, int(rng.integers(2**32))))
-        preference = self._wish(instance.tools, rng, "train", self._cfg.data.preferences)
-        return self._pose(name, instance, preference, TRAIN)
+        instance = self._instance(TRAIN, instance_seed(cfg.seed, name, int(rng.integers(2**32))))
+        count = cfg.data.preferences_per_question
+        if count == 1:
+            preferences = [self._wish(instance.tools, rng, "train", cfg.data.preferences)]
+        else:
+            kinds = [tuple(wishes)[k] for k in rng.permutation(len(wishes))[:count]]
+            preferences = [wish_of(kind, wishes, instance.tools, rng, "train") for kind in kinds]
+        return [self._pose(name, instance, preference, TRAIN) for preference in preferences]
 
     def _pose(self, name: str, instance: Instance, preference: Preference, offer: str) -> Task:
         asked = self.recording.questions[name]

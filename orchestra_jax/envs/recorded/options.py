@@ -78,6 +78,12 @@ def options_problems(cfg: WorldConfig) -> list[str]:
         found.append(f"env.options.longest must be a number of characters or null, not {options['longest']}.")
     if options["read"] is not None and (not isinstance(options["read"], int) or options["read"] < _LEAST_READ):
         found.append(f"env.options.read must be a number of bytes >= {_LEAST_READ} or null, not {options['read']}.")
+    shared, wishes = cfg.data.preferences_per_question, len(options["wishes"] or ()) if cfg.data.preferences else 0
+    if shared > max(1, wishes):
+        found.append(
+            f"data.preferences_per_question={shared} poses a question under as many of env.options.wishes, and there "
+            f"are {wishes}: lower it, or add wishes."
+        )
     unseen = options["unseen"]
     if unseen != _AUTO and (not isinstance(unseen, Sequence) or isinstance(unseen, str)):
         found.append(f"env.options.unseen must be auto or a list of models, not {unseen}.")

@@ -14,11 +14,14 @@ from orchestra_jax.envs.recorded.table import COLUMNS_OF_ANSWERS, RecordedQuesti
 NEW = "new"  # split of the questions of the other table
 
 
-def read_table(options: Mapping[str, Any], option: str = "path", only: Collection[str] | None = None) -> Recording:
+def read_table(
+    options: Mapping[str, Any], option: str = "path", only: Collection[str] | None = None, *, quiet: bool = False
+) -> Recording:
     """Return the table that an option names, and print what was read and estimated.
 
     Args:
         only: models that are read, where the table has them; None: all.
+        quiet: print nothing, and leave doubts about its answers to the reader who prints.
 
     Raises:
         ConfigError: it cannot be read, a model has a name that menus or prices need, or no answer is what it should be.
@@ -28,6 +31,8 @@ def read_table(options: Mapping[str, Any], option: str = "path", only: Collectio
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(str(error).replace("env.options.path", f"env.options.{option}")) from error
     refuse_names(found)
+    if quiet:
+        return found
     try:
         print("\n".join([*found.notes, *doubts(found)]), flush=True)
     except ConfigError as error:

@@ -42,7 +42,13 @@ def make_wish(kind: str, wishes: Mapping[str, Any] | None, tools: Sequence[ToolS
 
 def draw_wish(wishes: Mapping[str, Any], tools: Sequence[ToolSpec], rng: np.random.Generator, split: str) -> Preference:
     """Draw one of the kinds, all equally likely, in a random wording of the split ("train" or "eval")."""
-    kind = tuple(wishes)[int(rng.integers(len(wishes)))]
+    return wish_of(tuple(wishes)[int(rng.integers(len(wishes)))], wishes, tools, rng, split)
+
+
+def wish_of(
+    kind: str, wishes: Mapping[str, Any], tools: Sequence[ToolSpec], rng: np.random.Generator, split: str
+) -> Preference:
+    """Return the preference of a kind in a random wording of the split."""
     return make_wish(kind, wishes, tools, "" if kind == NONE else draw_words(kind, rng, split))
 
 

@@ -1,0 +1,37 @@
+"""The chat of a small policy from random weights: a tokenizer of the training questions and a short template.
+
+The menu stands behind the question and the wish, as in conf/chat_template/compact.jinja. There is no system message,
+which is the same for every question, and no description of the sandbox and the relay: a policy without earlier
+knowledge learns nothing from them. With Qwen3's 151,936 pieces a small policy would be mostly embeddings.
+"""
+
+from collections.abc import Iterable
+
+from orchestra_jax.data.preferences import WORDINGS
+from orchestra_jax.envs.base import OwnChat
+from orchestra_jax.envs.recorded.offer import NO_CODE, PYTHON
+from orchestra_jax.models.byte_tokenizer import build_byte_tokenizer
+from orchestra_jax.tools.relay import RELAY
+
+_TEMPLATE = (
+    "{%- set shown = namespace(tools=false) -%}"
+    "{%- for message in messages -%}"
+    "{%- if message.role == 'tool' -%}<tool_response>{{ message.content }}</tool_response>"
+    "{%- elif message.role == 'assistant' -%}{{ message.content }}<|im_end|>"
+    "{%- elif message.role == 'user' -%}<|im_start|>{{ message.content }}"
+    "{%- if tools and not shown.tools -%}{%- set shown.tools = true -%}"
+    "{%- for tool in tools if tool.function.name != 'relay' -%}"
+    "{{- '\n' + tool.function.name + ':' -}}"
+    "{%- if tool.function.name != 'python' -%}{{- ' ' + tool.function.description -}}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}<|im_end|>"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+)
+_BEFORE, _AFTER = '<tool_call>\n{"name": "', '", "arguments": {}}\n</tool_call>'  # of a call's name
+
+
+def own_chat(questions: Iterable[str]) -> OwnChat:
+    """Return the chat whose pieces are those of these questions, of the wishes and of a refusal."""
+    wishes = [words for kind in WORDINGS.values() for words in kind["train"]]
+    scaffolds = (_BEFORE, _AFTER, f"{_BEFORE}{RELAY.name}{_AFTER}")
+    return OwnChat(tokenizer=build_byte_tokenizer([*questions, *[*wishes, PYTHON, NO_CODE] * 8], _TEMPLATE, scaffolds))
