@@ -10,6 +10,7 @@ from orchestra_jax.config.schema import ConfigError, ModelConfig
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
+from orchestra_jax.rollout.parsing import parse_tool_calls, render_call
 from orchestra_jax.types import ToolCall
 from tests.envs.recorded.made import config, made_rows
 from tests.envs.recorded.test_environment import write
@@ -58,8 +59,6 @@ def test_pieces_come_from_training_questions_alone(tmp_path: Path):
 
 def test_a_call_is_read_back_as_it_was_written(tmp_path: Path):
     chat = make_chat(own(write(tmp_path / "t.jsonl", made_rows())))
-    from orchestra_jax.rollout.parsing import parse_tool_calls, render_call
-
     call = ToolCall("K", {})
     ids = chat.encode(render_call(call))
     assert len(ids) == 3

@@ -102,7 +102,7 @@ def test_a_log_of_300_rows_becomes_a_verdict_and_next_weeks_log_another(tmp_path
     assert last.endswith("experiments/evaluate.py policy=outputs/my_logs env.options.test_path=FILE")
     folder = tmp_path / "outputs" / "my_logs"
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["after"]["greedy"]["verdict"] == f"{verdict}\n{last}"
+    assert summary["after"]["verdict"] == f"{verdict}\n{last}"
     assert summary["baselines"]["oracle"]["cost"] <= summary["baselines"]["best"]["cost"]
     assert (folder / "accuracy_cost.png").exists()
     again = run(*command("policy=outputs/my_logs")[1:])
