@@ -29,7 +29,7 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.io import hub
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 HYDRA = {  # script: what it composes
     "train": "config",
