@@ -133,6 +133,7 @@ class AdvantageConfig(Settings):
     """Eq. 3 and the paper's filters."""
 
     min_std: float = at_least(0.1, 0)  # groups whose reward std is below it are dropped
+    centre: bool = True  # subtract the group's mean (Eq. 3)
     normalize_std: bool = True  # divide by the group's std (Eq. 3)
     clip: float | None = above(None, 0)  # advantages are clipped to +- this
     invalid: InvalidMode = InvalidMode.drop  # what happens to invalid samples
@@ -144,6 +145,7 @@ class AlgorithmConfig(Settings):
 
     tasks_per_step: int = at_least(16, 1)  # groups
     group_size: int = at_least(8, 2)  # rollouts of one task
+    enumerate_calls: bool = False  # first calls: the tools of the menu in turn, not sampled ones (docs/rewards.md)
     refill: int | None = at_least(None, 1)  # times tasks_per_step: most groups more, until so many have a gradient
     loss: LossConfig = field(default_factory=lambda: LossConfig(loss="sequence"))
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)

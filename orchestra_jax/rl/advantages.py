@@ -2,12 +2,6 @@
 
 The homogeneity filter drops whole groups (`informative_groups`); the format filter and the invalid-output filter drop
 members (`member_masks`). Axes: G groups, N members of a group.
-
-Example: the best and the worst member of a group; a group of equals has nothing to learn from.
-    >>> import numpy as np
-    >>> from orchestra_jax.rl.advantages import group_advantages
-    >>> group_advantages(np.array([[1.0, 0.0], [0.5, 0.5]]), np.ones((2, 2), bool)).tolist()
-    [[1.0, -1.0], [0.0, 0.0]]
 """
 
 import chex
@@ -67,6 +61,7 @@ def group_advantages(
     valid: Bool[Array, "G N"],
     *,
     min_std: float = 0.1,
+    centre: bool = True,
     normalize_std: bool = True,
     clip: float | None = None,
 ) -> Float[Array, "G N"]:
@@ -81,6 +76,7 @@ def group_advantages(
     Args:
         rewards: R of Eq. 2; rewards of members that are not `valid` (`member_masks`) are ignored, NaN included.
         min_std: groups whose reward std is below it get advantages 0 (see `informative_groups`).
+        centre: False leaves out the mean, where the group has every choice and needs no comparison.
         normalize_std: False leaves out the division by std (Dr. GRPO); the filter stays.
         clip: if given, advantages are clamped to [-clip, clip]; the authors' training script uses 3.
 
@@ -93,7 +89,7 @@ def group_advantages(
     deviation, std, _ = _moments(jnp.asarray(rewards), member)
     kept = informative_groups(rewards, valid, min_std=min_std)[:, None] & member
     scale = jnp.where(std > 0, std, 1.0) if normalize_std else 1.0
-    advantages = jnp.where(kept, deviation / scale, 0.0)
+    advantages = jnp.where(kept, (deviation if centre else jnp.asarray(rewards)) / scale, 0.0)
     return advantages if clip is None else jnp.clip(advantages, -clip, clip)
 
 

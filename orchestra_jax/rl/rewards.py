@@ -2,15 +2,6 @@
 
 Axes: G groups (one per task), N members of a group (rollouts), K tools, F = K + 3 features.
 The feature order is fixed everywhere: K tools in the order of the instance's menu, outcome, -cost, -latency.
-
-Example: two right answers, the second of them dearer, for a user who minds cost.
-    >>> import numpy as np
-    >>> from orchestra_jax.rl.rewards import feature_matrix, preference_reward
-    >>> solved = np.array([[True, True]])
-    >>> features = feature_matrix(np.array([[[1], [3]]]), solved, np.array([[0.01, 0.12]]), np.array([[2.0, 2.0]]))
-    >>> everyone, every = np.ones_like(solved), np.ones((1, 4), bool)
-    >>> preference_reward(features, np.array([[0.0, 1.0, 0.5, 0.0]]), solved, everyone, every).tolist()
-    [[0.5, 0.0]]
 """
 
 from typing import TYPE_CHECKING

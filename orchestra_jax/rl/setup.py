@@ -69,6 +69,7 @@ def reward_groups(
         rewards,
         members,
         min_std=advantage.min_std,
+        centre=advantage.centre,
         normalize_std=advantage.normalize_std,
         clip=advantage.clip,
     )
@@ -104,6 +105,7 @@ def policy_shapes(algorithm: AlgorithmConfig, model: ModelConfig, longest: int) 
         algorithm.micro_tokens,
         reaching(algorithm.row_widths),
         reaching(algorithm.prefix_widths) if algorithm.share_prefix else (),
+        rows_per_prefix=max(8, algorithm.group_size),
         response_fractions=fractions,
     )
 

@@ -4,6 +4,7 @@ Of several processes each collects its own groups of every batch, under the seed
 """
 
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.speakers import EngineSpeaker
 from orchestra_jax.types import OutOfTime, ReplayMiss, Task, Trajectory
 
 # Tells which groups of a step's trajectories have a gradient.
@@ -48,6 +50,11 @@ class RolloutSource:
         self._collector, self._engine, self._runner = collector, engine, runner
         self._rollout, self._seed, self._group_size = rollout, seed, algorithm.group_size
         self._processes = processes or Processes()
+        self._speaker: Callable[..., EngineSpeaker] = EngineSpeaker
+        if algorithm.enumerate_calls:
+            from orchestra_jax.rollout.first_calls import FirstCallSpeaker
+
+            self._speaker = partial(FirstCallSpeaker, group_size=self._group_size)
         self._own, self._tasks = list(range(algorithm.tasks_per_step)), tasks
         if self._processes.count > 1:
             from orchestra_jax.rollout.sharing import TasksOfProcess, groups_of_process
@@ -118,6 +125,7 @@ class RolloutSource:
             temperature=self._rollout.temperature,
             seed=(self._seed, 2, step),
             numbers=groups,
+            speaker=self._speaker,
         )
 
 

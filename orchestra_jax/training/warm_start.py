@@ -10,7 +10,7 @@ import numpy as np
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.base import Demonstrations, Environment
 from orchestra_jax.processes import Processes
-from orchestra_jax.rl.batching import MicroBatch, TokenSequence, sequences
+from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, sequences
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.packing import PackShapes
 from orchestra_jax.rl.setup import most_packed, policy_batches
@@ -120,6 +120,8 @@ def _cutter(trainer: Trainer, rows: Sequence[TokenSequence], shards: int) -> Cut
     cfg = trainer.cfg
     if not cfg.warm_start.packing:
         unpacked = trainer.shapes
+        if isinstance(unpacked, MicroShapes) and unpacked.prefix_widths:  # every demonstration has its own prompt
+            unpacked = replace(unpacked, widths=unpacked.prefix_widths, prefix_widths=())
         return lambda rows: policy_batches(rows, unpacked, shards)
     fractions, micro_tokens = tuple(cfg.algorithm.response_fractions), cfg.algorithm.micro_tokens
     whole = shards * trainer.processes.count

@@ -9,7 +9,7 @@ from orchestra_jax.rl.advantages import group_advantages, informative_groups, me
 from orchestra_jax.rl.rewards import feature_matrix, preference_reward
 
 
-def brute_force_advantages(rewards, valid, min_std=0.1, normalize_std=True, clip=None):
+def brute_force_advantages(rewards, valid, min_std=0.1, centre=True, normalize_std=True, clip=None):
     """Eq. 3 with plain loops, in float64."""
     out = np.zeros(rewards.shape)
     for g in range(rewards.shape[0]):
@@ -22,7 +22,7 @@ def brute_force_advantages(rewards, valid, min_std=0.1, normalize_std=True, clip
         if std < min_std or max(values) == min(values):
             continue
         for n in members:
-            advantage = (float(rewards[g, n]) - mean) / (std if normalize_std else 1.0)
+            advantage = (float(rewards[g, n]) - (mean if centre else 0.0)) / (std if normalize_std else 1.0)
             out[g, n] = advantage if clip is None else min(max(advantage, -clip), clip)
     return out
 
@@ -71,12 +71,20 @@ def test_invalid_members_hold_anything():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"min_std": 0.0}, {"min_std": 0.5}, {"normalize_std": False}, {"clip": 0.7, "min_std": 0.0}]
+    "options",
+    [
+        {},
+        {"min_std": 0.0},
+        {"min_std": 0.5},
+        {"normalize_std": False},
+        {"centre": False},
+        {"clip": 0.7, "min_std": 0.0},
+    ],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_matches_plain_loops(seed, options):
     rewards, valid = random_groups(seed)
-    advantages = jax.jit(group_advantages, static_argnames=("min_std", "normalize_std", "clip"))(
+    advantages = jax.jit(group_advantages, static_argnames=("min_std", "centre", "normalize_std", "clip"))(
         rewards, valid, **options
     )
     np.testing.assert_allclose(advantages, brute_force_advantages(rewards, valid, **options), atol=2e-5)

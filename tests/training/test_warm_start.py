@@ -1,15 +1,18 @@
 import functools
 import itertools
+from types import SimpleNamespace
 
 import chex
 import numpy as np
 import pytest
 
+from orchestra_jax.config.compose import compose
 from orchestra_jax.envs.quickstart.demonstrations import answer_from, reference_call
-from orchestra_jax.rl.batching import TokenSequence
+from orchestra_jax.rl.batching import MicroShapes, TokenSequence
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import policy_batches
 from orchestra_jax.training.warm_start import (
+    _cutter,
     copy_accuracy,
     demonstration_rows,
     demonstration_shapes,
@@ -44,6 +47,18 @@ def call(name: str, arguments: dict, observation: str = "Alice Moreno was born i
 
 
 SAID = Turn((5,), (6,), (0.0,), 0, "stop")
+
+
+def test_unpacked_demonstrations_with_prompts_of_their_own_fill_few_micro_batches():
+    rows = [
+        TokenSequence((n, 7, 8, 9, 10), (False,) * 3 + (True,) * 2, (0.0,) * 5, prefix=3, advantage=1.0)
+        for n in range(1, 11)
+    ]
+    trainer = SimpleNamespace(cfg=compose("warm_start.packing=false"), shapes=MicroShapes(40, (4,), (8, 16)))
+    batches = _cutter(trainer, rows, 1)(rows)
+    assert len(batches) == 2  # five rows of eight tokens each
+    assert sorted(int(n) for batch in batches for n in np.asarray(batch.tokens)[:, 0]) == list(range(1, 11))
+    assert sum(batch.num_tokens for batch in batches) == 20
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------

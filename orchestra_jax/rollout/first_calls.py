@@ -1,0 +1,54 @@
+"""First turns that are not sampled: the tools of the menu in turn (`algorithm.enumerate_calls`).
+
+A group then compares every tool, however improbable it is for the policy. The log-probs of such a turn are those of the
+draw, `log(share of the group that has this call)` once and 0 for its other tokens, so that the importance weight of the
+loss, exp(learner - rollout) over the sequence, is the policy's probability of the call over its share of the group: the
+group's sum is the expectation under the policy, without the chance of sampling. What follows the first call is sampled.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from orchestra_jax.engines.base import Engine, Generation, SamplingParams
+from orchestra_jax.envs.copying import copied_call
+from orchestra_jax.rollout.parsing import render_call
+from orchestra_jax.rollout.speakers import EngineSpeaker, Opening, turn_seed
+from orchestra_jax.types import ToolResult
+
+
+class FirstCallSpeaker(EngineSpeaker):
+    """The policy after a first call that it is given.
+
+    Args:
+        seed: its last number is the trajectory's place in its group; the others draw the order of the tools.
+        group_size: trajectories of the group. Of a menu with more tools each is as probable as the others.
+    """
+
+    def __init__(
+        self, opening: Opening, engine: Engine, params: SamplingParams, seed: tuple[int, ...], *, group_size: int
+    ) -> None:
+        super().__init__(opening, engine, params, seed)
+        task, chat = opening.task, opening.chat
+        # Nothing can be handed over or ended before the first call.
+        names = [spec.name for spec in task.tools if not spec.terminal]
+        order = np.random.default_rng(seed[:-1]).permutation(len(names))
+        given = [names[order[member % len(names)]] for member in range(group_size)] if names else []
+        self._given: tuple[tuple[int, ...], float] | None = None
+        if given:
+            name = given[seed[-1]]
+            share = Counter(given)[name] / max(group_size, len(names))
+            ids = chat.encode(render_call(copied_call(task, name)))
+            self._given = (*ids, chat.stop_ids[0]), math.log(share)
+
+    async def generate(self, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int) -> Generation:
+        if turn > 1 or self._given is None:
+            return await super().generate(ids, results, turn, attempt)
+        # One token is sampled, for the engine to read the prompt once for the whole group, and given up.
+        sampled, share = self._given
+        params = replace(self._params, max_new_tokens=1, seed=turn_seed(*self._seed, attempt, 0))
+        read = await self._engine.generate(ids, params, session=self._session)
+        return Generation(sampled, (share, *[0.0] * (len(sampled) - 1)), "stop", read.weight_version)
