@@ -2,7 +2,8 @@
 
 The menu stands behind the question and the wish, as in conf/chat_template/compact.jinja. There is no system message,
 which is the same for every question, and no description of the sandbox and the relay: a policy without earlier
-knowledge learns nothing from them. With Qwen3's 151,936 pieces a small policy would be mostly embeddings.
+knowledge learns nothing from them. A tool's name ends its line, where a policy that reads from left to right knows what
+the line said of it. With Qwen3's 151,936 pieces a small policy would be mostly embeddings.
 """
 
 from collections.abc import Iterable
@@ -21,8 +22,8 @@ _TEMPLATE = (
     "{%- elif message.role == 'user' -%}<|im_start|>{{ message.content }}"
     "{%- if tools and not shown.tools -%}{%- set shown.tools = true -%}"
     "{%- for tool in tools if tool.function.name != 'relay' -%}"
-    "{{- '\n' + tool.function.name + ':' -}}"
-    "{%- if tool.function.name != 'python' -%}{{- ' ' + tool.function.description -}}{%- endif -%}"
+    "{{- '\n' -}}{%- if tool.function.name != 'python' -%}{{- tool.function.description + ':' -}}{%- endif -%}"
+    "{{- tool.function.name -}}"
     "{%- endfor -%}{%- endif -%}<|im_end|>"
     "{%- endif -%}"
     "{%- endfor -%}"
@@ -34,4 +35,6 @@ def own_chat(questions: Iterable[str]) -> OwnChat:
     """Return the chat whose pieces are those of these questions, of the wishes and of a refusal."""
     wishes = [words for kind in WORDINGS.values() for words in kind["train"]]
     scaffolds = (_BEFORE, _AFTER, f"{_BEFORE}{RELAY.name}{_AFTER}")
-    return OwnChat(tokenizer=build_byte_tokenizer([*questions, *[*wishes, PYTHON, NO_CODE] * 8], _TEMPLATE, scaffolds))
+    return OwnChat(
+        tokenizer=build_byte_tokenizer([*questions, *[*wishes, NO_CODE] * 8, *[PYTHON] * 400], _TEMPLATE, scaffolds)
+    )

@@ -1,8 +1,8 @@
 """Wishes of users of recorded questions: kinds and weights from the settings, in the words of every environment.
 
-`env.options.wishes` maps a kind to its weights of cost and latency (Eq. 2), the outcome's being 1. The kind `none` says
-nothing: it is the wish of a user who does not speak of money. Without the setting preferences are drawn as everywhere
-(`data.preferences`).
+`env.options.wishes` maps a kind to its weights of outcome (1 if it is left out), cost and latency (Eq. 2). The kind
+`none` says nothing: it is the wish of a user who does not speak of money. Without the setting preferences are drawn as
+everywhere (`data.preferences`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from orchestra_jax.types import Preference, ToolSpec
 
 NONE = "none"
 KINDS = (NONE, "accuracy", "low_cost", "fast")
-_WEIGHTS = ("compute", "latency")
+_WEIGHTS = ("outcome", "compute", "latency")
 
 
 def wishes_problem(wishes: Any) -> str | None:
@@ -26,7 +26,7 @@ def wishes_problem(wishes: Any) -> str | None:
         return f"env.options.wishes maps some of {', '.join(KINDS)} to weights, and is not {wishes}."
     for kind, weights in wishes.items():
         if not isinstance(weights, Mapping) or not weights.keys() <= set(_WEIGHTS):
-            return f"env.options.wishes.{kind} has the weights {' and '.join(_WEIGHTS)}, and is not {weights}."
+            return f"env.options.wishes.{kind} has the weights {', '.join(_WEIGHTS)}, and is not {weights}."
         if wrong := [w for w in weights.values() if not isinstance(w, int | float) or not 0 <= w <= 1]:
             return f"env.options.wishes.{kind} has the weight {wrong[0]}, which is not within [0, 1]."
     return None

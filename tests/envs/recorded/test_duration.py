@@ -10,7 +10,7 @@ from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 
-SMALL = ("+experiment=my_logs", "model=tiny", "model.tokenizer=environment", "model.lora.rank=0", "steps=100")
+SMALL = ("+experiment=my_logs", "steps=100")
 
 
 def minutes(*words: str) -> int:

@@ -30,10 +30,8 @@ def test_a_prompt_has_the_question_the_wish_and_one_line_for_each_tool(tmp_path:
     task = next(environment.train_tasks(1))[0]
     episode = environment.reset(task, Budget())
     lines = chat.render(episode.messages, episode.tools).split("\n")
-    menu = [f"{spec.name}: {spec.description}" for spec in task.tools if spec.name != "python"]
-    shown = lines[-len(task.tools) :]
-    assert [line.removesuffix("<|im_end|>") for line in shown if not line.startswith("python")] == menu
-    assert ("python:" in lines) == any(spec.name == "python" for spec in task.tools)
+    menu = [spec.name if spec.name == "python" else f"{spec.description}:{spec.name}" for spec in task.tools]
+    assert [line.removesuffix("<|im_end|>") for line in lines[-len(task.tools) :]] == menu
     assert task.preference.instruction in "\n".join(lines)
     assert "\n".join(lines).startswith(f"<|im_start|>{task.question}")
     ids = chat.prompt_ids(episode.messages, episode.tools)

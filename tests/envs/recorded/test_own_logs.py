@@ -19,7 +19,7 @@ from tests.envs.recorded.made import MODELS, config, made_rows
 
 ROOT = Path(__file__).parents[3]
 FEW_STEPS = (
-    "model=tiny", "model.lora.rank=0", "steps=1", "algorithm.tasks_per_step=3", "algorithm.group_size=4",
+    "steps=1", "algorithm.tasks_per_step=3", "algorithm.group_size=4",
     "warm_start.steps=2", "warm_start.demonstrations=8", "warm_start.batch_size=4", "warm_start.check_every=2",
 )  # fmt: skip
 VERDICT = (
@@ -53,7 +53,7 @@ def test_without_a_table_a_sentence_tells_how_to_name_one():
 def test_a_log_without_code_has_no_sandbox_and_menus_of_its_few_models(table: Path, count: int):
     rows = [row | {"cost": 0.01} for row in made_rows() if row["family"] == "sum" and row["model"] in MODELS[:count]]
     table.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cfg = compose("+experiment=my_logs", f"env.options.path={table}", "model=tiny", "model.lora.rank=0")
+    cfg = compose("+experiment=my_logs", f"env.options.path={table}")
     assert "python" in cfg.tools.menu.always
     environment = RecordedEnvironment(cfg)
     offered = [task.extra["instance"]["tools"].values() for task in [*next(environment.train_tasks(6))]]

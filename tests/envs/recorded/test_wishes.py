@@ -42,7 +42,7 @@ def test_evaluation_without_preferences_is_the_wish_that_nobody_says(environment
     ("wishes", "sentence"),
     [
         ({"rich": {}}, "maps some of none, accuracy, low_cost, fast to weights"),
-        ({"none": {"money": 1}}, r"wishes\.none has the weights compute and latency"),
+        ({"none": {"money": 1}}, r"wishes\.none has the weights outcome, compute, latency"),
         ({"fast": {"latency": 2}}, r"wishes\.fast has the weight 2, which is not within \[0, 1\]"),
     ],
 )
