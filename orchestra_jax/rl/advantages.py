@@ -2,6 +2,9 @@
 
 The homogeneity filter drops whole groups (`informative_groups`); the format filter and the invalid-output filter drop
 members (`member_masks`). Axes: G groups, N members of a group.
+
+    >>> group_advantages(jnp.array([[1.0, 0.0], [0.5, 0.5]]), jnp.ones((2, 2), bool)).tolist()
+    [[1.0, -1.0], [0.0, 0.0]]
 """
 
 import chex
@@ -76,8 +79,7 @@ def group_advantages(
     Args:
         rewards: R of Eq. 2; rewards of members that are not `valid` (`member_masks`) are ignored, NaN included.
         min_std: groups whose reward std is below it get advantages 0 (see `informative_groups`).
-        centre: False leaves out the mean, where the group has every choice and needs no comparison.
-        normalize_std: False leaves out the division by std (Dr. GRPO); the filter stays.
+        centre, normalize_std: False leaves out the mean, or the division by std (Dr. GRPO); the filter stays.
         clip: if given, advantages are clamped to [-clip, clip]; the authors' training script uses 3.
 
     Returns:

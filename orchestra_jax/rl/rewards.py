@@ -2,9 +2,12 @@
 
 Axes: G groups (one per task), N members of a group (rollouts), K tools, F = K + 3 features.
 The feature order is fixed everywhere: K tools in the order of the instance's menu, outcome, -cost, -latency.
+
+    >>> feature_matrix(jnp.array([[[1]]]), jnp.array([[True]]), jnp.array([[0.5]]), jnp.array([[2.0]])).tolist()
+    [[[1.0, 1.0, -0.5, -2.0]]]
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import chex
 import jax.numpy as jnp
@@ -15,17 +18,13 @@ from orchestra_jax.config.choices import ToolFeature
 
 OUTCOME = -3  # index of r_outcome in the feature axis; cost and latency follow it
 
-if TYPE_CHECKING:
-    from orchestra_jax.rl.preference_scores import preference_score as preference_score
-else:
 
-    def __getattr__(name: str) -> object:
-        """Load `preference_score` when it is asked for: training does not need it."""
-        if name != "preference_score":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from orchestra_jax.rl.preference_scores import preference_score
+def __getattr__(name: str) -> Any:  # training does not need `preference_score`
+    if name != "preference_score":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from orchestra_jax.rl.preference_scores import preference_score
 
-        return preference_score
+    return preference_score
 
 
 def feature_matrix(

@@ -123,9 +123,8 @@ def _cutter(trainer: Trainer, rows: Sequence[TokenSequence], shards: int) -> Cut
         if isinstance(unpacked, MicroShapes) and unpacked.prefix_widths:  # every demonstration has its own prompt
             unpacked = replace(unpacked, widths=unpacked.prefix_widths, prefix_widths=())
         return lambda rows: policy_batches(rows, unpacked, shards)
-    fractions, micro_tokens = tuple(cfg.algorithm.response_fractions), cfg.algorithm.micro_tokens
-    whole = shards * trainer.processes.count
-    shapes = demonstration_shapes(rows, cfg.warm_start.batch_size, micro_tokens, fractions, whole)
+    fractions, whole = tuple(cfg.algorithm.response_fractions), shards * trainer.processes.count
+    shapes = demonstration_shapes(rows, cfg.warm_start.batch_size, cfg.algorithm.micro_tokens, fractions, whole)
     shapes = replace(shapes, row_sequences=most_packed(cfg.model, shapes.row_length))
     return lambda rows: policy_batches(rows, shapes, shards)
 
