@@ -178,7 +178,7 @@ class WarmStartConfig(Settings):
     steps: int = at_least(600, 0)  # optimizer steps at most; 0 skips it
     pretrained: bool = False  # for the policy at model.path too, or the adapters on it
     batch_size: int = at_least(64, 1)  # demonstrations
-    packing: bool = True  # demonstrations side by side in rows; false: rows as algorithm.* makes them for the update
+    packing: bool = True  # demonstrations side by side in rows; false: a row each, as wide as algorithm.prefix_widths
     demonstrations: int = at_least(8000, 1)  # scripted trajectories made before the first step
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(

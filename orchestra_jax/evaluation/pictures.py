@@ -31,7 +31,7 @@ def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], dir
     """
     directory.mkdir(parents=True, exist_ok=True)
     pictures = {
-        LEARNING_CURVES: _learning_curves(metrics),
+        LEARNING_CURVES: _learning_curves(metrics, bool(summary.get("enumerate_calls"))),
         "tool_shares.png": _tool_shares(summary),
         "accuracy_cost.png": accuracy_cost(summary),
     }
@@ -70,7 +70,7 @@ def smooth(steps: Float[np.ndarray, " N"], values: Float[np.ndarray, " N"]) -> F
     return weights @ values / weights.sum(axis=1)
 
 
-def _learning_curves(metrics: Sequence[Mapping[str, float]]) -> Figure | None:
+def _learning_curves(metrics: Sequence[Mapping[str, float]], in_turn: bool) -> Figure | None:
     found = []
     for curve in _CURVES:
         points = [(row["step"], value(row, curve.metric)) for row in metrics if "step" in row]
@@ -100,7 +100,8 @@ def _learning_curves(metrics: Sequence[Mapping[str, float]]) -> Figure | None:
         if index + columns >= len(found):
             axes.set_xlabel("training step")
     steps_done = int(max(steps[-1] for _, steps, _ in found) - min(steps[0] for _, steps, _ in found)) + 1
-    headline(picture, f"{steps_done} steps of training", "Light: each step's rollouts. Bold: smoothed.")
+    rollouts = "rollouts, whose first calls take turns and are not the policy's own" if in_turn else "rollouts"
+    headline(picture, f"{steps_done} steps of training", f"Light: each step's {rollouts}. Bold: smoothed.")
     return picture
 
 

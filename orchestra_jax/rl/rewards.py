@@ -7,7 +7,7 @@ The feature order is fixed everywhere: K tools in the order of the instance's me
     [[[1.0, 1.0, -0.5, -2.0]]]
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import chex
 import jax.numpy as jnp
@@ -18,8 +18,11 @@ from orchestra_jax.config.choices import ToolFeature
 
 OUTCOME = -3  # index of r_outcome in the feature axis; cost and latency follow it
 
+if TYPE_CHECKING:
+    from orchestra_jax.rl.preference_scores import preference_score as preference_score
 
-def __getattr__(name: str) -> Any:  # training does not need `preference_score`
+
+def __getattr__(name: str) -> object:  # training does not need `preference_score`
     if name != "preference_score":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from orchestra_jax.rl.preference_scores import preference_score

@@ -1,23 +1,45 @@
 """First turns that are not sampled: the tools of the menu in turn (`algorithm.enumerate_calls`).
 
 A group then compares every tool, however improbable it is for the policy. The log-probs of such a turn are those of the
-draw, `log(share of the group that has this call)` once and 0 for its other tokens, so that the importance weight of the
-loss, exp(learner - rollout) over the sequence, is the policy's probability of the call over its share of the group: the
-group's sum is the expectation under the policy, without the chance of sampling. What follows the first call is sampled.
+draw: `log(share of the group that has this call)` once, and 0 for its other tokens. The importance weight of the loss,
+exp(learner - rollout) over the sequence, is then the policy's probability of the call over that share, and the group's
+mean is the expectation under the policy. What follows the first call is sampled.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from orchestra_jax.config.algorithm import AlgorithmConfig
+from orchestra_jax.config.choices import Importance, RatioLevel
+from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.rollout.speakers import EngineSpeaker, Opening, turn_seed
 from orchestra_jax.types import ToolResult
+
+
+def first_call_speaker(algorithm: AlgorithmConfig) -> Callable[..., EngineSpeaker]:
+    """Return what makes the policy of each trajectory of a run.
+
+    Raises:
+        ConfigError: the loss does not weigh the first calls by the policy's probability, so that it would learn to call
+            every tool alike.
+    """
+    loss = algorithm.loss
+    weighted = loss.importance is Importance.tis and loss.importance_level is RatioLevel.sequence
+    if not weighted or loss.importance_cap < algorithm.group_size or algorithm.advantage.centre:
+        raise ConfigError(
+            "algorithm.enumerate_calls=true needs algorithm.loss.importance=tis importance_level=sequence, an "
+            f"importance_cap of {algorithm.group_size} (group_size) or more, and algorithm.advantage.centre=false: set "
+            "them, or enumerate_calls=false."
+        )
+    return partial(FirstCallSpeaker, group_size=algorithm.group_size)
 
 
 class FirstCallSpeaker(EngineSpeaker):

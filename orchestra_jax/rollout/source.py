@@ -4,7 +4,6 @@ Of several processes each collects its own groups of every batch, under the seed
 """
 
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,7 @@ from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.speakers import EngineSpeaker
 from orchestra_jax.types import OutOfTime, ReplayMiss, Task, Trajectory
 
-# Tells which groups of a step's trajectories have a gradient.
-Teaching = Callable[[Sequence[Trajectory]], Bool[np.ndarray, " G"]]
+Teaching = Callable[[Sequence[Trajectory]], Bool[np.ndarray, " G"]]  # which groups of a step have a gradient
 
 
 class RolloutSource:
@@ -52,9 +50,9 @@ class RolloutSource:
         self._processes = processes or Processes()
         self._speaker: Callable[..., EngineSpeaker] = EngineSpeaker
         if algorithm.enumerate_calls:
-            from orchestra_jax.rollout.first_calls import FirstCallSpeaker
+            from orchestra_jax.rollout.first_calls import first_call_speaker
 
-            self._speaker = partial(FirstCallSpeaker, group_size=self._group_size)
+            self._speaker = first_call_speaker(algorithm)
         self._own, self._tasks = list(range(algorithm.tasks_per_step)), tasks
         if self._processes.count > 1:
             from orchestra_jax.rollout.sharing import TasksOfProcess, groups_of_process

@@ -29,6 +29,7 @@ def summary(trainer: Trainer) -> dict[str, Any]:
         "steps": trainer.state.step,
         "seconds": trainer.seconds(),
         "copy_accuracy": notes.get("copy_accuracy"),
+        "enumerate_calls": cfg.algorithm.enumerate_calls,
         "preference_swap": by_phase(PREFERENCE_SWAP),
         "baselines": trainer.loop.run(trainer.evaluator.baselines()),
         **by_phase(HELD_OUT),

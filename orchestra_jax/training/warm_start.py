@@ -19,7 +19,7 @@ from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import Task, ToolCall, ToolResult, Trajectory
 
-Cut = Callable[[Sequence[TokenSequence]], list[MicroBatch]]
+Cut = Callable[[Sequence[TokenSequence]], list[MicroBatch]]  # makes micro-batches of a process's part of a batch
 _SPARE = 1.08  # a packed batch holds so many times the mean tokens: for longer batches, and what packing wastes
 
 
@@ -153,10 +153,7 @@ def demonstration_shapes(
 def supervised_batches(
     rows: Sequence[TokenSequence], batch_size: int, cut: Cut, seed: int, start: int, processes: Processes | None = None
 ) -> Iterator[list[MicroBatch]]:
-    """Yield shuffled batches without end, from step `start` on. Step n is the same wherever the iterator began.
-
-    `cut` makes micro-batches of this process's part of a batch.
-    """
+    """Yield shuffled batches without end, from step `start` on. Step n is the same wherever it began."""
     mine = (processes or Processes()).mine
     per_epoch = max(1, len(rows) // batch_size)
     step = start

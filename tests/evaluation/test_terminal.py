@@ -286,3 +286,11 @@ def test_smoothing_keeps_a_constant_and_its_range():
     np.testing.assert_allclose(pictures.smooth(steps, np.full(200, 3.0)), 3.0)
     noisy = np.random.default_rng(0).normal(0, 1, 200)
     assert np.std(pictures.smooth(steps, noisy)) < 0.5 * np.std(noisy)
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_curves_say_where_first_calls_are_not_the_policys_own(in_turn: bool):
+    rows = [{"step": step, "accuracy": 0.5, "cost_usd": 0.1} for step in (1, 2, 3)]
+    words = " ".join(text.get_text() for text in pictures._learning_curves(rows, in_turn).texts)
+    assert "3 steps of training" in words
+    assert ("not the policy's own" in words) is in_turn

@@ -1,5 +1,6 @@
 """Rewards and advantages are compiled once for a run, whatever the menus of its batches."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -51,3 +52,12 @@ async def test_menus_of_all_sizes_are_scored_by_one_program(tmp_path: Path, monk
             np.testing.assert_allclose(wide, narrow, rtol=1e-6)
     assert len(traced) == len(sizes | {environment.largest_menu()})
     await environment.close()
+
+
+def test_a_micro_batch_has_a_prompt_for_each_group_of_its_rows(tmp_path: Path):
+    cfg = config(tmp_path)
+    for size, prompts in ((4, 8), (8, 8), (16, 4)):
+        shapes = setup.policy_shapes(replace(cfg.algorithm, group_size=size, micro_tokens=64 * 32), cfg.model, 128)
+        width = cfg.algorithm.row_widths[0]
+        rows, found = shapes.sizes(width)
+        assert (rows, found) == (64 * 32 // width, max(1, 64 * 32 // width * prompts // 64))

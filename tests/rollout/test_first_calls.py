@@ -3,17 +3,18 @@
 import math
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
+from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.rl.batching import TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rollout.first_calls import FirstCallSpeaker
+from orchestra_jax.rollout.first_calls import first_call_speaker
 from orchestra_jax.types import Status
 from tests.rl.packed_rows import assert_trees_close
 from tests.rl.test_learner import CONFIG, FULL, PARAMS, naive_scores, padded, recorder
@@ -23,9 +24,13 @@ END = replace(TOOLS[-1], terminal=True)
 CALLED = TOOLS[:-1]
 
 
+WEIGHTED = LossConfig("sequence", importance="tis", importance_level="sequence", importance_cap=64)
+EVERY = AlgorithmConfig(enumerate_calls=True, loss=WEIGHTED, advantage=AdvantageConfig(centre=False))
+
+
 async def group(words, size, seed=0, tools=(*CALLED, END)):
     collector, _, _ = make(words)
-    speaker = partial(FirstCallSpeaker, group_size=size)
+    speaker = first_call_speaker(replace(EVERY, group_size=size))
     task = replace(TASK, tools=tools)
     return await roll(collector, lambda _, turn: ANSWER, [task], group_size=size, speaker=speaker, seed=(seed,))
 
@@ -65,6 +70,20 @@ async def test_a_menu_of_ends_alone_is_left_to_the_policy(words):
     assert [trajectory.status for trajectory in found] == [Status.COMPLETED] * 2
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss": replace(WEIGHTED, importance="none")},
+        {"loss": replace(WEIGHTED, importance_level="token")},
+        {"group_size": 65},
+        {"advantage": AdvantageConfig()},
+    ],
+)
+def test_a_loss_that_does_not_weigh_the_draw_is_refused(wrong):
+    with pytest.raises(ConfigError, match=r"enumerate_calls=true needs .*: set them, or enumerate_calls=false\."):
+        first_call_speaker(replace(EVERY, **wrong))
+
+
 def test_the_loss_then_has_the_gradient_of_the_expected_reward():
     rng = np.random.default_rng(3)
     prompt, count, length = (5, 9), 6, 3
@@ -76,7 +95,7 @@ def test_the_loss_then_has_the_gradient_of_the_expected_reward():
         TokenSequence((*prompt, *answer), sampled, drawn, len(prompt) - 1, float(reward))
         for answer, reward in zip(answers, rewards, strict=True)
     ]
-    loss = LossConfig("sequence", importance="tis", importance_level="sequence", importance_cap=1e6)
+    loss = replace(WEIGHTED, importance_cap=1e6)
     made = Learner(CONFIG, LearnerConfig(loss, own_old=True), recorder())
     state, _ = made.policy_step(made.init(PARAMS), micro_batches(rows, FULL))
     tokens, mask = padded(rows)
