@@ -68,7 +68,7 @@ class Collector:
         seed: Sequence[int] = (0,),
         numbers: Sequence[int] | None = None,
         members: Sequence[int] | None = None,
-        speaker: Callable[..., EngineSpeaker] = EngineSpeaker,
+        speaker: Callable[..., EngineSpeaker] | None = None,
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
         """Roll every task out `group_size` times; return the trajectories ordered by task, then member.
@@ -80,7 +80,7 @@ class Collector:
             seed: seed of all; the same seed, groups, tasks and weights give the same trajectories.
             numbers: numbers of the tasks' groups, None: 0, 1, ...; groups of one seed need different ones.
             members: member of its group that each task is rolled out as, once; None: all `group_size` members.
-            speaker: makes the policy of a trajectory.
+            speaker: makes the policy of a trajectory; None: every turn is sampled.
             on_done: called as each trajectory ends.
         """
         self._check_going_on()
@@ -95,10 +95,10 @@ class Collector:
         else:
             if self.chat is None:
                 raise ValueError("A collector without a chat format takes engines that answer with whole messages.")
-            openings = self._openings(self.chat, tasks, budget)
+            opened = self._openings(self.chat, tasks, budget)
             params = SamplingParams(self.limits.max_new_tokens, temperature, self.chat.stop_ids)
             # All are made before any of them speaks, so that a lockstep engine knows how many to wait for.
-            speakers = [speaker(openings[p], engine, params, (*seed, groups[p], member)) for p, member in wanted]
+            speakers = [(speaker or EngineSpeaker)(opened[p], engine, params, (*seed, groups[p], m)) for p, m in wanted]
         todo = [(tasks[place], groups[place], member) for place, member in wanted]
         return await self._play_all(todo, speakers, budget, on_done)
 

@@ -48,7 +48,7 @@ class RolloutSource:
         self._collector, self._engine, self._runner = collector, engine, runner
         self._rollout, self._seed, self._group_size = rollout, seed, algorithm.group_size
         self._processes = processes or Processes()
-        self._speaker: Callable[..., EngineSpeaker] = EngineSpeaker
+        self._speaker: Callable[..., EngineSpeaker] | None = None
         if algorithm.enumerate_calls:
             from orchestra_jax.rollout.first_calls import first_call_speaker
 
