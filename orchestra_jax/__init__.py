@@ -7,6 +7,7 @@ The names below are loaded when they are first used, so that the import alone is
     oj.compose    the config of a run, as the command line would make it
     oj.play       one trajectory of an environment by a policy, a baseline or a script
     oj.load_run   a finished run: config, summary, metrics, policy
+    oj.Orchestrator  a trained policy that answers questions
     oj.tool       decorator that makes a tool of an async function
     oj.group_arrays, oj.rewards, oj.advantages, oj.losses
                   from trajectories to arrays, rewards (Eq. 2), advantages (Eq. 3) and losses (Eq. 4)
@@ -43,6 +44,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 # Public name -> module, or module:attribute; __init__.pyi has the types.
 _PUBLIC = {
+    "Orchestrator": "orchestra_jax.serving.orchestrator:Orchestrator",
     "advantages": "orchestra_jax.rl.advantages",
     "compose": "orchestra_jax.config.compose:compose",
     "group_arrays": "orchestra_jax.rl.groups:group_arrays",

@@ -5,6 +5,7 @@ from orchestra_jax.rl import advantages as advantages
 from orchestra_jax.rl import losses as losses
 from orchestra_jax.rl import rewards as rewards
 from orchestra_jax.rl.groups import group_arrays as group_arrays
+from orchestra_jax.serving.orchestrator import Orchestrator as Orchestrator
 from orchestra_jax.tools.base import tool as tool
 
 __version__: str

@@ -1,8 +1,8 @@
 """The layer rule of the design, what the pure core may not touch, and what imports may not start.
 
-Layers: experiments, serve_mcp > api > training, planning, synthesis > evaluation > rollout > envs > tools > rl >
-engines > money > models > data > processes > config > io > types. A module
-imports from its own layer or one below; packages that share a layer may not import each other in a circle.
+Layers: experiments, serve_mcp > api, serving > training, planning, synthesis > evaluation > rollout > envs > tools >
+rl > engines > money > models > data > processes > config > io > types. A module imports
+from its own layer or one below; packages that share a layer may not import each other in a circle.
 """
 
 import ast
@@ -30,7 +30,7 @@ LAYERS = (
     ("rollout",),
     ("evaluation",),
     ("training", "planning", "synthesis"),
-    ("api",),
+    ("api", "serving"),
     ("experiments", "__main__", "serve_mcp"),
 )
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}

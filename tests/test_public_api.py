@@ -18,7 +18,7 @@ from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Limits
 from orchestra_jax.types import Status, Task, ToolCall, ToolResult
 
-NAMES = ("advantages", "compose", "group_arrays", "load_run", "losses", "play", "rewards", "tool")
+NAMES = ("Orchestrator", "advantages", "compose", "group_arrays", "load_run", "losses", "play", "rewards", "tool")
 
 
 def test_the_import_starts_nothing_and_each_name_is_there():

@@ -176,6 +176,8 @@ WORDINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 
+_SPOKEN = {"best": "accuracy", "cheap": "low_cost", "fast": "fast"}
+
 
 def applicable(tools: Iterable[ToolSpec]) -> tuple[str, ...]:
     """Return the preferences that this menu can follow: those for tools need a tool to prefer and one to avoid."""
@@ -216,6 +218,11 @@ def make_preference(name: str, tools: Sequence[ToolSpec], instruction: str, make
             return Preference(name, instruction, weights, compute=float(name == "free"))
         case _:
             raise ValueError(f"Unknown preference {name!r}; known are {', '.join(WORDINGS)}.")
+
+
+def spoken_wishes() -> dict[str, str]:
+    """Return what a user of a served policy may name in a word, and the sentence that it stands for."""
+    return {name: WORDINGS[kind]["train"][0] for name, kind in _SPOKEN.items()}
 
 
 def sample_preference(tools: Sequence[ToolSpec], rng: np.random.Generator, split: str = "train") -> Preference:

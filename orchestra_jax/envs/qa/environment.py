@@ -1,7 +1,8 @@
 """Questions with reference answers, answered with the tools of a catalogue."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from orchestra_jax.config.ranges import shown
 from orchestra_jax.config.schema import ConfigError, SourceConfig, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preference_pairs import drawn_from
+from orchestra_jax.data.preferences import spoken_wishes
 from orchestra_jax.data.sources import Question, Skipped, load_tasks
 from orchestra_jax.envs.base import (
     Demonstrations,
@@ -128,6 +130,26 @@ class QAEnvironment(Environment):
     def held_out(self, count: int) -> Sequence[Task]:
         return [self._pose_evaluation(question) for question in self._evaluation[:count]]
 
+    def wishes(self) -> Mapping[str, str]:
+        return spoken_wishes()
+
+    def pose(self, question: str, wish: str | None) -> Task:
+        """Return the task of a question with the menu that evaluation gives it; its answer is known if it is ours.
+
+        Raises:
+            ValueError: it is not ours, and an expert on the menu is simulated.
+        """
+        ours, seed = self._by_text.get(question.strip()), self._cfg.evaluation.seed
+        if ours is None and self._cfg.tools.simulated:
+            raise ValueError(
+                "The experts of this run are simulated and know its own questions alone: ask one of them, or replace "
+                "tools.simulated by tools.experts."
+            )
+        asked = ours or Question(f"asked-{question}", question, ())
+        instance = self._tools.evaluation.instance(instance_seed(seed, asked.id, 0))
+        task = asked.task(instance.tools, Preference("asked", wish or ""))
+        return replace(task, extra={**task.extra, "instance": {**instance.record, "split": "eval"}})
+
     def largest_menu(self) -> int:
         return self._tools.catalogue.largest
 
@@ -152,6 +174,12 @@ class QAEnvironment(Environment):
 
     async def close(self) -> None:
         await self._tools.close()
+
+    @cached_property
+    def _by_text(self) -> Mapping[str, Question]:
+        """Questions of evaluation and training by their text; of two alike the first."""
+        questions = [*self._evaluation, *(question for source in self._training for question in source)]
+        return {question.question.strip(): question for question in reversed(questions)}
 
     def _catalogue(self, task: Task) -> Catalogue:
         return self._tools.evaluation if task.extra["instance"]["split"] == "eval" else self._tools.catalogue

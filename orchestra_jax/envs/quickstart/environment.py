@@ -9,23 +9,9 @@ import numpy as np
 from orchestra_jax.config.choices import SandboxIsolation
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
-from orchestra_jax.envs.base import (
-    Demonstrations,
-    Environment,
-    Message,
-    OfferedExpert,
-    OwnChat,
-    Script,
-    ToolEpisode,
-)
+from orchestra_jax.envs.base import Demonstrations, Environment, Message, OfferedExpert, OwnChat, Script, ToolEpisode
 from orchestra_jax.envs.quickstart import demonstrations
-from orchestra_jax.envs.quickstart.facts import (
-    EXPERTS,
-    FAMILIES,
-    SKILLS,
-    TOOL_NAMES,
-    success_probability,
-)
+from orchestra_jax.envs.quickstart.facts import EXPERTS, FAMILIES, SKILLS, TOOL_NAMES, success_probability
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.envs.quickstart.world import TRAINING_SHARES, QuickstartWorld
@@ -137,6 +123,16 @@ class QuickstartEnvironment(Environment):
 
     def said(self, task: Task, result: ToolResult) -> str | None:
         return demonstrations.read_answer(result)
+
+    def wishes(self) -> Mapping[str, str]:
+        from orchestra_jax.envs.quickstart.asked import WISHES
+
+        return WISHES
+
+    def pose(self, question: str, wish: str | None) -> Task:
+        from orchestra_jax.envs.quickstart.asked import posed
+
+        return posed(self.world, self._evaluated, question, wish)
 
     def reset(self, task: Task, budget: Budget) -> QuickstartEpisode:
         handlers: dict[str, ToolHandler] = {

@@ -18,6 +18,7 @@ from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, WorldCo
 from orchestra_jax.config.tools import MenuRule
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preference_pairs import drawn_from
+from orchestra_jax.data.preferences import spoken_wishes
 from orchestra_jax.envs.base import Demonstrations, Environment, OwnChat, Script, initial_messages, said
 from orchestra_jax.envs.baselines import calling_scripts
 from orchestra_jax.envs.copying import copied_call
@@ -141,6 +142,23 @@ class RecordedEnvironment(Environment):
             tasks.append(self._pose(name, instance, preference, offer))
         return tasks
 
+    def wishes(self) -> Mapping[str, str]:
+        return spoken_wishes()
+
+    def pose(self, question: str, wish: str | None) -> Task:
+        """Return the task of a question of the table, with the menu and the prices that evaluation gives it.
+
+        Raises:
+            ValueError: the table has no such question.
+        """
+        if (name := self._by_text.get(question.strip())) is None:
+            raise ValueError(
+                f"The models of {self._options['path']} were never asked this: ask a question of the table, or give "
+                "the policy live experts with env=qa and tools.experts (docs/serve.md)."
+            )
+        instance, _ = self._evaluation_instance(EVAL, name)
+        return self._pose(name, instance, Preference("asked", wish or ""), EVAL)
+
     def paired_preferences(self, count: int) -> Mapping[str, Sequence[Task]]:
         found: dict[str, list[Task]] = {kind: [] for kind in PAIRED_KINDS}
         for name in self._evaluated[:count]:
@@ -216,6 +234,11 @@ class RecordedEnvironment(Environment):
     async def close(self) -> None:
         if self._sandbox is not None:
             await self._sandbox.close()
+
+    @cached_property
+    def _by_text(self) -> Mapping[str, str]:
+        """Ids of the questions by their text; of two alike the first."""
+        return {asked.question.strip(): name for name, asked in reversed([*self.recording.questions.items()])}
 
     @cached_property
     def _all_referenced(self) -> bool:

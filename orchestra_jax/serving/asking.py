@@ -1,0 +1,242 @@
+"""One question, played by the loop of training and evaluation: the world that poses it, and what it has cost so far."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from orchestra_jax.data.pipeline import TaskIterator
+from orchestra_jax.engines.base import Engine, Generation, SamplingParams
+from orchestra_jax.envs.base import Environment, Episode, Message
+from orchestra_jax.io.stopwatch import worked
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
+from orchestra_jax.money.prices import PriceList
+from orchestra_jax.rollout.episode import OrchestratorPrice
+from orchestra_jax.rollout.speakers import EngineSpeaker, Opening, PolicyTurn
+from orchestra_jax.tools.entries import OUT_OF_BUDGET
+from orchestra_jax.types import (
+    TRAJECTORY_ROLES,
+    InfrastructureError,
+    Status,
+    Task,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    Trajectory,
+    Usage,
+    work_seconds,
+)
+
+REQUEST = "request"  # name of a request's budget
+
+
+@dataclass(frozen=True)
+class CallStep:
+    """A call of a tool within an answer.
+
+    Attributes:
+        number: its place among the calls of the answer, from 0.
+        tool: name of the tool on the menu.
+        arguments: what the policy gave it.
+        result: what the tool said; None while the call is under way.
+        usd: dollars that it cost.
+        seconds: seconds that it took.
+        refused: whether it was not carried out: an unknown tool, bad arguments, or no budget.
+    """
+
+    number: int
+    tool: str
+    arguments: Mapping[str, Any]
+    result: str | None = None
+    usd: float = 0.0
+    seconds: float = 0.0
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The end of a question.
+
+    Attributes:
+        id: name of the request, which its lines in the folder's files have.
+        answer: the final answer; None: there is none, and `reason` says why.
+        status: how it ended; a limit of the request ends it with "no_answer".
+        reason: "" with an answer, else one sentence.
+        limit: the limit of the request that ended it, "max_usd" or "max_seconds"; else "".
+        cost_usd: dollars of all calls and of the policy's own tokens, as an evaluation counts them.
+        seconds: seconds of work, as an evaluation counts them: parallel calls once, waits for a place never.
+        calls: calls of tools, in order.
+        trajectory: all that training would keep, token ids included; None where a limit of the request ended it.
+    """
+
+    id: str
+    answer: str | None
+    status: Status
+    reason: str
+    limit: str
+    cost_usd: float
+    seconds: float
+    calls: tuple[CallStep, ...]
+    trajectory: Trajectory | None = field(default=None, repr=False)
+
+    @property
+    def trace(self) -> str:
+        """A table of the calls in plain text: tool, arguments, seconds and dollars."""
+        from orchestra_jax.serving.shown import trace
+
+        return trace(self)
+
+
+class Account:
+    """What one question has cost so far, and its limit; every dollar of the trajectory counts, its own tokens too.
+
+    Attributes:
+        budget: of what is paid to others, within `parent`; what nobody is paid for, the tokens of our own engine and
+            simulated or recorded calls, makes it smaller.
+        ledger: rows of the policy's turns and of its calls, as they come.
+        steps: the calls, those under way included.
+    """
+
+    def __init__(
+        self, max_usd: float | None, price: OrchestratorPrice, parent: Budget, told: Callable[[CallStep], None]
+    ) -> None:
+        self.budget = Budget(Limits(usd=max_usd), name=REQUEST, parent=parent)
+        self._max_usd, self._price, self._told = max_usd, price, told
+        self.prices, self._unpaid = price.prices, 0.0
+        self.ledger: list[Usage] = []
+        self.steps: list[CallStep] = []
+
+    @property
+    def usd(self) -> float:
+        """Dollars so far."""
+        return self._unpaid + self.budget.spent.usd
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of work so far; parallel calls are added up."""
+        return work_seconds(self.ledger)
+
+    def begin(self, prices: PriceList | None) -> None:
+        """Take over the price list of an episode, where that has one for the policy."""
+        if prices is not None and self._price.model in prices.entries:
+            self.prices = prices
+
+    def require(self, worst: Usage) -> None:
+        """Raise BudgetExceeded if the next turn of the policy could cost more than is left."""
+        could_be = self.usd + self.prices.priced(worst, self._price.model).cost_usd
+        if self._max_usd is not None and could_be > self._max_usd:
+            raise BudgetExceeded(
+                f"With its next words the answer could come to {could_be:.6g} dollars, but max_usd is "
+                f"{self._max_usd:.6g}; raise it to go on.",
+                REQUEST,
+            )
+
+    def spoke(self, rows: Iterable[Usage], seconds: float) -> None:
+        """Note a turn of the policy."""
+        per_token = self._price.seconds_per_token
+        for row in rows:
+            own = row.seconds or (seconds if per_token is None else per_token * row.completion_tokens)
+            priced = self.prices.priced(replace(row, seconds=0.0), self._price.model)
+            self.ledger.append(replace(priced, seconds=own))
+            self._charge(priced.cost_usd)
+
+    def called(self, call: ToolCall) -> int:
+        """Note that a call begins; return its number."""
+        step = CallStep(len(self.steps), call.name, call.arguments)
+        self.steps.append(step)
+        self._told(step)
+        return step.number
+
+    def answered(self, number: int, result: ToolResult, *, paid: bool) -> ToolResult:
+        """Note the result of a call and return it; one that cost more than is left, and nobody was paid, is refused."""
+        usd = _usd(result)
+        if not paid and self._max_usd is not None and usd and self.usd + usd > self._max_usd:
+            result, usd = ToolResult(OUT_OF_BUDGET, is_error=True, refused=True), 0.0
+        text = result.text if result.final is None else result.final
+        self.steps[number] = replace(
+            self.steps[number], result=text, usd=usd, seconds=work_seconds(result.usage), refused=result.refused
+        )
+        self.ledger += result.usage
+        self._charge(0.0 if paid else usd)
+        self._told(self.steps[number])
+        return result
+
+    def _charge(self, usd: float) -> None:
+        """Count dollars that nobody is paid."""
+        self._unpaid += usd
+        if self._max_usd is not None:
+            self.budget.limits = Limits(usd=max(0.0, self._max_usd - self._unpaid))
+
+    def failed(self, number: int, reason: str) -> None:
+        """Note that a call failed through no fault of the policy; it may be tried again as another one."""
+        self.steps[number] = replace(self.steps[number], result=f"failed: {reason}", refused=True)
+        self._told(self.steps[number])
+
+
+def _usd(result: ToolResult) -> float:
+    return sum(row.cost_usd for row in result.usage if row.role in TRAJECTORY_ROLES)
+
+
+class AskedEpisode:
+    """An episode of the world with a conversation before its question; nobody judges the answer."""
+
+    def __init__(self, episode: Episode, account: Account, history: Sequence[Message]) -> None:
+        first, last = episode.messages[:-1], episode.messages[-1:]
+        self.messages: list[Message] = [*first, *history, *last]
+        self.tools: tuple[ToolSpec, ...] = episode.tools
+        self.prices: PriceList | None = getattr(episode, "prices", None)
+        self._episode, self._account = episode, account
+        account.begin(self.prices)
+
+    async def step(self, call: ToolCall) -> ToolResult:
+        account = self._account
+        before, number = account.budget.spent, account.called(call)
+        try:
+            result = await self._episode.step(call)
+        except InfrastructureError as error:
+            account.failed(number, str(error))
+            raise
+        except BudgetExceeded as error:
+            if error.scope != REQUEST:
+                raise
+            result = ToolResult(OUT_OF_BUDGET, is_error=True, refused=True)
+        return account.answered(number, result, paid=account.budget.spent != before)
+
+    async def score(self, answer: str) -> bool:
+        return False
+
+
+class AskedWorld(Environment):
+    """The world of one question."""
+
+    def __init__(self, world: Environment, account: Account, history: Sequence[Message] = ()) -> None:
+        self._world, self._account, self._history = world, account, history
+
+    def reset(self, task: Task, budget: Budget) -> AskedEpisode:
+        return AskedEpisode(self._world.reset(task, budget), self._account, self._history)
+
+    def train_tasks(self, batch_size: int) -> TaskIterator:
+        raise NotImplementedError("A world of one question has nothing to train on.")
+
+    def held_out(self, count: int) -> Sequence[Task]:
+        return ()
+
+
+class AccountedSpeaker(EngineSpeaker):
+    """The policy behind our engine; each of its turns has to fit into the account."""
+
+    def __init__(
+        self, account: Account, opening: Opening, engine: Engine, params: SamplingParams, seed: tuple[int, ...]
+    ) -> None:
+        super().__init__(opening, engine, params, seed)
+        self._account = account
+
+    async def generate(self, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int) -> Generation:
+        room = min(self._params.max_new_tokens, self.opening.limits.max_length - len(ids))
+        self._account.require(Usage(self.opening.model, "orchestrator", len(ids), completion_tokens=room))
+        return await super().generate(ids, results, turn, attempt)
+
+    async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
+        start = worked()
+        said = await super().speak(results, turn, attempt)
+        self._account.spoke(said.usage, worked() - start)
+        return said

@@ -1,0 +1,268 @@
+"""A trained orchestrator that answers questions, in Python: `orchestra_jax.Orchestrator`."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import queue
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from orchestra_jax.envs.base import Baseline, Message
+from orchestra_jax.money.budgets import BudgetExceeded
+from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.serving.asking import REQUEST, Account, AccountedSpeaker, Answer, AskedWorld, CallStep
+from orchestra_jax.serving.opened import AskableWorld, OpenPolicy, open_policy
+from orchestra_jax.training.build import make_collector
+from orchestra_jax.types import Status, Task, Trajectory
+
+REQUESTS = "requests.jsonl"  # of the folder: a line for each question, without its words
+_ROLES = ("user", "assistant")
+_HEED_S = 0.5
+
+
+class Orchestrator:
+    """A policy with the tools and experts of its run, which answers questions.
+
+    It plays the loop of training: chat template, menu, parser, tools and limits are those of the run, and the words are
+    greedy unless a temperature is given. Questions may be asked from several threads and tasks at once; the engine
+    samples them side by side. A context manager, or ended by `close`.
+
+    Examples:
+        >>> import orchestra_jax as oj
+        >>> with oj.Orchestrator.load("outputs/quickstart") as orchestrator:  # doctest: +SKIP
+        ...     found = orchestrator.ask("What is 7 * 8 + 3?", wish="cheap", max_usd=0.02)
+        >>> found.answer, found.cost_usd, [call.tool for call in found.calls]  # doctest: +SKIP
+        ('59', 0.01, ['python'])
+
+    Attributes:
+        name: name of the model that it is.
+        wishes: what a user may name in a word, such as "cheap", and the sentence that it stands for.
+        folder: folder of requests.jsonl and of spent.jsonl, the bill.
+    """
+
+    def __init__(self, opened: OpenPolicy) -> None:
+        self._opened, self.folder = opened, opened.folder
+        self._world = cast(AskableWorld, opened.environment)
+        self.name, self.wishes = opened.subject.cfg.name, dict(self._world.wishes())
+        self._price = make_collector(opened.subject.cfg, opened.environment, opened.chat).settings.price
+        self._numbers = itertools.count()
+
+    @classmethod
+    def load(cls, policy: str | Path, *settings: str) -> "Orchestrator":
+        """Open a policy to ask it.
+
+        Args:
+            policy: folder of a run or checkpoint, id on the Hugging Face hub, the address of an OpenAI-compatible
+                server, or "baseline:NAME". A run brings its world, tools, prices and limits.
+            settings: settings as on the command line, such as "budget.run_usd=5"; they win over the run's. What is no
+                run needs a world: "env=qa" and its data.
+
+        Raises:
+            ConfigError: it cannot be opened, or another process works in its folder; one sentence per problem.
+        """
+        return cls(open_policy(policy, settings))
+
+    def ask(
+        self,
+        question: str | Task,
+        *,
+        wish: str | None = None,
+        max_usd: float | None = None,
+        max_seconds: float | None = None,
+        temperature: float = 0.0,
+        history: Sequence[Message] = (),
+    ) -> Answer:
+        """Answer a question; what it cost is part of the answer, also where there is none.
+
+        Args:
+            question: text, or a task of the run's environment.
+            wish: what the user wants beside being right: a word of `wishes`, or a sentence; None: nothing.
+            max_usd: most dollars of the answer, as `Answer.cost_usd` counts them. A call that does not fit is refused,
+                and the policy goes on with what it knows.
+            max_seconds: seconds after which it ends without an answer, waits included.
+            temperature: of sampling; 0 is greedy.
+            history: messages before the question, with the roles "user" and "assistant".
+
+        Raises:
+            ValueError: the world has no answer to such a question, or an argument is wrong; one sentence.
+            BudgetExceeded: budget.run_* leaves too little for another call.
+        """
+        work = self._answered(question, wish, max_usd, max_seconds, temperature, history, _ignore)
+        return self._opened.loop.run(work)
+
+    async def aask(self, question: str | Task, **options: Any) -> Answer:
+        """Answer a question within an event loop; see `ask`. Cancelling it ends what is under way."""
+        return await asyncio.wrap_future(self._start(question, options, _ignore))
+
+    def stream(self, question: str | Task, **options: Any) -> Iterator[CallStep | Answer]:
+        """Yield each call when it begins and when it has ended, and the `Answer` last; for the rest see `ask`."""
+        told: queue.SimpleQueue[CallStep | None] = queue.SimpleQueue()
+        found = self._start(question, options, told.put)
+        found.add_done_callback(lambda _: told.put(None))
+        try:
+            while True:
+                with contextlib.suppress(queue.Empty):  # a signal does not always wake a thread that waits
+                    if (step := told.get(timeout=_HEED_S)) is None:
+                        break
+                    yield step
+            yield found.result()
+        finally:
+            found.cancel()
+
+    async def astream(self, question: str | Task, **options: Any) -> AsyncIterator[CallStep | Answer]:
+        """Yield what `stream` does, within an event loop. Closing it ends what is under way."""
+        told: asyncio.Queue[CallStep | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def tell(step: CallStep | None) -> None:
+            with contextlib.suppress(RuntimeError):  # nobody listens any more
+                loop.call_soon_threadsafe(told.put_nowait, step)
+
+        found = self._start(question, options, tell)
+        found.add_done_callback(lambda _: tell(None))
+        try:
+            while (step := await told.get()) is not None:
+                yield step
+            yield found.result()
+        finally:
+            found.cancel()
+
+    def close(self) -> None:
+        """End what is under way, the tools and the connections; twice is harmless."""
+        self._opened.close()
+
+    def __enter__(self) -> "Orchestrator":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _start(
+        self, question: str | Task, options: Mapping[str, Any], tell: Callable[[CallStep], Any]
+    ) -> "Future[Answer]":
+        given = {"wish": None, "max_usd": None, "max_seconds": None, "temperature": 0.0, "history": (), **options}
+        if unknown := options.keys() - _OPTIONS:
+            raise TypeError(f"There is no option {min(unknown)!r}; here are {', '.join(sorted(_OPTIONS))}.")
+        return self._opened.loop.start(self._answered(question, tell=tell, **given))
+
+    def posed(self, question: str, wish: str | None = None, history: Sequence[Message] = ()) -> Task:
+        """Return the task of a question, and check the words that come with it.
+
+        Raises:
+            ValueError: the world has no such question, or the policy no such word.
+        """
+        if not question.strip():
+            raise ValueError("The question is empty.")
+        if wrong := [message for message in history if message.get("role") not in _ROLES]:
+            raise ValueError(f"A message of the history has the role user or assistant, not {wrong[0].get('role')!r}.")
+        words = None if wish is None else self.wishes.get(wish, wish)
+        task = self._world.pose(question, words)
+        for text in (task.preference.instruction, *(message["content"] for message in history)):
+            if (word := self._unknown_word(text)) is not None:
+                said = ", ".join(map(repr, self.wishes.values()))
+                raise ValueError(f"The policy has no word {word!r}. Wishes that it understands are {said}.")
+        return task
+
+    def _unknown_word(self, text: str) -> str | None:
+        """Return the first word that a policy with words of its own does not know; None: it can read all of it."""
+        chat = self._opened.chat
+        unknown = None if chat is None else getattr(chat.tokenizer, "unk_token_id", None)
+        if chat is None or unknown is None or unknown not in chat.encode(f" {text}"):
+            return None
+        return next((word for word in text.split() if unknown in chat.encode(f" {word}")), text)
+
+    async def _answered(
+        self,
+        question: str | Task,
+        wish: str | None,
+        max_usd: float | None,
+        max_seconds: float | None,
+        temperature: float,
+        history: Sequence[Message],
+        tell: Callable[[CallStep], Any],
+    ) -> Answer:
+        for key, value in (("max_usd", max_usd), ("max_seconds", max_seconds), ("temperature", temperature)):
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{key} must be at least 0, not {value}.")
+        task = question if isinstance(question, Task) else self.posed(question, wish, history)
+        opened = self._opened
+        cfg = opened.subject.cfg
+        if max_seconds is not None and max_seconds > 0:
+            shorter = replace(cfg.rollout.limits, deadline_s=min(cfg.rollout.limits.deadline_s, max_seconds))
+            cfg = replace(cfg, rollout=replace(cfg.rollout, limits=shorter))
+        name = f"orc-{secrets.token_hex(12)}"
+        account = Account(max_usd, self._price, opened.money.run, tell)
+        collector = make_collector(cfg, AskedWorld(opened.environment, account, history), opened.chat)
+        trajectory, status, limit, reason = None, Status.FAILED, "", "cancelled"
+        deadline = asyncio.timeout(max_seconds)
+        try:
+            async with deadline:
+                trajectory = await self._played(collector, task, account, temperature)
+            status, reason = trajectory.status, trajectory.reason
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            status, limit, reason = Status.NO_ANSWER, "max_seconds", f"no answer within {max_seconds:g} s"
+        except BudgetExceeded as error:
+            reason = str(error)
+            if error.scope != REQUEST:
+                raise
+            status, limit = Status.NO_ANSWER, "max_usd"
+        finally:
+            answer = _answer(name, account, trajectory, status, reason, limit)
+            self._write(answer, account)
+        return answer
+
+    async def _played(self, collector: Collector, task: Task, account: Account, temperature: float) -> Trajectory:
+        engine, budget = self._opened.engine, account.budget
+        if isinstance(engine, Baseline):
+            return (await collector.play(engine.script, [task], budget=budget, silent=engine.silent))[0]
+        found = await collector.collect(
+            engine,
+            [task],
+            budget=budget,
+            temperature=temperature,
+            seed=(self._opened.subject.cfg.evaluation.seed, next(self._numbers)) if temperature else (0,),
+            speaker=partial(AccountedSpeaker, account),
+        )
+        return found[0]
+
+    def _write(self, answer: Answer, account: Account) -> None:
+        """Write the line of a request, which is on the disk before its answer is given."""
+        rows = answer.trajectory.ledger if answer.trajectory is not None else account.ledger
+        line = {
+            "id": answer.id, "time": datetime.now(UTC).isoformat(timespec="seconds"), "status": answer.status,
+            "reason": answer.reason, "limit": answer.limit, "usd": answer.cost_usd,
+            "paid_usd": account.budget.spent.usd, "seconds": answer.seconds, "rows": [asdict(row) for row in rows],
+        }  # fmt: skip
+        with (self.folder / REQUESTS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+_OPTIONS = {"wish", "max_usd", "max_seconds", "temperature", "history"}
+
+
+def _ignore(step: CallStep) -> None:
+    """Tell nobody."""
+
+
+def _answer(
+    name: str,
+    account: Account,
+    trajectory: Trajectory | None,
+    status: Status,
+    reason: str,
+    limit: str,
+) -> Answer:
+    calls = tuple(account.steps)
+    if trajectory is None:
+        return Answer(name, None, status, reason, limit, account.usd, account.seconds, calls)
+    usd, seconds = trajectory.cost_usd, trajectory.latency_s
+    return Answer(name, trajectory.answer, status, reason, limit, usd, seconds, calls, trajectory)

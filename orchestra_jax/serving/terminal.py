@@ -1,0 +1,100 @@
+"""The commands `ask` and `chat`: answers on standard output, everything else on standard error."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from orchestra_jax.config.exit_status import INTERRUPTED, USAGE_ERROR
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.envs.base import Message
+from orchestra_jax.money.budgets import BudgetExceeded
+from orchestra_jax.serving.asking import Answer, CallStep
+from orchestra_jax.serving.orchestrator import Orchestrator
+from orchestra_jax.serving.shown import begun, ended
+from orchestra_jax.training.stopping import end_now, handling
+from orchestra_jax.types import ReplayMiss
+
+_NO_ANSWER, _NO_MONEY = 1, 3
+_HELP = "Lines: a question; /wish WORDS (nothing: no wish); /new forgets the conversation; Ctrl-D ends."
+
+
+def ask(policy: str, settings: Sequence[str], question: str, limits: Mapping[str, Any]) -> int:
+    """Print the answer to one question and a table of its calls; return the status to exit with."""
+
+    def work(orchestrator: Orchestrator) -> int:
+        found = _streamed(orchestrator, question, limits)
+        print(found.trace, file=sys.stderr)
+        return 0 if found.answer is not None else _NO_ANSWER
+
+    return _opened(policy, settings, work)
+
+
+def chat(policy: str, settings: Sequence[str], limits: Mapping[str, Any]) -> int:
+    """Answer lines of standard input until it ends; return the status to exit with."""
+
+    def work(orchestrator: Orchestrator) -> int:
+        _tell(f"{_HELP}\nWishes: {', '.join(orchestrator.wishes)}, or a sentence of your own.")
+        history, wish, spent = list[Message](), limits["wish"], 0.0
+        while (line := _read_line()) is not None:
+            command, _, words = line.partition(" ")
+            if command == "/wish":
+                wish = words.strip() or None
+            elif command == "/new":
+                history.clear()
+            elif command.startswith("/"):
+                _tell(_HELP)
+            elif line:
+                try:
+                    found = _streamed(orchestrator, line, {**limits, "wish": wish, "history": history})
+                except ValueError as error:
+                    _tell(str(error))
+                    continue
+                spent += found.cost_usd
+                _tell(f"{found.trace}; ${spent:.4f} in all")
+                if found.answer is not None:
+                    history += [{"role": "user", "content": line}, {"role": "assistant", "content": found.answer}]
+        return 0
+
+    return _opened(policy, settings, work)
+
+
+def _opened(policy: str, settings: Sequence[str], work: Callable[[Orchestrator], int]) -> int:
+    """Do the work with an open policy; what a user can mend is one sentence."""
+    try:
+        with handling(end_now), Orchestrator.load(policy, *settings) as orchestrator:
+            return work(orchestrator)
+    except KeyboardInterrupt:
+        _tell("Stopped; everything is closed.")
+        return INTERRUPTED
+    except (BudgetExceeded, ReplayMiss) as error:
+        _tell(str(error))
+        return _NO_MONEY
+    except (ConfigError, ValueError) as error:
+        _tell(str(error))
+        return USAGE_ERROR
+
+
+def _streamed(orchestrator: Orchestrator, question: str, options: Mapping[str, Any]) -> Answer:
+    """Tell each call as it comes, and print the answer."""
+    for step in orchestrator.stream(question, **options):
+        if isinstance(step, CallStep) and sys.stderr.isatty():
+            sys.stderr.write(begun(step) if step.result is None else ended(step))
+            sys.stderr.flush()
+        elif isinstance(step, Answer):
+            if step.answer is None:
+                _tell(f"There is no answer: {step.reason}.")
+            else:
+                print(step.answer, flush=True)
+            return step
+    raise AssertionError("A stream ends with an answer.")
+
+
+def _read_line() -> str | None:
+    with contextlib.suppress(EOFError):
+        return input("> " if sys.stdin.isatty() else "").strip()
+    return None
+
+
+def _tell(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)

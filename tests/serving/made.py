@@ -1,0 +1,72 @@
+"""Policies to serve: random weights in a run's folder, and scripts in the worlds of the tests."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from orchestra_jax.config.compose import compose
+from orchestra_jax.config.record import RunRecord
+from orchestra_jax.envs.base import Baseline, Script
+from orchestra_jax.models import checkpoint
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.reservations import acquire
+from orchestra_jax.rollout.chat import make_chat
+from orchestra_jax.serving.opened import open_policy
+from orchestra_jax.serving.orchestrator import Orchestrator
+from orchestra_jax.tools.base import tool
+from orchestra_jax.training.build import make_policy
+from orchestra_jax.types import Task, ToolCall, ToolResult, Usage
+
+MICRO = (
+    "model.family=tests.training.micro:OneLayer", "rollout.slots=8", "rollout.limits.max_new_tokens=8",
+    "logger.names=[jsonl]",
+)  # fmt: skip
+
+
+def random_run(folder: Path, *settings: str) -> Path:
+    """A run's folder with a policy of random weights."""
+    cfg = compose(f"output_dir={folder}", *MICRO, *settings)
+    chat = make_chat(cfg)
+    with RunRecord(folder, cfg, "train") as record:
+        record.begin()
+    with jax.default_device(jax.devices("cpu")[0]):
+        model, params = make_policy(cfg, chat)
+    checkpoint.save(folder / "policy", model, params, tokenizer=chat.tokenizer)
+    return folder
+
+
+@contextlib.contextmanager
+def scripted(folder: Path, script: Script, *settings: str) -> Iterator[Orchestrator]:
+    """An orchestrator whose policy is a script."""
+    opened = open_policy("baseline:do_nothing", [f"output_dir={folder}", *settings])
+    with Orchestrator(replace(opened, engine=Baseline("script", script))) as orchestrator:
+        yield orchestrator
+
+
+@tool(price_usd=0.4)
+async def dear(question: str, budget: Budget) -> ToolResult:
+    """Answers at a price."""
+    row = Usage("dear", prompt_tokens=10, cost_usd=0.4)
+    (await acquire(budget, row)).settle(row)
+    return ToolResult(f"It is {len(question)}.", (row,))
+
+
+def ask_dear(task: Task, results: list[ToolResult]) -> ToolCall | str:
+    """Call the dear tool once, and say what it said."""
+    return results[-1].text if results else ToolCall("dear", {"question": task.question})
+
+
+def qa_settings(folder: Path, tools: str = "dear") -> list[str]:
+    """The settings of a world of questions with tools of this file."""
+    file = folder / "questions.jsonl"
+    rows = [{"id": f"q{n}", "question": f"How much is {n} + 1?", "answer": str(n + 1)} for n in range(8)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = ",".join(f"tests.serving.made:{name}" for name in tools.split(","))
+    return [
+        "env=qa", "tools=offline", f"tools.names=[{names}]", "data=jsonl", f"data.path={file}",
+        "data.eval_questions=2", "model.tokenizer=null",
+    ]  # fmt: skip

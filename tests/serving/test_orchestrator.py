@@ -1,0 +1,244 @@
+"""Answers of a policy in Python: they are those of training and evaluation, and every dollar is accounted for."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import orchestra_jax as oj
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.money.budgets import Budget, BudgetExceeded
+from orchestra_jax.money.spent import bill
+from orchestra_jax.serving.asking import Answer, CallStep
+from orchestra_jax.serving.orchestrator import Orchestrator
+from orchestra_jax.tools.base import tool
+from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult
+from tests.serving.made import ask_dear, qa_settings, random_run, scripted
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def served(run: Path) -> Iterator[Orchestrator]:
+    with oj.Orchestrator.load(run) as orchestrator:
+        yield orchestrator
+
+
+def lines(orchestrator: Orchestrator) -> list[dict]:
+    return [json.loads(line) for line in (orchestrator.folder / "requests.jsonl").read_text().splitlines()]
+
+
+def sampled(answer: Answer) -> list[tuple[int, ...]]:
+    assert answer.trajectory is not None
+    return [turn.sampled_ids for turn in answer.trajectory.turns]
+
+
+def test_the_tokens_are_those_of_a_rollout_and_many_at_once_change_none(run: Path, served: Orchestrator):
+    cfg = oj.load_run(run).config
+    tasks = served._opened.environment.held_out(5)
+    alone = [served.ask(task) for task in tasks]
+    for task, answer in zip(tasks[:2], alone, strict=False):
+        played = oj.play(cfg, run, task)
+        assert answer.trajectory is not None
+        assert [(turn.prompt_ids, turn.sampled_ids) for turn in answer.trajectory.turns] == [
+            (turn.prompt_ids, turn.sampled_ids) for turn in played.turns
+        ]
+        assert answer.trajectory.turns[0].logprobs == pytest.approx(played.turns[0].logprobs, abs=1e-4)
+        assert (answer.status, answer.reason, answer.cost_usd) == (played.status, played.reason, played.cost_usd)
+
+    async def together() -> list[Answer]:
+        return await asyncio.gather(*(served.aask(task) for task in tasks))
+
+    assert [sampled(answer) for answer in asyncio.run(together())] == [sampled(answer) for answer in alone]
+    assert served._opened.engine._open == set()
+
+
+def test_a_conversation_stands_before_its_question(served: Orchestrator):
+    earlier = [{"role": "user", "content": "What is 3 * 4?"}, {"role": "assistant", "content": "12"}]
+    found = served.ask("What is 7 * 8?", wish="cheap", history=earlier)
+    assert found.trajectory is not None
+    said = served._opened.chat.spelled(found.trajectory.turns[0].prompt_ids)
+    assert "user What is 3 * 4?<|im_end|><|im_start|> assistant12<|im_end|><|im_start|> user What is 7 * 8?" in said
+    assert said.endswith("Keep the cost low.<|im_end|><|im_start|> assistant")
+
+
+@pytest.mark.parametrize(
+    ("question", "options", "sentence"),
+    [
+        ("Who is the pope?", {}, "The quickstart's world knows no such question"),
+        (" ", {}, "The question is empty"),
+        ("What is 7 * 8?", {"wish": "be zesty"}, "The policy has no word 'zesty"),
+        ("What is 7 * 8?", {"max_usd": -1}, "max_usd must be at least 0, not -1"),
+        ("What is 7 * 8?", {"max_seconds": float("nan")}, "max_seconds must be at least 0"),
+        ("What is 7 * 8?", {"history": [{"role": "system", "content": "x"}]}, "the role user or assistant"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_sentence(served: Orchestrator, question: str, options: dict, sentence: str):
+    before = len(lines(served)) if (served.folder / "requests.jsonl").exists() else 0
+    with pytest.raises(ValueError, match=sentence):
+        served.ask(question, **options)
+    assert before == (len(lines(served)) if before else 0)
+
+
+def test_a_folder_is_opened_once_and_an_unknown_policy_or_world_is_refused(run: Path, served: Orchestrator, tmp_path):
+    with pytest.raises(ConfigError, match="Another run is at work"):
+        Orchestrator.load(run)
+    with pytest.raises(ConfigError, match="is neither a checkpoint"):
+        Orchestrator.load(tmp_path / "nowhere", f"output_dir={tmp_path}")
+    with pytest.raises(ConfigError, match="did you mean"):
+        Orchestrator.load("baseline:do_nothing", "sed=3", f"output_dir={tmp_path}")
+
+
+def test_an_own_token_beyond_the_limit_is_not_sampled(run: Path, tmp_path: Path):
+    prices = ["pricing.orchestrator_input=1000", "pricing.orchestrator_output=10000"]  # a prompt is 5 cents, a word 1
+    with Orchestrator.load(run, *prices, f"output_dir={tmp_path}") as orchestrator:
+        stopped = orchestrator.ask("What is 7 * 8?", max_usd=0.05)
+        assert (stopped.answer, stopped.limit, stopped.cost_usd) == (None, "max_usd", 0.0)
+        assert "max_usd is 0.05" in stopped.reason
+        whole = orchestrator.ask("What is 7 * 8?", max_usd=1.0)
+        assert whole.limit == ""
+        assert 0.05 < whole.cost_usd <= 1.0
+    assert [line["usd"] for line in lines(orchestrator)] == [0.0, whole.cost_usd]
+
+
+@pytest.mark.parametrize("most", [None, 0.2, 0.0])
+def test_a_call_that_is_too_dear_is_refused_and_the_policy_goes_on(tmp_path: Path, most: float | None):
+    def large(task: Task, results: list[ToolResult]) -> ToolCall | str:
+        return results[-1].text if results else ToolCall("expert_large", {})
+
+    with scripted(tmp_path, large) as orchestrator:
+        found = orchestrator.ask("Which digit ends 7 to the power 45?", max_usd=most)
+    price = 0.1
+    if most == 0:
+        assert (found.cost_usd, found.calls[0].refused, "budget" in str(found.answer)) == (0.0, True, True)
+    else:
+        assert (found.answer, found.cost_usd, found.calls[0].usd) == ("7", price, price)
+    assert found.trace.splitlines()[-1].startswith("1 call, ")
+    (line,) = lines(orchestrator)
+    assert (line["id"], line["usd"], line["status"]) == (found.id, found.cost_usd, "completed")
+    assert sum(row["cost_usd"] for row in line["rows"]) == found.cost_usd
+
+
+def test_paid_calls_stand_in_the_bill_and_stop_at_the_budgets(tmp_path: Path):
+    settings = qa_settings(tmp_path)
+    with scripted(tmp_path, ask_dear, *settings, "budget.run_usd=1.0") as orchestrator:
+        assert orchestrator.ask("Why?").answer == "It is 4."
+        small = orchestrator.ask("Why not?", max_usd=0.3)
+        assert (small.calls[0].refused, small.cost_usd) == (True, 0.0)
+        assert orchestrator.ask("Why me?", max_usd=0.4).cost_usd == 0.4
+        with pytest.raises(BudgetExceeded, match=r"could come to 1\.2 dollars, but its budget is 1"):
+            orchestrator.ask("Why now?")
+    with scripted(tmp_path, ask_dear, *settings, "budget.run_usd=1.0") as again, pytest.raises(BudgetExceeded):
+        again.ask("Why?")
+    paid, in_flight = bill(again.folder)
+    assert ([calls for _, _, calls in paid.values()], in_flight) == ([2], {})
+    assert [(line["status"], line["paid_usd"]) for line in lines(again)] == [
+        ("completed", 0.4), ("completed", 0.0), ("completed", 0.4), ("failed", 0.0), ("failed", 0.0),
+    ]  # fmt: skip
+
+
+ASKED = threading.Event()
+
+
+@tool
+async def slow(question: str) -> str:
+    """Never answers."""
+    ASKED.set()
+    await asyncio.Event().wait()
+    return ""
+
+
+@tool
+async def broken(question: str) -> str:
+    """Is not there."""
+    raise InfrastructureError("Its server is down.")
+
+
+def calls(name: str, *earlier: str):
+    """A script that calls tools one after the other."""
+
+    def script(task: Task, results: list[ToolResult]) -> ToolCall | str:
+        todo = [*earlier, name][len(results) :]
+        return ToolCall(todo[0], {"question": task.question}) if todo else "done"
+
+    return script
+
+
+def with_tools(folder: Path, *names: str) -> list[str]:
+    listed = ",".join(f"{'tests.serving.made' if name == 'dear' else __name__}:{name}" for name in names)
+    return [f"tools.names=[{listed}]" if each.startswith("tools.names") else each for each in qa_settings(folder)]
+
+
+def test_a_cancelled_question_pays_its_bill_and_frees_its_place(tmp_path: Path):
+    async def cancelled(orchestrator: Orchestrator) -> None:
+        ASKED.clear()
+        asked = asyncio.create_task(orchestrator.aask("Why?"))
+        await asyncio.to_thread(ASKED.wait, 60)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    with scripted(tmp_path, calls("slow", "dear"), *with_tools(tmp_path, "dear", "slow")) as orchestrator:
+        asyncio.run(cancelled(orchestrator))
+        late = orchestrator.ask("Why?", max_seconds=0.2)
+        assert (late.answer, late.limit, late.cost_usd) == (None, "max_seconds", 0.4)
+        assert [(step.tool, step.usd) for step in late.calls] == [("dear", 0.4), ("slow", 0.0)]
+    assert [(line["reason"], line["usd"], line["paid_usd"]) for line in lines(orchestrator)] == [
+        ("cancelled", 0.4, 0.4), ("no answer within 0.2 s", 0.4, 0.4),
+    ]  # fmt: skip
+    paid, _ = bill(orchestrator.folder)
+    assert [calls for _, _, calls in paid.values()] == [2]
+
+
+def test_a_dead_tool_is_no_wrong_answer(tmp_path: Path):
+    settings = [*with_tools(tmp_path, "broken"), "rollout.limits.retries=1"]
+    with scripted(tmp_path, calls("broken"), *settings) as orchestrator:
+        found = orchestrator.ask("Why?")
+    assert (found.answer, found.status, found.reason) == (None, Status.FAILED, "Its server is down.")
+    assert [step.result for step in found.calls] == ["failed: Its server is down."] * 2
+
+
+def test_a_stream_tells_each_call_twice_and_ends_with_the_answer(tmp_path: Path):
+    async def told(orchestrator: Orchestrator) -> list[CallStep | Answer]:
+        return [step async for step in orchestrator.astream("Why?")]
+
+    with scripted(tmp_path, ask_dear, *qa_settings(tmp_path)) as orchestrator:
+        for found in (list(orchestrator.stream("Why?")), asyncio.run(told(orchestrator))):
+            begun, ended, answer = found
+            assert (begun, begun.result) == (CallStep(0, "dear", {"question": "Why?"}), None)
+            assert ended == replace(begun, result="It is 4.", usd=0.4, seconds=ended.seconds)
+            assert (answer.answer, answer.calls) == ("It is 4.", (ended,))
+        with pytest.raises(TypeError, match="There is no option 'max_money'; here are history, max_seconds"):
+            next(orchestrator.stream("Why?", max_money=1))
+
+
+def test_a_judge_is_not_asked_and_a_known_question_has_the_menu_of_evaluation(tmp_path: Path):
+    with scripted(tmp_path, ask_dear, *qa_settings(tmp_path)) as orchestrator:
+        known = orchestrator._opened.environment.held_out(1)[0]
+        posed = orchestrator.posed(known.question, known.preference.instruction)
+        assert (posed.id, posed.answer, posed.tools, posed.extra) == (known.id, known.answer, known.tools, known.extra)
+        other = orchestrator.posed("Why?", "cheap")
+        assert (other.answer, other.preference.instruction) == ((), orchestrator.wishes["cheap"])
+        assert orchestrator.posed("Why?").preference.instruction == ""
+        found = orchestrator.ask(known)
+        assert (found.answer, found.trajectory.solved) == (f"It is {len(known.question)}.", False)
+
+
+def test_a_world_that_poses_its_tasks_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Closed:
+        async def close(self) -> None:
+            """Own nothing."""
+
+        def reset(self, task: Task, budget: Budget) -> None:
+            """Begin nothing."""
+
+    monkeypatch.setattr("orchestra_jax.serving.opened.make_environment", lambda cfg: Closed())
+    with pytest.raises(ConfigError, match="takes no questions of users"):
+        Orchestrator.load("baseline:do_nothing", f"output_dir={tmp_path}")

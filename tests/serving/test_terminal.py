@@ -1,0 +1,76 @@
+"""The commands `ask` and `chat`: what they print where, their statuses, and Ctrl-C."""
+
+import io
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.io.shipped import EXPERIMENTS
+
+ORACLE = "baseline:preference_oracle"
+
+
+def command(name: str, *words: str) -> int:
+    """The status of a command in this process."""
+    main = runpy.run_path(str(EXPERIMENTS / f"{name}.py"))["main"]
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "out", "err"),
+    [
+        (["What is 7 * 8 + 3?", "--wish", "keep the cost low"], 0, "59\n", "1 call, "),
+        (["What is 7 * 8 + 3?", "seed=1", "--max-usd", "1"], 0, "59\n", "1 call, "),
+        (["What is 7 * 8 + 3?", "--max-seconds", "0"], 1, "", "There is no answer: no answer within 0 s.\n0 calls"),
+        (["Who is the pope?"], 2, "", "The quickstart's world knows no such question"),
+        (["What is 7 * 8 + 3?", "sed=1"], 2, "", "did you mean"),
+        (["What is 7 * 8 + 3?", "Who?"], 2, "", "'Who?' is no setting: write KEY=VALUE"),
+    ],
+)
+def test_an_answer_is_on_standard_output_and_the_rest_on_standard_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], status: int, out: str, err: str
+):
+    assert command("ask", ORACLE, *words, f"output_dir={tmp_path}") == status
+    said = capfd.readouterr()
+    assert said.out == out
+    assert err in said.err
+    assert "Traceback" not in said.err
+
+
+def test_a_chat_goes_on_after_what_it_cannot_answer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    typed = "What is 7 * 8?\n\nWho is the pope?\n/wish cheap\n/help\n/new\nAnna is older than Boris. Who is younger?\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    assert command("chat", ORACLE, f"output_dir={tmp_path}") == 0
+    said = capfd.readouterr()
+    assert said.out.splitlines()[0] == "56"
+    assert len(said.out.splitlines()) == 2
+    assert "Wishes: best, cheap, fast, local" in said.err
+    assert "knows no such question" in said.err
+    assert said.err.count("in all") == 2
+
+
+def test_ctrl_c_ends_a_chat_and_closes_everything(tmp_path: Path):
+    words = [sys.executable, "-m", "orchestra_jax", "chat", ORACLE, f"output_dir={tmp_path}"]
+    root = Path(__file__).resolve().parents[2]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write("What is 7 * 8?\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "56\n"
+        process.send_signal(signal.SIGINT)  # while it waits for the next line
+        assert process.wait(120) == 130
+        assert process.stderr.read().endswith("Stopped; everything is closed.\n")
+    assert (tmp_path / "serving" / "run.lock").read_text() == ""
