@@ -65,6 +65,7 @@ class Answer:
         cost_usd: dollars of all calls and of the policy's own tokens, as an evaluation counts them.
         seconds: seconds of work, as an evaluation counts them: parallel calls once, waits for a place never.
         calls: calls of tools, in order.
+        ledger: rows of every call and of the policy's own turns, as far as it came.
         trajectory: all that training would keep, token ids included; None where a limit of the request ended it.
     """
 
@@ -76,6 +77,7 @@ class Answer:
     cost_usd: float
     seconds: float
     calls: tuple[CallStep, ...]
+    ledger: tuple[Usage, ...] = field(repr=False)
     trajectory: Trajectory | None = field(default=None, repr=False)
 
     @property
@@ -86,8 +88,12 @@ class Answer:
         return trace(self)
 
 
+class QuestionError(ValueError):
+    """A question that cannot be asked here; one sentence says why."""
+
+
 class Account:
-    """What one question has cost so far, and its limit; every dollar of the trajectory counts, its own tokens too.
+    """The cost of one question so far, and its limit; every dollar of the trajectory counts, its own tokens too.
 
     Attributes:
         budget: of what is paid to others, within `parent`; what nobody is paid for, the tokens of our own engine and

@@ -17,7 +17,7 @@ from typing import Any, cast
 from orchestra_jax.envs.base import Baseline, Message
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.serving.asking import REQUEST, Account, AccountedSpeaker, Answer, AskedWorld, CallStep
+from orchestra_jax.serving.asking import REQUEST, Account, AccountedSpeaker, Answer, AskedWorld, CallStep, QuestionError
 from orchestra_jax.serving.opened import AskableWorld, OpenPolicy, open_policy
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.types import Status, Task, Trajectory
@@ -69,6 +69,11 @@ class Orchestrator:
         """
         return cls(open_policy(policy, settings))
 
+    @property
+    def slots(self) -> int:
+        """Number of questions that the engine samples at once; others wait."""
+        return self._opened.subject.cfg.rollout.slots
+
     def ask(
         self,
         question: str | Task,
@@ -78,6 +83,7 @@ class Orchestrator:
         max_seconds: float | None = None,
         temperature: float = 0.0,
         history: Sequence[Message] = (),
+        request_id: str | None = None,
     ) -> Answer:
         """Answer a question; what it cost is part of the answer, also where there is none.
 
@@ -89,12 +95,13 @@ class Orchestrator:
             max_seconds: seconds after which it ends without an answer, waits included.
             temperature: of sampling; 0 is greedy.
             history: messages before the question, with the roles "user" and "assistant".
+            request_id: name of the request; None: a new one.
 
         Raises:
-            ValueError: the world has no answer to such a question, or an argument is wrong; one sentence.
+            QuestionError: the world has no answer to such a question, or an argument is wrong; one sentence.
             BudgetExceeded: budget.run_* leaves too little for another call.
         """
-        work = self._answered(question, wish, max_usd, max_seconds, temperature, history, _ignore)
+        work = self._answered(question, wish, max_usd, max_seconds, temperature, history, request_id, _ignore)
         return self._opened.loop.run(work)
 
     async def aask(self, question: str | Task, **options: Any) -> Answer:
@@ -147,7 +154,8 @@ class Orchestrator:
     def _start(
         self, question: str | Task, options: Mapping[str, Any], tell: Callable[[CallStep], Any]
     ) -> "Future[Answer]":
-        given = {"wish": None, "max_usd": None, "max_seconds": None, "temperature": 0.0, "history": (), **options}
+        given: dict[str, Any] = {"wish": None, "max_usd": None, "max_seconds": None, "temperature": 0.0, "history": ()}
+        given |= {"request_id": None, **options}
         if unknown := options.keys() - _OPTIONS:
             raise TypeError(f"There is no option {min(unknown)!r}; here are {', '.join(sorted(_OPTIONS))}.")
         return self._opened.loop.start(self._answered(question, tell=tell, **given))
@@ -156,18 +164,23 @@ class Orchestrator:
         """Return the task of a question, and check the words that come with it.
 
         Raises:
-            ValueError: the world has no such question, or the policy no such word.
+            QuestionError: the world has no such question, or the policy no such word.
         """
         if not question.strip():
-            raise ValueError("The question is empty.")
+            raise QuestionError("The question is empty.")
         if wrong := [message for message in history if message.get("role") not in _ROLES]:
-            raise ValueError(f"A message of the history has the role user or assistant, not {wrong[0].get('role')!r}.")
+            raise QuestionError(
+                f"A message of the history has the role user or assistant, not {wrong[0].get('role')!r}."
+            )
         words = None if wish is None else self.wishes.get(wish, wish)
-        task = self._world.pose(question, words)
+        try:
+            task = self._world.pose(question, words)
+        except ValueError as error:
+            raise QuestionError(str(error)) from error
         for text in (task.preference.instruction, *(message["content"] for message in history)):
             if (word := self._unknown_word(text)) is not None:
                 said = ", ".join(map(repr, self.wishes.values()))
-                raise ValueError(f"The policy has no word {word!r}. Wishes that it understands are {said}.")
+                raise QuestionError(f"The policy has no word {word!r}. Wishes that it understands are {said}.")
         return task
 
     def _unknown_word(self, text: str) -> str | None:
@@ -186,18 +199,19 @@ class Orchestrator:
         max_seconds: float | None,
         temperature: float,
         history: Sequence[Message],
+        request_id: str | None,
         tell: Callable[[CallStep], Any],
     ) -> Answer:
         for key, value in (("max_usd", max_usd), ("max_seconds", max_seconds), ("temperature", temperature)):
             if value is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"{key} must be at least 0, not {value}.")
+                raise QuestionError(f"{key} must be at least 0, not {value}.")
         task = question if isinstance(question, Task) else self.posed(question, wish, history)
         opened = self._opened
         cfg = opened.subject.cfg
         if max_seconds is not None and max_seconds > 0:
             shorter = replace(cfg.rollout.limits, deadline_s=min(cfg.rollout.limits.deadline_s, max_seconds))
             cfg = replace(cfg, rollout=replace(cfg.rollout, limits=shorter))
-        name = f"orc-{secrets.token_hex(12)}"
+        name = request_id or f"orc-{secrets.token_hex(12)}"
         account = Account(max_usd, self._price, opened.money.run, tell)
         collector = make_collector(cfg, AskedWorld(opened.environment, account, history), opened.chat)
         trajectory, status, limit, reason = None, Status.FAILED, "", "cancelled"
@@ -236,17 +250,17 @@ class Orchestrator:
 
     def _write(self, answer: Answer, account: Account) -> None:
         """Write the line of a request, which is on the disk before its answer is given."""
-        rows = answer.trajectory.ledger if answer.trajectory is not None else account.ledger
         line = {
             "id": answer.id, "time": datetime.now(UTC).isoformat(timespec="seconds"), "status": answer.status,
             "reason": answer.reason, "limit": answer.limit, "usd": answer.cost_usd,
-            "paid_usd": account.budget.spent.usd, "seconds": answer.seconds, "rows": [asdict(row) for row in rows],
+            "paid_usd": account.budget.spent.usd, "seconds": answer.seconds,
+            "rows": [asdict(row) for row in answer.ledger],
         }  # fmt: skip
         with (self.folder / REQUESTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
-_OPTIONS = {"wish", "max_usd", "max_seconds", "temperature", "history"}
+_OPTIONS = {"wish", "max_usd", "max_seconds", "temperature", "history", "request_id"}
 
 
 def _ignore(step: CallStep) -> None:
@@ -263,6 +277,6 @@ def _answer(
 ) -> Answer:
     calls = tuple(account.steps)
     if trajectory is None:
-        return Answer(name, None, status, reason, limit, account.usd, account.seconds, calls)
+        return Answer(name, None, status, reason, limit, account.usd, account.seconds, calls, tuple(account.ledger))
     usd, seconds = trajectory.cost_usd, trajectory.latency_s
-    return Answer(name, trajectory.answer, status, reason, limit, usd, seconds, calls, trajectory)
+    return Answer(name, trajectory.answer, status, reason, limit, usd, seconds, calls, trajectory.ledger, trajectory)

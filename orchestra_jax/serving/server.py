@@ -1,0 +1,353 @@
+"""An OpenAI-compatible server of one orchestrator: routes, keys, limits and metrics."""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from orchestra_jax.money.budgets import BudgetExceeded
+from orchestra_jax.serving import wire
+from orchestra_jax.serving.asking import Answer, CallStep, QuestionError
+from orchestra_jax.serving.orchestrator import Orchestrator
+from orchestra_jax.serving.shown import begun, ended
+from orchestra_jax.serving.wire import ChatRequest, RequestError
+from orchestra_jax.types import ReplayMiss
+
+_BODY_S = 30.0  # for a request's body to arrive
+_BEAT_S = 15.0  # between two signs of life of a stream
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Limits of a server beside those of its run.
+
+    Attributes:
+        max_usd: most dollars of one answer, where the request gives no smaller one; None: no limit.
+        max_seconds: likewise seconds.
+        under_way: most requests at once; further ones are told to come again.
+        key: what clients have to send as a bearer token; None: anybody is let in.
+        hosts: names that the server may be called by, "*" for any.
+    """
+
+    max_usd: float | None = None
+    max_seconds: float | None = None
+    under_way: int = 128
+    key: str | None = None
+    hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "::1")
+
+
+class Metrics:
+    """Counters for Prometheus."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "orchestra_requests", "Requests for completions by HTTP status", ["status"], registry=self.registry
+        )
+        self.dollars = Counter("orchestra_dollars", "Dollars of all answers", registry=self.registry)
+        self.calls = Counter("orchestra_calls", "Calls of tools", ["tool"], registry=self.registry)
+        self.seconds = Histogram(
+            "orchestra_seconds", "Wall-clock seconds of an answer", registry=self.registry,
+            buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600),
+        )  # fmt: skip
+        self.under_way = Gauge("orchestra_under_way", "Requests under way", registry=self.registry)
+
+    def note(self, answer: Answer) -> None:
+        """Count an answer."""
+        self.dollars.inc(answer.cost_usd)
+        for step in answer.calls:
+            self.calls.labels(step.tool).inc()
+
+
+class ChatServer:
+    """The routes of a server."""
+
+    def __init__(self, orchestrator: Orchestrator, limits: ServerLimits) -> None:
+        self.orchestrator, self.limits, self.metrics = orchestrator, limits, Metrics()
+        self._digest = None if limits.key is None else hashlib.sha256(limits.key.encode()).digest()
+        self._under_way, self._started = 0, int(time.time())
+
+    def app(self) -> Starlette:
+        """Return the ASGI application."""
+        return Starlette(
+            routes=[
+                Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+                Route("/v1/models", self._guarded(self.models)),
+                Route("/v1/models/{name:path}", self._guarded(self.model)),
+                Route("/metrics", self._guarded(self.figures)),
+                Route("/health", self.health),
+            ],
+            exception_handlers={HTTPException: _http_error, RequestError: _request_error, Exception: _bug},
+        )
+
+    def _guarded(self, handler: Handler) -> Handler:
+        """Let in who has the key, and names the server by one of its names: a page of a browser may not."""
+
+        async def guarded(request: Request) -> Response:
+            hosts = self.limits.hosts
+            if "*" not in hosts and request.url.hostname not in hosts:
+                raise RequestError(421, f"This server is not {request.url.hostname}.", code="wrong_host")
+            if self._digest is not None:
+                kind, _, key = request.headers.get("authorization", "").partition(" ")
+                given = hashlib.sha256(key.strip().encode()).digest()
+                if kind.lower() != "bearer" or not hmac.compare_digest(given, self._digest):
+                    raise RequestError(401, "The key is missing or wrong: send the server's key as a bearer token.",
+                                       code="invalid_api_key")  # fmt: skip
+            return await handler(request)
+
+        return guarded
+
+    async def health(self, request: Request) -> Response:
+        """Tell that the server is there."""
+        return JSONResponse({"status": "ok"})
+
+    async def figures(self, request: Request) -> Response:
+        """Tell the metrics."""
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def models(self, request: Request) -> Response:
+        """List the orchestrator, and it with each wish."""
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in self._names]})
+
+    async def model(self, request: Request) -> Response:
+        """Describe one of the models."""
+        name = request.path_params["name"]
+        if name not in self._names:
+            raise RequestError(404, f"There is no model {name!r} here; here are {', '.join(self._names)}.",
+                               param="model", code="model_not_found")  # fmt: skip
+        return JSONResponse(self._model(name))
+
+    @property
+    def _names(self) -> list[str]:
+        name = self.orchestrator.name
+        return [name, *(f"{name}:{wish}" for wish in self.orchestrator.wishes)]
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._started, "owned_by": "orchestra_jax"}
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation, at once or in chunks."""
+        if self._under_way >= self.limits.under_way:
+            self.metrics.requests.labels("503").inc()
+            raise RequestError(503, "As many requests as this server takes are under way: try again.",
+                               kind="server_error", code="overloaded", retry_s=1)  # fmt: skip
+        start = time.perf_counter()
+        self._began()
+        held = contextlib.ExitStack()
+        held.callback(self._ended, start)
+        try:
+            asked = self._bounded(
+                wire.read_chat(await _body(request), self.orchestrator.name, self.orchestrator.wishes)
+            )
+            if asked.stream:
+                steps = self.orchestrator.astream(asked.question, **asked.options)
+                first = await _until_gone(request, anext(steps))
+                if isinstance(first, Answer):
+                    self._judged(first)
+                response: Response = _Stream(self._chunks(asked, first, steps), steps, held.pop_all())
+            else:
+                answer = await _until_gone(request, self.orchestrator.aask(asked.question, **asked.options))
+                self._judged(answer)
+                response = JSONResponse(wire.completion(asked, answer), headers={"x-request-id": answer.id})
+            self.metrics.requests.labels("200").inc()
+            return response
+        except Exception as error:
+            problem = _problem(error)
+            self.metrics.requests.labels(str(problem.status if problem is not None else 500)).inc()
+            if problem is None:
+                raise
+            raise problem from error
+        finally:
+            held.close()
+
+    def _began(self) -> None:
+        self._under_way += 1
+        self.metrics.under_way.inc()
+
+    def _ended(self, start: float) -> None:
+        self._under_way -= 1
+        self.metrics.under_way.dec()
+        self.metrics.seconds.observe(time.perf_counter() - start)
+
+    def _bounded(self, asked: ChatRequest) -> ChatRequest:
+        """Return the request within the server's limits."""
+        for name in ("max_usd", "max_seconds"):
+            most, given = getattr(self.limits, name), asked.options[name]
+            if most is not None and given is not None and given > most:
+                raise RequestError(400, f"orchestra.{name} is at most {most:g} on this server.",
+                                   param=f"orchestra.{name}", code="invalid_value")  # fmt: skip
+            asked.options[name] = most if given is None else given
+        return asked
+
+    def _judged(self, answer: Answer) -> Answer:
+        """Count an answer; raise RequestError: it is an error."""
+        self.metrics.note(answer)
+        if (problem := wire.failure(answer)) is not None:
+            raise problem
+        return answer
+
+    async def _chunks(
+        self, asked: ChatRequest, first: CallStep | Answer, steps: AsyncIterator[CallStep | Answer]
+    ) -> AsyncIterator[str]:
+        """Yield the lines of a stream: calls as reasoning, then the answer."""
+        name = asked.options["request_id"]
+        yield _line(wire.chunk(asked, name, {"role": "assistant", "content": ""}))
+        try:
+            async for step in _beating(first, steps):
+                if step is None:
+                    yield ": under way\n\n"
+                elif isinstance(step, CallStep):
+                    words = begun(step) if step.result is None else ended(step)
+                    yield _line(wire.chunk(asked, name, {"reasoning_content": words}))
+                else:
+                    answer = step if step is first else self._judged(step)
+                    yield _line(wire.chunk(asked, name, {"content": answer.answer or ""}))
+                    last = wire.chunk(asked, name, {}, wire.finish_reason(answer))
+                    yield _line(last | {"orchestra": wire.told(asked, answer)})
+                    if asked.usage:
+                        yield _line(wire.usage_chunk(asked, answer))
+        except Exception as error:
+            if (problem := _problem(error)) is None:
+                raise
+            yield _line(problem.body)
+        yield "data: [DONE]\n\n"
+
+
+class _Stream(StreamingResponse):
+    """A response of server-sent events; when it ends, however it does, so do the steps and what was held for it."""
+
+    def __init__(
+        self, lines: AsyncIterator[str], steps: AsyncIterator[CallStep | Answer], held: contextlib.ExitStack
+    ) -> None:
+        super().__init__(lines, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        self._steps, self._held = steps, held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                await cast(Any, self._steps).aclose()
+
+
+async def _beating(
+    first: CallStep | Answer, steps: AsyncIterator[CallStep | Answer]
+) -> AsyncIterator[CallStep | Answer | None]:
+    """Yield the steps, and None where none came for a while, so that no proxy takes the stream for dead."""
+    yield first
+    waiting: asyncio.Task[CallStep | Answer] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(cast(Any, anext(steps)))
+            done, _ = await asyncio.wait([waiting], timeout=_BEAT_S)
+            if not done:
+                yield None
+                continue
+            found, waiting = waiting, None
+            try:
+                yield found.result()
+            except StopAsyncIteration:
+                return
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body of a request; it is JSON, so that no page of a browser can send one to us unasked."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestError(
+            415, f"The content type must be application/json, not {kind!r}.", code="invalid_content_type"
+        )
+    too_large = RequestError(413, f"The body has more than {wire.MOST_BYTES >> 20} MiB.", code="body_too_large")
+    if request.headers.get("content-length", "0").isdecimal() and (
+        int(request.headers.get("content-length", "0")[:20]) > wire.MOST_BYTES
+    ):
+        raise too_large
+    found = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for part in request.stream():
+                found += part
+                if len(found) > wire.MOST_BYTES:
+                    raise too_large
+    except TimeoutError:
+        raise RequestError(408, f"The body did not arrive within {_BODY_S:g} s.", code="timeout") from None
+    return bytes(found)
+
+
+async def _until_gone(request: Request, work: Any) -> Any:
+    """Return the result of the work, which ends when its client has gone.
+
+    Raises:
+        ClientDisconnect: it has.
+    """
+    doing = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(request.receive())  # the body is read: nothing but the end can come
+    try:
+        await asyncio.wait([doing, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise ClientDisconnect
+        return doing.result()
+    finally:
+        for task in (doing, gone):
+            task.cancel()
+        await asyncio.gather(doing, gone, return_exceptions=True)
+
+
+def _problem(error: Exception) -> RequestError | None:
+    """Return the error of the API that an exception is; None: it is a bug."""
+    match error:
+        case RequestError():
+            return error
+        case BudgetExceeded():
+            return RequestError(402, f"The server's budget is used up: {error}", kind="insufficient_quota",
+                                code="budget_exceeded")  # fmt: skip
+        case ReplayMiss():
+            return RequestError(422, str(error), code="not_recorded")
+        case ClientDisconnect():
+            return RequestError(499, "The client has gone.", code="client_closed_request")
+        case QuestionError():
+            return RequestError(400, str(error), param="messages", code="invalid_value")
+    return None
+
+
+def _line(value: Any) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+async def _request_error(request: Request, error: Exception) -> Response:
+    problem = cast(RequestError, error)
+    headers = {} if problem.retry_s is None else {"retry-after": str(problem.retry_s)}
+    if problem.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(problem.body, problem.status, headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    found = cast(HTTPException, error)
+    words = {404: f"There is nothing at {request.url.path}.", 405: f"{request.method} is not for {request.url.path}."}
+    problem = RequestError(found.status_code, words.get(found.status_code, str(found.detail)))
+    return JSONResponse(problem.body, found.status_code, found.headers)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    problem = RequestError(500, "The server has a bug; its log has the trace.", kind="server_error", code="bug")
+    return JSONResponse(problem.body, 500)

@@ -1,0 +1,327 @@
+"""The words of the OpenAI API: chat requests that are read, and answers, chunks and errors that are written.
+
+A field that would change the answer and that we do not heed is refused by its name. A field may be given with the value
+that it has by default, and labels, which change nothing, are read over.
+"""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestra_jax.envs.base import Message
+from orchestra_jax.io.foreign_json import read_json
+from orchestra_jax.io.untrusted import Unreadable
+from orchestra_jax.serving.asking import Answer, CallStep
+from orchestra_jax.types import Status
+
+MOST_BYTES = 4 << 20  # of a request's body
+_LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+_READ = ("model", "messages", "stream", "stream_options", "temperature", "orchestra")
+# What a field may say beside null: the value that it has when it is left out.
+_DEFAULTS: Mapping[str, Sequence[Any]] = {
+    "n": (1,),
+    "top_p": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logprobs": (False,),
+    "logit_bias": ({},),
+    "stop": ([],),
+    "store": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+}
+_INSTEAD = {
+    "max_tokens": "the run's limits hold; orchestra.max_usd and orchestra.max_seconds bound an answer",
+    "max_completion_tokens": "the run's limits hold; orchestra.max_usd and orchestra.max_seconds bound an answer",
+    "tools": "the policy has the tools of its run",
+}
+_MESSAGE = ("role", "content", "name", "refusal", "reasoning_content")
+_ORCHESTRA = ("wish", "max_usd", "max_seconds", "trace")
+
+
+class RequestError(Exception):
+    """A request that is not answered.
+
+    Attributes:
+        status: HTTP status.
+        kind: type of the error in the API.
+        code: what programs tell errors apart by.
+        param: field that is wrong.
+        retry_s: seconds after which to try again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        kind: str = "invalid_request_error",
+        retry_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.code, self.param, self.retry_s = status, kind, code, param, retry_s
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Body of the response."""
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A request for a chat completion.
+
+    Attributes:
+        model: name of the model as it was asked for.
+        question: the last message.
+        options: options of `Orchestrator.ask`.
+        stream: whether the answer comes in chunks.
+        usage: whether the last chunk tells tokens.
+        trace: whether the answer lists its calls.
+    """
+
+    model: str
+    question: str
+    options: dict[str, Any] = field(default_factory=dict)
+    stream: bool = False
+    usage: bool = False
+    trace: bool = False
+
+
+def read_chat(content: bytes, name: str, wishes: Mapping[str, str]) -> ChatRequest:
+    """Read the body of a request.
+
+    Args:
+        content: the body.
+        name: name of the model here.
+        wishes: wishes that a model's name may end with, as NAME:cheap.
+
+    Raises:
+        RequestError: it is none, or has something that is not supported.
+    """
+    try:
+        body = read_json(content, MOST_BYTES)
+    except Unreadable as error:
+        raise RequestError(400, f"The body is no JSON that can be read: {error}.", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise RequestError(400, "The body must be a JSON object.", code="invalid_json")
+    for key, value in body.items():
+        _check_field(key, value)
+    extra = _object(body, "orchestra")
+    if unknown := [key for key in extra if key not in _ORCHESTRA]:
+        raise _unsupported(f"orchestra.{unknown[0]}", f"orchestra has {', '.join(_ORCHESTRA)}")
+    model = _typed(body, "model", str, "a text")
+    if model is None:
+        raise RequestError(400, "model is missing: name the model.", param="model", code="missing_required_parameter")
+    wish = _wish(model, name, wishes, _typed(extra, "wish", str, "a text", "orchestra."))
+    history, question = _conversation(body.get("messages"))
+    most_usd, most_s = (_number(extra, key, "orchestra.") for key in ("max_usd", "max_seconds"))
+    temperature = _number(body, "temperature") or 0.0
+    if temperature > 2:
+        raise _wrong("temperature", "a number from 0 to 2")
+    return ChatRequest(
+        model,
+        question,
+        {
+            "wish": wish,
+            "max_usd": most_usd,
+            "max_seconds": most_s,
+            "temperature": temperature,
+            "history": history,
+            "request_id": f"chatcmpl-{secrets.token_hex(12)}",
+        },
+        stream=bool(_typed(body, "stream", bool, "true or false")),
+        usage=_stream_options(body),
+        trace=bool(_typed(extra, "trace", bool, "true or false", "orchestra.")),
+    )
+
+
+def _check_field(key: str, value: Any) -> None:
+    if key in _READ or key in _LABELS or value is None:
+        return
+    known = _DEFAULTS.get(key, ())
+    if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in known):
+        allowed = f"only {' or '.join(map(repr, known))} is" if known else "it is not"
+        raise _unsupported(key, _INSTEAD.get(key, f"{allowed} supported here"))
+
+
+def _wish(model: str, name: str, wishes: Mapping[str, str], given: str | None) -> str | None:
+    """Return what the user wants, by the model's name or the field."""
+    if model == name:
+        return given
+    wish = model.removeprefix(f"{name}:")
+    if wish == model or wish not in wishes:
+        names = ", ".join([name, *(f"{name}:{each}" for each in wishes)])
+        raise RequestError(
+            404, f"There is no model {model!r} here; here are {names}.", param="model", code="model_not_found"
+        )
+    if given is not None and given != wish:
+        raise RequestError(
+            400, f"The model {model} and orchestra.wish name two wishes: give one.", param="orchestra.wish"
+        )
+    return wish
+
+
+def _conversation(messages: Any) -> tuple[list[Message], str]:
+    """Return the messages before the question, and the question.
+
+    A system message is read as the user's: the system message of the policy is the run's, and a client's text must not
+    write control tokens.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise _wrong("messages", "a list of at least one message")
+    found: list[Message] = []
+    for place, message in enumerate(messages):
+        where = f"messages[{place}]"
+        if not isinstance(message, dict):
+            raise _wrong(where, "an object")
+        role = message.get("role")
+        if role not in ("system", "developer", "user", "assistant"):
+            raise _unsupported(f"{where}.role", "system, developer, user and assistant are")
+        if unknown := [key for key, value in message.items() if key not in _MESSAGE and value]:
+            raise _unsupported(f"{where}.{unknown[0]}", "a message has a role and a content")
+        text = _text(message.get("content"), f"{where}.content")
+        found.append({"role": "assistant" if role == "assistant" else "user", "content": text})
+    if messages[-1].get("role") != "user":
+        raise RequestError(400, "The last message must be the user's.", param="messages", code="invalid_value")
+    return found[:-1], found[-1]["content"]
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        if len(parts) == len(content) and all(isinstance(part, str) for part in parts):
+            return "\n".join(map(str, parts))
+        raise _unsupported(where, "only parts of type text are supported here")
+    raise _wrong(where, "a text")
+
+
+def _stream_options(body: Mapping[str, Any]) -> bool:
+    options = _object(body, "stream_options")
+    if options and not body.get("stream"):
+        raise RequestError(400, "stream_options need stream=true.", param="stream_options", code="invalid_value")
+    if unknown := [key for key in options if key not in ("include_usage", "include_obfuscation")]:
+        raise _unsupported(f"stream_options.{unknown[0]}", "stream_options has include_usage")
+    return bool(_typed(options, "include_usage", bool, "true or false", "stream_options."))
+
+
+def _object(body: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return _typed(body, key, dict, "an object") or {}
+
+
+def _number(body: Mapping[str, Any], key: str, above: str = "") -> float | None:
+    value = body.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise _wrong(f"{above}{key}", "a number of at least 0")
+    return float(value)
+
+
+def _typed(body: Mapping[str, Any], key: str, kind: type, words: str, above: str = "") -> Any:
+    value = body.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise _wrong(f"{above}{key}", words)
+    return value
+
+
+def _wrong(param: str, words: str) -> RequestError:
+    return RequestError(400, f"{param} must be {words}.", param=param, code="invalid_value")
+
+
+def _unsupported(param: str, why: str) -> RequestError:
+    return RequestError(400, f"{param} is not supported: {why}.", param=param, code="unsupported_parameter")
+
+
+def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
+    """Return the body of a chat completion."""
+    message = {"role": "assistant", "content": answer.answer or "", "refusal": None}
+    choice = {"index": 0, "message": message, "finish_reason": finish_reason(answer), "logprobs": None}
+    return {
+        **_head(request, answer.id, "chat.completion"),
+        "choices": [choice],
+        "usage": usage(answer),
+        "orchestra": told(request, answer),
+    }
+
+
+def chunk(request: ChatRequest, name: str, delta: Mapping[str, Any], finish: str | None = None) -> dict[str, Any]:
+    """Return a chunk of a streamed chat completion."""
+    choice = {"index": 0, "delta": dict(delta), "finish_reason": finish, "logprobs": None}
+    return {**_head(request, name, "chat.completion.chunk"), "choices": [choice]}
+
+
+def usage_chunk(request: ChatRequest, answer: Answer) -> dict[str, Any]:
+    """Return the last chunk of a stream, which tells tokens and dollars."""
+    return {**_head(request, answer.id, "chat.completion.chunk"), "choices": [], "usage": usage(answer)}
+
+
+def _head(request: ChatRequest, name: str, kind: str) -> dict[str, Any]:
+    return {"id": name, "object": kind, "created": int(time.time()), "model": request.model}
+
+
+def finish_reason(answer: Answer) -> str:
+    """Return "stop" for an answer, "length" where a limit ended it."""
+    return "stop" if answer.answer is not None else "length"
+
+
+def usage(answer: Answer) -> dict[str, Any]:
+    """Return the policy's own tokens, and the dollars of the whole answer."""
+    own = [row for row in answer.ledger if row.role == "orchestrator"]
+    prompt, sampled = sum(row.prompt_tokens for row in own), sum(row.completion_tokens for row in own)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": sum(row.cached_tokens for row in own)},
+        "cost_usd": answer.cost_usd,
+    }
+
+
+def told(request: ChatRequest, answer: Answer) -> dict[str, Any]:
+    """Return what an answer tells beside the fields of the API."""
+    found: dict[str, Any] = {
+        "cost_usd": answer.cost_usd,
+        "seconds": answer.seconds,
+        "status": str(answer.status),
+        "reason": answer.reason,
+        "limit": answer.limit,
+    }
+    return found | ({"calls": [shown_call(step) for step in answer.calls]} if request.trace else {})
+
+
+def shown_call(step: CallStep) -> dict[str, Any]:
+    """Return a call as JSON."""
+    return {
+        "tool": step.tool,
+        "arguments": dict(step.arguments),
+        "result": step.result,
+        "usd": step.usd,
+        "seconds": step.seconds,
+        "refused": step.refused,
+    }
+
+
+def failure(answer: Answer) -> RequestError | None:
+    """Return the error that an ended answer is; None: it is an answer, or a limit ended it."""
+    if answer.status is Status.FAILED:
+        words = f"A tool or the engine failed through no fault of the request: {answer.reason}"
+        return RequestError(503, words, kind="server_error", code="tool_unavailable", retry_s=5)
+    if answer.status is Status.MALFORMED:
+        words = f"The policy wrote something that is no call and no answer: {answer.reason}."
+        return RequestError(422, words, kind="policy_error", code="malformed_output")
+    turns = () if answer.trajectory is None else answer.trajectory.turns
+    if answer.reason.startswith("the context limit") and not any(turn.text for turn in turns):
+        return RequestError(400, f"The conversation is too long: {answer.reason}.", code="context_length_exceeded",
+                            param="messages")  # fmt: skip
+    return None
