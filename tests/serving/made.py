@@ -70,3 +70,10 @@ def qa_settings(folder: Path, tools: str = "dear") -> list[str]:
         "env=qa", "tools=offline", f"tools.names=[{names}]", "data=jsonl", f"data.path={file}",
         "data.eval_questions=2", "model.tokenizer=null",
     ]  # fmt: skip
+
+
+# A quickstart of two minutes whose policy has learned to call tools and to copy.
+LEAST_TRAINING = (
+    "steps=2", "warm_start.steps=200", "warm_start.demonstrations=2000", "algorithm.tasks_per_step=4",
+    "evaluation.questions=16", "evaluation.swap_questions=4", "logger.names=[jsonl]",
+)  # fmt: skip

@@ -1,0 +1,286 @@
+"""The server as clients meet it: the OpenAI client, statuses and bodies, limits, keys, and clients that go away."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
+import httpx
+import openai
+
+from orchestra_jax.money.spent import bill
+from orchestra_jax.serving.orchestrator import Orchestrator
+from orchestra_jax.serving.server import ChatServer, ServerLimits
+from orchestra_jax.serving.wire import MOST_BYTES
+from orchestra_jax.tools.base import tool
+from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult
+from tests.serving.made import ask_dear, qa_settings, scripted
+
+USER = [{"role": "user", "content": "What is 7 * 8 + 3?"}]
+LOCAL = "http://127.0.0.1"
+
+
+def python(task: Task, results: list[ToolResult]) -> ToolCall | str:
+    """Compute, and say what came out."""
+    return results[-1].text if results else ToolCall("python", {"code": task.extra["keywords"]})
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestrator]:
+    with scripted(tmp_path_factory.mktemp("served"), python, "name=tiny") as orchestrator:
+        yield orchestrator
+
+
+@asynccontextmanager
+async def client(orchestrator: Orchestrator, **limits: Any) -> AsyncIterator[httpx.AsyncClient]:
+    app = ChatServer(orchestrator, ServerLimits(**limits)).app()
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as found:
+        yield found
+
+
+async def posted(http: httpx.AsyncClient, **body: Any) -> httpx.Response:
+    return await http.post("/v1/chat/completions", json={"model": "tiny", "messages": USER, **body})
+
+
+def lines(orchestrator: Orchestrator) -> list[dict]:
+    return [json.loads(line) for line in (orchestrator.folder / "requests.jsonl").read_text().splitlines()]
+
+
+async def test_the_openai_client_reads_answers_streams_and_models(served: Orchestrator):
+    async with client(served) as http:
+        api = openai.AsyncOpenAI(base_url=f"{LOCAL}/v1", api_key="none", http_client=http, max_retries=0)
+        assert [model.id async for model in api.models.list()] == [
+            "tiny", "tiny:best", "tiny:cheap", "tiny:fast", "tiny:local",
+        ]  # fmt: skip
+        assert (await api.models.retrieve("tiny:cheap")).owned_by == "orchestra_jax"
+        asked: dict[str, Any] = {"model": "tiny:cheap", "messages": USER}
+        found = await api.chat.completions.create(**asked, extra_body={"orchestra": {"trace": True}})
+        assert (found.choices[0].message.content, found.choices[0].finish_reason) == ("59", "stop")
+        told = found.model_extra["orchestra"]
+        assert [(call["tool"], call["result"], call["usd"]) for call in told["calls"]] == [("python", "59", 0.0)]
+        assert lines(served)[-1]["id"] == found.id
+        stream = await api.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in stream]
+    assert {chunk.id for chunk in chunks} == {lines(served)[-1]["id"]}
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == "59"
+    thoughts = "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas)
+    assert thoughts.startswith("python(7 * 8 + 3) ")
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.model_extra["cost_usd"] == lines(served)[-1]["usd"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        ({"model": "gpt-4"}, 404, "model_not_found", "model"),
+        ({"model": "tiny:zesty"}, 404, "model_not_found", "model"),
+        ({"model": None}, 400, "missing_required_parameter", "model"),
+        ({"messages": []}, 400, "invalid_value", "messages"),
+        ({"messages": [*USER, {"role": "assistant", "content": "59"}]}, 400, "invalid_value", "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "unsupported_parameter", "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "unsupported_parameter",
+         "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "Who is the pope?"}]}, 400, "invalid_value", "messages"),
+        ({"messages": [{"role": "system", "content": "Be zesty"}, *USER]}, 200, None, None),  # a script reads all
+        ({"max_tokens": 5}, 400, "unsupported_parameter", "max_tokens"),
+        ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
+        ({"n": 2}, 400, "unsupported_parameter", "n"),
+        ({"n": True}, 400, "unsupported_parameter", "n"),
+        ({"seed": 1}, 400, "unsupported_parameter", "seed"),
+        ({"temperature": "hot"}, 400, "invalid_value", "temperature"),
+        ({"temperature": 3}, 400, "invalid_value", "temperature"),
+        ({"stream_options": {"include_usage": True}}, 400, "invalid_value", "stream_options"),
+        ({"orchestra": {"wishes": "cheap"}}, 400, "unsupported_parameter", "orchestra.wishes"),
+        ({"orchestra": {"max_usd": -1}}, 400, "invalid_value", "orchestra.max_usd"),
+        ({"orchestra": {"max_usd": 2}}, 400, "invalid_value", "orchestra.max_usd"),
+        ({"model": "tiny:cheap", "orchestra": {"wish": "fast"}}, 400, None, "orchestra.wish"),
+        ({"n": 1, "user": "me", "top_p": 1, "seed": None, "tool_choice": "auto", "tools": []}, 200, None, None),
+        ({"orchestra": {"max_seconds": 0}}, 200, None, None),
+    ],
+)  # fmt: skip
+async def test_a_request_is_answered_or_refused_by_the_name_of_its_field(
+    served: Orchestrator, body: dict, status: int, code: str | None, param: str | None
+):
+    async with client(served, max_usd=1.0) as http:
+        for stream in ({}, {"stream": True}):
+            found = await posted(http, **body, **stream)
+            if stream and "stream_options" in body:
+                continue
+            assert found.status_code == status, found.text
+            if status != 200:
+                error = found.json()["error"]
+                assert (error["code"], error["param"]) == (code, param)
+                assert error["message"].endswith(".")
+    if body.get("orchestra") == {"max_seconds": 0}:
+        assert "no answer within 0 s" in found.text
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"[]", "application/json; charset=utf-8", 400),
+        (b'{"model": NaN}', "application/json", 400),
+        (b"[" * 100_000, "application/json", 400),
+        (b"\xff\xfe", "application/json", 400),
+        (b" " * (MOST_BYTES + 1), "application/json", 413),
+        (json.dumps({"model": "tiny", "messages": USER}).encode(), "text/plain", 415),
+    ],
+    ids=["cut", "list", "nan", "deep", "bytes", "large", "form"],
+)
+async def test_a_body_that_is_none_has_its_status(served: Orchestrator, content: bytes, kind: str, status: int):
+    async def parts() -> AsyncIterator[bytes]:
+        yield content
+
+    async with client(served) as http:
+        for sent in (content, parts()):
+            found = await http.post("/v1/chat/completions", content=sent, headers={"content-type": kind})
+            assert found.status_code == status
+            assert found.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_keys_and_names_of_the_server_are_asked_for(served: Orchestrator):
+    async with client(served, key="secret") as http:
+        for path in ("/v1/models", "/metrics", "/v1/models/tiny"):
+            for key in ({}, {"authorization": "Bearer no"}, {"authorization": "secret"}):
+                found = await http.get(path, headers=key)
+                assert (found.status_code, found.headers["www-authenticate"]) == (401, "Bearer")
+                assert found.json()["error"]["code"] == "invalid_api_key"
+            assert (await http.get(path, headers={"authorization": "Bearer secret"})).status_code == 200
+        assert (await http.get("/health")).json() == {"status": "ok"}
+        wrong = openai.AsyncOpenAI(base_url=f"{LOCAL}/v1", api_key="wrong", http_client=http)
+        with pytest.raises(openai.AuthenticationError, match="The key is missing or wrong"):
+            await wrong.chat.completions.create(model="tiny", messages=USER)  # type: ignore[arg-type]
+    async with client(served) as http:
+        assert (await http.get("/v1/models", headers={"host": "evil.example"})).status_code == 421
+        assert (await http.get("/nothing")).json()["error"]["message"] == "There is nothing at /nothing."
+        assert (await http.get("/v1/chat/completions")).status_code == 405
+
+
+BEGUN, GO_ON = threading.Semaphore(0), threading.Event()
+
+
+@tool
+async def slow(question: str) -> str:
+    """Answers when it is told to."""
+    BEGUN.release()
+    await asyncio.to_thread(GO_ON.wait, 60)
+    return "done"
+
+
+@tool
+async def broken(question: str) -> str:
+    """Is not there."""
+    raise InfrastructureError("Its server is down.")
+
+
+def calling(*names: str) -> Callable[[Task, list[ToolResult]], ToolCall | str]:
+    """A script that calls tools one after the other."""
+
+    def script(task: Task, results: list[ToolResult]) -> ToolCall | str:
+        todo = names[len(results) :]
+        return ToolCall(todo[0], {"question": task.question}) if todo else results[-1].text
+
+    return script
+
+
+def settings(folder: Path, *names: str) -> list[str]:
+    listed = ",".join(f"{'tests.serving.made' if name == 'dear' else __name__}:{name}" for name in names)
+    return [
+        "name=tiny", *(f"tools.names=[{listed}]" if s.startswith("tools.names") else s for s in qa_settings(folder)),
+    ]  # fmt: skip
+
+
+async def test_a_client_that_goes_away_ends_its_request_which_pays_its_bill(tmp_path: Path):
+    GO_ON.clear()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Why?"}]}
+    with scripted(tmp_path, calling("dear", "slow"), *settings(tmp_path, "dear", "slow")) as orchestrator:
+        server = ChatServer(orchestrator, ServerLimits())
+        app = server.app()
+        for stream in (False, True):
+            gone, sent = asyncio.Event(), list[Any]()
+            parts = [{"type": "http.request", "body": json.dumps({**body, "stream": stream}).encode()}]
+
+            async def receive(parts: list = parts, gone: asyncio.Event = gone) -> Any:
+                if parts:
+                    return parts.pop()
+                await gone.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any, sent: list = sent) -> None:
+                sent.append(message)
+
+            scope = {
+                "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "POST",
+                "path": "/v1/chat/completions", "query_string": b"", "server": ("127.0.0.1", 80), "scheme": "http",
+                "headers": [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")],
+            }  # fmt: skip
+            serving = asyncio.create_task(app(scope, receive, send))
+            await asyncio.to_thread(BEGUN.acquire, timeout=60)
+            assert server._under_way == 1
+            gone.set()
+            await asyncio.wait([serving], timeout=60)
+            assert serving.done()
+            assert server._under_way == 0
+        GO_ON.set()
+    assert [(line["reason"], line["usd"], line["paid_usd"]) for line in lines(orchestrator)] == [
+        ("cancelled", 0.4, 0.4)
+    ] * 2
+    paid, in_flight = bill(orchestrator.folder)
+    assert ([calls for _, _, calls in paid.values()], in_flight) == ([2], {})
+
+
+async def test_an_empty_budget_a_dead_tool_and_too_many_requests_have_their_statuses(tmp_path: Path):
+    why = [{"role": "user", "content": "Why?"}]
+    with scripted(tmp_path, ask_dear, *settings(tmp_path, "dear"), "budget.run_usd=0.5") as orchestrator:
+        async with client(orchestrator) as http:
+            refused = await posted(http, messages=why, orchestra={"max_usd": 0.3})
+            assert (refused.status_code, refused.json()["usage"]["cost_usd"]) == (200, 0)
+            assert (await posted(http, messages=why)).json()["usage"]["cost_usd"] == 0.4
+            for stream in (False, True):
+                empty = await posted(http, messages=why, stream=stream)
+                if stream:  # the policy had begun to call
+                    error = json.loads(empty.text.split("\n\n")[-3].removeprefix("data: "))["error"]
+                else:
+                    assert empty.status_code == 402
+                    error = empty.json()["error"]
+                assert (error["type"], error["code"]) == ("insufficient_quota", "budget_exceeded")
+    more = [*settings(tmp_path, "broken", "slow"), "rollout.limits.retries=0"]
+    with scripted(tmp_path / "more", calling("broken"), *more) as orchestrator:
+        async with client(orchestrator) as http:
+            dead = await posted(http, messages=why)
+            assert (dead.status_code, dead.headers["retry-after"]) == (503, "5")
+            assert "Its server is down" in dead.json()["error"]["message"]
+    GO_ON.clear()
+    with scripted(tmp_path / "more", calling("slow"), *more) as orchestrator:
+        async with client(orchestrator, under_way=2) as http:
+            two = [asyncio.create_task(posted(http, messages=why)) for _ in range(2)]
+            for _ in two:
+                await asyncio.to_thread(BEGUN.acquire, timeout=60)
+            third = await posted(http, messages=why)
+            assert (third.status_code, third.headers["retry-after"]) == (503, "1")
+            GO_ON.set()
+            assert [(await one).status_code for one in two] == [200, 200]
+            figures = (await http.get("/metrics")).text
+    assert 'orchestra_requests_total{status="200"} 2.0' in figures
+    assert 'orchestra_requests_total{status="503"} 1.0' in figures
+    assert 'orchestra_calls_total{tool="slow"} 2.0' in figures
+    assert "orchestra_under_way 0.0" in figures
+
+
+async def test_a_bug_is_a_500_that_tells_nothing(served: Orchestrator, monkeypatch: pytest.MonkeyPatch):
+    async def buggy(*_: Any, **__: Any) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(served, "aask", buggy)
+    async with client(served) as http:
+        found = await posted(http)
+    assert (found.status_code, found.json()["error"]["code"], "secret" in found.text) == (500, "bug", False)
