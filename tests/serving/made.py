@@ -1,5 +1,6 @@
 """Policies to serve: random weights in a run's folder, and scripts in the worlds of the tests."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
@@ -53,6 +54,13 @@ async def dear(question: str, budget: Budget) -> ToolResult:
     row = Usage("dear", prompt_tokens=10, cost_usd=0.4)
     (await acquire(budget, row)).settle(row)
     return ToolResult(f"It is {len(question)}.", (row,))
+
+
+@tool
+async def unhurried(question: str) -> ToolResult:
+    """Takes its time."""
+    await asyncio.sleep(1.0)
+    return ToolResult("done")
 
 
 def ask_dear(task: Task, results: list[ToolResult]) -> ToolCall | str:
