@@ -43,6 +43,7 @@ FLAGS = {"train": (PATH,), "evaluate": (LIMIT, DRY_RUN), "judge": (SAMPLE, DRY_R
 # Which arguments of the other scripts name files: what must be there, and what they make.
 READS = {
     "report": ["runs", "base"], "compare": ["runs"], "view": ["run"], "index": ["passages"],
+    "ask": ["policy"], "chat": ["policy"], "serve": ["policy"],
     "describe_tools": ["tasks", "experts"], "records": ["path", "others"],
 }  # fmt: skip
 MAKES = {
@@ -55,7 +56,7 @@ MAKES = {
     "labelled_sample": ["file"],
 }
 # Programs that are not ours; their arguments are not read here.
-FOREIGN = {"git", "hf", "inspect", "apt-get", "sglang.launch_server", "venv", "tensorboard", "nvidia-smi", "df"}
+FOREIGN = {"git", "hf", "inspect", "apt-get", "sglang.launch_server", "venv", "tensorboard", "nvidia-smi", "df", "curl"}
 
 
 _LEFT = ("outputs", "multirun", "build", ".venv")
@@ -268,13 +269,17 @@ class _Parsed(Exception):  # noqa: N818  what the script was told, not an error
 
 def _parsed(file: Path, words: list[str], files: Files) -> str | None:
     """Lets a script read its arguments and stops it there."""
-    parse = argparse.ArgumentParser.parse_args
 
-    def stop(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> None:
-        raise _Parsed(parse(self, args, namespace))
+    def stopping(parse: Any) -> Any:
+        def stop(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> None:
+            raise _Parsed(parse(self, args, namespace))
 
+        return stop
+
+    parser = argparse.ArgumentParser
     with (
-        mock.patch.object(argparse.ArgumentParser, "parse_args", stop),
+        mock.patch.object(parser, "parse_args", stopping(parser.parse_args)),
+        mock.patch.object(parser, "parse_intermixed_args", stopping(parser.parse_intermixed_args)),
         mock.patch.object(sys, "argv", [str(file), *words]),
         mock.patch.object(sys, "path", [str(file.parent), *sys.path]),  # as for a script, which may have siblings
     ):
