@@ -13,6 +13,7 @@ from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.rollout.speakers import EngineSpeaker, Opening, PolicyTurn
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
+from orchestra_jax.tools.schema import validate_arguments
 from orchestra_jax.types import (
     TRAJECTORY_ROLES,
     InfrastructureError,
@@ -27,6 +28,22 @@ from orchestra_jax.types import (
 )
 
 REQUEST = "request"  # name of a request's budget
+_PASSED = "passed on"  # what stands for the answer where the caller's tools are called
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What surrounds a question.
+
+    Attributes:
+        before: messages before it.
+        after: messages after it: calls of the caller's tools, and their results.
+        tools: tools of the caller, beside those of the world.
+    """
+
+    before: Sequence[Message] = ()
+    after: Sequence[Message] = ()
+    tools: Sequence[ToolSpec] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +82,7 @@ class Answer:
         cost_usd: dollars of all calls and of the policy's own tokens, as an evaluation counts them.
         seconds: seconds of work, as an evaluation counts them: parallel calls once, waits for a place never.
         calls: calls of tools, in order.
+        tool_calls: calls of the caller's own tools, which end the answer; ask again with their results.
         ledger: rows of every call and of the policy's own turns, as far as it came.
         trajectory: all that training would keep, token ids included; None where a limit of the request ended it.
     """
@@ -77,6 +95,7 @@ class Answer:
     cost_usd: float
     seconds: float
     calls: tuple[CallStep, ...]
+    tool_calls: tuple[ToolCall, ...]
     ledger: tuple[Usage, ...] = field(repr=False)
     trajectory: Trajectory | None = field(default=None, repr=False)
 
@@ -100,6 +119,7 @@ class Account:
             simulated or recorded calls, makes it smaller.
         ledger: rows of the policy's turns and of its calls, as they come.
         steps: the calls, those under way included.
+        passed: calls that the caller has to make.
     """
 
     def __init__(
@@ -110,6 +130,7 @@ class Account:
         self.prices, self._unpaid = price.prices, 0.0
         self.ledger: list[Usage] = []
         self.steps: list[CallStep] = []
+        self.passed: list[ToolCall] = []
 
     @property
     def usd(self) -> float:
@@ -183,18 +204,24 @@ def _usd(result: ToolResult) -> float:
 
 
 class AskedEpisode:
-    """An episode of the world with a conversation before its question; nobody judges the answer."""
+    """An episode of the world within a conversation; nobody judges the answer."""
 
-    def __init__(self, episode: Episode, account: Account, history: Sequence[Message]) -> None:
+    def __init__(self, episode: Episode, account: Account, said: Conversation) -> None:
         first, last = episode.messages[:-1], episode.messages[-1:]
-        self.messages: list[Message] = [*first, *history, *last]
-        self.tools: tuple[ToolSpec, ...] = episode.tools
+        self.messages: list[Message] = [*first, *said.before, *last, *said.after]
+        self._own = {spec.name: replace(spec, terminal=True) for spec in said.tools}
+        self.tools: tuple[ToolSpec, ...] = (*episode.tools, *self._own.values())
         self.prices: PriceList | None = getattr(episode, "prices", None)
         self._episode, self._account = episode, account
         account.begin(self.prices)
 
     async def step(self, call: ToolCall) -> ToolResult:
         account = self._account
+        if (spec := self._own.get(call.name)) is not None:
+            if (problem := validate_arguments(spec, call.arguments)) is not None:
+                return ToolResult(problem, is_error=True, refused=True)
+            account.passed.append(call)
+            return ToolResult("", final=_PASSED)
         before, number = account.budget.spent, account.called(call)
         try:
             result = await self._episode.step(call)
@@ -214,11 +241,11 @@ class AskedEpisode:
 class AskedWorld(Environment):
     """The world of one question."""
 
-    def __init__(self, world: Environment, account: Account, history: Sequence[Message] = ()) -> None:
-        self._world, self._account, self._history = world, account, history
+    def __init__(self, world: Environment, account: Account, said: Conversation) -> None:
+        self._world, self._account, self._said = world, account, said
 
     def reset(self, task: Task, budget: Budget) -> AskedEpisode:
-        return AskedEpisode(self._world.reset(task, budget), self._account, self._history)
+        return AskedEpisode(self._world.reset(task, budget), self._account, self._said)
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
         raise NotImplementedError("A world of one question has nothing to train on.")

@@ -12,6 +12,7 @@ import hydra
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import checks, cli, errors, from_run
+from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.flags import Flag, as_settings
 from orchestra_jax.config.missing_policy import missing_to_evaluate
 from orchestra_jax.config.schema import ConfigError
@@ -25,6 +26,7 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.messages import MessageEngine
+from orchestra_jax.tools.base import unreachable
 from orchestra_jax.training.build import keep_compiled, preflight
 from orchestra_jax.training.evaluate import engine_of
 from orchestra_jax.training.subject import Subject, subject_of
@@ -139,6 +141,9 @@ def _checked(policy: str | Path, settings: Sequence[str]) -> Subject:
     if found := [*missing_to_evaluate(cfg), *environment_class(cfg).problems(cfg)]:
         raise ConfigError("\n".join(dict.fromkeys(found)))
     subject = subject_of(cfg)
+    asks = subject.url is not None and cfg.replay.mode is not ReplayMode.replay
+    if asks and (found := unreachable(subject.name, subject.url, "policy=")):
+        raise ConfigError("\n".join(found))
     # Users come when they come: nobody waits for the others' tools.
     cfg = replace(subject.cfg, rollout=replace(subject.cfg.rollout, lockstep=False))
     keep_compiled(cfg)

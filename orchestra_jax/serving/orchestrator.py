@@ -17,13 +17,25 @@ from typing import Any, cast
 from orchestra_jax.envs.base import Baseline, Message
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.serving.asking import REQUEST, Account, AccountedSpeaker, Answer, AskedWorld, CallStep, QuestionError
+from orchestra_jax.serving.asking import (
+    REQUEST,
+    Account,
+    AccountedSpeaker,
+    Answer,
+    AskedWorld,
+    CallStep,
+    Conversation,
+    QuestionError,
+)
+from orchestra_jax.serving.messages_in_text import in_text
 from orchestra_jax.serving.opened import AskableWorld, OpenPolicy, open_policy
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.training.build import make_collector
-from orchestra_jax.types import Status, Task, Trajectory
+from orchestra_jax.types import Status, Task, ToolSpec, Trajectory
 
 REQUESTS = "requests.jsonl"  # of the folder: a line for each question, without its words
-_ROLES = ("user", "assistant")
+_ROLES = ("user", "assistant", "tool")
+_ALONE = Conversation()
 _HEED_S = 0.5
 
 
@@ -83,6 +95,8 @@ class Orchestrator:
         max_seconds: float | None = None,
         temperature: float = 0.0,
         history: Sequence[Message] = (),
+        tools: Sequence[ToolSpec] = (),
+        after: Sequence[Message] = (),
         request_id: str | None = None,
     ) -> Answer:
         """Answer a question; what it cost is part of the answer, also where there is none.
@@ -94,14 +108,17 @@ class Orchestrator:
                 and the policy goes on with what it knows.
             max_seconds: seconds after which it ends without an answer, waits included.
             temperature: of sampling; 0 is greedy.
-            history: messages before the question, with the roles "user" and "assistant".
+            history: messages before the question, in the form of the OpenAI API, without a system message.
+            tools: tools of your own beside those of the run; a call of one ends the answer (`Answer.tool_calls`).
+            after: messages after the question: such calls and what came out, likewise.
             request_id: name of the request; None: a new one.
 
         Raises:
             QuestionError: the world has no answer to such a question, or an argument is wrong; one sentence.
             BudgetExceeded: budget.run_* leaves too little for another call.
         """
-        work = self._answered(question, wish, max_usd, max_seconds, temperature, history, request_id, _ignore)
+        said = Conversation(history, after, tools)
+        work = self._answered(question, wish, max_usd, max_seconds, temperature, said, request_id, _ignore)
         return self._opened.loop.run(work)
 
     async def aask(self, question: str | Task, **options: Any) -> Answer:
@@ -154,34 +171,53 @@ class Orchestrator:
     def _start(
         self, question: str | Task, options: Mapping[str, Any], tell: Callable[[CallStep], Any]
     ) -> "Future[Answer]":
-        given: dict[str, Any] = {"wish": None, "max_usd": None, "max_seconds": None, "temperature": 0.0, "history": ()}
-        given |= {"request_id": None, **options}
         if unknown := options.keys() - _OPTIONS:
             raise TypeError(f"There is no option {min(unknown)!r}; here are {', '.join(sorted(_OPTIONS))}.")
-        return self._opened.loop.start(self._answered(question, tell=tell, **given))
+        given: dict[str, Any] = {"wish": None, "max_usd": None, "max_seconds": None, "temperature": 0.0, **options}
+        said = Conversation(given.pop("history", ()), given.pop("after", ()), given.pop("tools", ()))
+        given = {"request_id": None, **given}
+        return self._opened.loop.start(self._answered(question, tell=tell, said=said, **given))
 
-    def posed(self, question: str, wish: str | None = None, history: Sequence[Message] = ()) -> Task:
-        """Return the task of a question, and check the words that come with it.
+    def posed(self, question: str, wish: str | None = None, said: Conversation = _ALONE) -> Task:
+        """Return the task of a question, and check the words and tools that come with it.
 
         Raises:
-            QuestionError: the world has no such question, or the policy no such word.
+            QuestionError: the world has no such question, the policy no such word, or a tool cannot be offered.
         """
         if not question.strip():
             raise QuestionError("The question is empty.")
-        if wrong := [message for message in history if message.get("role") not in _ROLES]:
-            raise QuestionError(
-                f"A message of the history has the role user or assistant, not {wrong[0].get('role')!r}."
-            )
         words = None if wish is None else self.wishes.get(wish, wish)
         try:
             task = self._world.pose(question, words)
         except ValueError as error:
             raise QuestionError(str(error)) from error
-        for text in (task.preference.instruction, *(message["content"] for message in history)):
-            if (word := self._unknown_word(text)) is not None:
-                said = ", ".join(map(repr, self.wishes.values()))
-                raise QuestionError(f"The policy has no word {word!r}. Wishes that it understands are {said}.")
+        self._check(task, said)
         return task
+
+    def _check(self, task: Task, said: Conversation) -> None:
+        """Raise QuestionError if the policy cannot read what surrounds a question."""
+        messages = [*said.before, *said.after]
+        if wrong := [message for message in messages if message.get("role") not in _ROLES]:
+            raise QuestionError(f"A message has the role user, assistant or tool, not {wrong[0].get('role')!r}.")
+        try:
+            for spec in said.tools:
+                check_spec(spec)
+        except ValueError as error:
+            raise QuestionError(str(error)) from error
+        names = [spec.name for spec in (*task.tools, *said.tools)]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise QuestionError(f"There is a tool {twice[0]!r} already: give yours another name.")
+        texts = [task.preference.instruction, *(spec.name for spec in said.tools)]
+        for text in (*texts, *(message["content"] or "" for message in messages)):
+            if (word := self._unknown_word(text)) is not None:
+                known = ", ".join(map(repr, self.wishes.values()))
+                raise QuestionError(f"The policy has no word {word!r}. Wishes that it understands are {known}.")
+
+    def _told(self, said: Conversation) -> Conversation:
+        """Return the conversation as the policy reads it: our chat format has calls in the text of a message."""
+        if self._opened.chat is None:
+            return said
+        return replace(said, before=in_text(said.before), after=in_text(said.after))
 
     def _unknown_word(self, text: str) -> str | None:
         """Return the first word that a policy with words of its own does not know; None: it can read all of it."""
@@ -198,14 +234,18 @@ class Orchestrator:
         max_usd: float | None,
         max_seconds: float | None,
         temperature: float,
-        history: Sequence[Message],
+        said: Conversation,
         request_id: str | None,
         tell: Callable[[CallStep], Any],
     ) -> Answer:
         for key, value in (("max_usd", max_usd), ("max_seconds", max_seconds), ("temperature", temperature)):
             if value is not None and not 0 <= value < float("inf"):
                 raise QuestionError(f"{key} must be at least 0, not {value}.")
-        task = question if isinstance(question, Task) else self.posed(question, wish, history)
+        if isinstance(question, Task):
+            task = question
+            self._check(task, said)
+        else:
+            task = self.posed(question, wish, said)
         opened = self._opened
         cfg = opened.subject.cfg
         if max_seconds is not None and max_seconds > 0:
@@ -213,13 +253,15 @@ class Orchestrator:
             cfg = replace(cfg, rollout=replace(cfg.rollout, limits=shorter))
         name = request_id or f"orc-{secrets.token_hex(12)}"
         account = Account(max_usd, self._price, opened.money.run, tell)
-        collector = make_collector(cfg, AskedWorld(opened.environment, account, history), opened.chat)
+        collector = make_collector(cfg, AskedWorld(opened.environment, account, self._told(said)), opened.chat)
         trajectory, status, limit, reason = None, Status.FAILED, "", "cancelled"
         deadline = asyncio.timeout(max_seconds)
         try:
             async with deadline:
                 trajectory = await self._played(collector, task, account, temperature)
             status, reason = trajectory.status, trajectory.reason
+            if max_seconds is not None and reason == f"no answer within {max_seconds:g} s of work":
+                limit = "max_seconds"
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -260,7 +302,7 @@ class Orchestrator:
             file.write(json.dumps(line) + "\n")
 
 
-_OPTIONS = {"wish", "max_usd", "max_seconds", "temperature", "history", "request_id"}
+_OPTIONS = {"wish", "max_usd", "max_seconds", "temperature", "history", "tools", "after", "request_id"}
 
 
 def _ignore(step: CallStep) -> None:
@@ -277,6 +319,8 @@ def _answer(
 ) -> Answer:
     calls = tuple(account.steps)
     if trajectory is None:
-        return Answer(name, None, status, reason, limit, account.usd, account.seconds, calls, tuple(account.ledger))
+        return Answer(name, None, status, reason, limit, account.usd, account.seconds, calls, (), tuple(account.ledger))
     usd, seconds = trajectory.cost_usd, trajectory.latency_s
-    return Answer(name, trajectory.answer, status, reason, limit, usd, seconds, calls, trajectory.ledger, trajectory)
+    passed = tuple(account.passed)
+    text = None if passed else trajectory.answer
+    return Answer(name, text, status, reason, limit, usd, seconds, calls, passed, trajectory.ledger, trajectory)

@@ -22,10 +22,11 @@ from starlette.types import Receive, Scope, Send
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.serving import wire
 from orchestra_jax.serving.asking import Answer, CallStep, QuestionError
+from orchestra_jax.serving.errors import RequestError
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.shown import begun, ended
-from orchestra_jax.serving.wire import ChatRequest, RequestError
-from orchestra_jax.types import ReplayMiss
+from orchestra_jax.serving.wire import ChatRequest
+from orchestra_jax.types import OutOfTime, ReplayMiss
 
 _BODY_S = 30.0  # for a request's body to arrive
 _BEAT_S = 15.0  # between two signs of life of a stream
@@ -216,7 +217,11 @@ class ChatServer:
                     yield _line(wire.chunk(asked, name, {"reasoning_content": words}))
                 else:
                     answer = step if step is first else self._judged(step)
-                    yield _line(wire.chunk(asked, name, {"content": answer.answer or ""}))
+                    said: dict[str, Any] = {"content": answer.answer or ""}
+                    if answer.tool_calls:
+                        calls = enumerate(wire.tool_calls(answer))
+                        said = {"tool_calls": [{"index": number, **call} for number, call in calls]}
+                    yield _line(wire.chunk(asked, name, said))
                     last = wire.chunk(asked, name, {}, wire.finish_reason(answer))
                     yield _line(last | {"orchestra": wire.told(asked, answer)})
                     if asked.usage:
@@ -320,6 +325,8 @@ def _problem(error: Exception) -> RequestError | None:
         case BudgetExceeded():
             return RequestError(402, f"The server's budget is used up: {error}", kind="insufficient_quota",
                                 code="budget_exceeded")  # fmt: skip
+        case OutOfTime():
+            return RequestError(503, str(error), kind="server_error", code="engine_unavailable", retry_s=5)
         case ReplayMiss():
             return RequestError(422, str(error), code="not_recorded")
         case ClientDisconnect():

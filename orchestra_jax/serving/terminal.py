@@ -13,7 +13,7 @@ from orchestra_jax.serving.asking import Answer, CallStep
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.shown import begun, ended
 from orchestra_jax.training.stopping import end_now, handling
-from orchestra_jax.types import ReplayMiss
+from orchestra_jax.types import OutOfTime, ReplayMiss
 
 _NO_ANSWER, _NO_MONEY = 1, 3
 _HELP = "Lines: a question; /wish WORDS (nothing: no wish); /new forgets the conversation; Ctrl-D ends."
@@ -67,7 +67,7 @@ def _opened(policy: str, settings: Sequence[str], work: Callable[[Orchestrator],
     except KeyboardInterrupt:
         _tell("Stopped; everything is closed.")
         return INTERRUPTED
-    except (BudgetExceeded, ReplayMiss) as error:
+    except (BudgetExceeded, OutOfTime, ReplayMiss) as error:
         _tell(str(error))
         return _NO_MONEY
     except (ConfigError, ValueError) as error:

@@ -4,21 +4,23 @@ A field that would change the answer and that we do not heed is refused by its n
 that it has by default, and labels, which change nothing, are read over.
 """
 
+import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestra_jax.envs.base import Message
 from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.serving.asking import Answer, CallStep
+from orchestra_jax.serving.conversation import read_conversation, read_tools
+from orchestra_jax.serving.errors import RequestError, typed, unsupported, wrong
 from orchestra_jax.types import Status
 
 MOST_BYTES = 4 << 20  # of a request's body
 _LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
-_READ = ("model", "messages", "stream", "stream_options", "temperature", "orchestra")
+_READ = ("model", "messages", "stream", "stream_options", "temperature", "tools", "orchestra")
 # What a field may say beside null: the value that it has when it is left out.
 _DEFAULTS: Mapping[str, Sequence[Any]] = {
     "n": (1,),
@@ -29,9 +31,8 @@ _DEFAULTS: Mapping[str, Sequence[Any]] = {
     "logit_bias": ({},),
     "stop": ([],),
     "store": (False,),
-    "tools": ([],),
     "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
+    "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
@@ -39,40 +40,8 @@ _DEFAULTS: Mapping[str, Sequence[Any]] = {
 _INSTEAD = {
     "max_tokens": "the run's limits hold; orchestra.max_usd and orchestra.max_seconds bound an answer",
     "max_completion_tokens": "the run's limits hold; orchestra.max_usd and orchestra.max_seconds bound an answer",
-    "tools": "the policy has the tools of its run",
 }
-_MESSAGE = ("role", "content", "name", "refusal", "reasoning_content")
 _ORCHESTRA = ("wish", "max_usd", "max_seconds", "trace")
-
-
-class RequestError(Exception):
-    """A request that is not answered.
-
-    Attributes:
-        status: HTTP status.
-        kind: type of the error in the API.
-        code: what programs tell errors apart by.
-        param: field that is wrong.
-        retry_s: seconds after which to try again.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        kind: str = "invalid_request_error",
-        retry_s: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.kind, self.code, self.param, self.retry_s = status, kind, code, param, retry_s
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """Body of the response."""
-        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
 
 @dataclass(frozen=True)
@@ -81,7 +50,7 @@ class ChatRequest:
 
     Attributes:
         model: name of the model as it was asked for.
-        question: the last message.
+        question: the last message of the user.
         options: options of `Orchestrator.ask`.
         stream: whether the answer comes in chunks.
         usage: whether the last chunk tells tokens.
@@ -117,16 +86,17 @@ def read_chat(content: bytes, name: str, wishes: Mapping[str, str]) -> ChatReque
         _check_field(key, value)
     extra = _object(body, "orchestra")
     if unknown := [key for key in extra if key not in _ORCHESTRA]:
-        raise _unsupported(f"orchestra.{unknown[0]}", f"orchestra has {', '.join(_ORCHESTRA)}")
-    model = _typed(body, "model", str, "a text")
+        raise unsupported(f"orchestra.{unknown[0]}", f"orchestra has {', '.join(_ORCHESTRA)}")
+    model = typed(body, "model", str, "a text")
     if model is None:
         raise RequestError(400, "model is missing: name the model.", param="model", code="missing_required_parameter")
-    wish = _wish(model, name, wishes, _typed(extra, "wish", str, "a text", "orchestra."))
-    history, question = _conversation(body.get("messages"))
+    wish = _wish(model, name, wishes, typed(extra, "wish", str, "a text", "orchestra."))
+    question, said = read_conversation(body.get("messages"))
+    tools = read_tools(body.get("tools")) if body.get("tool_choice") != "none" else []
     most_usd, most_s = (_number(extra, key, "orchestra.") for key in ("max_usd", "max_seconds"))
     temperature = _number(body, "temperature") or 0.0
     if temperature > 2:
-        raise _wrong("temperature", "a number from 0 to 2")
+        raise wrong("temperature", "a number from 0 to 2")
     return ChatRequest(
         model,
         question,
@@ -135,12 +105,14 @@ def read_chat(content: bytes, name: str, wishes: Mapping[str, str]) -> ChatReque
             "max_usd": most_usd,
             "max_seconds": most_s,
             "temperature": temperature,
-            "history": history,
+            "history": said.before,
+            "after": said.after,
+            "tools": tools,
             "request_id": f"chatcmpl-{secrets.token_hex(12)}",
         },
-        stream=bool(_typed(body, "stream", bool, "true or false")),
+        stream=bool(typed(body, "stream", bool, "true or false")),
         usage=_stream_options(body),
-        trace=bool(_typed(extra, "trace", bool, "true or false", "orchestra.")),
+        trace=bool(typed(extra, "trace", bool, "true or false", "orchestra.")),
     )
 
 
@@ -150,7 +122,7 @@ def _check_field(key: str, value: Any) -> None:
     known = _DEFAULTS.get(key, ())
     if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in known):
         allowed = f"only {' or '.join(map(repr, known))} is" if known else "it is not"
-        raise _unsupported(key, _INSTEAD.get(key, f"{allowed} supported here"))
+        raise unsupported(key, _INSTEAD.get(key, f"{allowed} supported here"))
 
 
 def _wish(model: str, name: str, wishes: Mapping[str, str], given: str | None) -> str | None:
@@ -170,53 +142,17 @@ def _wish(model: str, name: str, wishes: Mapping[str, str], given: str | None) -
     return wish
 
 
-def _conversation(messages: Any) -> tuple[list[Message], str]:
-    """Return the messages before the question, and the question.
-
-    A system message is read as the user's: the system message of the policy is the run's, and a client's text must not
-    write control tokens.
-    """
-    if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", "a list of at least one message")
-    found: list[Message] = []
-    for place, message in enumerate(messages):
-        where = f"messages[{place}]"
-        if not isinstance(message, dict):
-            raise _wrong(where, "an object")
-        role = message.get("role")
-        if role not in ("system", "developer", "user", "assistant"):
-            raise _unsupported(f"{where}.role", "system, developer, user and assistant are")
-        if unknown := [key for key, value in message.items() if key not in _MESSAGE and value]:
-            raise _unsupported(f"{where}.{unknown[0]}", "a message has a role and a content")
-        text = _text(message.get("content"), f"{where}.content")
-        found.append({"role": "assistant" if role == "assistant" else "user", "content": text})
-    if messages[-1].get("role") != "user":
-        raise RequestError(400, "The last message must be the user's.", param="messages", code="invalid_value")
-    return found[:-1], found[-1]["content"]
-
-
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-        if len(parts) == len(content) and all(isinstance(part, str) for part in parts):
-            return "\n".join(map(str, parts))
-        raise _unsupported(where, "only parts of type text are supported here")
-    raise _wrong(where, "a text")
-
-
 def _stream_options(body: Mapping[str, Any]) -> bool:
     options = _object(body, "stream_options")
     if options and not body.get("stream"):
         raise RequestError(400, "stream_options need stream=true.", param="stream_options", code="invalid_value")
     if unknown := [key for key in options if key not in ("include_usage", "include_obfuscation")]:
-        raise _unsupported(f"stream_options.{unknown[0]}", "stream_options has include_usage")
-    return bool(_typed(options, "include_usage", bool, "true or false", "stream_options."))
+        raise unsupported(f"stream_options.{unknown[0]}", "stream_options has include_usage")
+    return bool(typed(options, "include_usage", bool, "true or false", "stream_options."))
 
 
 def _object(body: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return _typed(body, key, dict, "an object") or {}
+    return typed(body, key, dict, "an object") or {}
 
 
 def _number(body: Mapping[str, Any], key: str, above: str = "") -> float | None:
@@ -224,28 +160,15 @@ def _number(body: Mapping[str, Any], key: str, above: str = "") -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise _wrong(f"{above}{key}", "a number of at least 0")
+        raise wrong(f"{above}{key}", "a number of at least 0")
     return float(value)
-
-
-def _typed(body: Mapping[str, Any], key: str, kind: type, words: str, above: str = "") -> Any:
-    value = body.get(key)
-    if value is not None and not isinstance(value, kind):
-        raise _wrong(f"{above}{key}", words)
-    return value
-
-
-def _wrong(param: str, words: str) -> RequestError:
-    return RequestError(400, f"{param} must be {words}.", param=param, code="invalid_value")
-
-
-def _unsupported(param: str, why: str) -> RequestError:
-    return RequestError(400, f"{param} is not supported: {why}.", param=param, code="unsupported_parameter")
 
 
 def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
     """Return the body of a chat completion."""
-    message = {"role": "assistant", "content": answer.answer or "", "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.answer or "", "refusal": None}
+    if answer.tool_calls:
+        message |= {"content": None, "tool_calls": tool_calls(answer)}
     choice = {"index": 0, "message": message, "finish_reason": finish_reason(answer), "logprobs": None}
     return {
         **_head(request, answer.id, "chat.completion"),
@@ -270,9 +193,21 @@ def _head(request: ChatRequest, name: str, kind: str) -> dict[str, Any]:
     return {"id": name, "object": kind, "created": int(time.time()), "model": request.model}
 
 
+def tool_calls(answer: Answer) -> list[dict[str, Any]]:
+    """Return the calls that the client has to make."""
+    return [
+        {
+            "id": f"call_{answer.id[-12:]}_{number}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+        }
+        for number, call in enumerate(answer.tool_calls)
+    ]
+
+
 def finish_reason(answer: Answer) -> str:
-    """Return "stop" for an answer, "length" where a limit ended it."""
-    return "stop" if answer.answer is not None else "length"
+    """Return "stop" for an answer, "tool_calls" where the client calls next, "length" where a limit ended it."""
+    return "tool_calls" if answer.tool_calls else "stop" if answer.answer is not None else "length"
 
 
 def usage(answer: Answer) -> dict[str, Any]:

@@ -13,11 +13,12 @@ import orchestra_jax as oj
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.spent import bill
-from orchestra_jax.serving.asking import Answer, CallStep
+from orchestra_jax.serving.asking import Answer, CallStep, QuestionError
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.tools.base import tool
-from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult
+from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, ToolSpec
 from tests.serving.made import ask_dear, qa_settings, random_run, scripted
+from tests.tools.openai_stub import StubOpenAI
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_a_conversation_stands_before_its_question(served: Orchestrator):
         ("What is 7 * 8?", {"wish": "be zesty"}, "The policy has no word 'zesty"),
         ("What is 7 * 8?", {"max_usd": -1}, "max_usd must be at least 0, not -1"),
         ("What is 7 * 8?", {"max_seconds": float("nan")}, "max_seconds must be at least 0"),
-        ("What is 7 * 8?", {"history": [{"role": "system", "content": "x"}]}, "the role user or assistant"),
+        ("What is 7 * 8?", {"history": [{"role": "system", "content": "x"}]}, "the role user, assistant or tool"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(served: Orchestrator, question: str, options: dict, sentence: str):
@@ -142,6 +143,64 @@ def test_paid_calls_stand_in_the_bill_and_stop_at_the_budgets(tmp_path: Path):
     assert [(line["status"], line["paid_usd"]) for line in lines(again)] == [
         ("completed", 0.4), ("completed", 0.0), ("completed", 0.4), ("failed", 0.0), ("failed", 0.0),
     ]  # fmt: skip
+
+
+LOOKUP = ToolSpec("lookup", "Looks up.", {"type": "object", "properties": {"query": {"type": "string"}}})
+CALLED = {
+    "role": "assistant", "content": None,
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": '{"query": "7"}'}}],
+}  # fmt: skip
+AFTER = [CALLED, {"role": "tool", "content": "12", "tool_call_id": "c1"}]
+
+
+def test_a_call_of_the_callers_tool_ends_the_answer_and_its_result_is_read(served: Orchestrator, tmp_path: Path):
+    def script(task: Task, results: list[ToolResult]) -> ToolCall | str:
+        wrong = ToolCall("lookup", {"query": 7})
+        return ToolCall("lookup", {"query": "7"}) if results else wrong
+
+    with scripted(tmp_path, script) as orchestrator:
+        found = orchestrator.ask("What is 7 * 8?", tools=[LOOKUP])
+        assert (found.answer, found.status, found.tool_calls) == (
+            None, Status.COMPLETED, (ToolCall("lookup", {"query": "7"}),),
+        )  # fmt: skip
+        assert "'query'" in found.trajectory.turns[0].results[0].text
+    found = served.ask("What is 7 * 8?", tools=[LOOKUP], after=AFTER)
+    said = served._opened.chat.spelled(found.trajectory.turns[0].prompt_ids)
+    assert "; lookup 0 0" in said
+    assert said.endswith(
+        '<tool_call>\n{"name": "lookup", "arguments": {"query": "7"}}\n</tool_call><|im_end|>'
+        "<|im_start|> user<tool_response> 12</tool_response><|im_end|><|im_start|> assistant"
+    )
+    for tools, sentence in (
+        ([replace(LOOKUP, name="python")], "There is a tool 'python' already"),
+        ([LOOKUP, LOOKUP], "There is a tool 'lookup' already"),
+        ([replace(LOOKUP, name="zesty")], "The policy has no word 'zesty'"),
+        ([replace(LOOKUP, parameters={"type": "object", "properties": {"x": {"$ref": "http://a/b"}}})], "'lookup'"),
+    ):
+        with pytest.raises(QuestionError, match=sentence):
+            served.ask("What is 7 * 8?", tools=tools)
+
+
+async def test_a_model_behind_an_address_is_asked_and_paid_within_the_limit(tmp_path: Path):
+    async with StubOpenAI() as stub:
+        stub.reply = lambda body: "Eight."
+        settings = [*qa_settings(tmp_path), "pricing.name=paper", f"output_dir={tmp_path}"]
+        endpoint = "evaluation.endpoint.model=gpt-5-mini"
+        orchestrator = await asyncio.to_thread(Orchestrator.load, stub.url, *settings, endpoint)
+        said = {**CALLED, "content": ""}
+        found = await orchestrator.aask("Why?", wish="cheap", tools=[LOOKUP], after=[said, AFTER[1]])
+        poor = await orchestrator.aask("Why not?", max_usd=1e-9)
+        await asyncio.to_thread(orchestrator.close)
+    assert (found.answer, found.cost_usd > 0, found.ledger[0].completion_tokens) == ("Eight.", True, 1)
+    roles = [message["role"] for message in stub.bodies[0]["messages"]]
+    assert roles == ["system", "user", "assistant", "tool"]
+    assert stub.bodies[0]["messages"][2]["tool_calls"] == CALLED["tool_calls"]
+    assert [each["function"]["name"] for each in stub.bodies[0]["tools"]] == ["dear", "lookup"]
+    assert (poor.answer, poor.limit, poor.cost_usd, len(stub.bodies)) == (None, "max_usd", 0, 1)
+    paid, _ = bill(orchestrator.folder)
+    assert [calls for _, _, calls in paid.values()] == [1]
+    with pytest.raises(ConfigError, match="No server answers"):
+        Orchestrator.load("http://127.0.0.1:9/v1", *settings, endpoint)
 
 
 ASKED = threading.Event()
@@ -215,7 +274,7 @@ def test_a_stream_tells_each_call_twice_and_ends_with_the_answer(tmp_path: Path)
             assert (begun, begun.result) == (CallStep(0, "dear", {"question": "Why?"}), None)
             assert ended == replace(begun, result="It is 4.", usd=0.4, seconds=ended.seconds)
             assert (answer.answer, answer.calls) == ("It is 4.", (ended,))
-        with pytest.raises(TypeError, match="There is no option 'max_money'; here are history, max_seconds"):
+        with pytest.raises(TypeError, match="There is no option 'max_money'; here are after, history"):
             next(orchestrator.stream("Why?", max_money=1))
 
 

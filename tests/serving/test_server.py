@@ -23,6 +23,13 @@ from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult
 from tests.serving.made import ask_dear, qa_settings, scripted
 
 USER = [{"role": "user", "content": "What is 7 * 8 + 3?"}]
+CALLED = {
+    "role": "assistant", "content": None,
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": '{"query": "7"}'}}],
+}  # fmt: skip
+LOOKUP = [{"type": "function", "function": {"name": "lookup", "description": "Looks up.", "parameters": {
+    "type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}}}]  # fmt: skip
+LOOKUP_WITH_QUESTION = [{"type": "function", "function": {"name": "lookup"}}]
 LOCAL = "http://127.0.0.1"
 
 
@@ -77,6 +84,26 @@ async def test_the_openai_client_reads_answers_streams_and_models(served: Orches
     assert chunks[-1].usage.model_extra["cost_usd"] == lines(served)[-1]["usd"]
 
 
+async def test_a_clients_own_tool_is_called_by_the_client(tmp_path: Path):
+    with scripted(tmp_path, calling("lookup"), "name=tiny") as orchestrator:
+        async with client(orchestrator) as http:
+            api = openai.AsyncOpenAI(base_url=f"{LOCAL}/v1", api_key="none", http_client=http, max_retries=0)
+            asked: dict[str, Any] = {"model": "tiny", "messages": USER, "tools": LOOKUP_WITH_QUESTION}
+            found = (await api.chat.completions.create(**asked)).choices[0]
+            assert (found.finish_reason, found.message.content) == ("tool_calls", None)
+            (call,) = found.message.tool_calls or ()
+            assert (call.function.name, json.loads(call.function.arguments)) == (
+                "lookup", {"question": USER[0]["content"]},
+            )  # fmt: skip
+            chunks = [chunk async for chunk in await api.chat.completions.create(**asked, stream=True)]
+            deltas = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or ()]
+            assert [delta.function.name for delta in deltas if delta.function] == ["lookup"]
+            assert chunks[-1].choices[0].finish_reason == "tool_calls"
+            answered = {"role": "tool", "content": "12", "tool_call_id": call.id}
+            again = {**asked, "messages": [*USER, found.message.model_dump(exclude_none=True), answered]}
+            assert (await api.chat.completions.create(**again)).choices[0].finish_reason == "tool_calls"
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code", "param"),
     [
@@ -85,13 +112,22 @@ async def test_the_openai_client_reads_answers_streams_and_models(served: Orches
         ({"model": None}, 400, "missing_required_parameter", "model"),
         ({"messages": []}, 400, "invalid_value", "messages"),
         ({"messages": [*USER, {"role": "assistant", "content": "59"}]}, 400, "invalid_value", "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "unsupported_parameter", "messages[0].role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, 400, "unsupported_parameter", "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "invalid_value", "messages[0].tool_call_id"),
+        ({"messages": [*USER, CALLED]}, 400, "invalid_value", "messages"),
+        ({"messages": [*USER, CALLED, *USER]}, 400, "invalid_value", "messages[2]"),
+        ({"messages": [*USER, {**CALLED, "tool_calls": [{"id": "c1"}]}]}, 400, "invalid_value",
+         "messages[1].tool_calls[0]"),
+        ({"messages": [{**USER[0], "audio": {"id": "x"}}]}, 400, "unsupported_parameter", "messages[0].audio"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "unsupported_parameter",
          "messages[0].content"),
         ({"messages": [{"role": "user", "content": "Who is the pope?"}]}, 400, "invalid_value", "messages"),
         ({"messages": [{"role": "system", "content": "Be zesty"}, *USER]}, 200, None, None),  # a script reads all
         ({"max_tokens": 5}, 400, "unsupported_parameter", "max_tokens"),
-        ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
+        ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": "python"}}]}, 400, "invalid_value", "messages"),
+        ({"tools": LOOKUP, "tool_choice": "required"}, 400, "unsupported_parameter", "tool_choice"),
+        ({"tools": LOOKUP, "tool_choice": "none", "parallel_tool_calls": True}, 200, None, None),
         ({"n": 2}, 400, "unsupported_parameter", "n"),
         ({"n": True}, 400, "unsupported_parameter", "n"),
         ({"seed": 1}, 400, "unsupported_parameter", "seed"),

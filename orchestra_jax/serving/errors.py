@@ -1,0 +1,49 @@
+"""Errors of the OpenAI API, and the checks of a request's fields that raise them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class RequestError(Exception):
+    """A request that is not answered.
+
+    Attributes:
+        status: HTTP status.
+        kind: type of the error in the API.
+        code: what programs tell errors apart by.
+        param: field that is wrong.
+        retry_s: seconds after which to try again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        kind: str = "invalid_request_error",
+        retry_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.code, self.param, self.retry_s = status, kind, code, param, retry_s
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Body of the response."""
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def typed(body: Mapping[str, Any], key: str, kind: type, words: str, above: str = "") -> Any:
+    value = body.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise wrong(f"{above}{key}", words)
+    return value
+
+
+def wrong(param: str, words: str) -> RequestError:
+    return RequestError(400, f"{param} must be {words}.", param=param, code="invalid_value")
+
+
+def unsupported(param: str, why: str) -> RequestError:
+    return RequestError(400, f"{param} is not supported: {why}.", param=param, code="unsupported_parameter")
