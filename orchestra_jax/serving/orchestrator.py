@@ -63,7 +63,7 @@ class Orchestrator:
         self._opened, self.folder = opened, opened.folder
         self._world = cast(AskableWorld, opened.environment)
         self.name, self.wishes = opened.subject.cfg.name, dict(self._world.wishes())
-        self._price = make_collector(opened.subject.cfg, opened.environment, opened.chat).settings.price
+        self._shared = make_collector(opened.subject.cfg, opened.environment, opened.chat)
         self._numbers = itertools.count()
 
     @classmethod
@@ -247,13 +247,14 @@ class Orchestrator:
         else:
             task = self.posed(question, wish, said)
         opened = self._opened
-        cfg = opened.subject.cfg
+        limits, shared = self._shared.limits, self._shared.settings
         if max_seconds is not None and max_seconds > 0:
-            shorter = replace(cfg.rollout.limits, deadline_s=min(cfg.rollout.limits.deadline_s, max_seconds))
-            cfg = replace(cfg, rollout=replace(cfg.rollout, limits=shorter))
+            limits = replace(limits, deadline_s=min(limits.deadline_s, max_seconds))
         name = request_id or f"orc-{secrets.token_hex(12)}"
-        account = Account(max_usd, self._price, opened.money.run, tell)
-        collector = make_collector(cfg, AskedWorld(opened.environment, account, self._told(said)), opened.chat)
+        account = Account(max_usd, shared.price, opened.money.run, tell)
+        world = AskedWorld(opened.environment, account, self._told(said))
+        collector = Collector(world, opened.chat, limits, shared.price, allowance=shared.allowance)
+        collector.settings = replace(collector.settings, watchdog=shared.watchdog)
         trajectory, status, limit, reason = None, Status.FAILED, "", "cancelled"
         deadline = asyncio.timeout(max_seconds)
         try:
@@ -277,17 +278,16 @@ class Orchestrator:
         return answer
 
     async def _played(self, collector: Collector, task: Task, account: Account, temperature: float) -> Trajectory:
-        engine, budget = self._opened.engine, account.budget
+        engine = self._opened.engine
+        shared: dict[str, Any] = {"budget": account.budget, "numbers": [next(self._numbers)]}
         if isinstance(engine, Baseline):
-            return (await collector.play(engine.script, [task], budget=budget, silent=engine.silent))[0]
-        found = await collector.collect(
-            engine,
-            [task],
-            budget=budget,
-            temperature=temperature,
-            seed=(self._opened.subject.cfg.evaluation.seed, next(self._numbers)) if temperature else (0,),
-            speaker=partial(AccountedSpeaker, account),
-        )
+            found = await collector.play(engine.script, [task], silent=engine.silent, **shared)
+        else:
+            seed = (self._opened.subject.cfg.evaluation.seed,)
+            speaker = partial(AccountedSpeaker, account)
+            found = await collector.collect(
+                engine, [task], temperature=temperature, seed=seed, speaker=speaker, **shared
+            )
         return found[0]
 
     def _write(self, answer: Answer, account: Account) -> None:

@@ -33,7 +33,7 @@ def arguments(step: "CallStep") -> str:
 
 def dollars(usd: float) -> str:
     """Return dollars with as many digits as a small amount needs."""
-    return f"${usd:.2f}" if usd >= 0.995 or not usd else f"${usd:.4f}" if usd >= 0.00995 else f"${usd:.2g}"
+    return f"${usd:.2f}" if usd >= 0.995 or not usd else f"${usd:.4f}" if usd >= 0.00995 else f"${usd:.6f}"
 
 
 def begun(step: "CallStep") -> str:
