@@ -331,6 +331,9 @@ def _problem(error: Exception) -> RequestError | None:
             return RequestError(422, str(error), code="not_recorded")
         case ClientDisconnect():
             return RequestError(499, "The client has gone.", code="client_closed_request")
+        case OSError():
+            return RequestError(503, f"The record of requests cannot be written: {error.strerror}.",
+                                kind="server_error", code="disk", retry_s=30)  # fmt: skip
         case QuestionError():
             return RequestError(400, str(error), param="messages", code="invalid_value")
     return None
