@@ -58,6 +58,7 @@ class CallStep:
         usd: dollars that it cost.
         seconds: seconds that it took.
         refused: whether it was not carried out: an unknown tool, bad arguments, or no budget.
+        model: name of the model that answered, where it is not the tool's: a menu may call it by a letter.
     """
 
     number: int
@@ -67,6 +68,7 @@ class CallStep:
     usd: float = 0.0
     seconds: float = 0.0
     refused: bool = False
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,15 @@ class Account:
         if not paid and self._max_usd is not None and usd and self.usd + usd > self._max_usd:
             result, usd = ToolResult(OUT_OF_BUDGET, is_error=True, refused=True), 0.0
         text = result.text if result.final is None else result.final
+        step = self.steps[number]
+        models = dict.fromkeys(row.name for row in result.usage if row.name != step.tool)
         self.steps[number] = replace(
-            self.steps[number], result=text, usd=usd, seconds=work_seconds(result.usage), refused=result.refused
+            step,
+            result=text,
+            usd=usd,
+            seconds=work_seconds(result.usage),
+            refused=result.refused,
+            model=", ".join(models),
         )
         self.ledger += result.usage
         self._charge(0.0 if paid else usd)

@@ -11,7 +11,7 @@ _WIDTH = 48  # characters of a call's arguments
 
 def trace(answer: "Answer") -> str:
     """Return a table of an answer's calls, and a line of sums below it."""
-    rows = [(step.tool, arguments(step), f"{step.seconds:.1f} s", dollars(step.usd)) for step in answer.calls]
+    rows = [(_named(step), arguments(step), f"{step.seconds:.1f} s", dollars(step.usd)) for step in answer.calls]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     lines = [
         f"{tool:{widths[0]}}  {given:{widths[1]}}  {seconds:>{widths[2]}}  {usd:>{widths[3]}}"
@@ -20,6 +20,10 @@ def trace(answer: "Answer") -> str:
     ]
     calls = f"{len(rows)} call{'' if len(rows) == 1 else 's'}"
     return "\n".join([*lines, f"{calls}, {answer.seconds:.1f} s, {dollars(answer.cost_usd)}"])
+
+
+def _named(step: "CallStep") -> str:
+    return f"{step.tool} ({step.model})" if step.model else step.tool
 
 
 def arguments(step: "CallStep") -> str:
@@ -43,4 +47,6 @@ def begun(step: "CallStep") -> str:
 
 def ended(step: "CallStep") -> str:
     """Return what is told when a call has ended."""
-    return f" {'refused, ' if step.refused else ''}{step.seconds:.1f} s, {dollars(step.usd)}\n"
+    said = [step.model] if step.model else []
+    said += ["refused"] if step.refused else []
+    return f" {', '.join([*said, f'{step.seconds:.1f} s', dollars(step.usd)])}\n"

@@ -239,6 +239,7 @@ def shown_call(step: CallStep) -> dict[str, Any]:
     """Return a call as JSON."""
     return {
         "tool": step.tool,
+        "model": step.model,
         "arguments": dict(step.arguments),
         "result": step.result,
         "usd": step.usd,

@@ -18,7 +18,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.serving.opened import OpenPolicy
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.training.build import make_collector
-from tests.envs.recorded.made import config, made_rows
+from tests.envs.recorded.made import MODELS, config, made_rows
 from tests.serving.made import LEAST_TRAINING
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +59,7 @@ async def test_a_recorded_world_answers_its_questions_by_their_words(tmp_path: P
                     told["orchestra"]["seconds"],
                 )
 
+            named = orchestrator.ask(tasks[0]).calls[0]
             served = await asyncio.gather(*(asked(task.question, task.preference.instruction) for task in tasks))
             new = await http.post(
                 "/v1/chat/completions",
@@ -66,6 +67,7 @@ async def test_a_recorded_world_answers_its_questions_by_their_words(tmp_path: P
             )
     assert len({wish.preference.instruction for wish in tasks}) > 4
     assert served == [(found.answer, found.cost_usd, pytest.approx(found.latency_s)) for found in evaluated]
+    assert named.model in MODELS
     assert any(cost > 0 for _, cost, _ in served)
     assert (new.status_code, "were never asked this" in new.text) == (400, True)
     await environment.close()

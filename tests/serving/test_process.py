@@ -95,5 +95,9 @@ def test_what_cannot_be_served_is_one_sentence(
         assert serve(ORACLE, [], "127.0.0.1", port, limits) == 2
         assert f"Nothing can be served at port {port} of 127.0.0.1" in capfd.readouterr().err
     assert serve(ORACLE, [], "127.0.0.1", 70_000, limits) == 2
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "orchestra_jax.serving.server", None)
+        assert serve(ORACLE, [], "127.0.0.1", 0, limits) == 2
+        assert "pip install 'orchestra-jax[serve]'" in capfd.readouterr().err
     assert serve("nowhere", [f"output_dir={tmp_path}"], "127.0.0.1", 0, limits) == 2
     assert "is neither a checkpoint" in capfd.readouterr().err
