@@ -35,6 +35,16 @@ class RequestError(Exception):
 
 
 def typed(body: Mapping[str, Any], key: str, kind: type, words: str, above: str = "") -> Any:
+    """Return a field of a request, None if it has none.
+
+    Args:
+        kind: type that it has to have.
+        words: how an error names the type.
+        above: how an error names the place of `body`, such as "orchestra.".
+
+    Raises:
+        RequestError: it has another type.
+    """
     value = body.get(key)
     if value is not None and not isinstance(value, kind):
         raise wrong(f"{above}{key}", words)
@@ -42,8 +52,10 @@ def typed(body: Mapping[str, Any], key: str, kind: type, words: str, above: str 
 
 
 def wrong(param: str, words: str) -> RequestError:
+    """Return the error of a field that must be something else."""
     return RequestError(400, f"{param} must be {words}.", param=param, code="invalid_value")
 
 
 def unsupported(param: str, why: str) -> RequestError:
+    """Return the error of a field that is not heeded here."""
     return RequestError(400, f"{param} is not supported: {why}.", param=param, code="unsupported_parameter")
