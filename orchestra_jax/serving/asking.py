@@ -32,7 +32,7 @@ _PASSED = "passed on"  # what stands for the answer where the caller's tools are
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Surroundings:
     """The messages and tools around a question.
 
     Attributes:
@@ -215,7 +215,7 @@ def _usd(result: ToolResult) -> float:
 class AskedEpisode:
     """An episode of the world within a conversation; nobody judges the answer."""
 
-    def __init__(self, episode: Episode, account: Account, said: Exchange) -> None:
+    def __init__(self, episode: Episode, account: Account, said: Surroundings) -> None:
         first, last = episode.messages[:-1], episode.messages[-1:]
         self.messages: list[Message] = [*first, *said.before, *last, *said.after]
         self._own = {spec.name: replace(spec, terminal=True) for spec in said.tools}
@@ -250,7 +250,7 @@ class AskedEpisode:
 class AskedWorld(Environment):
     """The world of one question."""
 
-    def __init__(self, world: Environment, account: Account, said: Exchange) -> None:
+    def __init__(self, world: Environment, account: Account, said: Surroundings) -> None:
         self._world, self._account, self._said = world, account, said
 
     def reset(self, task: Task, budget: Budget) -> AskedEpisode:

@@ -6,7 +6,7 @@ from typing import Any
 from orchestra_jax.envs.base import Message
 from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.io.untrusted import Unreadable
-from orchestra_jax.serving.asking import Exchange
+from orchestra_jax.serving.asking import Surroundings
 from orchestra_jax.serving.errors import RequestError, typed, unsupported, wrong
 from orchestra_jax.types import ToolSpec
 
@@ -16,7 +16,7 @@ _MOST_TOOLS = 128
 _NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
-def read_conversation(messages: Any) -> tuple[str, Exchange]:
+def read_conversation(messages: Any) -> tuple[str, Surroundings]:
     """Return the last message of the user, and what stands before and after it.
 
     A system message is read as the user's: the system message of the policy is the run's, and a client's text must not
@@ -63,7 +63,7 @@ def read_conversation(messages: Any) -> tuple[str, Exchange]:
     if not asked:
         raise wrong("messages", "a conversation with a message of the user")
     last = asked[-1]
-    return found[last]["content"], Exchange(found[:last], found[last + 1 :])
+    return found[last]["content"], Surroundings(found[:last], found[last + 1 :])
 
 
 def read_tools(tools: Any) -> list[ToolSpec]:

@@ -24,8 +24,8 @@ from orchestra_jax.serving.asking import (
     Answer,
     AskedWorld,
     CallStep,
-    Exchange,
     QuestionError,
+    Surroundings,
 )
 from orchestra_jax.serving.messages_in_text import in_text
 from orchestra_jax.serving.opened import AskableWorld, OpenPolicy, open_policy
@@ -35,7 +35,7 @@ from orchestra_jax.types import Status, Task, ToolSpec, Trajectory
 
 REQUESTS = "requests.jsonl"  # of the folder: a line for each question, without its words
 _ROLES = ("user", "assistant", "tool")
-_ALONE = Exchange()
+_ALONE = Surroundings()
 _HEED_S = 0.5
 
 
@@ -117,7 +117,7 @@ class Orchestrator:
             QuestionError: the world has no answer to such a question, or an argument is wrong; one sentence.
             BudgetExceeded: budget.run_* leaves too little for another call.
         """
-        said = Exchange(history, after, tools)
+        said = Surroundings(history, after, tools)
         work = self._answered(question, wish, max_usd, max_seconds, temperature, said, request_id, _ignore)
         return self._opened.loop.run(work)
 
@@ -174,11 +174,11 @@ class Orchestrator:
         if unknown := options.keys() - _OPTIONS:
             raise TypeError(f"There is no option {min(unknown)!r}; here are {', '.join(sorted(_OPTIONS))}.")
         given: dict[str, Any] = {"wish": None, "max_usd": None, "max_seconds": None, "temperature": 0.0, **options}
-        said = Exchange(given.pop("history", ()), given.pop("after", ()), given.pop("tools", ()))
+        said = Surroundings(given.pop("history", ()), given.pop("after", ()), given.pop("tools", ()))
         given = {"request_id": None, **given}
         return self._opened.loop.start(self._answered(question, tell=tell, said=said, **given))
 
-    def posed(self, question: str, wish: str | None = None, said: Exchange = _ALONE) -> Task:
+    def posed(self, question: str, wish: str | None = None, said: Surroundings = _ALONE) -> Task:
         """Return the task of a question, and check the words and tools that come with it.
 
         Raises:
@@ -194,7 +194,7 @@ class Orchestrator:
         self._check(task, said)
         return task
 
-    def _check(self, task: Task, said: Exchange) -> None:
+    def _check(self, task: Task, said: Surroundings) -> None:
         """Raise QuestionError if the policy cannot read what surrounds a question."""
         messages = [*said.before, *said.after]
         if wrong := [message for message in messages if message.get("role") not in _ROLES]:
@@ -213,7 +213,7 @@ class Orchestrator:
                 known = ", ".join(map(repr, self.wishes.values()))
                 raise QuestionError(f"The policy has no word {word!r}. Wishes that it understands are {known}.")
 
-    def _told(self, said: Exchange) -> Exchange:
+    def _told(self, said: Surroundings) -> Surroundings:
         """Return the conversation as the policy reads it: our chat format has calls in the text of a message."""
         if self._opened.chat is None:
             return said
@@ -234,7 +234,7 @@ class Orchestrator:
         max_usd: float | None,
         max_seconds: float | None,
         temperature: float,
-        said: Exchange,
+        said: Surroundings,
         request_id: str | None,
         tell: Callable[[CallStep], Any],
     ) -> Answer:
