@@ -86,6 +86,11 @@ class Orchestrator:
         """Number of questions that the engine samples at once; others wait."""
         return self._opened.subject.cfg.rollout.slots
 
+    @property
+    def max_length(self) -> int:
+        """Number of tokens of the longest conversation."""
+        return self._opened.subject.cfg.rollout.limits.max_length
+
     def ask(
         self,
         question: str | Task,
@@ -223,9 +228,12 @@ class Orchestrator:
         """Return the first word that a policy with words of its own does not know; None: it can read all of it."""
         chat = self._opened.chat
         unknown = None if chat is None else getattr(chat.tokenizer, "unk_token_id", None)
-        if chat is None or unknown is None or unknown not in chat.encode(f" {text}"):
+        if chat is None or unknown is None:
             return None
-        return next((word for word in text.split() if unknown in chat.encode(f" {word}")), text)
+        said = chat.neutralise(text)
+        if unknown not in chat.encode(f" {said}"):
+            return None
+        return next((word for word in said.split() if unknown in chat.encode(f" {word}")), said)
 
     async def _answered(
         self,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.config.exit_status import INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.serving import wire
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.training.stopping import end_now, handling
 
@@ -29,8 +30,8 @@ def serve(policy: str, settings: Sequence[str], host: str, port: int, limits: di
         with handling(end_now):
             allowed = _limits(host, limits)
             with _listening(host, port) as listening, Orchestrator.load(policy, *settings) as orchestrator:
-                slots = orchestrator.slots
-                asyncio.run(_served(orchestrator, replace(allowed, under_way=2 * slots), listening, host))
+                allowed = replace(allowed, under_way=2 * orchestrator.slots, body=_body_limit(orchestrator.max_length))
+                asyncio.run(_served(orchestrator, allowed, listening, host))
     except KeyboardInterrupt:  # before it served
         return INTERRUPTED
     except ConfigError as error:
@@ -55,6 +56,11 @@ def _limits(host: str, limits: dict[str, Any]) -> "ServerLimits":
         raise ConfigError(f"Others can reach {host}: set the environment variable {KEY} to a key that they must send.")
     hosts = _LOOPBACK if host in _LOOPBACK else ("*",)
     return ServerLimits(**limits, key=key, hosts=hosts)
+
+
+def _body_limit(tokens: int) -> int:
+    """Return the most bytes of a request: what is longer than the context need not be read and tokenised."""
+    return min(wire.MOST_BYTES, (64 << 10) + 16 * tokens)
 
 
 def _listening(host: str, port: int) -> socket.socket:

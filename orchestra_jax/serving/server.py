@@ -41,6 +41,7 @@ class ServerLimits:
         max_usd: most dollars of one answer, where the request gives no smaller one; None: no limit.
         max_seconds: likewise seconds.
         under_way: most requests at once; further ones are told to come again.
+        body: most bytes of a request's body.
         key: what clients have to send as a bearer token; None: anybody is let in.
         hosts: names that the server may be called by, "*" for any.
     """
@@ -48,6 +49,7 @@ class ServerLimits:
     max_usd: float | None = None
     max_seconds: float | None = None
     under_way: int = 128
+    body: int = wire.MOST_BYTES
     key: str | None = None
     hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "::1")
 
@@ -153,7 +155,7 @@ class ChatServer:
         held.callback(self._ended, start)
         try:
             asked = self._bounded(
-                wire.read_chat(await _body(request), self.orchestrator.name, self.orchestrator.wishes)
+                wire.read_chat(await _body(request, self.limits.body), self.orchestrator.name, self.orchestrator.wishes)
             )
             if asked.stream:
                 steps = self.orchestrator.astream(asked.question, **asked.options)
@@ -274,16 +276,16 @@ async def _beating(
             await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, most: int) -> bytes:
     """Return the body of a request; it is JSON, so that no page of a browser can send one to us unasked."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestError(
             415, f"The content type must be application/json, not {kind!r}.", code="invalid_content_type"
         )
-    too_large = RequestError(413, f"The body has more than {wire.MOST_BYTES >> 20} MiB.", code="body_too_large")
+    too_large = RequestError(413, f"The body has more than {most:,} bytes.", code="body_too_large")
     if request.headers.get("content-length", "0").isdecimal() and (
-        int(request.headers.get("content-length", "0")[:20]) > wire.MOST_BYTES
+        int(request.headers.get("content-length", "0")[:20]) > most
     ):
         raise too_large
     found = bytearray()
@@ -291,7 +293,7 @@ async def _body(request: Request) -> bytes:
         async with asyncio.timeout(_BODY_S):
             async for part in request.stream():
                 found += part
-                if len(found) > wire.MOST_BYTES:
+                if len(found) > most:
                     raise too_large
     except TimeoutError:
         raise RequestError(408, f"The body did not arrive within {_BODY_S:g} s.", code="timeout") from None

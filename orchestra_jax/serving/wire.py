@@ -18,7 +18,7 @@ from orchestra_jax.serving.conversation import read_conversation, read_tools
 from orchestra_jax.serving.errors import RequestError, typed, unsupported, wrong
 from orchestra_jax.types import Status
 
-MOST_BYTES = 4 << 20  # of a request's body
+MOST_BYTES = 4 << 20  # of a request's body, whatever the context
 _LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 _READ = ("model", "messages", "stream", "stream_options", "temperature", "tools", "orchestra")
 # What a field may say beside null: the value that it has when it is left out.

@@ -74,7 +74,7 @@ def test_the_openai_client_talks_to_the_process(tmp_path: Path):
         assert api.chat.completions.create(**asked).choices[0].message.content == "59"
         chunks = list(api.chat.completions.create(**asked, stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "59"
-        with pytest.raises(openai.APIStatusError, match="more than 4 MiB") as large:
+        with pytest.raises(openai.APIStatusError, match="The body has more than 68,608 bytes") as large:
             api.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 10_000_000}])
         assert large.value.status_code == 413
         process.send_signal(signal.SIGTERM)
