@@ -1,13 +1,15 @@
 """One question, played by the loop of training and evaluation: the world that poses it, and what it has cost so far."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.envs.base import Environment, Episode, Message
-from orchestra_jax.io.stopwatch import worked
+from orchestra_jax.io.stopwatch import queued, worked
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.episode import OrchestratorPrice
@@ -129,7 +131,7 @@ class Account:
     ) -> None:
         self.budget = Budget(Limits(usd=max_usd), name=REQUEST, parent=parent)
         self._max_usd, self._price, self._told = max_usd, price, told
-        self.prices, self._unpaid = price.prices, 0.0
+        self.prices, self._unpaid, self._lock = price.prices, 0.0, asyncio.Lock()
         self.ledger: list[Usage] = []
         self.steps: list[CallStep] = []
         self.passed: list[ToolCall] = []
@@ -178,7 +180,7 @@ class Account:
     def answered(self, number: int, result: ToolResult, *, paid: bool) -> ToolResult:
         """Note the result of a call and return it; one that cost more than is left, and nobody was paid, is refused."""
         usd = _usd(result)
-        if not paid and self._max_usd is not None and usd and self.usd + usd > self._max_usd:
+        if not paid and self.too_dear(usd):
             result, usd = ToolResult(OUT_OF_BUDGET, is_error=True, refused=True), 0.0
         text = result.text if result.final is None else result.final
         step = self.steps[number]
@@ -195,6 +197,22 @@ class Account:
         self._charge(0.0 if paid else usd)
         self._told(self.steps[number])
         return result
+
+    def too_dear(self, usd: float) -> bool:
+        """Return whether so many dollars do not fit beside what is spent."""
+        return self._max_usd is not None and usd > 0 and self.usd + usd > self._max_usd
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Make one call after the other where there is a limit: prices per call and paid calls share it exactly."""
+        if self._max_usd is None:
+            yield
+            return
+        await queued(self._lock.acquire())
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _charge(self, usd: float) -> None:
         """Count dollars that nobody is paid."""
@@ -220,6 +238,7 @@ class AskedEpisode:
         self.messages: list[Message] = [*first, *said.before, *last, *said.after]
         self._own = {spec.name: replace(spec, terminal=True) for spec in said.tools}
         self.tools: tuple[ToolSpec, ...] = (*episode.tools, *self._own.values())
+        self._prices_usd = {spec.name: spec.price_usd or 0.0 for spec in episode.tools}
         self.prices: PriceList | None = getattr(episode, "prices", None)
         self._episode, self._account = episode, account
         account.begin(self.prices)
@@ -231,9 +250,18 @@ class AskedEpisode:
                 return ToolResult(problem, is_error=True, refused=True)
             account.passed.append(call)
             return ToolResult("", final=_PASSED)
+        async with account.alone():
+            return await self._made(call)
+
+    async def _made(self, call: ToolCall) -> ToolResult:
+        """Make a call of a tool of the world, within the account."""
+        account = self._account
         before, number = account.budget.spent, account.called(call)
         try:
-            result = await self._episode.step(call)
+            if account.too_dear(self._prices_usd.get(call.name, 0.0)):
+                result = ToolResult(OUT_OF_BUDGET, is_error=True, refused=True)
+            else:
+                result = await self._episode.step(call)
         except InfrastructureError as error:
             account.failed(number, str(error))
             raise

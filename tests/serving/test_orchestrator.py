@@ -12,11 +12,14 @@ import pytest
 import orchestra_jax as oj
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
+from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.spent import bill
-from orchestra_jax.serving.asking import Answer, CallStep, QuestionError
+from orchestra_jax.rollout.episode import OrchestratorPrice
+from orchestra_jax.serving.asking import Account, Answer, AskedEpisode, CallStep, QuestionError, Surroundings
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.tools.base import tool
-from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, ToolSpec
+from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, ToolSpec, Usage
 from tests.serving.made import ask_dear, qa_settings, random_run, scripted
 from tests.tools.openai_stub import StubOpenAI
 
@@ -125,6 +128,40 @@ def test_a_call_that_is_too_dear_is_refused_and_the_policy_goes_on(tmp_path: Pat
     (line,) = lines(orchestrator)
     assert (line["id"], line["usd"], line["status"]) == (found.id, found.cost_usd, "completed")
     assert sum(row["cost_usd"] for row in line["rows"]) == found.cost_usd
+
+
+@pytest.mark.parametrize("most", [None, 0.5, 0.8, 1.0])
+async def test_calls_of_one_turn_share_the_limit_exactly(most: float | None):
+    """A paid call of 40 cents beside one that costs 30 cents by the menu, and nobody asks for."""
+    spent = Budget()
+    account = Account(most, OrchestratorPrice(PriceList("none", "", "", {})), spent, lambda step: None)
+    free = ToolSpec("listed", "Costs by the menu.", {"type": "object", "properties": {}}, price_usd=0.3)
+    made = list[str]()
+
+    class Both:
+        messages, tools = [{"role": "user", "content": "Why?"}], (free,)
+
+        async def step(self, call: ToolCall) -> ToolResult:
+            made.append(call.name)
+            row = Usage(call.name, cost_usd=0.4 if call.name == "paid" else 0.3)
+            if call.name == "paid":
+                reservation = await acquire(account.budget, row)
+                await asyncio.sleep(0.01)
+                reservation.settle(row)
+            else:
+                await asyncio.sleep(0.005)
+            return ToolResult("done", (row,))
+
+    episode = AskedEpisode(Both(), account, Surroundings())
+    names = ("paid", "listed", "paid")
+    results = await asyncio.gather(*(episode.step(ToolCall(name, {})) for name in names))
+    whole = {None: 1.1, 0.5: 0.4, 0.8: 0.7, 1.0: 0.7}[most]
+    assert sum(row.cost_usd for result in results for row in result.usage) == pytest.approx(whole)
+    if most is not None:
+        assert account.usd == pytest.approx(whole)
+        assert account.usd <= most
+        assert made.count("listed") == (0 if most == 0.5 else 1)  # what is too dear is not made
+    assert spent.spent.usd == pytest.approx(0.8 if most is None else 0.4)
 
 
 def test_paid_calls_stand_in_the_bill_and_stop_at_the_budgets(tmp_path: Path):
