@@ -1,9 +1,12 @@
 """A byte-level BPE trained on given texts, with Qwen3's special tokens: for small policies that read real questions.
 
 No text is unknown to it, and decoding gives every text back. Numbers are cut into pieces of at most two digits from the
-left, a leading `/` or `$` belongs to its number, so that a line of a menu is few tokens, and scaffolds are one token.
+left, a leading `/` or `$` belongs to its number, so that a line of a menu is few tokens, and names and scaffolds are
+one token each.
 """
 
+import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,7 +22,12 @@ _REPEATED = 4  # often enough for a merge
 
 
 def build_byte_tokenizer(
-    texts: Iterable[str], chat_template: str, scaffolds: Sequence[str] = (), *, size: int = 1280
+    texts: Iterable[str],
+    chat_template: str,
+    scaffolds: Sequence[str] = (),
+    *,
+    names: Sequence[str] = (),
+    size: int = 1280,
 ) -> "PreTrainedTokenizerFast":
     """Train the tokenizer; the same arguments give the same one.
 
@@ -27,14 +35,18 @@ def build_byte_tokenizer(
         texts: what its pieces are learned from.
         chat_template: Jinja template, stored with the tokenizer.
         scaffolds: literal strings that become one token each wherever they occur.
-        size: pieces at most, numbers of two digits included.
+        names: ASCII names of tools, one token each where nothing of a word comes before or after them. Unlike a
+            scaffold a name is text: whoever writes it writes no control token.
+        size: pieces at most, numbers of two digits included, names not.
     """
     from transformers import PreTrainedTokenizerFast
 
+    longest_first = sorted(names, key=lambda name: (-len(name), name))
+    whole = "".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])|" for name in longest_first)
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(whole + _PIECES), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -48,6 +60,11 @@ def build_byte_tokenizer(
         show_progress=False,
     )
     backend.train_from_iterator([*texts, *numbers * 100], trainer)
+    learned = json.loads(backend.to_str())["model"]
+    vocab = dict.fromkeys([*sorted(learned["vocab"], key=learned["vocab"].get), *longest_first])
+    merges = [tuple(pair) for pair in learned["merges"]]
+    # Pieces that are in the vocabulary as they stand need no merges: names have none.
+    backend.model = models.BPE({piece: rank for rank, piece in enumerate(vocab)}, merges, ignore_merges=True)
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in (*TAGS, *scaffolds)])
     return PreTrainedTokenizerFast(

@@ -46,6 +46,20 @@ def test_a_line_of_a_menu_is_few_tokens_and_its_name_is_that_of_a_call(pieces):
     ]
 
 
+def test_a_name_is_one_token_and_still_text():
+    names = ["large", "gpt-4o", "gpt-4o-mini-2024-07-18", "python", "a"]
+    tokenizer = build_byte_tokenizer(TEXTS, TEMPLATE, SCAFFOLDS, names=names, size=900)
+    for name in names:
+        assert split(tokenizer, f"\n87/96 $20:{name}\n")[-3:] == [":", name, "\n"]
+        assert split(tokenizer, f"{SCAFFOLDS[0]}{name}{SCAFFOLDS[1]}") == [SCAFFOLDS[0], name, SCAFFOLDS[1]]
+    assert not set(names) & set(tokenizer.get_added_vocab())
+    within = "enlarged, larger, gpt-4o-maxi, python3, Robert's large car"
+    assert {"large", "gpt-4o", "python"} & set(split(tokenizer, within)) == set()
+    assert tokenizer.decode(tokenizer.encode(within, add_special_tokens=False)) == within
+    plain = built()
+    assert split(tokenizer, "How many cars does Robert have?") == split(plain, "How many cars does Robert have?")
+
+
 def test_words_of_the_texts_are_pieces_and_others_are_spelled(pieces):
     assert split(pieces, " Robert cars") == [" Robert", " cars"]
     assert len(split(pieces, " Xylophone")) > 1

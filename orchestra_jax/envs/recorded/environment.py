@@ -117,7 +117,7 @@ class RecordedEnvironment(Environment):
 
         recording = read_table(options_of(cfg), quiet=True)  # the environment tells what was read
         training = recording.of(recording.split(cfg.env.seed)["train"])
-        return own_chat(asked.question for asked in training.questions.values())
+        return own_chat((asked.question for asked in training.questions.values()), recording.models)
 
     @classmethod
     def forecast(cls, cfg: WorldConfig) -> str | None:

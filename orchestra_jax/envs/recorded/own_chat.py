@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.envs.base import OwnChat
-from orchestra_jax.envs.recorded.offer import NO_CODE, PYTHON
+from orchestra_jax.envs.recorded.offer import NO_CODE, PYTHON, tool_name
 from orchestra_jax.models.byte_tokenizer import build_byte_tokenizer
 from orchestra_jax.tools.relay import RELAY
 
@@ -31,10 +31,9 @@ _TEMPLATE = (
 _BEFORE, _AFTER = '<tool_call>\n{"name": "', '", "arguments": {}}\n</tool_call>'  # of a call's name
 
 
-def own_chat(questions: Iterable[str]) -> OwnChat:
-    """Return the chat whose pieces are those of these questions, of the wishes and of a refusal."""
+def own_chat(questions: Iterable[str], models: Iterable[str]) -> OwnChat:
+    """Return the chat whose pieces are those of these questions, of the wishes and of a refusal, and the models."""
     wishes = [words for kind in WORDINGS.values() for words in kind["train"]]
     scaffolds = (_BEFORE, _AFTER, f"{_BEFORE}{RELAY.name}{_AFTER}")
-    return OwnChat(
-        tokenizer=build_byte_tokenizer([*questions, *[*wishes, NO_CODE] * 8, *[PYTHON] * 400], _TEMPLATE, scaffolds)
-    )
+    texts, names = [*questions, *[*wishes, NO_CODE] * 8], [PYTHON, *map(tool_name, models)]
+    return OwnChat(tokenizer=build_byte_tokenizer(texts, _TEMPLATE, scaffolds, names=names))

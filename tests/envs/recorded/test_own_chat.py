@@ -8,6 +8,7 @@ import pytest
 
 from orchestra_jax.config.schema import ConfigError, ModelConfig
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
+from orchestra_jax.envs.recorded.offer import tool_name
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.parsing import parse_tool_calls, render_call
@@ -64,6 +65,18 @@ def test_a_call_is_read_back_as_it_was_written(tmp_path: Path):
     assert len(chat.encode(render_call(ToolCall("relay", {})))) == 1
     tool = chat.observation_ids(['<tool_call>\n{"name": "relay", "arguments": {}}\n</tool_call>'])
     assert chat.encode(render_call(ToolCall("relay", {})))[0] not in tool  # a tool cannot call
+
+
+def test_every_model_is_one_token_in_the_menu_and_in_its_call(tmp_path: Path):
+    cfg = own(write(tmp_path / "t.jsonl", made_rows()))
+    cfg = replace(cfg, tools=replace(cfg.tools, menu=replace(cfg.tools.menu, aliases=False)))
+    chat, task = make_chat(cfg), next(RecordedEnvironment(cfg).train_tasks(1))[0]
+    models = [spec.name for spec in task.tools if spec.name not in ("python", "relay")]
+    assert {tool_name(model) for model in RecordedEnvironment(cfg).recording.models} >= set(models)
+    for name in ("python", *models):
+        ids = chat.encode(render_call(ToolCall(name, {})))
+        assert len(ids) == 3
+        assert ids[1] in chat.encode(f"\n{name}\n")
 
 
 def test_a_question_is_posed_under_several_wishes_with_one_menu(tmp_path: Path):
