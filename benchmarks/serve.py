@@ -29,6 +29,7 @@ from rich.table import Table
 from short import parse
 
 from orchestra_jax.envs.base import Baseline
+from orchestra_jax.io.http_server import HttpServer
 from orchestra_jax.serving.opened import open_policy
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.server import ChatServer, ServerLimits
@@ -67,8 +68,8 @@ class InThread:
 
     def uvicorn(self, app: Any) -> str:
         """Serve an ASGI application as `orchestra-jax serve` does; return the address."""
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
-        asyncio.run_coroutine_threadsafe(server._serve(), self.loop)
+        server = HttpServer(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+        asyncio.run_coroutine_threadsafe(server.serve(), self.loop)
         while not server.started:
             time.sleep(0.01)
         return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"

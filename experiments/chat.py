@@ -11,7 +11,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Read questions until the end of the input, and answer each."""
     parser = Parser(__doc__)
     parser.add_argument("policy", help="folder of a run or checkpoint, hub id, address, or baseline:NAME")
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of docs/keys.md; they win")
+    parser.add_argument(
+        "settings", nargs="*", default=[], metavar="KEY=VALUE", help="settings of docs/keys.md; they win"
+    )
     parser.add_argument("--wish", help="cheap, fast, best, or a sentence (default: nothing is said)")
     parser.add_argument("--max-usd", type=float, help="most dollars of each answer")
     parser.add_argument("--max-seconds", type=float, help="seconds after which an answer is given up")

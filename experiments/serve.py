@@ -13,7 +13,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     parser = Parser(__doc__)
     parser.add_argument("policy", help="folder of a run or checkpoint, hub id, address, or baseline:NAME")
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of docs/keys.md; they win")
+    parser.add_argument(
+        "settings", nargs="*", default=[], metavar="KEY=VALUE", help="settings of docs/keys.md; they win"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; others than this need a key")
     parser.add_argument("--port", type=int, default=8100, help="port (default 8100); 0: a free one")
     parser.add_argument("--max-usd", type=float, help="most dollars of one answer (default: no limit)")

@@ -155,15 +155,13 @@ async def serve(server: "Server", port: int | None, stop: asyncio.Event, ready: 
 async def _serve_http(server: "Server", port: int, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
     import uvicorn
 
-    class Quiet(uvicorn.Server):
-        def capture_signals(self) -> Any:  # they are ours to heed
-            return contextlib.nullcontext()
+    from orchestra_jax.io.http_server import HttpServer
 
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((HOST, port))
         app = server.streamable_http_app(host=HOST)
-        http = Quiet(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3))
+        http = HttpServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3))
         serving = asyncio.create_task(http.serve(sockets=[listening]))
         stopped = asyncio.create_task(stop.wait())
         ready(f"at http://{HOST}:{listening.getsockname()[1]}/mcp")

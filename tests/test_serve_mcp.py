@@ -14,23 +14,13 @@ import pytest
 
 from orchestra_jax import __version__, serve_mcp
 from orchestra_jax.config.compose import compose
-from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.money.spent import bill
 from orchestra_jax.tools.base import tool
 from orchestra_jax.tools.build import make_tools
-from orchestra_jax.types import InfrastructureError, ToolResult, Usage
+from orchestra_jax.types import InfrastructureError
 
 pytest.importorskip("mcp", reason="needs the package mcp: pip install 'orchestra-jax[mcp]'")
-
-
-@tool(price_usd=0.4)
-async def dear(question: str, budget: Budget) -> ToolResult:
-    """Answers at a price."""
-    row = Usage("dear", prompt_tokens=10, cost_usd=0.4)
-    (await acquire(budget, row)).settle(row)
-    return ToolResult(f"It is {len(question)}.", (row,))
 
 
 @tool
@@ -111,7 +101,12 @@ def test_paid_calls_stand_in_the_bill_and_stop_at_the_budget_across_starts(setti
         assert refused.is_error
         assert "the run could come to 0.8 dollars, but its budget is 0.5" in refused.content[0].text
 
-    own = [*settings[:2], f"tools.names=[{__name__}:dear,{__name__}:broken,answer]", "budget.run_usd=0.5", settings[-1]]
+    own = [
+        *settings[:2],
+        f"tools.names=[tests.serving.made:dear,{__name__}:broken,answer]",
+        "budget.run_usd=0.5",
+        settings[-1],
+    ]
     talked(own, work)
     talked(own, again)
     assert [(line["usd"], line["refused"]) for line in lines(settings)] == [(0.4, False), (0, True)]

@@ -1,7 +1,6 @@
 """Run the server until it is told to stop."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -82,15 +81,20 @@ async def _served(orchestrator: Orchestrator, limits: "ServerLimits", listening:
     """Serve until SIGINT or SIGTERM; a second one does not wait for requests under way."""
     import uvicorn
 
+    from orchestra_jax.io.http_server import HttpServer
     from orchestra_jax.serving.server import ChatServer
 
-    class Quiet(uvicorn.Server):
-        def capture_signals(self) -> Any:  # they are ours to heed
-            return contextlib.nullcontext()
-
     server = ChatServer(orchestrator, limits)
-    http = Quiet(uvicorn.Config(server.app(), log_level="warning", timeout_graceful_shutdown=_STOP_S, lifespan="off",
-                                server_header=False, proxy_headers=False))  # fmt: skip
+    http = HttpServer(
+        uvicorn.Config(
+            server.app(),
+            log_level="warning",
+            timeout_graceful_shutdown=_STOP_S,
+            lifespan="off",
+            server_header=False,
+            proxy_headers=False,
+        )
+    )
 
     def stop() -> None:
         http.force_exit, http.should_exit = http.should_exit, True

@@ -10,6 +10,7 @@ from orchestra_jax.envs.recorded.table import Recording, read_answer, same_answe
 from orchestra_jax.money.prices import PriceList
 
 _OWN_NAMES = {PYTHON: "the sandbox", "orchestrator": "the policy"}  # price lists have them
+_NAMED = 6  # models that the line on costs names; of more it tells the number
 _CHECKED, _MISMATCH = 2000, 0.01  # right answers that are compared with the reference; share that a line tells
 
 
@@ -47,7 +48,8 @@ def refuse_missing_costs(recording: Recording, prices: PriceList, models: Iterab
 def cost_note(recording: Recording, prices: PriceList) -> str:
     """Return a line on where the dollars of calls come from."""
     listed = [model for model in recording.models if model in prices.entries]
-    parts = [f"by the price list {prices.id} for {', '.join(listed)}"] if listed else []
+    whom = ", ".join(listed) if len(listed) <= _NAMED else f"{len(listed)} models"
+    parts = [f"by the price list {prices.id} for {whom}"] if listed else []
     if rest := len(recording.models) - len(listed):
         parts.append(f"as recorded for {rest} models that the price list {prices.id} does not have")
     return f"  cost: {'; '.join(parts)}"
