@@ -5,12 +5,13 @@
 
 The expert is a stub on 127.0.0.1 that answers after --delay seconds. The proxy is aiohttp and passes each request on;
 the server plays an episode of env=qa whose policy is a script: it asks the expert and says what that said, and every
-request is in requests.jsonl and its price in spent.jsonl. Both get the same requests in rounds that take turns. The
+request and its price are in a database. Both get the same requests in rounds that take turns. The
 overhead is what a request took beyond the delay; with many clients it has the wait for this machine's cores in it.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
 import tempfile
@@ -30,6 +31,7 @@ from short import parse
 
 from orchestra_jax.envs.base import Baseline
 from orchestra_jax.io.http_server import HttpServer
+from orchestra_jax.serving.database import FILE, opened
 from orchestra_jax.serving.opened import open_policy
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.server import ChatServer, ServerLimits
@@ -156,9 +158,11 @@ def main() -> None:
             f"tools.server.url={stub}", "data=jsonl", f"data.path={questions}", "name=bench",
             f"output_dir={scratch}/run", "tools.server.concurrency=256",
         ]  # fmt: skip
-        opened = open_policy("baseline:do_nothing", settings)
-        with Orchestrator(replace(opened, engine=Baseline("script", ask))) as orchestrator:
-            ours = threads[2].uvicorn(ChatServer(orchestrator, ServerLimits(under_way=4096)).app())
+        policy = open_policy("baseline:do_nothing", settings)
+        with contextlib.ExitStack() as parts:
+            orchestrator = parts.enter_context(Orchestrator(replace(policy, engine=Baseline("script", ask))))
+            database = parts.enter_context(opened(orchestrator.folder / FILE))
+            ours = threads[2].uvicorn(ChatServer(orchestrator, database, ServerLimits(under_way=4096)).app())
             address = {"bare proxy": threads[1].aiohttp(proxy(stub)), "orchestra-jax serve": ours}
             rows = [row for clients in options.clients for row in measured(address, clients, options)]
     table = Table("way", "clients", "overhead p50", "p95", "requests a second")

@@ -6,6 +6,8 @@ python experiments/serve.py outputs/gsm8k budget.run_usd=20 rollout.slots=64
 ORCHESTRA_API_KEY=... python experiments/serve.py outputs/quickstart --host 0.0.0.0
 """
 
+import os
+
 from orchestra_jax.config.help import Parser
 
 
@@ -20,11 +22,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=8100, help="port (default 8100); 0: a free one")
     parser.add_argument("--max-usd", type=float, help="most dollars of one answer (default: no limit)")
     parser.add_argument("--max-seconds", type=float, help="most seconds of one answer (default: those of the run)")
+    parser.add_argument(
+        "--database", default=os.environ.get("ORCHESTRA_DATABASE"),
+        help="postgresql://USER:PASSWORD@HOST/NAME (default: ORCHESTRA_DATABASE, else a file in the run's folder)",
+    )  # fmt: skip
+    parser.add_argument("--keep-days", type=float, default=30, help="how long words and tokens are kept (default 30)")
     asked = parser.parse_intermixed_args(arguments)
     from orchestra_jax.serving.running import serve  # only now: --help answers at once
 
-    limits = {"max_usd": asked.max_usd, "max_seconds": asked.max_seconds}
-    parser.exit(serve(asked.policy, asked.settings, asked.host, asked.port, limits))
+    limits = {"max_usd": asked.max_usd, "max_seconds": asked.max_seconds, "keep_days": asked.keep_days}
+    parser.exit(serve(asked.policy, asked.settings, asked.host, asked.port, limits, asked.database))
 
 
 if __name__ == "__main__":

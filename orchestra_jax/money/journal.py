@@ -62,9 +62,9 @@ class Journal:
         self._write({"spent": spent})
         os.fsync(self._file)
 
-    async def durable(self) -> None:
-        """Wait until all notes would survive a loss of power; callers at the same time share one sync."""
-        wanted = self._written
+    async def durable(self, call: int, worst: Usage) -> None:
+        """Wait until the note of a call that may cost money would survive a loss of power; callers share one sync."""
+        wanted = self._written if worst.cost_usd else 0
         while self._durable < wanted:
             if self._syncing is None:
                 self._syncing = asyncio.create_task(self._sync())

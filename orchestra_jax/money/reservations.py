@@ -22,7 +22,7 @@ class Reservation:
         """Put the call into the journal, on the disk if it may cost money; the request leaves after this.
 
         Raises:
-            BudgetExceeded: the journal cannot be written (scope ""); the worst case is given back.
+            BudgetExceeded: the journal cannot be written (scope ""), or refuses; the worst case is given back.
         """
         if self._number is not None:
             return
@@ -31,8 +31,7 @@ class Reservation:
                 return
             with self._budget._lock:
                 self._number = journal.reserve(self._worst)
-            if self._worst.cost_usd:
-                await queued(journal.durable())
+            await queued(journal.durable(self._number, self._worst))
         except OSError as error:
             self.release()
             raise _unwritable(error) from error

@@ -3,15 +3,17 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestra_jax.data.pipeline import TaskIterator
-from orchestra_jax.engines.base import Engine, Generation, SamplingParams
+from orchestra_jax.engines.base import Engine, SamplingParams
 from orchestra_jax.envs.base import Environment, Episode, Message
 from orchestra_jax.io.stopwatch import queued, worked
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.reservations import Reservation, acquire
 from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.rollout.speakers import EngineSpeaker, Opening, PolicyTurn
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
@@ -115,22 +117,41 @@ class QuestionError(ValueError):
     """A question that cannot be asked here; one sentence says why."""
 
 
+class Purse:
+    """The money of one question, and what is kept of it; this one limits nothing more and keeps nothing.
+
+    Attributes:
+        paid: budget of what is paid to others.
+        own: budget of what nobody is paid for: the tokens of our own engine, simulated and recorded calls.
+    """
+
+    def __init__(self, paid: Budget) -> None:
+        self.paid, self.own = paid, Budget(name="own")
+
+    async def begin(self, max_usd: float | None) -> float | None:
+        """Begin the question; return the most that it may cost."""
+        return max_usd
+
+    def end(self, answer: Answer, task: Task) -> "Future[None] | None":
+        """End the question; return what has to be done before its answer is given."""
+        return None
+
+
 class Account:
     """The cost of one question so far, and its limit; every dollar of the trajectory counts, its own tokens too.
 
     Attributes:
-        budget: of what is paid to others, within `parent`; what nobody is paid for, the tokens of our own engine and
-            simulated or recorded calls, makes it smaller.
+        budget: of what is paid to others, within `purse.paid`; what nobody is paid for makes it smaller.
         ledger: rows of the policy's turns and of its calls, as they come.
         steps: the calls, those under way included.
         passed: calls that the caller has to make.
     """
 
     def __init__(
-        self, max_usd: float | None, price: OrchestratorPrice, parent: Budget, told: Callable[[CallStep], None]
+        self, max_usd: float | None, price: OrchestratorPrice, purse: Purse, told: Callable[[CallStep], None]
     ) -> None:
-        self.budget = Budget(Limits(usd=max_usd), name=REQUEST, parent=parent)
-        self._max_usd, self._price, self._told = max_usd, price, told
+        self.budget = Budget(Limits(usd=max_usd), name=REQUEST, parent=purse.paid)
+        self._max_usd, self._price, self._own, self._told = max_usd, price, purse.own, told
         self.prices, self._unpaid, self._lock = price.prices, 0.0, asyncio.Lock()
         self.ledger: list[Usage] = []
         self.steps: list[CallStep] = []
@@ -151,24 +172,27 @@ class Account:
         if prices is not None and self._price.model in prices.entries:
             self.prices = prices
 
-    def require(self, worst: Usage) -> None:
-        """Raise BudgetExceeded if the next turn of the policy could cost more than is left."""
-        could_be = self.usd + self.prices.priced(worst, self._price.model).cost_usd
+    async def reserve(self, worst: Usage) -> Reservation:
+        """Set the most aside that the next turn of the policy can cost; raise BudgetExceeded if it is not left."""
+        priced = self.prices.priced(worst, self._price.model)
+        could_be = self.usd + priced.cost_usd
         if self._max_usd is not None and could_be > self._max_usd:
             raise BudgetExceeded(
                 f"With its next words the answer could come to {could_be:.6g} dollars, but max_usd is "
                 f"{self._max_usd:.6g}; raise it to go on.",
                 REQUEST,
             )
+        return await acquire(self._own, priced)
 
-    def spoke(self, rows: Iterable[Usage], seconds: float) -> None:
-        """Note a turn of the policy."""
+    def spoke(self, rows: Iterable[Usage], seconds: float, turn: Reservation) -> None:
+        """Note a turn of the policy, for which an amount was set aside."""
         per_token = self._price.seconds_per_token
         for row in rows:
             own = row.seconds or (seconds if per_token is None else per_token * row.completion_tokens)
             priced = self.prices.priced(replace(row, seconds=0.0), self._price.model)
             self.ledger.append(replace(priced, seconds=own))
             self._charge(priced.cost_usd)
+            turn.settle(priced)
 
     def called(self, call: ToolCall) -> int:
         """Note that a call begins; return its number."""
@@ -177,11 +201,14 @@ class Account:
         self._told(step)
         return step.number
 
-    def answered(self, number: int, result: ToolResult, *, paid: bool) -> ToolResult:
+    async def answered(self, number: int, result: ToolResult, *, paid: bool) -> ToolResult:
         """Note the result of a call and return it; one that cost more than is left, and nobody was paid, is refused."""
         usd = _usd(result)
         if not paid and self.too_dear(usd):
             result, usd = ToolResult(OUT_OF_BUDGET, is_error=True, refused=True), 0.0
+        if not paid and usd:
+            row = Usage(self.steps[number].tool, cost_usd=usd)
+            (await acquire(self._own, row)).settle(row)
         text = result.text if result.final is None else result.final
         step = self.steps[number]
         models = dict.fromkeys(row.name for row in result.usage if row.name != step.tool)
@@ -269,7 +296,7 @@ class AskedEpisode:
             if error.scope != REQUEST:
                 raise
             result = ToolResult(OUT_OF_BUDGET, is_error=True, refused=True)
-        return account.answered(number, result, paid=account.budget.spent != before)
+        return await account.answered(number, result, paid=account.budget.spent != before)
 
     async def score(self, answer: str) -> bool:
         return False
@@ -300,13 +327,14 @@ class AccountedSpeaker(EngineSpeaker):
         super().__init__(opening, engine, params, seed)
         self._account = account
 
-    async def generate(self, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int) -> Generation:
-        room = min(self._params.max_new_tokens, self.opening.limits.max_length - len(ids))
-        self._account.require(Usage(self.opening.model, "orchestrator", len(ids), completion_tokens=room))
-        return await super().generate(ids, results, turn, attempt)
-
     async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
-        start = worked()
-        said = await super().speak(results, turn, attempt)
-        self._account.spoke(said.usage, worked() - start)
+        room = min(self._params.max_new_tokens, self.opening.limits.max_length - len(self._ids))
+        worst = Usage(self.opening.model, "orchestrator", len(self._ids), completion_tokens=room)
+        reserved = await self._account.reserve(worst)
+        try:
+            start = worked()
+            said = await super().speak(results, turn, attempt)
+            self._account.spoke(said.usage, worked() - start, reserved)
+        finally:
+            reserved.release()
         return said

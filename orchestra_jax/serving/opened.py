@@ -84,11 +84,12 @@ class OpenPolicy:
         self.parts.close()
 
 
-def open_policy(policy: str | Path, settings: Sequence[str] = ()) -> OpenPolicy:
+def open_policy(policy: str | Path, settings: Sequence[str] = (), *, alone: bool = True) -> OpenPolicy:
     """Open what `policy` names: a run's folder, a checkpoint, a hub id, an address or "baseline:NAME".
 
     Args:
         settings: words of the command line of experiments/evaluate.py; what a run recorded is in force beside them.
+        alone: whether no other process may open it meanwhile, so that the bill in its folder is exact.
 
     Raises:
         ConfigError: it cannot be opened, or another process has opened it; one sentence per problem.
@@ -99,7 +100,8 @@ def open_policy(policy: str | Path, settings: Sequence[str] = ()) -> OpenPolicy:
         folder = Path(cfg.output_dir) / FOLDER
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            parts.enter_context(alone_in(folder))
+            if alone:
+                parts.enter_context(alone_in(folder))
         except OSError as error:
             raise ConfigError(errors.unwritable(str(folder), str(error.strerror))) from error
         chat, environment = make_chat(cfg) if subject.own else None, make_environment(cfg)

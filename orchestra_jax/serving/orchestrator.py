@@ -3,19 +3,17 @@
 import asyncio
 import contextlib
 import itertools
-import json
 import queue
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from orchestra_jax.envs.base import Baseline, Message
-from orchestra_jax.money.budgets import BudgetExceeded
+from orchestra_jax.money.budgets import BudgetExceeded, Limits
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.serving.asking import (
     REQUEST,
@@ -24,6 +22,7 @@ from orchestra_jax.serving.asking import (
     Answer,
     AskedWorld,
     CallStep,
+    Purse,
     QuestionError,
     Surroundings,
 )
@@ -33,7 +32,6 @@ from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.types import Status, Task, ToolSpec, Trajectory
 
-REQUESTS = "requests.jsonl"  # of the folder: a line for each question, without its words
 _ROLES = ("user", "assistant", "tool")
 _ALONE = Surroundings()
 _HEED_S = 0.5
@@ -56,7 +54,7 @@ class Orchestrator:
     Attributes:
         name: name of the model that it is.
         wishes: what a user may name in a word, such as "cheap", and the sentence that it stands for.
-        folder: folder of requests.jsonl and of spent.jsonl, the bill.
+        folder: folder of spent.jsonl, the bill.
     """
 
     def __init__(self, opened: OpenPolicy) -> None:
@@ -91,6 +89,16 @@ class Orchestrator:
         """Number of tokens of the longest conversation."""
         return self._opened.subject.cfg.rollout.limits.max_length
 
+    @property
+    def budget(self) -> Limits:
+        """Limits of all questions together, `budget.run_*`."""
+        return self._opened.money.run.limits
+
+    @property
+    def policy(self) -> str:
+        """Name of the weights that answer."""
+        return self._opened.subject.name
+
     def ask(
         self,
         question: str | Task,
@@ -123,7 +131,7 @@ class Orchestrator:
             BudgetExceeded: budget.run_* leaves too little for another call.
         """
         said = Surroundings(history, after, tools)
-        work = self._answered(question, wish, max_usd, max_seconds, temperature, said, request_id, _ignore)
+        work = self._answered(question, wish, max_usd, max_seconds, temperature, said, request_id, None, _ignore)
         return self._opened.loop.run(work)
 
     async def aask(self, question: str | Task, **options: Any) -> Answer:
@@ -180,7 +188,7 @@ class Orchestrator:
             raise TypeError(f"There is no option {min(unknown)!r}; here are {', '.join(sorted(_OPTIONS))}.")
         given: dict[str, Any] = {"wish": None, "max_usd": None, "max_seconds": None, "temperature": 0.0, **options}
         said = Surroundings(given.pop("history", ()), given.pop("after", ()), given.pop("tools", ()))
-        given = {"request_id": None, **given}
+        given = {"request_id": None, "purse": None, **given}
         return self._opened.loop.start(self._answered(question, tell=tell, said=said, **given))
 
     def posed(self, question: str, wish: str | None = None, said: Surroundings = _ALONE) -> Task:
@@ -244,6 +252,7 @@ class Orchestrator:
         temperature: float,
         said: Surroundings,
         request_id: str | None,
+        purse: Purse | None,
         tell: Callable[[CallStep], Any],
     ) -> Answer:
         for key, value in (("max_usd", max_usd), ("max_seconds", max_seconds), ("temperature", temperature)):
@@ -259,7 +268,8 @@ class Orchestrator:
         if max_seconds is not None and max_seconds > 0:
             limits = replace(limits, deadline_s=min(limits.deadline_s, max_seconds))
         name = request_id or f"orc-{secrets.token_hex(12)}"
-        account = Account(max_usd, shared.price, opened.money.run, tell)
+        purse = purse or Purse(opened.money.run)
+        account = Account(await purse.begin(max_usd), shared.price, purse, tell)
         world = AskedWorld(opened.environment, account, self._told(said))
         collector = Collector(world, opened.chat, limits, shared.price, allowance=shared.allowance)
         collector.settings = replace(collector.settings, watchdog=shared.watchdog)
@@ -282,7 +292,9 @@ class Orchestrator:
             status, limit = Status.NO_ANSWER, "max_usd"
         finally:
             answer = _answer(name, account, trajectory, status, reason, limit)
-            self._write(answer, account)
+            ended = purse.end(answer, task)
+        if ended is not None:
+            await asyncio.wrap_future(ended)
         return answer
 
     async def _played(self, collector: Collector, task: Task, account: Account, temperature: float) -> Trajectory:
@@ -298,19 +310,8 @@ class Orchestrator:
             )
         return found[0]
 
-    def _write(self, answer: Answer, account: Account) -> None:
-        """Write the line of a request, which is on the disk before its answer is given."""
-        line = {
-            "id": answer.id, "time": datetime.now(UTC).isoformat(timespec="seconds"), "status": answer.status,
-            "reason": answer.reason, "limit": answer.limit, "usd": answer.cost_usd,
-            "paid_usd": account.budget.spent.usd, "seconds": answer.seconds,
-            "rows": [asdict(row) for row in answer.ledger],
-        }  # fmt: skip
-        with (self.folder / REQUESTS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
 
-
-_OPTIONS = {"wish", "max_usd", "max_seconds", "temperature", "history", "tools", "after", "request_id"}
+_OPTIONS = {"wish", "max_usd", "max_seconds", "temperature", "history", "tools", "after", "request_id", "purse"}
 
 
 def _ignore(step: CallStep) -> None:

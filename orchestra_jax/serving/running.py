@@ -1,36 +1,66 @@
 """Run the server until it is told to stop."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.config.exit_status import INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.serving import wire
+from orchestra_jax.serving.opened import open_policy
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.training.stopping import end_now, handling
 
 if TYPE_CHECKING:
-    from orchestra_jax.serving.server import ServerLimits
+    from orchestra_jax.serving.server import ChatServer
 
 KEY = "ORCHESTRA_API_KEY"  # environment variable with the key that clients have to send
 _STOP_S = 10  # for requests under way to end, once the server is told to stop
+_HOUR_S = 3600
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def serve(policy: str, settings: Sequence[str], host: str, port: int, limits: dict[str, Any]) -> int:
-    """Serve a policy; return the status to exit with. What a user can mend is one sentence."""
+def serve(
+    policy: str, settings: Sequence[str], host: str, port: int, limits: dict[str, Any], address: str | None = None
+) -> int:
+    """Serve a policy; return the status to exit with. What a user can mend is one sentence.
+
+    Args:
+        limits: fields of `ServerLimits`.
+        address: address of the database; None: a file in the folder.
+    """
     try:
-        with handling(end_now):
-            allowed = _limits(host, limits)
-            with _listening(host, port) as listening, Orchestrator.load(policy, *settings) as orchestrator:
-                allowed = replace(allowed, under_way=2 * orchestrator.slots, body=_body_limit(orchestrator.max_length))
-                asyncio.run(_served(orchestrator, allowed, listening, host))
+        with handling(end_now), contextlib.ExitStack() as parts:
+            try:
+                from orchestra_jax.serving.database import FILE, opened
+                from orchestra_jax.serving.server import ChatServer, ServerLimits
+            except ImportError as error:
+                raise ConfigError(
+                    f"The server needs the package {error.name}: pip install 'orchestra-jax[serve]'."
+                ) from error
+            listening = parts.enter_context(_listening(host, port))
+            orchestrator = parts.enter_context(Orchestrator(open_policy(policy, settings, alone=False)))
+            database = parts.enter_context(opened(address or orchestrator.folder / FILE))
+            parts.callback(orchestrator.close)  # its requests end before the database closes; twice is harmless
+            allowed = ServerLimits(
+                **limits,
+                under_way=2 * orchestrator.slots,
+                body=_body_limit(orchestrator.max_length),
+                key=os.environ.get(KEY) or None,
+                hosts=_LOOPBACK if host in _LOOPBACK else ("*",),
+            )
+            server = ChatServer(orchestrator, database, allowed)
+            if host not in _LOOPBACK and not server.keys.read():
+                raise ConfigError(
+                    f"Others can reach {host}: make a key (orchestra-jax served {policy} add-key NAME), or set the "
+                    f"environment variable {KEY} to a key that they must send."
+                )
+            asyncio.run(_served(server, listening, host))
     except KeyboardInterrupt:  # before it served
         return INTERRUPTED
     except ConfigError as error:
@@ -38,23 +68,6 @@ def serve(policy: str, settings: Sequence[str], host: str, port: int, limits: di
         return USAGE_ERROR
     _tell("Ended; everything is closed.")
     return 0
-
-
-def _limits(host: str, limits: dict[str, Any]) -> "ServerLimits":
-    """Return the limits of the server.
-
-    Raises:
-        ConfigError: others may reach it and no key is set, or the packages are not installed.
-    """
-    try:
-        from orchestra_jax.serving.server import ServerLimits
-    except ImportError as error:
-        raise ConfigError(f"The server needs the package {error.name}: pip install 'orchestra-jax[serve]'.") from error
-    key = os.environ.get(KEY) or None
-    if host not in _LOOPBACK and key is None:
-        raise ConfigError(f"Others can reach {host}: set the environment variable {KEY} to a key that they must send.")
-    hosts = _LOOPBACK if host in _LOOPBACK else ("*",)
-    return ServerLimits(**limits, key=key, hosts=hosts)
 
 
 def _body_limit(tokens: int) -> int:
@@ -77,14 +90,12 @@ def _listening(host: str, port: int) -> socket.socket:
     return listening
 
 
-async def _served(orchestrator: Orchestrator, limits: "ServerLimits", listening: socket.socket, host: str) -> None:
+async def _served(server: "ChatServer", listening: socket.socket, host: str) -> None:
     """Serve until SIGINT or SIGTERM; a second one does not wait for requests under way."""
     import uvicorn
 
     from orchestra_jax.io.http_server import HttpServer
-    from orchestra_jax.serving.server import ChatServer
 
-    server = ChatServer(orchestrator, limits)
     http = HttpServer(
         uvicorn.Config(
             server.app(),
@@ -104,10 +115,22 @@ async def _served(orchestrator: Orchestrator, limits: "ServerLimits", listening:
         loop.add_signal_handler(number, stop)
     shown = f"[{host}]" if ":" in host else host
     _tell(
-        f"Serves {orchestrator.name} at http://{shown}:{listening.getsockname()[1]}/v1 "
-        f"({'with' if limits.key else 'without'} a key); requests in {orchestrator.folder}. Ctrl-C ends it."
+        f"Serves {server.orchestrator.name} at http://{shown}:{listening.getsockname()[1]}/v1 "
+        f"({'with' if server.keys.read() else 'without'} keys); requests in {server.database.shown}. Ctrl-C ends it."
     )
+    forgetting = asyncio.create_task(_forget(server))
     await http.serve(sockets=[listening])
+    forgetting.cancel()
+
+
+async def _forget(server: "ChatServer") -> None:
+    """Delete what is older than it may be kept, each hour."""
+    from orchestra_jax.serving.ledger import forget
+
+    while True:
+        with contextlib.suppress(OSError):  # the next hour tries again
+            await asyncio.wrap_future(forget(server.database, server.limits.keep_days))
+        await asyncio.sleep(_HOUR_S)
 
 
 def _tell(words: str) -> None:

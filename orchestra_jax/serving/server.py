@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,7 +20,10 @@ from starlette.types import Receive, Scope, Send
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.serving import wire
 from orchestra_jax.serving.asking import Answer, CallStep, QuestionError
+from orchestra_jax.serving.database import ServerDatabase
 from orchestra_jax.serving.errors import RequestError
+from orchestra_jax.serving.keys import Key, KeyRing, digest
+from orchestra_jax.serving.ledger import ServedPurse
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.shown import begun, ended
 from orchestra_jax.serving.wire import ChatRequest
@@ -42,7 +43,9 @@ class ServerLimits:
         max_seconds: likewise seconds.
         under_way: most requests at once; further ones are told to come again.
         body: most bytes of a request's body.
-        key: what clients have to send as a bearer token; None: anybody is let in.
+        key: what clients have to send as a bearer token beside the keys of the database; None: if there are none
+            either, anybody is let in.
+        keep_days: days for which task and trajectory of a request are kept; 0: not at all.
         hosts: names that the server may be called by, "*" for any.
     """
 
@@ -51,6 +54,7 @@ class ServerLimits:
     under_way: int = 128
     body: int = wire.MOST_BYTES
     key: str | None = None
+    keep_days: float = 30.0
     hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "::1")
 
 
@@ -80,9 +84,9 @@ class Metrics:
 class ChatServer:
     """The routes of a server."""
 
-    def __init__(self, orchestrator: Orchestrator, limits: ServerLimits) -> None:
+    def __init__(self, orchestrator: Orchestrator, database: ServerDatabase, limits: ServerLimits) -> None:
         self.orchestrator, self.limits, self.metrics = orchestrator, limits, Metrics()
-        self._digest = None if limits.key is None else hashlib.sha256(limits.key.encode()).digest()
+        self.database, self.keys = database, KeyRing(database, limits.key)
         self._under_way, self._started = 0, int(time.time())
 
     def app(self) -> Starlette:
@@ -105,15 +109,23 @@ class ChatServer:
             hosts = self.limits.hosts
             if "*" not in hosts and request.url.hostname not in hosts:
                 raise RequestError(421, f"This server is not {request.url.hostname}.", code="wrong_host")
-            if self._digest is not None:
-                kind, _, key = request.headers.get("authorization", "").partition(" ")
-                given = hashlib.sha256(key.strip().encode()).digest()
-                if kind.lower() != "bearer" or not hmac.compare_digest(given, self._digest):
-                    raise RequestError(401, "The key is missing or wrong: send the server's key as a bearer token.",
-                                       code="invalid_api_key")  # fmt: skip
+            request.state.key = await self._key(request)
             return await handler(request)
 
         return guarded
+
+    async def _key(self, request: Request) -> Key | None:
+        """Return the key of a request, None where none is needed; raise RequestError: it has none or a wrong one."""
+        if self.keys.old():
+            await asyncio.to_thread(self.keys.read)
+        if not self.keys.known:
+            return None
+        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        found = self.keys.known.get(digest(key.strip())) if kind.lower() == "bearer" else None
+        if found is None:
+            raise RequestError(401, "The key is missing or wrong: send the server's key as a bearer token.",
+                               code="invalid_api_key")  # fmt: skip
+        return found
 
     async def health(self, request: Request) -> Response:
         """Tell that the server is there."""
@@ -157,6 +169,7 @@ class ChatServer:
             asked = self._bounded(
                 wire.read_chat(await _body(request, self.limits.body), self.orchestrator.name, self.orchestrator.wishes)
             )
+            asked.options["purse"] = self._purse(asked, request.state.key)
             if asked.stream:
                 steps = self.orchestrator.astream(asked.question, **asked.options)
                 first = await _until_gone(request, anext(steps))
@@ -196,6 +209,12 @@ class ChatServer:
                                    param=f"orchestra.{name}", code="invalid_value")  # fmt: skip
             asked.options[name] = most if given is None else given
         return asked
+
+    def _purse(self, asked: ChatRequest, key: Key | None) -> ServedPurse:
+        """Return the money of a request."""
+        kept = self.limits.keep_days > 0 and asked.keep
+        budget, policy = self.orchestrator.budget, self.orchestrator.policy
+        return ServedPurse(self.database, asked.options["request_id"], key, budget, policy, keep=kept)
 
     def _judged(self, answer: Answer) -> Answer:
         """Count an answer; raise RequestError: it is an error."""
@@ -324,9 +343,10 @@ def _problem(error: Exception) -> RequestError | None:
     match error:
         case RequestError():
             return error
+        case BudgetExceeded(scope=""):
+            return RequestError(503, str(error), kind="server_error", code="disk", retry_s=30)
         case BudgetExceeded():
-            return RequestError(402, f"The server's budget is used up: {error}", kind="insufficient_quota",
-                                code="budget_exceeded")  # fmt: skip
+            return RequestError(402, str(error), kind="insufficient_quota", code="budget_exceeded")
         case OutOfTime():
             return RequestError(503, str(error), kind="server_error", code="engine_unavailable", retry_s=5)
         case ReplayMiss():
@@ -334,8 +354,8 @@ def _problem(error: Exception) -> RequestError | None:
         case ClientDisconnect():
             return RequestError(499, "The client has gone.", code="client_closed_request")
         case OSError():
-            return RequestError(503, f"The record of requests cannot be written: {error.strerror}.",
-                                kind="server_error", code="disk", retry_s=30)  # fmt: skip
+            return RequestError(503, "The record of requests cannot be written.", kind="server_error", code="disk",
+                                retry_s=30)  # fmt: skip
         case QuestionError():
             return RequestError(400, str(error), param="messages", code="invalid_value")
     return None

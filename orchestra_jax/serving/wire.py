@@ -41,7 +41,7 @@ _INSTEAD = {
     "max_tokens": "the run's limits hold; orchestra.max_usd and orchestra.max_seconds bound an answer",
     "max_completion_tokens": "the run's limits hold; orchestra.max_usd and orchestra.max_seconds bound an answer",
 }
-_ORCHESTRA = ("wish", "max_usd", "max_seconds", "trace")
+_ORCHESTRA = ("wish", "max_usd", "max_seconds", "trace", "keep")
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class ChatRequest:
         stream: whether the answer comes in chunks.
         usage: whether the last chunk tells tokens.
         trace: whether the answer lists its calls.
+        keep: whether the server may keep the words.
     """
 
     model: str
@@ -63,6 +64,7 @@ class ChatRequest:
     stream: bool = False
     usage: bool = False
     trace: bool = False
+    keep: bool = True
 
 
 def read_chat(content: bytes, name: str, wishes: Mapping[str, str]) -> ChatRequest:
@@ -113,6 +115,7 @@ def read_chat(content: bytes, name: str, wishes: Mapping[str, str]) -> ChatReque
         stream=bool(typed(body, "stream", bool, "true or false")),
         usage=_stream_options(body),
         trace=bool(typed(extra, "trace", bool, "true or false", "orchestra.")),
+        keep=typed(extra, "keep", bool, "true or false", "orchestra.") is not False,
     )
 
 

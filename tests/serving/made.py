@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -43,9 +44,18 @@ def random_run(folder: Path, *settings: str) -> Path:
 @contextlib.contextmanager
 def scripted(folder: Path, script: Script, *settings: str) -> Iterator[Orchestrator]:
     """An orchestrator whose policy is a script."""
-    opened = open_policy("baseline:do_nothing", [f"output_dir={folder}", *settings])
+    opened = open_policy("baseline:do_nothing", [f"output_dir={folder}", *settings], alone=False)
     with Orchestrator(replace(opened, engine=Baseline("script", script))) as orchestrator:
         yield orchestrator
+
+
+def rows(database: Any, table: str) -> list[dict[str, Any]]:
+    """The rows of a table of a server's database, in the order they were made."""
+    from sqlalchemy import text
+
+    return database.do(lambda connection: [
+        dict(row._mapping) for row in connection.execute(text(f"SELECT * FROM {table}"))
+    ]).result()  # fmt: skip
 
 
 @tool(price_usd=0.4)

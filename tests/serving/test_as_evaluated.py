@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 async def test_a_recorded_world_answers_its_questions_by_their_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("starlette", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
+    from orchestra_jax.serving.database import ServerDatabase
     from orchestra_jax.serving.server import ChatServer, ServerLimits
 
     table = tmp_path / "table.jsonl"
@@ -46,7 +47,8 @@ async def test_a_recorded_world_answers_its_questions_by_their_words(tmp_path: P
     with Orchestrator.load("random") as orchestrator:
         opened: OpenPolicy = orchestrator._opened
         orchestrator._opened = replace(opened, engine=Baseline("random", policy))
-        app = ChatServer(orchestrator, ServerLimits()).app()
+        database = ServerDatabase(tmp_path / "served.db")
+        app = ChatServer(orchestrator, database, ServerLimits()).app()
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
 
             async def asked(question: str, wish: str) -> tuple[str, float, float]:
@@ -70,6 +72,7 @@ async def test_a_recorded_world_answers_its_questions_by_their_words(tmp_path: P
     assert named.model in MODELS
     assert any(cost > 0 for _, cost, _ in served)
     assert (new.status_code, "were never asked this" in new.text) == (400, True)
+    database.close()
     await environment.close()
 
 

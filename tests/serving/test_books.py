@@ -1,8 +1,6 @@
 """Many clients of one server against the books of the provider behind it."""
 
 import asyncio
-import json
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,10 @@ import pytest
 pytest.importorskip("starlette", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
 import httpx
 
-from orchestra_jax.money.spent import bill
+from orchestra_jax.serving.database import PICO, ServerDatabase
 from orchestra_jax.serving.server import ChatServer, ServerLimits
 from orchestra_jax.types import Task, ToolCall, ToolResult
-from tests.serving.made import qa_settings, scripted
+from tests.serving.made import qa_settings, rows, scripted
 from tests.tools.openai_stub import StubOpenAI, status
 
 CLIENTS, EACH, GONE = 64, 3, 5  # clients, questions of each, and every how many of them goes away early
@@ -39,7 +37,8 @@ async def test_the_bill_of_64_clients_is_that_of_the_provider(tmp_path: Path):
         ]  # fmt: skip
         manager = scripted(tmp_path, ask_expert, *settings)
         orchestrator = await asyncio.to_thread(manager.__enter__)
-        app = ChatServer(orchestrator, ServerLimits()).app()
+        database = ServerDatabase(orchestrator.folder / "served.db")
+        app = ChatServer(orchestrator, database, ServerLimits()).app()
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=None) as http:
 
@@ -62,17 +61,19 @@ async def test_the_bill_of_64_clients_is_that_of_the_provider(tmp_path: Path):
             answers = [each for some in await asyncio.gather(*map(one, range(CLIENTS))) for each in some]
         await asyncio.to_thread(manager.__exit__, None, None, None)
         whole = [answer for answer in answers if answer is not None]
-        told = [json.loads(line) for line in (orchestrator.folder / "requests.jsonl").read_text().splitlines()]
-        paid, in_flight = bill(orchestrator.folder)
+        told, called = rows(database, "requests"), rows(database, "calls")
+        (account,) = rows(database, "accounts")
+        database.close()
     assert len(whole) > 0.7 * CLIENTS * EACH
     assert [answer["choices"][0]["message"]["content"] for answer in whole] == ["It is so."] * len(whole)
-    assert len({line["id"] for line in told}) == len(told)
-    assert {answer["id"] for answer in whole} <= {line["id"] for line in told}
-    assert in_flight == {}
-    ((usd, tokens, calls),) = paid.values()
+    assert len({row["id"] for row in told}) == len(told)
+    assert {answer["id"] for answer in whole} <= {row["id"] for row in told if row["ended"] is not None}
+    assert all(row["usd"] is not None for row in called)
+    assert (account["usd"], account["tokens"], account["calls"]) == (
+        sum(row["usd"] for row in called), sum(row["tokens"] for row in called), len(called),
+    )  # fmt: skip
     # What a client that went away had asked is paid at what it cost, or at its worst case where nobody heard.
-    assert calls == len(stub.bills)
-    assert tokens == sum(one.prompt + one.completion for one in stub.bills)
-    paid_of = {line["id"]: line["paid_usd"] for line in told}
-    assert all(paid_of[answer["id"]] == pytest.approx(answer["usage"]["cost_usd"]) for answer in whole)
-    assert float(Fraction(usd)) >= sum(answer["usage"]["cost_usd"] for answer in whole)
+    assert len(called) == len(stub.bills)
+    assert account["tokens"] == sum(one.prompt + one.completion for one in stub.bills)
+    paid = {row["id"]: sum(call["usd"] for call in called if call["request"] == row["id"]) for row in told}
+    assert all(paid[answer["id"]] == round(answer["usage"]["cost_usd"] * PICO) for answer in whole)

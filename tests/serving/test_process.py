@@ -64,7 +64,6 @@ def test_ctrl_c_lets_an_answer_end_and_closes_everything(tmp_path: Path):
             assert found == ["done"]
             assert process.stderr is not None
             assert process.stderr.read() == "Ended; everything is closed.\n"
-        assert (tmp_path / "serving" / "run.lock").read_text() == ""
 
 
 def test_the_openai_client_talks_to_the_process(tmp_path: Path):

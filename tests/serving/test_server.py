@@ -14,13 +14,13 @@ pytest.importorskip("starlette", reason="needs the server's packages: pip instal
 import httpx
 import openai
 
-from orchestra_jax.money.spent import bill
+from orchestra_jax.serving.database import PICO, ServerDatabase, opened
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.server import ChatServer, ServerLimits
 from orchestra_jax.serving.wire import MOST_BYTES
 from orchestra_jax.tools.base import tool
 from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult
-from tests.serving.made import ask_dear, qa_settings, scripted
+from tests.serving.made import ask_dear, qa_settings, rows, scripted
 
 USER = [{"role": "user", "content": "What is 7 * 8 + 3?"}]
 CALLED = {
@@ -46,18 +46,20 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestrator]:
 
 @asynccontextmanager
 async def client(orchestrator: Orchestrator, **limits: Any) -> AsyncIterator[httpx.AsyncClient]:
-    app = ChatServer(orchestrator, ServerLimits(**limits)).app()
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as found:
-        yield found
+    with opened(orchestrator.folder / "served.db") as database:
+        app = ChatServer(orchestrator, database, ServerLimits(**limits)).app()
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as found:
+            yield found
 
 
 async def posted(http: httpx.AsyncClient, **body: Any) -> httpx.Response:
     return await http.post("/v1/chat/completions", json={"model": "tiny", "messages": USER, **body})
 
 
-def lines(orchestrator: Orchestrator) -> list[dict]:
-    return [json.loads(line) for line in (orchestrator.folder / "requests.jsonl").read_text().splitlines()]
+def requests(orchestrator: Orchestrator) -> list[dict]:
+    with opened(orchestrator.folder / "served.db") as database:
+        return rows(database, "requests")
 
 
 async def test_the_openai_client_reads_answers_streams_and_models(served: Orchestrator):
@@ -72,16 +74,16 @@ async def test_the_openai_client_reads_answers_streams_and_models(served: Orches
         assert (found.choices[0].message.content, found.choices[0].finish_reason) == ("59", "stop")
         told = found.model_extra["orchestra"]
         assert [(call["tool"], call["result"], call["usd"]) for call in told["calls"]] == [("python", "59", 0.0)]
-        assert lines(served)[-1]["id"] == found.id
+        assert requests(served)[-1]["id"] == found.id
         stream = await api.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
         chunks = [chunk async for chunk in stream]
-    assert {chunk.id for chunk in chunks} == {lines(served)[-1]["id"]}
+    assert {chunk.id for chunk in chunks} == {requests(served)[-1]["id"]}
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == "59"
     thoughts = "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas)
     assert thoughts.startswith("python(7 * 8 + 3) ")
     assert chunks[-1].usage is not None
-    assert chunks[-1].usage.model_extra["cost_usd"] == lines(served)[-1]["usd"]
+    assert chunks[-1].usage.model_extra["cost_usd"] * PICO == requests(served)[-1]["usd"]
 
 
 async def test_a_clients_own_tool_is_called_by_the_client(tmp_path: Path):
@@ -239,7 +241,8 @@ async def test_a_client_that_goes_away_ends_its_request_which_pays_its_bill(tmp_
     GO_ON.clear()
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Why?"}]}
     with scripted(tmp_path, calling("dear", "slow"), *settings(tmp_path, "dear", "slow")) as orchestrator:
-        server = ChatServer(orchestrator, ServerLimits())
+        database = ServerDatabase(orchestrator.folder / "served.db")
+        server = ChatServer(orchestrator, database, ServerLimits())
         app = server.app()
         for stream in (False, True):
             gone, sent = asyncio.Event(), list[Any]()
@@ -267,11 +270,10 @@ async def test_a_client_that_goes_away_ends_its_request_which_pays_its_bill(tmp_
             assert serving.done()
             assert server._under_way == 0
         GO_ON.set()
-    assert [(line["reason"], line["usd"], line["paid_usd"]) for line in lines(orchestrator)] == [
-        ("cancelled", 0.4, 0.4)
-    ] * 2
-    paid, in_flight = bill(orchestrator.folder)
-    assert ([calls for _, _, calls in paid.values()], in_flight) == ([2], {})
+    asked, called = rows(database, "requests"), rows(database, "calls")
+    database.close()
+    assert [(row["reason"], row["usd"]) for row in asked] == [("cancelled", 0.4 * PICO)] * 2
+    assert [(row["name"], row["usd"]) for row in called] == [("dear", 0.4 * PICO)] * 2
 
 
 async def test_an_empty_budget_a_dead_tool_and_too_many_requests_have_their_statuses(tmp_path: Path):

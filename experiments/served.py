@@ -1,0 +1,39 @@
+"""Keys and requests of a server, in its database; docs/serve.md.
+
+python experiments/served.py outputs/quickstart add-key anna --usd-per-day 5 --per-minute 60
+python experiments/served.py outputs/quickstart keys
+python experiments/served.py outputs/quickstart end-key anna
+python experiments/served.py --database postgresql://orchestra@db.example/orchestra - keys
+"""
+
+import argparse
+import os
+
+from orchestra_jax.config.help import Parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Do one of the commands."""
+    parser = Parser(__doc__)
+    parser.add_argument("folder", help="output_dir of the server, the run's folder by default; - with --database")
+    parser.add_argument(
+        "--database", default=os.environ.get("ORCHESTRA_DATABASE"),
+        help="address of the database (default: ORCHESTRA_DATABASE, else the file in the folder)",
+    )  # fmt: skip
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
+    )
+    added = commands.add_parser("add-key", help="make a key and print it, once")
+    added.add_argument("name", help="who has it")
+    added.add_argument("--usd-per-day", type=float, help="dollars from midnight to midnight UTC (default: no limit)")
+    added.add_argument("--per-minute", type=int, help="requests of any minute (default: no limit)")
+    commands.add_parser("end-key", help="refuse a key from now on").add_argument("name", help="who has it")
+    commands.add_parser("keys", help="list keys, limits, and what today's budget holds")
+    asked = parser.parse_args(arguments)
+    from orchestra_jax.serving.served import run  # only now: --help answers at once
+
+    parser.exit(run(asked))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Keys of a server's clients: hashed, each with dollars a day and requests a minute of its own."""
+
+import hashlib
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.serving.database import ACCOUNTS, KEYS, REQUESTS, ServerDatabase, dollars, pico
+
+_FRESH_S = 2.0  # for which the keys that were read are taken as they are
+_DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key.
+
+    Attributes:
+        number: its number in the database; None: it is the environment's.
+        usd_per_day: most kept dollars of a day, from midnight UTC; None: no limit.
+        per_minute: most requests of any minute; None: no limit.
+    """
+
+    number: int | None
+    name: str
+    usd_per_day: int | None = None
+    per_minute: int | None = None
+
+    def account(self, now: float) -> str | None:
+        """Return the name of the account of a day; None: the key has no budget."""
+        return None if self.usd_per_day is None else f"{self.number}/{time.strftime('%Y-%m-%d', time.gmtime(now))}"
+
+
+def until_midnight(now: float) -> int:
+    """Return the seconds until the budgets of the next day."""
+    return int(_DAY_S - now % _DAY_S) + 1
+
+
+def digest(key: str) -> str:
+    """Return what is kept of a key."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+class KeyRing:
+    """The keys that let clients in: those of the database, which may change at any time, and the environment's.
+
+    Args:
+        given: the environment's key, if there is one.
+    """
+
+    def __init__(self, database: ServerDatabase, given: str | None) -> None:
+        self._database = database
+        self._given = {} if given is None else {digest(given): Key(None, "environment")}
+        self._known, self._read = dict[str, Key](), float("-inf")
+
+    def read(self) -> dict[str, Key]:
+        """Return the keys that are in force, by what is kept of them; wait for the database."""
+        self._known = self._given | self._database.do(_in_force).result()
+        self._read = time.monotonic()
+        return self._known
+
+    def old(self) -> bool:
+        """Return whether `read` is due."""
+        return time.monotonic() - self._read > _FRESH_S
+
+    @property
+    def known(self) -> dict[str, Key]:
+        """The keys as they were last read."""
+        return self._known
+
+
+def _in_force(connection: Connection) -> dict[str, Key]:
+    rows = connection.execute(select(KEYS).where(KEYS.c.ended.is_(None)))
+    return {row.digest: Key(row.id, row.name, row.usd_per_day, row.per_minute) for row in rows}
+
+
+def add_key(database: ServerDatabase, name: str, usd_per_day: float | None, per_minute: int | None) -> str:
+    """Make a key and return it; nobody can read it again.
+
+    Raises:
+        ConfigError: there is one of that name, or a limit is none.
+    """
+    if usd_per_day is not None and not 0 <= usd_per_day < 1e6:
+        raise ConfigError(f"--usd-per-day={usd_per_day} must be from 0 to 1,000,000.")
+    if per_minute is not None and per_minute < 1:
+        raise ConfigError(f"--per-minute={per_minute} must be at least 1.")
+    key = f"sk-orchestra-{secrets.token_urlsafe(32)}"
+    limit = None if usd_per_day is None else pico(usd_per_day)
+
+    def work(connection: Connection) -> bool:
+        if connection.execute(select(KEYS.c.id).where(KEYS.c.name == name)).first():
+            return False
+        values = {"name": name, "digest": digest(key), "usd_per_day": limit, "per_minute": per_minute}
+        connection.execute(insert(KEYS).values(values))
+        return True
+
+    if not database.do(work).result():
+        raise ConfigError(f"There is a key of the name {name!r} already: choose another name.")
+    return key
+
+
+def end_key(database: ServerDatabase, name: str) -> None:
+    """End a key: servers refuse it within seconds. Raise ConfigError: there is none of that name."""
+
+    def work(connection: Connection) -> int:
+        return connection.execute(update(KEYS).where(KEYS.c.name == name).values(ended=time.time())).rowcount
+
+    if not database.do(work).result():
+        raise ConfigError(f"There is no key of the name {name!r}.")
+
+
+def list_keys(database: ServerDatabase) -> list[dict[str, Any]]:
+    """Return for each key its limits, and what its account of today holds."""
+    now = time.time()
+
+    def work(connection: Connection) -> list[dict[str, Any]]:
+        found = []
+        for row in connection.execute(select(KEYS).order_by(KEYS.c.name)).all():
+            account = Key(row.id, row.name, row.usd_per_day).account(now)
+            used = connection.execute(select(ACCOUNTS.c.usd).where(ACCOUNTS.c.name == account)).scalar() or 0
+            asked = select(REQUESTS.c.id).where(REQUESTS.c.key == row.id, REQUESTS.c.begun > now - _DAY_S)
+            found.append(
+                {
+                    "name": row.name,
+                    "usd_per_day": None if row.usd_per_day is None else dollars(row.usd_per_day),
+                    "usd_today": dollars(used),
+                    "per_minute": row.per_minute,
+                    "requests_in_24_h": len(connection.execute(asked).all()),
+                    "ended": row.ended is not None,
+                }
+            )
+        return found
+
+    return database.do(work).result()

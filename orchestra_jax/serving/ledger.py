@@ -1,0 +1,238 @@
+"""The ledger of served requests: each call is reserved in the database before it is made, and settled after.
+
+A call is reserved on the account of all servers and on that of its key and day, or on neither, in one transaction; so
+no number of servers goes beyond a limit. What a server had reserved when it was killed stays
+reserved for good: the call may have been billed, and counts with its worst case.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from orchestra_jax.evaluation.group_files import encode_trajectory
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
+from orchestra_jax.serving.asking import Answer, Purse
+from orchestra_jax.serving.database import ACCOUNTS, CALLS, REQUESTS, ServerDatabase, dollars, pico
+from orchestra_jax.serving.errors import RequestError
+from orchestra_jax.serving.keys import Key, until_midnight
+from orchestra_jax.types import Task, Usage
+
+SERVERS = "servers"  # the account of all servers of a database
+_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+@dataclass(frozen=True)
+class _Account:
+    """A row of ACCOUNTS and its limits, in kept dollars, tokens and calls; None: no limit."""
+
+    name: str
+    usd: int | None = None
+    tokens: int | None = None
+    calls: int | None = None
+
+
+class _CallJournal:
+    """Notes calls of one request in the database; it is to `Reservation` what `money.journal.Journal` is.
+
+    Args:
+        paid: whether somebody else is paid for them; only those count in the servers' budget.
+    """
+
+    def __init__(self, database: ServerDatabase, request: str, accounts: Sequence[_Account], *, paid: bool) -> None:
+        self._database, self._request, self._accounts, self._paid = database, request, accounts, paid
+        self._reserved: list[Future[str]] = []
+
+    def reserve(self, worst: Usage) -> int:
+        """Reserve the worst case of a call; `durable` tells whether it fits."""
+        amounts, name = _amounts(worst), worst.name
+        call, row = self._id(len(self._reserved)), {"request": self._request, "name": name, "paid": int(self._paid)}
+
+        def work(connection: Connection) -> str:
+            for place, account in enumerate(self._accounts):
+                if not _added(connection, account, *amounts, 1):
+                    for earlier in self._accounts[:place]:
+                        _add(connection, earlier.name, -amounts[0], -amounts[1], -1)
+                    return account.name
+            own = next((each.name for each in self._accounts if each.name != SERVERS), None)
+            values = {"id": call, "account": own, "worst_usd": amounts[0], "worst_tokens": amounts[1], **row}
+            connection.execute(insert(CALLS).values(values))
+            return ""
+
+        self._reserved.append(self._database.do(work))
+        return len(self._reserved) - 1
+
+    async def durable(self, call: int, worst: Usage) -> None:
+        """Wait until the reservation of a call is on the disk.
+
+        Raises:
+            BudgetExceeded: it does not fit beside what is spent and under way.
+            OSError: the database cannot be written.
+        """
+        refused = await asyncio.wrap_future(self._reserved[call])
+        if refused == SERVERS:
+            raise BudgetExceeded(
+                f"The next call of {worst.name!r} does not fit into budget.run_* of the server; raise it to go on.",
+                "run",
+            )
+        if refused:
+            raise empty(f"for the next call of {worst.name!r}")
+
+    def end(self, call: int, billed: Usage | None) -> None:
+        """Replace the reservation by what was billed; None: nothing was."""
+        amounts = None if billed is None else _amounts(billed)
+
+        def work(connection: Connection) -> None:
+            mine = CALLS.c.id == self._id(call)
+            found = connection.execute(select(CALLS).where(mine, CALLS.c.usd.is_(None))).first()
+            if found is None:  # it was refused
+                return
+            if amounts is None:
+                connection.execute(delete(CALLS).where(mine))
+            else:
+                connection.execute(update(CALLS).where(mine).values(usd=amounts[0], tokens=amounts[1]))
+            usd, tokens = amounts or (0, 0)
+            for account in self._accounts:
+                less = -1 if amounts is None else 0
+                _add(connection, account.name, usd - found.worst_usd, tokens - found.worst_tokens, less)
+
+        self._database.do(work)
+
+    def _id(self, call: int) -> str:
+        return f"{self._request}/{'paid' if self._paid else 'own'}/{call}"
+
+
+class _Kept(Budget):
+    """A budget without limits of its own, whose calls stand in the database."""
+
+    def __init__(self, name: str, journal: _CallJournal) -> None:
+        super().__init__(name=name)
+        self._calls = journal
+
+    @property
+    def journal(self) -> Any:
+        return self._calls
+
+
+class ServedPurse(Purse):
+    """The money of one request of a key, and its row in the database.
+
+    Args:
+        limits: budget of all servers of the database.
+        policy: names the weights that answer.
+        keep: whether task and trajectory are kept.
+    """
+
+    def __init__(
+        self, database: ServerDatabase, request: str, key: Key | None, limits: Limits, policy: str, *, keep: bool
+    ) -> None:
+        self._database, self._request, self._key = database, request, key
+        self._policy, self._keep, self._begun = policy, keep, time.time()
+        self._account = None if key is None else key.account(self._begun)
+        usd = None if limits.usd is None else pico(limits.usd)
+        accounts = [_Account(SERVERS, usd, limits.tokens, limits.calls)]
+        super().__init__(_Kept("run", _CallJournal(database, request, accounts, paid=True)))
+        if key is not None and self._account is not None:
+            own = _Account(self._account, key.usd_per_day)
+            self.paid = _Kept("run", _CallJournal(database, request, [*accounts, own], paid=True))
+            self.own = _Kept("key", _CallJournal(database, request, [own], paid=False))
+
+    async def begin(self, max_usd: float | None) -> float | None:
+        """Note that the request begins; return the most that it may cost.
+
+        Raises:
+            RequestError: the key has asked as often as it may in a minute.
+            BudgetExceeded: its budget of the day is used up.
+        """
+        key, now = self._key, self._begun
+        row = {"id": self._request, "key": None if key is None else key.number, "begun": now, "policy": self._policy}
+
+        def work(connection: Connection) -> tuple[float, int | None]:
+            if key is not None and key.per_minute is not None and (wait := _wait_s(connection, key, now)):
+                return wait, None
+            left = None
+            if key is not None and key.usd_per_day is not None:
+                used = select(ACCOUNTS.c.usd).where(ACCOUNTS.c.name == self._account)
+                left = key.usd_per_day - (connection.execute(used).scalar() or 0)
+                if left <= 0:
+                    return 0.0, left
+            connection.execute(insert(REQUESTS).values(row))
+            return 0.0, left
+
+        wait, left = await asyncio.wrap_future(self._database.do(work))
+        if wait and key is not None:
+            raise RequestError(429, f"This key may ask {key.per_minute} times a minute.", kind="rate_limit_error",
+                               code="rate_limit_exceeded", retry_s=int(wait) + 1)  # fmt: skip
+        if left is None:
+            return max_usd
+        if left <= 0:
+            raise empty("for any call")
+        return dollars(left) if max_usd is None else min(max_usd, dollars(left))
+
+    def end(self, answer: Answer, task: Task) -> "Future[None]":
+        """Write the end of the request, after what its calls were billed."""
+        kept = None
+        if self._keep and answer.trajectory is not None:
+            kept = json.dumps({"task": asdict(task), "trajectory": encode_trajectory(answer.trajectory)})
+        values = {
+            "ended": time.time(), "status": str(answer.status), "reason": answer.reason,
+            "usd": pico(answer.cost_usd), "seconds": answer.seconds, "kept": kept,
+        }  # fmt: skip
+
+        def work(connection: Connection) -> None:
+            connection.execute(update(REQUESTS).where(REQUESTS.c.id == self._request).values(values))
+
+        return self._database.do(work)
+
+
+def forget(database: ServerDatabase, days: float) -> "Future[None]":
+    """Delete the words and tokens of requests that are older than some days."""
+    old = REQUESTS.c.begun < time.time() - days * 86_400
+
+    def work(connection: Connection) -> None:
+        connection.execute(update(REQUESTS).where(old, REQUESTS.c.kept.is_not(None)).values(kept=None))
+
+    return database.do(work)
+
+
+def empty(what: str) -> BudgetExceeded:
+    """Return that the budget of a key's day has too little left."""
+    hours = until_midnight(time.time()) / 3600
+    return BudgetExceeded(
+        f"The key's budget of today has too little left {what}; it is renewed at midnight UTC, in {hours:.1f} hours.",
+        "key",
+    )
+
+
+def _amounts(row: Usage) -> tuple[int, int]:
+    return pico(row.cost_usd), row.prompt_tokens + row.completion_tokens
+
+
+def _added(connection: Connection, account: _Account, usd: int, tokens: int, calls: int) -> bool:
+    """Add to an account unless a limit would be exceeded; return whether it was added."""
+    new = _INSERTS[connection.dialect.name](ACCOUNTS).values(name=account.name, usd=0, tokens=0, calls=0)
+    connection.execute(new.on_conflict_do_nothing())
+    sums = ACCOUNTS.c.usd + usd, ACCOUNTS.c.tokens + tokens, ACCOUNTS.c.calls + calls
+    limits = account.usd, account.tokens, account.calls
+    fits = [total <= limit for total, limit in zip(sums, limits, strict=True) if limit is not None]
+    changed = update(ACCOUNTS).where(ACCOUNTS.c.name == account.name, *fits)
+    return connection.execute(changed.values(usd=sums[0], tokens=sums[1], calls=sums[2])).rowcount == 1
+
+
+def _add(connection: Connection, name: str, usd: int, tokens: int, calls: int) -> None:
+    row = ACCOUNTS.c
+    values = {"usd": row.usd + usd, "tokens": row.tokens + tokens, "calls": row.calls + calls}
+    connection.execute(update(ACCOUNTS).where(row.name == name).values(values))
+
+
+def _wait_s(connection: Connection, key: Key, now: float) -> float:
+    """Return the seconds until a key may ask again, 0 if it may now."""
+    recent = (REQUESTS.c.key == key.number, REQUESTS.c.begun > now - 60)
+    count, first = connection.execute(select(func.count(), func.min(REQUESTS.c.begun)).where(*recent)).one()
+    return 0.0 if count < (key.per_minute or 0) else max(0.001, first + 60 - now)

@@ -1,0 +1,53 @@
+"""The command `served`: keys and requests in the database of servers."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestra_jax.config.exit_status import USAGE_ERROR
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.serving.opened import FOLDER
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Do a command; return the status to exit with. What a user can mend is one sentence."""
+    try:
+        from orchestra_jax.serving import keys
+        from orchestra_jax.serving.database import FILE, opened
+    except ImportError as error:
+        return _told(f"This needs the package {error.name}: pip install 'orchestra-jax[serve]'.")
+    file = Path(asked.folder) / FOLDER / FILE
+    try:
+        if asked.database is None and asked.command != "add-key" and not file.is_file():
+            raise ConfigError(f"There is no {str(file)!r}: name the output_dir of a server, or --database.")
+        if asked.database is None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        with opened(asked.database or file) as database:
+            if asked.command == "add-key":
+                print(keys.add_key(database, asked.name, asked.usd_per_day, asked.per_minute))
+                print("Nobody can read this key again: keep it now.", file=sys.stderr)
+            elif asked.command == "end-key":
+                keys.end_key(database, asked.name)
+            elif asked.command == "keys":
+                _list(keys.list_keys(database))
+    except (ConfigError, OSError) as error:
+        return _told(str(error))
+    return 0
+
+
+def _list(rows: list[dict[str, object]]) -> None:
+    if not rows:
+        print("There are no keys.", file=sys.stderr)
+        return
+    table = Table(*(name.replace("_", " ") for name in rows[0]))
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    Console().print(table)
+
+
+def _told(words: str) -> int:
+    print(words, file=sys.stderr)
+    return USAGE_ERROR
