@@ -10,8 +10,8 @@ MOST_WITH_RUN_CONFIG = 20  # files
 PLUG_INS = (
     "engines/sglang/", "envs/bfcl/", "envs/database/", "envs/qa/", "envs/recorded/", "envs/tau2/", "envs/toolscale/",
     "evaluation/inspect", "models/checkpoint/gguf", "models/lora", "models/qwen3_moe", "money/paid", "money/replay",
-    "planning/", "serve_mcp", "serving/", "synthesis/", "tools/experts/client", "tools/mcp/", "tools/search/web",
-    "training/inspect/",
+    "planning/", "preparation/", "serve_mcp", "serving/", "synthesis/", "tools/experts/client", "tools/mcp/",
+    "tools/search/web", "training/inspect/",
 )  # fmt: skip  # a list of words
 
 PACKAGE = house.sources()

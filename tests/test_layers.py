@@ -1,7 +1,7 @@
 """The layer rule of the design, what the pure core may not touch, and what imports may not start.
 
-Layers: experiments, serve_mcp > api, serving > training, planning, synthesis > evaluation > rollout > envs > tools >
-rl > engines > money > models > data > processes > config > io > types. A module imports
+Layers: experiments, serve_mcp > api, serving > training, planning, synthesis, preparation > evaluation > rollout >
+envs > tools > rl > engines > money > models > data > processes > config > io > types. A module imports
 from its own layer or one below; packages that share a layer may not import each other in a circle.
 """
 
@@ -29,7 +29,7 @@ LAYERS = (
     ("envs",),
     ("rollout",),
     ("evaluation",),
-    ("training", "planning", "synthesis"),
+    ("training", "planning", "synthesis", "preparation"),
     ("api", "serving"),
     ("experiments", "__main__", "serve_mcp"),
 )

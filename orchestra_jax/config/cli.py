@@ -23,7 +23,8 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 
 @functools.cache  # the schema does not change, and making it takes a tenth of a second
 def register() -> None:
-    """Make the schema known to Hydra as `run_config`, the first entry of the defaults in `conf/config.yaml`."""
+    """Make the schema known to Hydra as `run_config`, the first entry of `conf/config.yaml`, and `${there:PATH}`."""
+    OmegaConf.register_new_resolver("there", lambda path, other=None: path if os.path.exists(path) else other)
     ConfigStore.instance().store(name="run_config", node=schema())
 
 

@@ -8,9 +8,20 @@ from omegaconf import DictConfig, OmegaConf
 
 from orchestra_jax.config.checks import flat
 
+# Settings that name a file of experiments/prepare.py where it is there (`${there:PATH}` in conf/): the part that makes
+# it, and what a run has without it.
+_PREPARED = {
+    "tools.search.index": (
+        "retrieval_index",
+        "local search goes by words (BM25), without the paper's dense index",
+    ),
+    "data.preferences_file": ("preferences", "users' wishes are our handwritten ones, not ones that a model wrote"),
+    "tools.descriptions": ("descriptions", "menus describe models by their cards, not by ten tasks that they tried"),
+}
+
 
 def changed_settings(config: DictConfig) -> str:
-    """Return every setting that differs from `+experiment=NAME` alone, a line each; "" without an experiment.
+    """Return every setting that differs from `+experiment=NAME` alone, and what is not prepared; "" without one.
 
     Args:
         config: what Hydra composed, inside its `main` function.
@@ -26,9 +37,24 @@ def changed_settings(config: DictConfig) -> str:
         for key in sorted(plain.keys() | ours.keys())
         if plain.get(key) != ours.get(key)
     ]
-    if not lines:
-        return f"Experiment {name}, with no settings of this run's own."
-    return "\n".join((f"Experiment {name}, with {len(lines)} settings of this run's own:", *lines))
+    head = f"{len(lines)} settings of this run's own:" if lines else "no settings of this run's own."
+    return "\n".join((f"Experiment {name}, with {head}", *lines, *_unprepared(config)))
+
+
+def _unprepared(config: DictConfig) -> list[str]:
+    """Return a sentence for each file that `prepare paper` makes, that the run would use, and that is not there."""
+    return [
+        f"Not prepared: {without} (orchestra-jax prepare paper FOLDER --only {part}; docs/data.md)."
+        for key, (part, without) in _PREPARED.items()
+        if _asks_for(config, key) and OmegaConf.select(config, key) is None
+    ]
+
+
+def _asks_for(config: DictConfig, key: str) -> bool:
+    """Return whether a setting is that of conf/, which looks for a file."""
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(config, parent)._get_node(name)
+    return node is not None and str(node._value()).startswith("${there:")
 
 
 def _settings(config: DictConfig) -> dict[str, Any]:

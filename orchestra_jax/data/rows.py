@@ -5,7 +5,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,14 @@ class BadRow(ValueError):  # noqa: N818  named like the fact it states
     """One row cannot be used; the message is a sentence with its file and line. Later rows can still be read."""
 
 
-def rows_of(file: Path) -> Iterator[tuple[int, str, ReadRow]]:
+def rows_of(file: Path, columns: Collection[str] | None = None) -> Iterator[tuple[int, str, ReadRow]]:
     """Yield the number of every row, its place in words, and a function that reads it or raises `BadRow`.
 
     A .jsonl file has a row in each line that is not empty, a .json file is a list of rows, the first line of a .tsv
     file names its fields.
+
+    Args:
+        columns: the only ones that are read of a .parquet file, which keeps each column apart; None: all.
 
     Raises:
         ImportError: a parquet file without pyarrow.
@@ -45,7 +48,7 @@ def rows_of(file: Path) -> Iterator[tuple[int, str, ReadRow]]:
     if file.suffix == ".tsv":
         yield from _tabbed(file)
         return
-    rows = _parquet(file) if file.suffix == ".parquet" else _listed(file)
+    rows = _parquet(file, columns) if file.suffix == ".parquet" else _listed(file)
     for number, row in enumerate(rows, 1):
         place = f"{str(file)!r}, row {number}"
         yield number, place, functools.partial(_object, place, row)
@@ -148,8 +151,8 @@ def _tabbed(file: Path) -> Iterator[tuple[int, str, ReadRow]]:
         raise ValueError(f"{str(file)!r}, line {table.line_num + 1}: {error}.") from None
 
 
-def _parquet(file: Path) -> Iterator[Callable[[], Any]]:
-    """Yield a function for each row of a parquet file, which reads it."""
+def _parquet(file: Path, columns: Collection[str] | None) -> Iterator[Callable[[], Any]]:
+    """Yield a function for each row of a parquet file, which reads it, or these columns of it."""
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -157,7 +160,9 @@ def _parquet(file: Path) -> Iterator[Callable[[], Any]]:
         raise ImportError(f"Reading {file.name!r} needs pyarrow: pip install 'orchestra-jax[data]'.") from None
     number = 0
     try:
-        for batch in parquet.ParquetFile(file, page_checksum_verification=True).iter_batches(batch_size=1024):
+        table = parquet.ParquetFile(file, page_checksum_verification=True)
+        wanted = None if columns is None else [name for name in table.schema_arrow.names if name in columns]
+        for batch in table.iter_batches(batch_size=1024, columns=wanted):
             try:
                 yield from (functools.partial(_checked, row, False, "") for row in batch.to_pylist())
             except UnicodeDecodeError:  # only some of them have it

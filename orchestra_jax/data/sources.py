@@ -13,6 +13,11 @@ from orchestra_jax.types import Preference, Task, ToolSpec
 Row = Mapping[str, Any]
 # The quickstart's environment makes its tasks itself.
 _NO_FILES = (QuestionFormat.auto, QuestionFormat.quickstart)
+# What `_detect` and `read_question` look at. The other columns of a parquet file, such as long thoughts, are not read.
+_COLUMNS = frozenset(
+    "id question answer Prompt Answer wiki_links reasoning_types image category answer_type raw_subject question_id "
+    "reference_answer task question_source type family extra".split()
+)
 FORMATS = tuple(kind for kind in QuestionFormat if kind not in _NO_FILES)
 
 
@@ -62,8 +67,8 @@ def load_tasks(path: str | Path, format: str = "auto", *, skipped: Skipped | Non
         format: one of FORMATS, or "auto": recognised by the keys of each file's first row.
         skipped: counts rows that no question can be made of, which are left out; None: the first one raises.
 
-    HLE rows with an image are left out (the paper's text-only subset), and so are GeneralThought rows without a
-    reference answer and further rows of the same question_id.
+    HLE rows with an image are left out (the paper's text-only subset), and so are GeneralThought rows whose reference
+    answer is missing or blank, and further rows of the same question_id.
 
     Raises:
         FileNotFoundError: nothing to read at `path`.
@@ -74,13 +79,13 @@ def load_tasks(path: str | Path, format: str = "auto", *, skipped: Skipped | Non
     if format != "auto" and format not in FORMATS:
         raise ValueError(f"Unknown format {format!r} of questions; known are auto, {', '.join(FORMATS)}.")
     questions: dict[str, Question] = {}
-    for file in _files(Path(path)):
+    for file in question_files(Path(path)):
         kind = format
-        for number, place, read in rows_of(file):
+        for number, place, read in rows_of(file, _COLUMNS):
             try:
                 row = read()
                 kind = _detect(row) if kind == "auto" else kind
-                question = _read(kind, row, place, number, file.stem)
+                question = read_question(kind, row, place, number, file.stem)
                 if question is None or (kind == "general_thought" and question.id in questions):
                     continue
                 if question.id in questions:
@@ -97,7 +102,18 @@ def load_tasks(path: str | Path, format: str = "auto", *, skipped: Skipped | Non
     return list(questions.values())
 
 
-def _files(path: Path) -> list[Path]:
+def is_blank(value: Any) -> bool:
+    """Return whether a cell says nothing: null, an empty list, or a text of blanks."""
+    return value is None or value == [] or (isinstance(value, str) and not value.strip())
+
+
+def question_files(path: Path) -> list[Path]:
+    """Return the file itself, the files of a folder in the order of their names, or those of a data set on the hub.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: a file of another suffix.
+    """
     if path.is_file():
         if path.suffix not in SUFFIXES:
             raise ValueError(f"{str(path)!r} must end in {', '.join(SUFFIXES)}.")
@@ -121,8 +137,16 @@ def _detect(row: Row) -> str:
     return "jsonl"  # nq, hotpot and the released FRAMES file are rows of question and answer too
 
 
-def _read(kind: str, row: Row, place: str, number: int, stem: str) -> Question | None:
-    """Read one row as a question; return None where the format leaves it out."""
+def read_question(kind: str, row: Row, place: str, number: int, stem: str) -> Question | None:
+    """Read one row of a format as a question; return None where the format leaves it out.
+
+    Args:
+        place: file and line in words.
+        number, stem: of the row, and the name of its file, for an id where it has none.
+
+    Raises:
+        BadRow: no question can be made of it.
+    """
 
     def get(key: str) -> Any:
         if row.get(key) is None:
@@ -162,7 +186,7 @@ def _read(kind: str, row: Row, place: str, number: int, stem: str) -> Question |
             family = optional("category", "hle")
             return Question(name("id"), text("question"), answers("answer"), family, kept("answer_type", "raw_subject"))
         case "general_thought":
-            if not row.get("reference_answer") and "reference_answer" in row:
+            if "reference_answer" in row and is_blank(row["reference_answer"]):
                 return None
             reference, family = answers("reference_answer"), optional("task", "general_thought")
             return Question(name("question_id"), text("question"), reference, family, kept("question_source"))

@@ -1,7 +1,7 @@
 """Dense search: passages as vectors in a FAISS index on disk, memory-mapped, for collections beyond memory.
 
 A folder holds everything: `manifest.json`, `index.faiss`, and `passages.jsonl` with `offsets.npy`. `dense_build` writes
-it.
+it. An index that others built is a pair of files, NAME.index of FAISS and NAME.jsonl with a passage a line.
 """
 
 import asyncio
@@ -16,21 +16,23 @@ from jaxtyping import Float
 
 from orchestra_jax.tools.search.bm25 import Hit, Passage
 from orchestra_jax.tools.search.embeddings import EndpointEmbedder
-from orchestra_jax.tools.search.local import BatchIndex
+from orchestra_jax.tools.search.local import BatchIndex, pair_of, passage_of
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+FOREIGN_MODEL = "Qwen/Qwen3-Embedding-8B"  # the paper's, with which the authors built their index
+_BLOCK = 64 << 20  # bytes of a file in which ends of lines are searched at a time
 
 
 class PassageFile:
-    """Passages of a folder's passages.jsonl, read from disk when asked for; their offsets are memory-mapped too."""
+    """Passages of a .jsonl file, read from disk when asked for; their offsets are memory-mapped too."""
 
-    def __init__(self, directory: Path) -> None:
-        self._offsets = np.load(directory / "offsets.npy", mmap_mode="r")
-        with (directory / "passages.jsonl").open("rb") as file:
+    def __init__(self, passages: Path, offsets: Path) -> None:
+        self._name, self._offsets = passages.name, np.load(offsets, mmap_mode="r")
+        with passages.open("rb") as file:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if len(self._data) != self._offsets[-1]:
-            raise ValueError(f"{str(directory / 'passages.jsonl')!r} was changed after the build; build it again.")
+            raise ValueError(f"{str(passages)!r} was changed after the build; build it again.")
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -39,7 +41,7 @@ class PassageFile:
         if not 0 <= index < len(self):
             raise IndexError(index)
         row = json.loads(self._data[self._offsets[index] : self._offsets[index + 1]])
-        return Passage(row["title"], row["text"])
+        return passage_of(row, f"Line {index + 1} of {self._name!r}")
 
 
 class DenseIndex(BatchIndex):
@@ -70,24 +72,38 @@ class DenseIndex(BatchIndex):
         found: list[list[Hit]] = [[] for _ in queries]
         if asked:
             vectors = await self.embedder.embed([queries[number] for number in asked], "query")
-            hits = await asyncio.to_thread(self._hits, vectors, min(k, len(self.passages)))
-            for number, row in zip(asked, hits, strict=True):
+            for number, row in zip(asked, await self.nearest(vectors, k), strict=True):
                 found[number] = row
         return found
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector."""
+        return int(self._index.d)
+
+    async def nearest(self, vectors: Float[np.ndarray, "Q D"], k: int) -> list[list[Hit]]:
+        """Return the at most `k` passages nearest to each vector, best first.
+
+        Raises:
+            ValueError: vectors of another dimension than the index holds.
+        """
+        return await asyncio.to_thread(self._hits, vectors, min(k, len(self.passages)))
 
     async def close(self) -> None:
         await self.embedder.close()
 
     def _hits(self, vectors: Float[np.ndarray, "Q D"], k: int) -> list[list[Hit]]:
-        if vectors.shape[1] != self._index.d:
+        if vectors.shape[1] != self.dim:
             raise ValueError(
-                f"The embedder gives vectors of {vectors.shape[1]} numbers and the index holds {self._index.d}; "
+                f"The embedder gives vectors of {vectors.shape[1]} numbers and the index holds {self.dim}; "
                 f"use the embedder that it was built with, or build it again."
             )
-        found = self._index.search(np.ascontiguousarray(vectors, np.float32), k)  # scores, numbers of passages: [Q, k]
+        scores, numbers = self._index.search(np.ascontiguousarray(vectors, np.float32), k)  # [Q, k] both
+        if self._index.metric_type == require_faiss().METRIC_L2:
+            scores = 1 - scores / 2  # squared distances of unit vectors as inner products
         return [
             [Hit(self.passages[int(i)], float(s)) for s, i in zip(*row, strict=True) if i >= 0]  # -1: fewer than k
-            for row in zip(*found, strict=True)
+            for row in zip(scores, numbers, strict=True)
         ]
 
     @classmethod
@@ -101,20 +117,24 @@ class DenseIndex(BatchIndex):
         probes: int | None = None,
         ef_search: int | None = None,
     ) -> "DenseIndex":
-        """Opens what `build` wrote.
+        """Opens what `build` wrote, or a pair of foreign files (`local.pair_of`).
 
         Args:
-            directory: of the index.
-            embedder: for queries; None: the one it was built with, from the settings in the index.
-            embedder_url: where that one's server is now, None for where it was.
+            directory: of the index, or a pair's file.
+            embedder: for queries; None: the one it was built with, from the settings in the index; of a pair
+                FOREIGN_MODEL.
+            embedder_url: where that one's server is now, None for where it was; a pair does not say.
             memory_map: see `read_index`.
             probes, ef_search: see `tune`.
 
         Raises:
             FileNotFoundError: there is no index.
-            ValueError: it is of another format, damaged, or was built with another embedder.
+            ValueError: it is of another format, damaged, or was built with another embedder; or a pair has no
+                `embedder_url`.
         """
         path = Path(directory)
+        if pair := pair_of(path):
+            return _foreign(*pair, embedder, embedder_url, memory_map, (probes, ef_search))
         if not (path / MANIFEST).is_file():
             begun = path.with_name(f"{path.name}.partial").is_dir()
             fix = "its build was not finished: run that again" if begun else "build one with experiments/index.py"
@@ -134,14 +154,71 @@ class DenseIndex(BatchIndex):
                 f"The index in {str(path)!r} was built with {manifest['embedder']}, not with {embedder.identity}; use "
                 f"the same embedder, or build it again."
             )
-        index = read_index(path / "index.faiss", memory_map)
-        passages = PassageFile(path)
-        if index.ntotal != len(passages):
-            raise ValueError(
-                f"{str(path)!r} holds {index.ntotal} vectors for {len(passages)} passages; build it again."
-            )
-        tune(index, probes, ef_search)
+        passages = PassageFile(path / "passages.jsonl", path / "offsets.npy")
+        index = _opened(path / "index.faiss", passages, memory_map, (probes, ef_search))
         return cls(passages, index, embedder, manifest["kind"])
+
+
+def _foreign(
+    index: Path,
+    passages: Path,
+    embedder: EndpointEmbedder | None,
+    url: str | None,
+    memory_map: bool,
+    thoroughness: tuple[int | None, int | None],
+) -> DenseIndex:
+    """Open a pair of foreign files, see `DenseIndex.load`."""
+    if embedder is None and url is None:
+        raise ValueError(
+            f"{str(index)!r} does not say where its queries are embedded: set tools.search.embedder_url to a server of "
+            f"{FOREIGN_MODEL} (docs/search.md)."
+        )
+    texts = PassageFile(passages, line_offsets(passages))
+    opened = _opened(index, texts, memory_map, thoroughness)
+    # A Matryoshka model serves shorter vectors too.
+    return DenseIndex(texts, opened, embedder or EndpointEmbedder(str(url), FOREIGN_MODEL, dim=opened.d), index.name)
+
+
+def _opened(path: Path, passages: PassageFile, memory_map: bool, thoroughness: tuple[int | None, int | None]) -> Any:
+    """Return the FAISS index of these passages; raise ValueError: it is of other ones, or of another measure."""
+    index = read_index(path, memory_map)
+    if index.ntotal != len(passages):
+        raise ValueError(
+            f"{str(path)!r} holds {index.ntotal} vectors for {len(passages)} passages; build it again, or fetch both "
+            "files again."
+        )
+    if index.metric_type not in (require_faiss().METRIC_INNER_PRODUCT, require_faiss().METRIC_L2):
+        raise ValueError(f"{str(path)!r} is searched neither by inner product nor by distance: build it again.")
+    tune(index, *thoroughness)
+    return index
+
+
+def line_offsets(passages: Path) -> Path:
+    """Return the file with the offsets of a .jsonl file's lines and its end, which is made beside it where it is not.
+
+    Raises:
+        OSError: it cannot be written there.
+        ValueError: the file holds no line, or an empty one.
+    """
+    path = passages.with_name(f"{passages.stem}.offsets.npy")
+    size = passages.stat().st_size
+    if path.is_file() and np.load(path, mmap_mode="r")[-1] == size:
+        return path
+    found, start = [np.zeros(1, np.int64)], 0
+    with passages.open("rb") as file:
+        while len(block := np.frombuffer(file.read(_BLOCK), np.uint8)):
+            found.append(start + 1 + np.flatnonzero(block == ord("\n")))
+            start += len(block)
+    offsets = np.concatenate(found)
+    if offsets[-1] != size:  # the last line has no end
+        offsets = np.append(offsets, size)
+    if len(offsets) == 1 or np.diff(offsets).min() < 2:
+        raise ValueError(f"{str(passages)!r} holds no passages, or an empty line.")
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        np.save(file, offsets)
+    partial.replace(path)
+    return path
 
 
 def read_index(path: str | Path, memory_map: bool = True) -> Any:

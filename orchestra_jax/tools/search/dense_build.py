@@ -79,7 +79,7 @@ async def build(
             _copy_passages(source, partial, progress)
             with _written(partial / _PLAN) as file:
                 file.write(json.dumps(plan).encode())
-        passages = PassageFile(partial)
+        passages = PassageFile(partial / "passages.jsonl", partial / "offsets.npy")
         shards = await _embed(partial / _SHARDS, passages, embedder, shard, progress)
         dim = write_faiss(partial / "index.faiss", shards, len(passages), kind, progress)
         own = {"settings": embedder.settings, "dim": dim, "passages": len(passages)}

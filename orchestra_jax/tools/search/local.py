@@ -26,6 +26,8 @@ TOOL = ToolSpec(
     traits=(SEARCH,),
 )
 _PASSAGES, _MANIFEST = "passages.jsonl", "manifest.json"  # within an index's folder; the latter of a dense one
+_TEXTS = ("text", "contents", "content")  # the key of a passage's text, in ours and in other collections
+_ENDS = 1 << 20  # bytes at each end of a file that is too large to be read for its digest
 _PARAMETERS = "params.index.json"  # of bm25s: marks a folder as a saved index
 
 
@@ -94,11 +96,11 @@ def load_index(directory: str | Path) -> LocalIndex:
 
 
 def read_passages(path: str | Path) -> Iterator[Passage]:
-    """Read passages of a `.jsonl` file or of a `.json` list, each row with the keys title and text.
+    """Read passages of a `.jsonl` file or of a `.json` list, see `passage_of`.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: another suffix, no JSON, or a row without one of the keys (names file and row).
+        ValueError: another suffix, no JSON, or a row that is no passage (names file and row).
     """
     source = Path(path)
     if not source.is_file():
@@ -108,17 +110,48 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
     from orchestra_jax.data.rows import rows_of
 
     for number, _, read in rows_of(source):
-        row = read()
-        for key in ("title", "text"):
-            if not isinstance(row.get(key), str):
-                raise ValueError(f"Row {number} of {source.name!r} has no {key!r} that is a text.")
-        yield Passage(row["title"], row["text"])
+        yield passage_of(read(), f"Row {number} of {source.name!r}")
+
+
+def passage_of(row: Mapping[str, Any], place: str) -> Passage:
+    """Return the passage in a row: its text (or, as other collections call it, contents), and its title if it has one.
+
+    Raises:
+        ValueError: it has no text, or its title is none.
+    """
+    key = next((key for key in _TEXTS if row.get(key) is not None), _TEXTS[0])
+    title = "" if row.get("title") is None else row["title"]
+    for name, value in (("title", title), (key, row.get(key))):
+        if not isinstance(value, str):
+            raise ValueError(f"{place} has no {name!r} that is a text.")
+    return Passage(title, row[key])
+
+
+def pair_of(path: str | Path) -> tuple[Path, Path] | None:
+    """Return a FAISS file NAME.index and its passages NAME.jsonl, where `path` is that file or a folder of one pair.
+
+    None: it is neither, such as a folder of `dense_build`.
+
+    Raises:
+        ValueError: there are several, or the passages are missing; one sentence.
+    """
+    source = Path(path)
+    found = [source] if source.suffix == ".index" and source.is_file() else sorted(source.glob("*.index"))
+    if not found or (source / _MANIFEST).is_file():
+        return None
+    if len(found) > 1:
+        raise ValueError(f"{str(source)!r} has {len(found)} indices: name one, such as {str(found[0])!r}.")
+    passages = found[0].with_suffix(".jsonl")
+    if not passages.is_file():
+        raise ValueError(f"The passages of {str(found[0])!r} are not there: {passages.name} must lie beside it.")
+    return found[0], passages
 
 
 def content_of(path: str | Path) -> str:
     """Return a digest of the passages in a file or an index's folder, with a dense one's embedder; "" if it is neither.
 
-    It does not depend on where they lie.
+    It does not depend on where they lie. Of a pair of foreign files, which may have many gigabytes, it takes sizes and
+    ends.
     """
     source = Path(path)
     manifest = source / _MANIFEST
@@ -126,8 +159,19 @@ def content_of(path: str | Path) -> str:
         said = json.loads(manifest.read_text())
         parts = json.dumps([said.get(key) for key in ("format", "kind", "embedder", "source")])
         return hashlib.sha256(parts.encode()).hexdigest()
+    if pair := pair_of(source):
+        return hashlib.sha256(b"".join(map(_ends, pair))).hexdigest()
     passages = source / _PASSAGES if source.is_dir() else source
     if not passages.is_file():
         return ""
     with passages.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _ends(path: Path) -> bytes:
+    """Return the size of a file, and what it begins and ends with."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_ENDS)
+        file.seek(max(0, size - _ENDS))
+        return b"%d" % size + head + file.read()

@@ -74,7 +74,19 @@ class LocalSearch(Tool):
 
     @classmethod
     def problems(cls, cfg: WorldConfig, prices: PriceList) -> list[str]:
-        return unreachable(cls.spec.name, cfg.tools.search.index)
+        search = cfg.tools.search
+        found = unreachable(cls.spec.name, search.index)
+        found += unreachable("the queries of local_search", search.embedder_url, "tools.search.embedder_url")
+        try:
+            foreign = search.index is not None and search.embedder_url is None and local.pair_of(search.index)
+        except ValueError as error:
+            return [*found, str(error)]
+        if foreign:
+            found.append(
+                f"tools.search.index={search.index} does not say where queries are embedded: set "
+                "tools.search.embedder_url to a server of its embedding model (docs/search.md)."
+            )
+        return found
 
 
 def _content(source: str | None, live: bool) -> str:

@@ -23,7 +23,7 @@ from orchestra_jax.io.http_json import JsonClient, ServerError, require_aiohttp
 from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.tools.search.bm25 import Hit, LocalIndex, Passage
 from orchestra_jax.tools.search.dense import MANIFEST, DenseIndex
-from orchestra_jax.tools.search.local import BatchIndex, content_of, load_index
+from orchestra_jax.tools.search.local import BatchIndex, content_of, load_index, pair_of
 from orchestra_jax.types import InfrastructureError
 
 MAX_TOPK = 1000
@@ -35,14 +35,14 @@ _LOG = logging.getLogger(__name__)
 
 
 def open_index(directory: str | Path, embedder_url: str | None = None) -> LocalIndex | DenseIndex:
-    """The saved index in a folder, or in a data set of the hub, BM25 or dense.
+    """The saved index in a folder, or in a data set of the hub, BM25 or dense; or a pair of files (`local.pair_of`).
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: it cannot be used, see `DenseIndex.load`.
     """
     directory = hub.local(directory, "dataset", ("*",))
-    dense = (Path(directory) / MANIFEST).is_file() or not Path(directory).is_dir()
+    dense = (Path(directory) / MANIFEST).is_file() or not Path(directory).is_dir() or pair_of(directory) is not None
     return DenseIndex.load(directory, embedder_url=embedder_url) if dense else load_index(directory)
 
 

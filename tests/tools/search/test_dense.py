@@ -268,7 +268,7 @@ async def test_damage_is_seen(source: Path, tmp_path: Path):
     np.save(tmp_path / "short" / "offsets.npy", np.delete(offsets, 5))
     with pytest.raises(ValueError, match="2000 vectors for 1999 passages"):
         DenseIndex.load(tmp_path / "short", WordEmbedder())
-    assert len(PassageFile(tmp_path / "short")) == 1999
+    assert len(PassageFile(tmp_path / "short" / "passages.jsonl", tmp_path / "short" / "offsets.npy")) == 1999
 
 
 def test_two_builds_of_one_folder_at_once(source: Path, tmp_path: Path):

@@ -113,9 +113,12 @@ def test_readers(tmp_path: Path):
         (tmp_path / "odd.jsonl").write_bytes(odd)
         with pytest.raises(ValueError, match=r"odd.jsonl', line 1: "):
             list(read_passages(tmp_path / "odd.jsonl"))
-    for row in ('{"title": null, "text": "b"}', "{}"):
+    for row in ('{"title": null, "text": "b"}', '{"text": "b"}', '{"id": "0", "contents": "b"}'):
         (tmp_path / "null.jsonl").write_text(row)
-        with pytest.raises(ValueError, match="has no 'title' that is a text"):
+        assert list(read_passages(tmp_path / "null.jsonl")) == [Passage("", "b")]
+    for row, key in (('{"title": 5, "text": "b"}', "title"), ("{}", "text"), ('{"contents": ["b"]}', "contents")):
+        (tmp_path / "null.jsonl").write_text(row)
+        with pytest.raises(ValueError, match=f"has no '{key}' that is a text"):
             list(read_passages(tmp_path / "null.jsonl"))
     (tmp_path / "worse.json").write_text("[")
     with pytest.raises(ValueError, match="not valid JSON"):
