@@ -4,6 +4,7 @@ python experiments/prepare.py paper data --dry-run
 python experiments/prepare.py paper data --from /disk/downloads
 python experiments/prepare.py paper data --from /disk/downloads --only general_thought hle --limit 1000
 python experiments/prepare.py paper data --only general_thought --pass-rate 0.1 0.9
+python experiments/prepare.py paper data --only descriptions preferences --experts experts.yaml --max-usd 30
 python experiments/prepare.py paper data --only retrieval_index --index eval --embedder-url http://127.0.0.1:30000/v1
 """
 
@@ -24,14 +25,23 @@ def main() -> None:
     parser.add_argument("--passed", type=Path, help="a run's trajectories that tell the pass rates")
     parser.add_argument("--index", help="the pair of files, where the source has several")
     parser.add_argument("--embedder-url", help="check the index with this server of its embedding model")
-    parser.add_argument("--dry-run", action="store_true", help="only tell sources, sizes and licences")
+    parser.add_argument("--experts", type=Path, help="YAML of models: they write preferences and descriptions too")
+    parser.add_argument("--writer", default="gpt-5", help="of them: writes (default gpt-5)")
+    parser.add_argument("--checker", default="gpt-5-mini", help="of them: reads preferences, describes the writer")
+    parser.add_argument("--max-usd", type=float, default=10.0, help="most dollars for what models write (default 10)")
+    parser.add_argument("--dry-run", action="store_true", help="only tell sources, sizes, licences and dollars")
     asked = parser.parse_args()
-    from orchestra_jax.preparation import paper  # only now: --help answers at once
+    from orchestra_jax.preparation import paper, written  # only now: --help answers at once
     from orchestra_jax.preparation.made import Wanted
 
-    unknown = [name for name in asked.only if name not in paper.NAMES]
+    names = (*paper.NAMES, *written.NAMES)
+    unknown = [name for name in asked.only if name not in names]
     if unknown:
-        parser.error(f"there is no part {unknown[0]!r}; known are {', '.join(paper.NAMES)}")
+        parser.error(f"there is no part {unknown[0]!r}; known are {', '.join(names)}")
+    by_default = written.NAMES if asked.experts else ()
+    by_models = tuple(name for name in written.NAMES if name in (asked.only or by_default))
+    if by_models and asked.experts is None:
+        parser.error("preferences and descriptions are written by models: name them with --experts FILE")
     if asked.passed is not None and asked.pass_rate is None:
         parser.error("--passed tells pass rates: say with --pass-rate LOW HIGH which ones to keep")
     if asked.given is not None and not asked.given.is_dir():
@@ -41,11 +51,15 @@ def main() -> None:
     wanted = Wanted(asked.limit, bounds, asked.passed, asked.index, asked.embedder_url)
     for line in paper.overview(parts, asked.given, asked.folder):
         print(line, flush=True)
+    problems = [] if asked.dry_run else paper.prepare(parts, asked.folder, asked.given, wanted)
+    if by_models:
+        models = written.Writing(asked.experts, asked.writer, asked.checker, asked.max_usd)
+        problems += written.write(by_models, asked.folder, models, asked.dry_run)
+    if problems:
+        missing = "".join(f"Missing: {problem}\n" for problem in problems)
+        parser.exit(1, f"{missing}The same command goes on with what is missing.\n")
     if asked.dry_run:
         return
-    problems = paper.prepare(parts, asked.folder, asked.given, wanted)
-    if problems:
-        parser.exit(1, f"{len(problems)} of {len(parts)} parts are missing; the same command goes on with them.\n")
     print(f"All is there: export ORCHESTRA_DATA={asked.folder.resolve()}")
 
 

@@ -21,6 +21,7 @@ from orchestra_jax.envs.toolscale import domains, tasks
 from orchestra_jax.preparation import paper
 from orchestra_jax.preparation.made import Wanted
 from tests.envs.toolscale import library
+from tests.preparation.composed import hle
 from tests.tools.http_stub import EmbeddingStub, serving, word_vector
 
 faiss = pytest.importorskip("faiss")
@@ -300,28 +301,17 @@ def test_the_command_tells_sizes_and_licences_first(copies: Path, tmp_path: Path
 def test_the_run_takes_what_is_prepared_and_says_what_is_not(
     copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import hydra
-
-    from orchestra_jax.config.cli import register
-    from orchestra_jax.io.shipped import CONF
-
-    register()
     for name in ("GENERAL_THOUGHT_PATH", "HLE_PATH", "TOOLSCALE_PATH", "TOOLSCALE_REPO"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ORCHESTRA_DATA", str(tmp_path))
-
-    def composed() -> Any:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            return hydra.compose("config", ["+experiment=hle"])
-
-    bare = composed()
+    bare = hle()
     assert bare.tools.search.index is None
     assert bare.data.mixture[0].path == "GeneralReasoning/GeneralThought-430K"
     assert (bare.data.eval_path, bare.env.options.toolscale.rows) == ("cais/hle", "nvidia/ToolScale")
     (sentence,) = [each for each in _unprepared(bare) if "retrieval_index" in each]
     assert sentence.startswith("Not prepared: local search goes by words (BM25), without the paper's dense index (")
     prepared(tmp_path, copies)
-    full = composed()
+    full = hle()
     assert full.tools.search.index == str(tmp_path / "retrieval_index")
     assert full.data.mixture[0].path == str(tmp_path / "general_thought")
     assert full.data.eval_path == str(tmp_path / "hle")
