@@ -1,8 +1,8 @@
 """Serve a trained orchestrator as a model of the OpenAI API; docs/serve.md.
 
-python experiments/serve.py outputs/quickstart
 python experiments/serve.py outputs/quickstart --port 8200 --max-usd 0.05
 python experiments/serve.py outputs/gsm8k budget.run_usd=20 rollout.slots=64
+python experiments/serve.py outputs/quickstart --follow outputs/served
 ORCHESTRA_API_KEY=... python experiments/serve.py outputs/quickstart --host 0.0.0.0
 """
 
@@ -27,11 +27,12 @@ def main(arguments: list[str] | None = None) -> None:
         help="postgresql://USER:PASSWORD@HOST/NAME (default: ORCHESTRA_DATABASE, else a file in the run's folder)",
     )  # fmt: skip
     parser.add_argument("--keep-days", type=float, default=30, help="how long words and tokens are kept (default 30)")
+    parser.add_argument("--follow", metavar="FOLDER", help="run or checkpoint whose newer policy is taken up")
     asked = parser.parse_intermixed_args(arguments)
     from orchestra_jax.serving.running import serve  # only now: --help answers at once
 
     limits = {"max_usd": asked.max_usd, "max_seconds": asked.max_seconds, "keep_days": asked.keep_days}
-    parser.exit(serve(asked.policy, asked.settings, asked.host, asked.port, limits, asked.database))
+    parser.exit(serve(asked.policy, asked.settings, asked.host, asked.port, limits, asked.database, asked.follow))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 python experiments/served.py outputs/quickstart add-key anna --usd-per-day 5 --per-minute 60
 python experiments/served.py outputs/quickstart keys
 python experiments/served.py outputs/quickstart end-key anna
+python experiments/served.py outputs/quickstart write log.jsonl
 python experiments/served.py --database postgresql://orchestra@db.example/orchestra - keys
 """
 
@@ -29,6 +30,9 @@ def main(arguments: list[str] | None = None) -> None:
     added.add_argument("--per-minute", type=int, help="requests of any minute (default: no limit)")
     commands.add_parser("end-key", help="refuse a key from now on").add_argument("name", help="who has it")
     commands.add_parser("keys", help="list keys, limits, and what today's budget holds")
+    written = commands.add_parser("write", help="write what was asked and judged, for training: a line of JSON each")
+    written.add_argument("file", help="file to write; - is standard output")
+    written.add_argument("--all", action="store_true", help="also requests whose right answer nobody has said")
     asked = parser.parse_args(arguments)
     from orchestra_jax.serving.served import run  # only now: --help answers at once
 

@@ -13,7 +13,10 @@ class RequestError(Exception):
         code: what programs tell errors apart by.
         param: field that is wrong.
         retry_s: seconds after which to try again.
+        request: id of the request, where it was asked; feedback may name it.
     """
+
+    request: str | None = None
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import queue
 import secrets
@@ -12,8 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import Baseline, Message
 from orchestra_jax.money.budgets import BudgetExceeded, Limits
+from orchestra_jax.rl.setup import device_mesh
+from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.serving.asking import (
     REQUEST,
@@ -29,7 +34,9 @@ from orchestra_jax.serving.asking import (
 from orchestra_jax.serving.messages_in_text import in_text
 from orchestra_jax.serving.opened import AskableWorld, OpenPolicy, open_policy
 from orchestra_jax.tools.spec_check import check_spec
-from orchestra_jax.training.build import make_collector
+from orchestra_jax.training.build import make_collector, make_policy, policy_config
+from orchestra_jax.training.subject import Subject
+from orchestra_jax.training.weights import engine_params
 from orchestra_jax.types import Status, Task, ToolSpec, Trajectory
 
 _ROLES = ("user", "assistant", "tool")
@@ -62,7 +69,7 @@ class Orchestrator:
         self._world = cast(AskableWorld, opened.environment)
         self.name, self.wishes = opened.subject.cfg.name, dict(self._world.wishes())
         self._shared = make_collector(opened.subject.cfg, opened.environment, opened.chat)
-        self._numbers = itertools.count()
+        self._numbers, self._version = itertools.count(), 0
 
     @classmethod
     def load(cls, policy: str | Path, *settings: str) -> "Orchestrator":
@@ -95,9 +102,34 @@ class Orchestrator:
         return self._opened.money.run.limits
 
     @property
+    def subject(self) -> Subject:
+        """The policy that answers, with the settings in force."""
+        return self._opened.subject
+
+    @property
     def policy(self) -> str:
-        """Name of the weights that answer."""
-        return self._opened.subject.name
+        """A name for the weights that answer, which no others have."""
+        own = hashlib.sha256(self.subject.identity().encode()).hexdigest()[:8] if self.subject.own else ""
+        return f"{self.subject.name}@{own}" if own else self.subject.name
+
+    def take_up(self, subject: Subject) -> None:
+        """Answer with other weights from now on; an answer under way goes on, and its turns say which sampled them.
+
+        Raises:
+            ConfigError: they are not of the same architecture and words, or no engine of ours samples them.
+        """
+        opened = self._opened
+        if opened.chat is None or not subject.own or subject.adapters is not None:
+            raise ConfigError("only whole policies that our engines sample can take the place of another.")
+        cfg = replace(subject.cfg, rollout=self.subject.cfg.rollout)
+        config, params = make_policy(cfg, opened.chat, device_mesh(cfg.mesh))
+        same_words = make_chat(cfg).tokenizer.get_vocab() == opened.chat.tokenizer.get_vocab()
+        if config != policy_config(self.subject.cfg, opened.chat) or not same_words:
+            raise ConfigError("it has another architecture or other words than the one that is served.")
+        params = engine_params(cfg.rollout, params, None, None, device_mesh(cfg.mesh))
+        version = self._version + 1
+        opened.loop.run(cast(Engine, opened.engine).update_weights(params, version))
+        self._version, self._opened = version, replace(opened, subject=replace(subject, cfg=cfg))
 
     def ask(
         self,

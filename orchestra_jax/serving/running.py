@@ -7,11 +7,13 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.config.exit_status import INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.serving import wire
+from orchestra_jax.serving.following import Follower
 from orchestra_jax.serving.opened import open_policy
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.training.stopping import end_now, handling
@@ -26,13 +28,20 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
-    policy: str, settings: Sequence[str], host: str, port: int, limits: dict[str, Any], address: str | None = None
+    policy: str,
+    settings: Sequence[str],
+    host: str,
+    port: int,
+    limits: dict[str, Any],
+    address: str | None = None,
+    follow: str | None = None,
 ) -> int:
     """Serve a policy; return the status to exit with. What a user can mend is one sentence.
 
     Args:
         limits: fields of `ServerLimits`.
         address: address of the database; None: a file in the folder.
+        follow: folder of a run or checkpoint, whose other weights are taken up.
     """
     try:
         with handling(end_now), contextlib.ExitStack() as parts:
@@ -60,7 +69,7 @@ def serve(
                     f"Others can reach {host}: make a key (orchestra-jax served {policy} add-key NAME), or set the "
                     f"environment variable {KEY} to a key that they must send."
                 )
-            asyncio.run(_served(server, listening, host))
+            asyncio.run(_served(server, listening, host, None if follow is None else Path(follow)))
     except KeyboardInterrupt:  # before it served
         return INTERRUPTED
     except ConfigError as error:
@@ -90,7 +99,7 @@ def _listening(host: str, port: int) -> socket.socket:
     return listening
 
 
-async def _served(server: "ChatServer", listening: socket.socket, host: str) -> None:
+async def _served(server: "ChatServer", listening: socket.socket, host: str, follow: Path | None) -> None:
     """Serve until SIGINT or SIGTERM; a second one does not wait for requests under way."""
     import uvicorn
 
@@ -118,9 +127,12 @@ async def _served(server: "ChatServer", listening: socket.socket, host: str) -> 
         f"Serves {server.orchestrator.name} at http://{shown}:{listening.getsockname()[1]}/v1 "
         f"({'with' if server.keys.read() else 'without'} keys); requests in {server.database.shown}. Ctrl-C ends it."
     )
-    forgetting = asyncio.create_task(_forget(server))
+    beside = [asyncio.create_task(_forget(server))]
+    if follow is not None:
+        beside.append(asyncio.create_task(Follower(server.orchestrator, follow).follow()))
     await http.serve(sockets=[listening])
-    forgetting.cancel()
+    for task in beside:
+        task.cancel()
 
 
 async def _forget(server: "ChatServer") -> None:

@@ -15,7 +15,7 @@ from orchestra_jax.serving.opened import FOLDER
 def run(asked: argparse.Namespace) -> int:
     """Do a command; return the status to exit with. What a user can mend is one sentence."""
     try:
-        from orchestra_jax.serving import keys
+        from orchestra_jax.serving import feedback, keys
         from orchestra_jax.serving.database import FILE, opened
     except ImportError as error:
         return _told(f"This needs the package {error.name}: pip install 'orchestra-jax[serve]'.")
@@ -33,6 +33,10 @@ def run(asked: argparse.Namespace) -> int:
                 keys.end_key(database, asked.name)
             elif asked.command == "keys":
                 _list(keys.list_keys(database))
+            elif asked.command == "write":
+                written, unknown = feedback.write_log(database, asked.file, whole=asked.all)
+                said = f"{written} requests are in {asked.file}; nobody has said the right answer to {unknown}."
+                print(said, file=sys.stderr)
     except (ConfigError, OSError) as error:
         return _told(str(error))
     return 0

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -22,9 +22,12 @@ from orchestra_jax.serving import wire
 from orchestra_jax.serving.asking import Answer, CallStep, QuestionError
 from orchestra_jax.serving.database import ServerDatabase
 from orchestra_jax.serving.errors import RequestError
+from orchestra_jax.serving.feedback import keep, read_feedback
 from orchestra_jax.serving.keys import Key, KeyRing, digest
 from orchestra_jax.serving.ledger import ServedPurse
+from orchestra_jax.serving.metrics import Metrics
 from orchestra_jax.serving.orchestrator import Orchestrator
+from orchestra_jax.serving.page import page
 from orchestra_jax.serving.shown import begun, ended
 from orchestra_jax.serving.wire import ChatRequest
 from orchestra_jax.types import OutOfTime, ReplayMiss
@@ -58,29 +61,6 @@ class ServerLimits:
     hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "::1")
 
 
-class Metrics:
-    """Counters for Prometheus."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "orchestra_requests", "Requests for completions by HTTP status", ["status"], registry=self.registry
-        )
-        self.dollars = Counter("orchestra_dollars", "Dollars of all answers", registry=self.registry)
-        self.calls = Counter("orchestra_calls", "Calls of tools", ["tool"], registry=self.registry)
-        self.seconds = Histogram(
-            "orchestra_seconds", "Wall-clock seconds of an answer", registry=self.registry,
-            buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600),
-        )  # fmt: skip
-        self.under_way = Gauge("orchestra_under_way", "Requests under way", registry=self.registry)
-
-    def note(self, answer: Answer) -> None:
-        """Count an answer."""
-        self.dollars.inc(answer.cost_usd)
-        for step in answer.calls:
-            self.calls.labels(step.tool).inc()
-
-
 class ChatServer:
     """The routes of a server."""
 
@@ -94,10 +74,12 @@ class ChatServer:
         return Starlette(
             routes=[
                 Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+                Route("/v1/feedback", self._guarded(self.feedback), methods=["POST"]),
                 Route("/v1/models", self._guarded(self.models)),
                 Route("/v1/models/{name:path}", self._guarded(self.model)),
                 Route("/metrics", self._guarded(self.figures)),
                 Route("/health", self.health),
+                Route("/", self.page),
             ],
             exception_handlers={HTTPException: _http_error, RequestError: _request_error, Exception: _bug},
         )
@@ -131,6 +113,11 @@ class ChatServer:
         """Tell that the server is there."""
         return JSONResponse({"status": "ok"})
 
+    async def page(self, request: Request) -> Response:
+        """Show a page to ask on; it holds nothing but the way to ask."""
+        content, headers = page()
+        return HTMLResponse(content, headers=headers)
+
     async def figures(self, request: Request) -> Response:
         """Tell the metrics."""
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -146,6 +133,15 @@ class ChatServer:
             raise RequestError(404, f"There is no model {name!r} here; here are {', '.join(self._names)}.",
                                param="model", code="model_not_found")  # fmt: skip
         return JSONResponse(self._model(name))
+
+    async def feedback(self, request: Request) -> Response:
+        """Keep what a user says of an answer."""
+        try:
+            said = read_feedback(await _body(request, self.limits.body))
+            await keep(self.database, said, request.state.key)
+        except OSError as error:
+            raise cast(RequestError, _problem(error)) from error
+        return JSONResponse({"id": said.request, "object": "feedback"})
 
     @property
     def _names(self) -> list[str]:
@@ -163,7 +159,7 @@ class ChatServer:
                                kind="server_error", code="overloaded", retry_s=1)  # fmt: skip
         start = time.perf_counter()
         self._began()
-        held = contextlib.ExitStack()
+        held, asked = contextlib.ExitStack(), None
         held.callback(self._ended, start)
         try:
             asked = self._bounded(
@@ -187,6 +183,7 @@ class ChatServer:
             self.metrics.requests.labels(str(problem.status if problem is not None else 500)).inc()
             if problem is None:
                 raise
+            problem.request = None if asked is None else asked.options["request_id"]
             raise problem from error
         finally:
             held.close()
@@ -235,7 +232,8 @@ class ChatServer:
                     yield ": under way\n\n"
                 elif isinstance(step, CallStep):
                     words = begun(step) if step.result is None else ended(step)
-                    yield _line(wire.chunk(asked, name, {"reasoning_content": words}))
+                    told = {"orchestra": {"call": wire.shown_call(step)}} if asked.trace else {}
+                    yield _line(wire.chunk(asked, name, {"reasoning_content": words}) | told)
                 else:
                     answer = step if step is first else self._judged(step)
                     said: dict[str, Any] = {"content": answer.answer or ""}
@@ -368,6 +366,8 @@ def _line(value: Any) -> str:
 async def _request_error(request: Request, error: Exception) -> Response:
     problem = cast(RequestError, error)
     headers = {} if problem.retry_s is None else {"retry-after": str(problem.retry_s)}
+    if problem.request is not None:
+        headers["x-request-id"] = problem.request
     if problem.status == 401:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(problem.body, problem.status, headers)

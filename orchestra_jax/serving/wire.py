@@ -241,6 +241,7 @@ def told(request: ChatRequest, answer: Answer) -> dict[str, Any]:
 def shown_call(step: CallStep) -> dict[str, Any]:
     """Return a call as JSON."""
     return {
+        "number": step.number,
         "tool": step.tool,
         "model": step.model,
         "arguments": dict(step.arguments),

@@ -30,8 +30,10 @@ MICRO = (
 
 
 def random_run(folder: Path, *settings: str) -> Path:
-    """A run's folder with a policy of random weights."""
-    cfg = compose(f"output_dir={folder}", *MICRO, *settings)
+    """A run's folder with a policy of random weights; settings win over those of MICRO."""
+    given = {word.partition("=")[0] for word in settings}
+    micro = [word for word in MICRO if word.partition("=")[0] not in given]
+    cfg = compose(f"output_dir={folder}", *micro, *settings)
     chat = make_chat(cfg)
     with RunRecord(folder, cfg, "train") as record:
         record.begin()

@@ -1,0 +1,134 @@
+"""Feedback on answers, and the log of what was asked, in the form that training reads."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, select, update
+
+from orchestra_jax.io.foreign_json import read_json
+from orchestra_jax.io.untrusted import Unreadable
+from orchestra_jax.serving.database import REQUESTS, ServerDatabase, dollars
+from orchestra_jax.serving.errors import RequestError, typed, unsupported, wrong
+from orchestra_jax.serving.keys import Key
+
+_FIELDS = ("id", "thumbs", "score", "correct")
+_THUMBS = {"up": 1.0, "down": 0.0}
+_RIGHT = 0.5  # a score from here on says that the answer was right
+_LONGEST = 10_000  # characters of a right answer
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What a user says of an answer.
+
+    Attributes:
+        request: id of the answer.
+        score: from 0, wrong, to 1, right.
+        correct: the right answer.
+    """
+
+    request: str
+    score: float | None = None
+    correct: str | None = None
+
+
+def read_feedback(content: bytes) -> Feedback:
+    """Read the body of a request; raise RequestError: it is none."""
+    try:
+        body = read_json(content)
+    except Unreadable as error:
+        raise RequestError(400, f"The body is no JSON that can be read: {error}.", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise RequestError(400, "The body must be a JSON object.", code="invalid_json")
+    if unknown := [key for key in body if key not in _FIELDS]:
+        raise unsupported(unknown[0], f"feedback has {', '.join(_FIELDS)}")
+    name, correct = typed(body, "id", str, "a text"), typed(body, "correct", str, "a text")
+    thumbs, score = typed(body, "thumbs", str, "up or down"), body.get("score")
+    if not name:
+        raise wrong("id", "the id of an answer")
+    if thumbs is not None and thumbs not in _THUMBS:
+        raise wrong("thumbs", "up or down")
+    if thumbs is not None and score is not None:
+        raise RequestError(400, "Give thumbs or a score, not both.", param="score", code="invalid_value")
+    if score is not None and (isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1):
+        raise wrong("score", "a number from 0 to 1")
+    if correct is not None and not 0 < len(correct.strip()) <= _LONGEST:
+        raise wrong("correct", f"the right answer, of at most {_LONGEST:,} characters")
+    found = Feedback(name, score if thumbs is None else _THUMBS[thumbs], correct)
+    if (found.score, found.correct) == (None, None):
+        raise RequestError(400, "Give thumbs, a score, or the correct answer.", code="missing_required_parameter")
+    return found
+
+
+async def keep(database: ServerDatabase, said: Feedback, key: Key | None) -> None:
+    """Keep feedback beside its request; later feedback replaces earlier one.
+
+    Raises:
+        RequestError: this key has asked no such request.
+    """
+    number = None if key is None else key.number
+    values = {"judged": time.time(), "score": said.score, "correct": said.correct}
+
+    def work(connection: Connection) -> bool:
+        mine = (REQUESTS.c.id == said.request, REQUESTS.c.key.is_not_distinct_from(number))
+        return connection.execute(update(REQUESTS).where(*mine).values(values)).rowcount == 1
+
+    if not await asyncio.wrap_future(database.do(work)):
+        raise RequestError(404, f"You have asked no request {said.request!r}.", param="id", code="not_found")
+
+
+def logged(database: ServerDatabase) -> Iterator[dict[str, Any]]:
+    """Yield what is kept of each request, oldest first. `answer` is the right one by the feedback, where one says so.
+
+    "question", "answer" and "wish" are what training reads; "said" is what was answered.
+    """
+    kept = select(REQUESTS.c.id).where(REQUESTS.c.kept.is_not(None)).order_by(REQUESTS.c.begun)
+    for name in database.do(lambda connection: list(connection.scalars(kept))).result():
+        one = select(REQUESTS).where(REQUESTS.c.id == name)
+        row = database.do(partial(_first, one)).result()
+        if row is not None and row.kept is not None:  # it may have been forgotten meanwhile
+            yield _line(row._mapping)
+
+
+def _first(statement: Select[Any], connection: Connection) -> Row[Any] | None:
+    return connection.execute(statement).first()
+
+
+def _line(row: Mapping[str, Any]) -> dict[str, Any]:
+    kept = json.loads(row["kept"])
+    task, played = kept["task"], kept["trajectory"]
+    right = row["correct"] or (played["answer"] if (row["score"] or 0.0) >= _RIGHT else None)
+    turns = [turn for sequence in played["sequences"] for turn in sequence]
+    calls = [
+        {"tool": call["name"], "arguments": call["arguments"], "result": result["text"]}
+        for turn in turns
+        for call, result in zip(turn["calls"], turn["results"], strict=False)
+    ]
+    return {
+        "id": row["id"], "time": row["begun"], "question": task["question"], "wish": task["preference"]["instruction"],
+        **({} if right is None else {"answer": right}), "said": played["answer"], "status": row["status"],
+        "usd": dollars(row["usd"]), "seconds": row["seconds"], "policy": row["policy"], "score": row["score"],
+        "calls": calls, "task": task, "trajectory": played,
+    }  # fmt: skip
+
+
+def write_log(database: ServerDatabase, file: str, *, whole: bool) -> tuple[int, int]:
+    """Write the log, a line each; return how many lines were written, and how many had no right answer.
+
+    Args:
+        whole: whether requests whose right answer nobody has said are written too.
+    """
+    written = unknown = 0
+    with Path("/dev/stdout" if file == "-" else file).open("w", encoding="utf-8") as stream:
+        for line in logged(database):
+            unknown += "answer" not in line
+            if whole or "answer" in line:
+                stream.write(json.dumps(line) + "\n")
+                written += 1
+    return written, unknown
