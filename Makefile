@@ -19,7 +19,7 @@ FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart smollm2 recorded notebooks rehearsal chaos test test-worlds test-release test-sglang test-sglang-training sglang-cpu site lint format lock clean
+.PHONY: help install install-dev quickstart smollm2 recorded notebooks rehearsal chaos serve-load test test-worlds test-release test-sglang test-sglang-training sglang-cpu site lint format lock clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ rehearsal: install-dev sglang-cpu ## the paper's run on this CPU: two trainers, 
 
 chaos: install-dev ## 1,200 faults, and 200 small runs that are killed, starved and lied to; add RUN="--runs 20 --seed 1"
 	$(PY) -m benchmarks.chaos $(RUN)
+
+serve-load: install-dev ## 64 clients at once ask a server for five minutes over a provider with faults, and the books are compared
+	$(PY) benchmarks/serve_books.py $(RUN)
 
 test: install-dev ## every test without torch, GPU or server, in random order; TESTS=tests/rl, TEST_ORDER=7, NEWEST=1: newest packages
 	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow or release)" $(TESTS)

@@ -25,7 +25,7 @@ _LONGEST = 10_000  # characters of a right answer
 
 @dataclass(frozen=True)
 class Feedback:
-    """What a user says of an answer.
+    """Words of a user on an answer.
 
     Attributes:
         request: id of the answer.
@@ -93,7 +93,7 @@ def logged(database: ServerDatabase) -> Iterator[dict[str, Any]]:
         one = select(REQUESTS).where(REQUESTS.c.id == name)
         row = database.do(partial(_first, one)).result()
         if row is not None and row.kept is not None:  # it may have been forgotten meanwhile
-            yield _line(row._mapping)
+            yield _line(row._asdict())
 
 
 def _first(statement: Select[Any], connection: Connection) -> Row[Any] | None:

@@ -165,7 +165,11 @@ class ServedPurse(Purse):
             connection.execute(insert(REQUESTS).values(row))
             return 0.0, left
 
-        wait, left = await asyncio.wrap_future(self._database.do(work))
+        try:
+            wait, left = await asyncio.wrap_future(self._database.do(work))
+        except asyncio.CancelledError:  # the client has gone, and nothing was asked
+            self._database.do(self._forget)
+            raise
         if wait and key is not None:
             raise RequestError(429, f"This key may ask {key.per_minute} times a minute.", kind="rate_limit_error",
                                code="rate_limit_exceeded", retry_s=int(wait) + 1)  # fmt: skip
@@ -174,6 +178,9 @@ class ServedPurse(Purse):
         if left <= 0:
             raise empty("for any call")
         return dollars(left) if max_usd is None else min(max_usd, dollars(left))
+
+    def _forget(self, connection: Connection) -> None:
+        connection.execute(delete(REQUESTS).where(REQUESTS.c.id == self._request))
 
     def end(self, answer: Answer, task: Task) -> "Future[None]":
         """Write the end of the request, after what its calls were billed."""

@@ -70,6 +70,7 @@ class Orchestrator:
         self.name, self.wishes = opened.subject.cfg.name, dict(self._world.wishes())
         self._shared = make_collector(opened.subject.cfg, opened.environment, opened.chat)
         self._numbers, self._version = itertools.count(), 0
+        self._architecture = None if opened.chat is None else policy_config(opened.subject.cfg, opened.chat)
 
     @classmethod
     def load(cls, policy: str | Path, *settings: str) -> "Orchestrator":
@@ -124,7 +125,7 @@ class Orchestrator:
         cfg = replace(subject.cfg, rollout=self.subject.cfg.rollout)
         config, params = make_policy(cfg, opened.chat, device_mesh(cfg.mesh))
         same_words = make_chat(cfg).tokenizer.get_vocab() == opened.chat.tokenizer.get_vocab()
-        if config != policy_config(self.subject.cfg, opened.chat) or not same_words:
+        if config != self._architecture or not same_words:
             raise ConfigError("it has another architecture or other words than the one that is served.")
         params = engine_params(cfg.rollout, params, None, None, device_mesh(cfg.mesh))
         version = self._version + 1

@@ -52,8 +52,9 @@ async def test_other_weights_are_taken_up_between_turns_and_foreign_ones_are_ref
         follower.look()
         assert "another architecture" in str(await asyncio.to_thread(follower.look))
     with Orchestrator(open_policy(other, [])) as expected:
-        sampled = (await expected.aask(question, **options)).trajectory.turns[0].sampled_ids
-    assert after.trajectory.turns[0].sampled_ids == sampled != before.trajectory.turns[0].sampled_ids
+        logprobs = (await expected.aask(question, **options)).trajectory.turns[0].logprobs
+    assert after.trajectory.turns[0].logprobs == pytest.approx(logprobs, abs=1e-4)
+    assert before.trajectory.turns[0].logprobs != pytest.approx(logprobs, abs=1e-2)
 
 
 def command(*words: str) -> str:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +58,8 @@ def test_ctrl_c_lets_an_answer_end_and_closes_everything(tmp_path: Path):
             asking = threading.Thread(target=ask)
             asking.start()
             while "orchestra_under_way 1.0" not in httpx.get(address.replace("/v1", "/metrics")).text:
-                pass
+                assert asking.is_alive()
+                time.sleep(0.05)
             process.send_signal(number)
             assert process.wait(60) == 0
             asking.join(60)
