@@ -75,7 +75,7 @@ def _estimate(config: Any, args: argparse.Namespace) -> float:
 
 
 def _peak_tflops(kind: str) -> float | None:
-    from orchestra_jax.planning.gpus import GPUS
+    from orchestra_jax.models.gpus import GPUS
 
     known = [gpu.tflops for gpu in GPUS.values() if gpu.label == kind or gpu.label.startswith(kind + " ")]
     return known[0] if len(set(known)) == 1 else None

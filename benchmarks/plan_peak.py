@@ -43,10 +43,10 @@ def measure(case: str, tokens: int, layers: int, micro_batches: int) -> dict[str
     from orchestra_jax.config.algorithm import OptimizerConfig
     from orchestra_jax.config.schema import PlanConfig
     from orchestra_jax.models.decoder import init_params
+    from orchestra_jax.models.gpus import find_gpu
     from orchestra_jax.models.qwen3 import Qwen3Config
     from orchestra_jax.models.sharding import make_mesh
     from orchestra_jax.models.sizes import num_params
-    from orchestra_jax.planning.gpus import find_gpu
     from orchestra_jax.planning.plan import Job, make_plan
     from orchestra_jax.rl.learner import LearnerConfig
     from orchestra_jax.rl.losses import LossConfig

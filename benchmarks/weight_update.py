@@ -2,12 +2,17 @@
 
     .venv/bin/python benchmarks/weight_update.py
     .venv/bin/python benchmarks/weight_update.py --model tiny --vocab 1024 --rounds 3        # a smoke run
+    .venv/bin/python benchmarks/weight_update.py --write-only                                # no server
 
 Starts a real server on a random checkpoint and gives it new weights, the paths in turn, so that whatever else the
 machine does meets all of them alike. Seconds are from the call until the server generates again under the new version,
 which it must report; the pause is the part in which it does not generate. The folder on disk is read back while it is
 still cached: that is the path's best case. Memory is what an update adds to this process at its highest, files in
 shared memory included, and the highest of all of the server's processes together.
+
+With several trainer processes the weights are gathered into host memory first. `--write-only` measures what then writes
+them, in turns: from matrices that lie [in, out], as the learner has them, which the processor turns one by one; and
+from matrices that the devices turned before they travelled, as a run does it.
 """
 
 import argparse
@@ -144,6 +149,49 @@ def _measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str
     return {"model": args.model, "params": num_params(config), "dtype": args.dtype, "rounds": rounds}
 
 
+def _write_rounds(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Write the same weights from both layouts, into shared memory, and compare the files."""
+    import time
+
+    import jax
+
+    from orchestra_jax.models.checkpoint import safetensors
+    from orchestra_jax.models.checkpoint.hf_names import TURNED
+    from orchestra_jax.models.decoder import init_params
+    from orchestra_jax.models.qwen3 import Qwen3Config
+    from orchestra_jax.models.sizes import num_params
+    from orchestra_jax.processes.several import on_host
+
+    own = {"vocab_size": args.vocab} if args.vocab else {}
+    config = Qwen3Config.preset(args.model, param_dtype=args.dtype, scan_layers=True, **own)
+    params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
+    layouts = {
+        "[in, out]": on_host(params, args.server_dtype),
+        "turned": on_host(params, args.server_dtype, lambda path: path[-1].key in TURNED),
+    }
+    del params
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in layouts}
+    with tempfile.TemporaryDirectory(prefix="weight_update_", dir="/dev/shm") as folder:
+        for number in range(args.rounds + 1):  # the first warms up
+            for name, host in layouts.items():
+                start, cpu = time.perf_counter(), time.process_time()
+                safetensors.save(
+                    Path(folder, name.strip("[]")), config, host, dtype=args.server_dtype, overwrite=True, alone=True
+                )
+                if number:
+                    rounds[name].append({"seconds": time.perf_counter() - start, "cpu_s": time.process_time() - cpu})
+        first, second = (Path(folder, name.strip("[]"), safetensors.ONE_FILE) for name in layouts)
+        if first.is_file() and first.read_bytes() != second.read_bytes():
+            raise AssertionError("The two layouts give different files.")
+    size = sum(t.nbytes for t in safetensors.host_tensors(config, layouts["turned"], args.server_dtype))
+    for name, found in rounds.items():
+        seconds, cpu = _median(found, "seconds"), _median(found, "cpu_s")
+        console.print(
+            f"{name:10} {size / 1e9:.2f} GB: {seconds:.2f} s, {cpu:.2f} CPU-s, {cpu / size * 1e9:.2f} CPU-s a GB"
+        )
+    return {"model": args.model, "params": num_params(config), "bytes": size, "rounds": rounds}
+
+
 def _median(rounds: Sequence[Mapping[str, float]], quantity: str) -> float:
     return statistics.median(found[quantity] for found in rounds)
 
@@ -185,18 +233,22 @@ def main() -> int:
     parser.add_argument("--python", type=Path, default=ROOT / ".venv-sglang/bin/python", help="SGLang's interpreter")
     parser.add_argument("--port", type=int, default=31190)
     parser.add_argument("--gpu", action="store_true", help="the server runs on a GPU, with SGLang's own settings")
+    parser.add_argument("--write-only", action="store_true", help="only write from host memory, in both layouts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
     args = parse(parser, "--model", "tiny", "--vocab", "1024", "--rounds", "1")
     if args.rounds < 1:
         parser.error("--rounds must be at least 1.")
     console = Console(width=None if sys.stdout.isatty() else 132)
-    if not args.python.exists():
+    if not args.write_only and not args.python.exists():
         console.print(f"{args.python} is missing: make .venv-sglang, or name another interpreter with --python.")
         return 1
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    with tempfile.TemporaryDirectory(prefix="weight_update_", dir=args.folder) as name:
-        result = _measure(args, Path(name), console)
-    console.print(_table(result))
+    if args.write_only:
+        result = _write_rounds(args, console)
+    else:
+        with tempfile.TemporaryDirectory(prefix="weight_update_", dir=args.folder) as name:
+            result = _measure(args, Path(name), console)
+        console.print(_table(result))
     if args.json:
         machine = platform.processor() or platform.machine()
         record = {"machine": machine, "cores": os.cpu_count(), "load": os.getloadavg(), **result}

@@ -254,13 +254,21 @@ class LoggerConfig(Settings):
     project: str = "orchestra_jax"  # of Weights & Biases
     trajectories: int = at_least(2, 0)  # trajectories per step written in readable form
     rollouts: bool = True  # all of them without loss, for experiments/view.py
+    speed: bool = True  # tokens a second, FLOPs, shares of the step's time and lengths, in every step
+
+
+@dataclass(frozen=True)
+class ProfileConfig(Settings):
+    """Steps whose work is recorded in detail; docs/metrics.md."""
+
+    steps: list[int] = field(default_factory=list)  # their numbers; a jax.profiler trace of each, in profile/
 
 
 @dataclass(frozen=True)
 class PlanConfig(Settings):
     """Questions to experiments/plan.py beside the run itself; training ignores them."""
 
-    gpu: str = "h100-80gb"  # a GPU of planning/gpus.py
+    gpu: str = "h100-80gb"  # a GPU of models/gpus.py
     mfu: float = within(0.4, 0.001, 1)  # assumed share of its dense bf16 peak
     gpus_per_node: int = at_least(8, 1)  # GPUs that share a node
     memory_fraction: float = within(0.92, 0.01, 1)  # share of a GPU's memory that JAX may take
@@ -311,4 +319,5 @@ class RunConfig(WorldConfig):
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     synthesis: SynthesisConfig = field(default_factory=SynthesisConfig)

@@ -3,7 +3,7 @@
 from typing import Protocol, runtime_checkable
 
 from orchestra_jax.envs.base import Episode
-from orchestra_jax.types import UserTurn
+from orchestra_jax.tools.user_turn import UserTurn
 
 
 @runtime_checkable

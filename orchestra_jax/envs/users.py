@@ -19,7 +19,8 @@ from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.roles import UserSimulator
 from orchestra_jax.tools.schema import validate_arguments
-from orchestra_jax.types import InfrastructureError, ToolCall, ToolSpec, Usage, UserTurn
+from orchestra_jax.tools.user_turn import UserTurn
+from orchestra_jax.types import InfrastructureError, ToolCall, ToolSpec, Usage
 
 SCRIPTED = "scripted"  # env.options.user for a user without a model
 GREETING = "Hello, I need your help."  # the first words of a user who tells the rest when asked

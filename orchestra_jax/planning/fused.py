@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from orchestra_jax.models.attention.cudnn import max_segments, repeats
 from orchestra_jax.models.base import DecoderConfig
-from orchestra_jax.planning.gpus import Gpu
+from orchestra_jax.models.gpus import Gpu
 
 _HOPPER = (9, 0)
 # Products of two matrices: two forward (scores, mix), and backward these scores again and four gradients.

@@ -8,9 +8,9 @@ from rich.table import Table
 
 from orchestra_jax.config.choices import EngineName, ReplayMode
 from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.models.gpus import GIB
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.planning.gpus import GIB
 from orchestra_jax.planning.layout import Layout
 from orchestra_jax.planning.plan import Plan
 from orchestra_jax.planning.rollouts import Assumed, Rollouts, Servers, estimate, turns

@@ -22,11 +22,11 @@ from orchestra_jax.config.choices import Compiler
 from orchestra_jax.config.schema import ConfigError, PlanConfig
 from orchestra_jax.models.attention.base import DENSE_SCORES
 from orchestra_jax.models.base import DecoderConfig
+from orchestra_jax.models.flops import forward_flops
+from orchestra_jax.models.gpus import GPUS, Gpu
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.sharding import MeshSharding, make_mesh
-from orchestra_jax.models.sizes import num_params
 from orchestra_jax.planning.fused import attention_flops, stand_in_attention, uses_cudnn
-from orchestra_jax.planning.gpus import GPUS, Gpu
 from orchestra_jax.planning.hlo import Collective, ProgramCost, program_cost
 from orchestra_jax.rl.batching import BatchShape
 from orchestra_jax.rl.distributed import abstract_batch
@@ -108,15 +108,9 @@ class Job:
 
     @property
     def forward_flops(self) -> float:
-        """Model FLOPs of one forward pass over the step's tokens.
-
-        Two per weight and token (the head's only for sampled tokens, the embedding is a look-up; of a mixture the
-        experts that the token has), and causal attention:
-        2 * tokens * heads * head_dim per layer and token of a sequence for the scores and the mix together.
-        """
-        m, (layers, head) = self.model, active_weights(self.model)
-        attention = 2 * sum(length**2 for length in self.lengths) * m.num_heads * m.head_dim * m.num_layers
-        return self.update_tokens * (2.0 * layers + 2.0 * head * self.response) + self.sequences * attention
+        """Model FLOPs of one forward pass over the step's tokens (`models.flops.forward_flops`)."""
+        squares = self.sequences * sum(length**2 for length in self.lengths)
+        return forward_flops(self.model, self.update_tokens, self.update_tokens * self.response, squares)
 
     @property
     def update_flops(self) -> float:
@@ -131,12 +125,6 @@ class Job:
     def model_flops(self) -> float:
         """Model FLOPs of a training step; the reference policy adds one forward pass, the learner's scores theirs."""
         return self.update_flops + self.forward_flops * ((1.0 if self.reference else 0.0) + self.scored)
-
-
-def active_weights(model: DecoderConfig) -> tuple[float, int]:
-    """Return the weights that a token is multiplied with: in the layers, without idle experts, and in the head."""
-    head = model.hidden_size * model.vocab_size
-    return num_params(model) - model.idle_params() - head * (1 if model.tie_word_embeddings else 2), head
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.checkpoint.reading import read_config
 from orchestra_jax.models.families import preset_config, run_settings
+from orchestra_jax.models.gpus import GIB, GPUS, find_gpu
 from orchestra_jax.models.sizes import num_params
 from orchestra_jax.planning.glance import show_glance
-from orchestra_jax.planning.gpus import GIB, GPUS, find_gpu
 from orchestra_jax.planning.layout import layout_of
 from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices, smallest_gpu
 from orchestra_jax.planning.rollouts import forks

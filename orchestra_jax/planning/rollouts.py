@@ -14,9 +14,10 @@ from orchestra_jax.config.choices import History
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import PlanConfig
 from orchestra_jax.models.base import DecoderConfig
+from orchestra_jax.models.flops import active_weights
+from orchestra_jax.models.gpus import Gpu
 from orchestra_jax.models.sizes import num_params
-from orchestra_jax.planning.gpus import Gpu
-from orchestra_jax.planning.plan import Job, active_weights
+from orchestra_jax.planning.plan import Job
 
 _DTYPE_BYTES = 2  # bfloat16, of weights and of keys and values
 

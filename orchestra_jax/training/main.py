@@ -103,6 +103,10 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
         parts.callback(money.close)  # after the environment: then no request is under way, and the bill is known
         parts.callback(lambda: loop.run(environment.close()))
         trainer = Trainer(cfg, environment, chat, money, loop, processes)
+        if cfg.profile.steps:
+            from orchestra_jax.training.profiling import trace_steps
+
+            trace_steps(trainer)
         state, origin = trainer.state, trainer.origin
         if origin is not None and processes.first:
             print(f"Continues from {origin} (step {state.step} of {state.phase}).", flush=True)

@@ -202,13 +202,17 @@ class Trainer:
 
     def policy_step(self) -> dict[str, float]:
         """Take one step of the method, and return its metrics: collect, score, update, push the weights."""
-        state, budget, began = self.state, self.money.step(), time.monotonic()
+        state, budget, times, began = self.state, self.money.step(), dict[str, float](), time.monotonic()
+
+        def lap(name: str) -> None:
+            times[f"time/{name}"] = time.monotonic() - began - sum(times.values())
 
         trajectories, ages = self.rollouts.take(state.step, state.version, budget)
-        collected = time.monotonic()
+        lap("rollout")
         self.free_gpus()
 
         rewards, advantages, kept = self.rewards.reward_and_advantage(trajectories)
+        lap("score")
 
         size = self.cfg.algorithm.group_size
         groups = trained_groups(kept, self.rewards.per_step)
@@ -235,8 +239,10 @@ class Trainer:
 
             learner = {numbers[n]: own for n, own in own_logprobs(members, scored).items()}
         del scored  # frees its arrays on the devices
+        lap("update")
 
         self.push_weights()
+        lap("sync")
 
         state.step += 1
         self.files.add(state.step, trajectories, rewards, advantages, kept, learner)
@@ -244,21 +250,24 @@ class Trainer:
         if self.processes.count > 1:
             from orchestra_jax.training.whole_step import StepPart, whole_step
 
-            whole = whole_step(self.processes, StepPart(trajectories, rewards, kept, spent, step_spent))
-            trajectories, rewards, kept = list(whole.trajectories), whole.rewards, whole.kept
-            spent, step_spent = whole.spent, whole.step_spent
+            own = StepPart(trajectories, rewards, kept, spent, step_spent)
+            trajectories, rewards, kept, spent, step_spent = whole_step(self.processes, own)
         if self.processes.first:
             shown = trajectories[::size][: self.cfg.logger.trajectories]
             write_transcripts(self.directory / "trajectories", state.step, shown)
-        return {
+        figures = {
             **rollout_metrics(trajectories, rewards, kept),
             **ages,
             **update_metrics(updates),
             **spending_metrics(spent, step_spent),
             "lr": rate,
-            "time/rollout": collected - began,
-            "time/update": time.monotonic() - collected,
         }
+        lap("other")
+        if self.cfg.logger.speed:
+            from orchestra_jax.training.speed import speed_metrics
+
+            figures |= speed_metrics(self, trajectories, members, advantages[groups].flat, updates, times)
+        return figures | times
 
     def begin_policy_phase(self) -> None:
         """End the warm start: make the policy optimizer and the reference of the KL, and evaluate before training."""

@@ -66,6 +66,7 @@ def update(
             whole = learner.place_params(reference)
             minibatches = [[learner.with_ref_logprobs(whole, batch) for batch in batches] for batches in minibatches]
             del whole  # an offloaded one leaves the devices before the update
+        positions = sum(batch.tokens.size + batch.prefix.size for batch in itertools.chain(*minibatches))
         for number, batches in enumerate(minibatches * algorithm.epochs):
             if number and spans_rows:
                 from orchestra_jax.rl.forks import with_other_log_ratios
@@ -73,7 +74,8 @@ def update(
                 batches = with_other_log_ratios(learner, state.params, batches, base=base)
             state, metrics = learner.policy_step(state, batches, kl_scale=kl_scale, base=base)
             clipped = float(metrics["grad_norm"] > algorithm.optimizer.max_grad_norm)
-            found.append({k: v for k, v in metrics.items() if with_kl or k != "kl_ref"} | {"clipped": clipped})
+            own = {"clipped": clipped, "positions": positions}  # the latter of one epoch, padding included
+            found.append({k: v for k, v in metrics.items() if with_kl or k != "kl_ref"} | own)
     return state, found
 
 

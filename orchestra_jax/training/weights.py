@@ -23,19 +23,16 @@ def engine_params(
     rollout: RolloutConfig, trained: Any, base: Params | None, lora: "LoRA | None", mesh: Mesh | None
 ) -> Params:
     """Return the policy as the run's engine takes it: a plain tree, with trained adapters merged into their base."""
-    params, embedded = trained, rollout.engine is EngineName.embedded
+    params = trained
     if base is not None and lora is not None:
         from orchestra_jax.training.adapters import merged
 
         params = merged(base, trained, lora)
     if jax.process_count() > 1:
-        from orchestra_jax.config.serving import serving_dtype
-        from orchestra_jax.processes.several import on_host
+        from orchestra_jax.training.gathered import gathered_params
 
-        # Once, by all processes together: an engine may need them again when no other process takes part.
-        params = on_host(params, None if embedded else serving_dtype(rollout))
-        return jax.device_put(params, jax.local_devices()[0]) if embedded else params
-    if not embedded:
+        return gathered_params(rollout, params)
+    if rollout.engine is not EngineName.embedded:
         return params  # gathered part by part on its way out
     if mesh is not None:
         params = jax.device_put(params, jax.local_devices()[0])
@@ -62,13 +59,7 @@ def start_run_engine(
             write_model(rollout, model, params, directory)
     with processes.together():
         starting = start_engine(
-            rollout,
-            model,
-            params,
-            version,
-            tokenizer_size=tokenizer_size,
-            directory=directory,
-            processes=processes,
+            rollout, model, params, version, tokenizer_size=tokenizer_size, directory=directory, processes=processes
         )
         return loop.run(starting)
 

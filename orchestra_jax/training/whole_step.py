@@ -1,8 +1,6 @@
 """Put together the whole step that several processes rolled out in parts."""
 
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +9,7 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.types import Trajectory
 
 
-@dataclass(frozen=True)
-class StepPart:
+class StepPart(NamedTuple):
     """The rollouts of a step, of one process or of all.
 
     Attributes:
@@ -23,7 +20,7 @@ class StepPart:
         step_spent: money spent in this step.
     """
 
-    trajectories: Sequence[Trajectory]
+    trajectories: list[Trajectory]
     rewards: np.ndarray
     kept: np.ndarray
     spent: Spending
@@ -33,7 +30,7 @@ class StepPart:
 def whole_step(processes: Processes, own: StepPart) -> StepPart:
     """Return the whole step's groups in their order, their trajectories without token ids."""
     size = own.rewards.shape[1]
-    sent = dataclasses.replace(own, trajectories=[t.without_ids() for t in own.trajectories])
+    sent = own._replace(trajectories=[t.without_ids() for t in own.trajectories])
     parts = processes.gather(sent)
     groups = [
         (part.trajectories[g * size : (g + 1) * size], part.rewards[g], part.kept[g])

@@ -14,13 +14,13 @@ from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.config.choices import History
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, LoraConfig, MeshConfig, ModelConfig, PlanConfig, RunConfig
+from orchestra_jax.models.gpus import GPUS, Gpu, find_gpu
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig
 from orchestra_jax.models.sizes import num_params
 from orchestra_jax.planning import report as plan_report
 from orchestra_jax.planning.fused import attention_flops
-from orchestra_jax.planning.gpus import GPUS, Gpu, find_gpu
 from orchestra_jax.planning.plan import Job, Plan, make_plan, smallest_gpu
 from orchestra_jax.planning.report import advice, job_of, model_config, show
 from orchestra_jax.rl.batching import BatchShape

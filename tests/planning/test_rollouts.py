@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from orchestra_jax.config.algorithm import OptimizerConfig
+from orchestra_jax.models.gpus import GIB, find_gpu
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig
 from orchestra_jax.planning.glance import servers_of, show_glance
-from orchestra_jax.planning.gpus import GIB, find_gpu
 from orchestra_jax.planning.hlo import ProgramCost
 from orchestra_jax.planning.layout import layout_of
 from orchestra_jax.planning.plan import Job, Plan, Program

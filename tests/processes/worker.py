@@ -62,6 +62,10 @@ def weights(processes: Processes) -> None:
         for name, wanted in (("layers", stacked), ("embed", flat)):
             assert isinstance(found[name], np.ndarray)
             np.testing.assert_array_equal(found[name], wanted.astype(jnp.dtype(dtype or "float32")))
+        turned = on_host(placed, dtype, lambda path: True)
+        for name in found:
+            np.testing.assert_array_equal(turned[name], found[name])
+            assert turned[name].swapaxes(-1, -2).flags.c_contiguous
 
 
 def vanish(processes: Processes) -> None:

@@ -13,8 +13,9 @@ from orchestra_jax.rl.batching import sequences
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.episode import OrchestratorPrice
+from orchestra_jax.tools.user_turn import UserTurn
 from orchestra_jax.training.loggers.transcripts import transcript
-from orchestra_jax.types import InfrastructureError, Status, ToolCall, ToolSpec, Usage, UserTurn
+from orchestra_jax.types import InfrastructureError, Status, ToolCall, ToolSpec, Usage
 from tests.rollout.scripted import (
     ANSWER,
     LIMITS,

@@ -19,7 +19,8 @@ from orchestra_jax.envs.bfcl.package import SETS, BFCLScenario
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolExecutor, ToolHandler
 from orchestra_jax.tools.schema import to_openai
-from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec, UserTurn
+from orchestra_jax.tools.user_turn import UserTurn
+from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec
 
 SYSTEM = (
     "Do what the user asks with the tools. Call them until the request is done, then say so. Where a tool or a value "

@@ -24,7 +24,8 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.run_experts import model_client
-from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, Usage, UserTurn
+from orchestra_jax.tools.user_turn import UserTurn
+from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, Usage
 
 DONE = "Done."
 BY_VALUE, BY_JUDGE = "value", "judge"  # who finds the facts in the policy's words

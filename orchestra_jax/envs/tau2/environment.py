@@ -26,7 +26,8 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.client import ExpertClient
-from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage, UserTurn
+from orchestra_jax.tools.user_turn import UserTurn
+from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage
 
 _OPTIONS: Mapping[str, Any] = {
     "domains": ["airline", "retail", "telecom"],

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from orchestra_jax.envs.tau2.domain import Tau2Domain, Tau2Session
 from orchestra_jax.envs.tau2.tasks import AGENT, USER, Tau2Scenario
 from orchestra_jax.envs.users import STOPS
-from orchestra_jax.types import ToolCall, ToolResult, UserTurn
+from orchestra_jax.tools.user_turn import UserTurn
+from orchestra_jax.types import ToolCall, ToolResult
 
 PATIENCE = 2
 YES = "Yes, do it if your rules allow it. My note is all I know; tell me when you are done."

@@ -9,6 +9,8 @@ import jax
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.decoder import abstract_params
 
+TURNED = ("kernel", "lm_head")  # parameters that are [in, out] where their tensors are [out, in]
+
 
 @dataclass(frozen=True)
 class Source:
@@ -42,6 +44,6 @@ def sources(config: DecoderConfig) -> dict[str, Any]:
         stacked |= {axis: size for axis, size in config.stack.items() if f"{{{axis}}}" in template}
         places = itertools.product(*(range(size) for size in stacked.values()))
         names = tuple(template.format(**{"layer": layer, **dict(zip(stacked, at, strict=True))}) for at in places)
-        return Source(names, keys[-1] in ("kernel", "lm_head"), tuple(stacked.values()))
+        return Source(names, keys[-1] in TURNED, tuple(stacked.values()))
 
     return cast(dict[str, Any], jax.tree_util.tree_map_with_path(source, abstract_params(config)))

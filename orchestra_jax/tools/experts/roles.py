@@ -12,7 +12,8 @@ from orchestra_jax.config.roles import Role
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.answers import marked_answer, without_thinking
 from orchestra_jax.tools.executor import ToolHandler, as_result
-from orchestra_jax.types import USER_ROLE, ToolResult, ToolSpec, UserTurn
+from orchestra_jax.tools.user_turn import UserTurn
+from orchestra_jax.types import USER_ROLE, ToolResult, ToolSpec
 
 if TYPE_CHECKING:
     from orchestra_jax.tools.experts.client import ExpertClient

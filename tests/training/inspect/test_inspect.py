@@ -18,10 +18,11 @@ from orchestra_jax.models.decoder import init_params
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.tools.executor import ToolExecutor
+from orchestra_jax.tools.user_turn import UserTurn
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.inspect import registry
 from orchestra_jax.training.inspect.tasks import FIGURES, benchmark_task, figures
-from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult, Trajectory, UserTurn
+from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult, Trajectory
 from tests.training.micro import OneLayer
 
 QUESTIONS = 6
