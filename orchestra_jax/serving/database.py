@@ -33,6 +33,7 @@ _Waiting = tuple[Callable[[Connection], Any], "Future[Any]"]
 FILE = "served.db"  # of the folder, where no address is given
 PICO = 10**12  # dollars are kept in whole parts of this size, so that sums are exact
 _BUSY_S = 60.0  # for which a write waits for those of other processes
+_CONNECT_S = 10  # for PostgreSQL to answer
 _BATCH = 256  # works of one commit
 _LOCK = 20_261_125  # number of the lock under which PostgreSQL has the transactions of servers one after the other
 _IDLE_S = 30  # after which it takes the lock from a server that hangs
@@ -114,6 +115,7 @@ class ServerDatabase:
         self._engine = _opened(address)
         self.shown = self._engine.url.render_as_string(hide_password=True)
         self._works: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="database", daemon=True)
         self._thread.start()
 
@@ -121,15 +123,19 @@ class ServerDatabase:
         """Return the future of a work's result; it raises OSError where the database cannot be reached or written."""
         done: Future[T] = Future()
         done.set_running_or_notify_cancel()  # so that it cannot be cancelled from here on
-        self._works.put((work, done))
+        if self._closed:
+            done.set_exception(OSError(f"The database {self.shown} is closed."))
+        else:
+            self._works.put((work, done))
         return done
 
     def close(self) -> None:
         """Do what waits, and close; twice is harmless."""
-        if self._thread.is_alive():
+        if not self._closed:
+            self._closed = True
             self._works.put(None)
             self._thread.join()
-        self._engine.dispose()
+            self._engine.dispose()
 
     def _run(self) -> None:
         going = True
@@ -173,8 +179,10 @@ def _opened(address: str | Path) -> Engine:
             url = url.set(drivername="postgresql+psycopg")
         elif url.get_backend_name() != "sqlite":
             raise ConfigError(f"A server's database is SQLite or PostgreSQL, not {url.get_backend_name()}.")
-        engine = create_engine(url, pool_size=1, max_overflow=0, pool_pre_ping=True)
-        if url.get_backend_name() == "sqlite":
+        sqlite = url.get_backend_name() == "sqlite"
+        waits: dict[str, Any] = {} if sqlite else {"connect_timeout": _CONNECT_S}
+        engine = create_engine(url, pool_size=1, max_overflow=0, pool_pre_ping=True, connect_args=waits)
+        if sqlite:
             event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
         with engine.begin() as connection:

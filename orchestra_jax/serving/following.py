@@ -26,10 +26,12 @@ class Follower:
     def look(self) -> str | None:
         """Take up what is new and lay still since the last look; return a sentence about it, or None."""
         cfg = replace(self._orchestrator.subject.cfg, policy=str(self._folder))
+        if not self._folder.is_dir():  # nor is it an id on the hub
+            return None
         try:
             subject = subject_of(cfg)
             identity = subject.identity()
-        except (ConfigError, OSError):  # nothing is there yet
+        except (ConfigError, OSError):  # no policy is in it yet
             return None
         seen, self._seen = self._seen, identity
         if identity == self._tried or identity != seen:

@@ -165,12 +165,15 @@ class ServedPurse(Purse):
             connection.execute(insert(REQUESTS).values(row))
             return 0.0, left
 
+        begun = self._database.do(work)
+        if key is None or (key.per_minute, key.usd_per_day) == (None, None):
+            return max_usd  # nothing can refuse it: its row comes before those of its calls
         try:
-            wait, left = await asyncio.wrap_future(self._database.do(work))
+            wait, left = await asyncio.wrap_future(begun)
         except asyncio.CancelledError:  # the client has gone, and nothing was asked
             self._database.do(self._forget)
             raise
-        if wait and key is not None:
+        if wait:
             raise RequestError(429, f"This key may ask {key.per_minute} times a minute.", kind="rate_limit_error",
                                code="rate_limit_exceeded", retry_s=int(wait) + 1)  # fmt: skip
         if left is None:

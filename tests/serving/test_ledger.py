@@ -21,7 +21,7 @@ from orchestra_jax.money.budgets import BudgetExceeded, Limits
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.serving.database import PICO, ServerDatabase, opened
 from orchestra_jax.serving.errors import RequestError
-from orchestra_jax.serving.keys import Key, KeyRing, add_key, digest, end_key, list_keys
+from orchestra_jax.serving.keys import KeyRing, add_key, digest, end_key, list_keys
 from orchestra_jax.serving.ledger import SERVERS, ServedPurse, forget
 from orchestra_jax.types import Usage
 from tests.serving.made import rows
@@ -225,4 +225,5 @@ def test_a_work_that_fails_takes_no_other_with_it(tmp_path: Path):
         assert [each.result() for each in many] == [1, 2]
         with pytest.raises(OSError, match="no such table"):
             wrong.result()
-        assert Key(None, "x").account(0.0) is None
+    with pytest.raises(OSError, match="is closed"):
+        database.do(lambda connection: None).result()
