@@ -50,32 +50,34 @@ class KeyRing:
 
     Args:
         given: the environment's key, if there is one.
+
+    Attributes:
+        known: keys in force, by what is kept of them, as they were last read.
+        needed: whether clients need one: there is a key, or there was one before all were ended.
     """
 
     def __init__(self, database: ServerDatabase, given: str | None) -> None:
         self._database = database
         self._given = {} if given is None else {digest(given): Key(None, "environment")}
-        self._known, self._read = dict[str, Key](), float("-inf")
+        self.known, self.needed, self._read = dict[str, Key](), True, float("-inf")
 
-    def read(self) -> dict[str, Key]:
-        """Return the keys that are in force, by what is kept of them; wait for the database."""
-        self._known = self._given | self._database.do(_in_force).result()
-        self._read = time.monotonic()
-        return self._known
+    def read(self) -> "KeyRing":
+        """Read the keys; raise OSError where the database cannot be reached."""
+        found, ever = self._database.do(_in_force).result()
+        self.known, self.needed, self._read = self._given | found, bool(self._given or ever), time.monotonic()
+        return self
 
     def old(self) -> bool:
         """Return whether `read` is due."""
         return time.monotonic() - self._read > _FRESH_S
 
-    @property
-    def known(self) -> dict[str, Key]:
-        """The keys as they were last read."""
-        return self._known
 
-
-def _in_force(connection: Connection) -> dict[str, Key]:
-    rows = connection.execute(select(KEYS).where(KEYS.c.ended.is_(None)))
-    return {row.digest: Key(row.id, row.name, row.usd_per_day, row.per_minute) for row in rows}
+def _in_force(connection: Connection) -> tuple[dict[str, Key], int]:
+    """Return the keys in force, and the number of those that were ever made."""
+    rows = connection.execute(select(KEYS)).all()
+    return {
+        row.digest: Key(row.id, row.name, row.usd_per_day, row.per_minute) for row in rows if row.ended is None
+    }, len(rows)
 
 
 def add_key(database: ServerDatabase, name: str, usd_per_day: float | None, per_minute: int | None) -> str:

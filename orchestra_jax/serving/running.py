@@ -64,7 +64,7 @@ def serve(
                 hosts=_LOOPBACK if host in _LOOPBACK else ("*",),
             )
             server = ChatServer(orchestrator, database, allowed)
-            if host not in _LOOPBACK and not server.keys.read():
+            if host not in _LOOPBACK and not server.keys.read().known:
                 raise ConfigError(
                     f"Others can reach {host}: make a key (orchestra-jax served {policy} add-key NAME), or set the "
                     f"environment variable {KEY} to a key that they must send."
@@ -123,9 +123,10 @@ async def _served(server: "ChatServer", listening: socket.socket, host: str, fol
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     shown = f"[{host}]" if ":" in host else host
+    needed = "with" if server.keys.read().needed else "without"
     _tell(
         f"Serves {server.orchestrator.name} at http://{shown}:{listening.getsockname()[1]}/v1 "
-        f"({'with' if server.keys.read() else 'without'} keys); requests in {server.database.shown}. Ctrl-C ends it."
+        f"({needed} keys); requests in {server.database.shown}. Ctrl-C ends it."
     )
     beside = [asyncio.create_task(_forget(server))]
     if follow is not None:

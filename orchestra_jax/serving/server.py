@@ -46,7 +46,7 @@ class ServerLimits:
         max_seconds: likewise seconds.
         under_way: most requests at once; further ones are told to come again.
         body: most bytes of a request's body.
-        key: what clients have to send as a bearer token beside the keys of the database; None: if there are none
+        key: what clients may send as a bearer token beside the keys of the database; None: if there never was one
             either, anybody is let in.
         keep_days: days for which task and trajectory of a request are kept; 0: not at all.
         hosts: names that the server may be called by, "*" for any.
@@ -99,8 +99,11 @@ class ChatServer:
     async def _key(self, request: Request) -> Key | None:
         """Return the key of a request, None where none is needed; raise RequestError: it has none or a wrong one."""
         if self.keys.old():
-            await asyncio.to_thread(self.keys.read)
-        if not self.keys.known:
+            try:
+                await asyncio.to_thread(self.keys.read)
+            except OSError as error:
+                raise cast(RequestError, _problem(error)) from error
+        if not self.keys.needed:
             return None
         kind, _, key = request.headers.get("authorization", "").partition(" ")
         found = self.keys.known.get(digest(key.strip())) if kind.lower() == "bearer" else None

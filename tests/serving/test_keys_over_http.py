@@ -11,7 +11,7 @@ import openai
 
 from orchestra_jax.io.shipped import EXPERIMENTS
 from orchestra_jax.serving.database import PICO, opened
-from orchestra_jax.serving.keys import add_key
+from orchestra_jax.serving.keys import add_key, end_key
 from orchestra_jax.serving.server import ChatServer, ServerLimits
 from tests.serving.made import ask_dear, qa_settings, rows, scripted
 
@@ -61,6 +61,25 @@ async def test_each_key_has_its_budget_and_its_rate_as_the_openai_client_reads_t
     assert [(row["key"], bool(row["kept"])) for row in asked.values()] == [
         (2, True), (2, True), (2, True), (3, True), (1, True), (None, True),
     ]  # fmt: skip
+
+
+async def test_a_server_whose_last_key_was_ended_lets_nobody_in(tmp_path: Path):
+    with (
+        scripted(tmp_path, ask_dear, *qa_settings(tmp_path), "name=tiny") as orchestrator,
+        opened(tmp_path / "served.db") as database,
+    ):
+        for ended, status in ((False, 200), (True, 401)):
+            if ended:
+                add_key(database, "anna", None, None)
+                end_key(database, "anna")
+            app = ChatServer(orchestrator, database, ServerLimits()).app()
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+                assert (await http.get("/v1/models")).status_code == status
+        database.close()
+        app = ChatServer(orchestrator, database, ServerLimits()).app()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+            lost = await http.get("/v1/models")
+    assert (lost.status_code, lost.json()["error"]["code"], lost.headers["retry-after"]) == (503, "disk", "30")
 
 
 def command(*words: str) -> int | str | None:

@@ -40,7 +40,7 @@ from orchestra_jax.types import Usage
 
 async def main(address, worker, key):
     database = ServerDatabase(address)
-    key = KeyRing(database, None).read()[digest(key)]
+    key = KeyRing(database, None).read().known[digest(key)]
     async def ask(number):
         purse = ServedPurse(database, f"{worker}-{number}", key, Limits(), "test", keep=False)
         try:
@@ -156,7 +156,7 @@ async def test_what_a_killed_worker_had_reserved_counts_as_spent(tmp_path: Path)
         await asyncio.to_thread(killed_in_three_calls, database, address, key)
         (account,) = rows(database, "accounts")
         assert (account["usd"], {call["usd"] for call in rows(database, "calls")}) == (0.03 * PICO, {None})
-        found = KeyRing(database, None).read()[digest(key)]
+        found = KeyRing(database, None).read().known[digest(key)]
         purse = ServedPurse(database, "next", found, Limits(), "test", keep=False)
         assert await purse.begin(None) == pytest.approx(0.01)
         with pytest.raises(BudgetExceeded, match="midnight UTC"):
@@ -171,7 +171,7 @@ async def test_what_a_killed_worker_had_reserved_counts_as_spent(tmp_path: Path)
 async def test_a_key_asks_so_often_a_minute_and_a_wrong_limit_or_name_is_one_sentence(address: str):
     with opened(address) as database:
         key = add_key(database, "often", None, 2)
-        found = KeyRing(database, None).read()[digest(key)]
+        found = KeyRing(database, None).read().known[digest(key)]
         begun = [ServedPurse(database, f"often{n}", found, Limits(), "test", keep=True).begin(0.5) for n in range(3)]
         first, second, third = await asyncio.gather(*begun, return_exceptions=True)
         assert (first, second) == (0.5, 0.5)
@@ -184,7 +184,7 @@ async def test_a_key_asks_so_often_a_minute_and_a_wrong_limit_or_name_is_one_sen
         with pytest.raises(ConfigError, match="from 0 to"):
             add_key(database, "never", float("nan"), None)
         end_key(database, "often")
-        assert digest(key) not in KeyRing(database, "given").read()
+        assert digest(key) not in KeyRing(database, "given").read().known
         with pytest.raises(ConfigError, match="no key of the name 'never'"):
             end_key(database, "never")
         listed = {row["name"]: row for row in list_keys(database)}
