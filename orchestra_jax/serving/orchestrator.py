@@ -62,6 +62,7 @@ class Orchestrator:
         name: name of the model that it is.
         wishes: what a user may name in a word, such as "cheap", and the sentence that it stands for.
         folder: folder of spent.jsonl, the bill.
+        policy: a name for the weights that answer, which no others have.
     """
 
     def __init__(self, opened: OpenPolicy) -> None:
@@ -70,6 +71,7 @@ class Orchestrator:
         self.name, self.wishes = opened.subject.cfg.name, dict(self._world.wishes())
         self._shared = make_collector(opened.subject.cfg, opened.environment, opened.chat)
         self._numbers, self._version = itertools.count(), 0
+        self.policy = _named(opened.subject)
         self._architecture = None if opened.chat is None else policy_config(opened.subject.cfg, opened.chat)
 
     @classmethod
@@ -107,12 +109,6 @@ class Orchestrator:
         """The policy that answers, with the settings in force."""
         return self._opened.subject
 
-    @property
-    def policy(self) -> str:
-        """A name for the weights that answer, which no others have."""
-        own = hashlib.sha256(self.subject.identity().encode()).hexdigest()[:8] if self.subject.own else ""
-        return f"{self.subject.name}@{own}" if own else self.subject.name
-
     def take_up(self, subject: Subject) -> None:
         """Answer with other weights from now on; an answer under way goes on, and its turns say which sampled them.
 
@@ -131,6 +127,7 @@ class Orchestrator:
         version = self._version + 1
         opened.loop.run(cast(Engine, opened.engine).update_weights(params, version))
         self._version, self._opened = version, replace(opened, subject=replace(subject, cfg=cfg))
+        self.policy = _named(subject)
 
     def ask(
         self,
@@ -345,6 +342,12 @@ class Orchestrator:
 
 
 _OPTIONS = {"wish", "max_usd", "max_seconds", "temperature", "history", "tools", "after", "request_id", "purse"}
+
+
+def _named(subject: Subject) -> str:
+    """Return a name for a policy as it is now, whatever becomes of its folder."""
+    own = f"@{hashlib.sha256(subject.identity().encode()).hexdigest()[:8]}" if subject.own else ""
+    return f"{subject.name}{own}"
 
 
 def _ignore(step: CallStep) -> None:
