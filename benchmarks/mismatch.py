@@ -6,8 +6,9 @@
 On the first update of a batch the policy is the one that sampled it: every trajectory's gradient should be its
 advantage times that of its log-probability, its weight 1. Two kinds of engine differ from the learner: one by noise of
 a given standard deviation a token (bf16 kernels: .01 to .05 is published), one samples with the weights of a small
-policy rounded to bf16 (random weights, or --policy). The table shows for Eq. 4's ratio (loss `sequence`), clipped as in
-conf/algorithm/paper.yaml:
+policy rounded to bf16, or those of its matrices to fp8 (random weights, or --policy). The latter is what a server with
+`--quantization fp8` makes of bf16 weights: e4m3 with one scale for each output channel; its rounding of activations is
+not in it. The table shows for Eq. 4's ratio (loss `sequence`), clipped as in conf/algorithm/paper.yaml:
 
 - engine's old: `old` is what the engine said, as a run of `algorithm=paper` did until issue 13
 - learner's old: `old` is the learner's own
@@ -70,10 +71,26 @@ def _noise(tokens: int, sequences: int, sd: float) -> tuple[np.ndarray, np.ndarr
     return engine, engine + np.float32(sd) * rng.standard_normal(engine.shape, np.float32)
 
 
-def _rounded(tokens: int, sequences: int, policy: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probs of what the policy with bf16-rounded weights sampled: its own, and those of the unrounded policy."""
+def _bf16(path: Any, leaf: jax.Array) -> jax.Array:
+    return leaf.astype(jnp.bfloat16).astype(jnp.float32)
+
+
+def _e4m3(path: Any, leaf: jax.Array) -> jax.Array:
+    """Matrices of layers, [in, out], in e4m3 with a scale for each output channel; the others in bf16."""
+    kept = _bf16(path, leaf)
+    if path[-1].key != "kernel":
+        return kept
+    scale = jnp.abs(kept).max(axis=-2, keepdims=True) / float(jnp.finfo(jnp.float8_e4m3fn).max)
+    return (kept / scale).astype(jnp.float8_e4m3fn).astype(jnp.float32) * scale
+
+
+ROUNDINGS = {"bf16 weights": _bf16, "fp8 weights": _e4m3}
+
+
+def _rounded(tokens: int, sequences: int, policy: Path | None, rounding: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probs of what the policy with rounded weights sampled: its own, and those of the unrounded policy."""
     config, params = (SMALL, init_params(SMALL, jax.random.key(0))) if policy is None else checkpoint.load(policy)
-    served = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(jnp.float32), params)
+    served = jax.tree_util.tree_map_with_path(rounding, params)
     limits = RolloutLimits(max_length=tokens + 1)
     settings = RolloutConfig(slots=sequences, limits=limits, lockstep=False)
     engine = EmbeddedEngine(config, served, settings)
@@ -123,7 +140,7 @@ def _measure(engine: np.ndarray, learner: np.ndarray, old: str, cfg: LossConfig)
 def _engines(args: argparse.Namespace) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     found = {f"noise of sd {sd:g}": _noise(args.tokens, args.sequences, sd) for sd in args.sd}
     if args.sampled:
-        found["bf16 weights"] = _rounded(args.tokens, args.sampled, args.policy)
+        found |= {name: _rounded(args.tokens, args.sampled, args.policy, made) for name, made in ROUNDINGS.items()}
     return found
 
 
@@ -137,7 +154,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=4000, help="sampled tokens of a trajectory (default 4000)")
     parser.add_argument("--sequences", type=int, default=512, help="trajectories with noise (default 512)")
     parser.add_argument("--sd", type=float, nargs="+", default=[0.02], help="of the noise, nats a token (default .02)")
-    parser.add_argument("--sampled", type=int, default=32, help="trajectories sampled with bf16 weights; 0: none")
+    parser.add_argument("--sampled", type=int, default=32, help="trajectories sampled with rounded weights; 0: none")
     parser.add_argument("--policy", type=Path, help="folder of a policy to round (default: random weights)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
     args = parse(parser, "--tokens", "64", "--sequences", "16", "--sampled", "4")

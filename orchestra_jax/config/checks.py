@@ -51,7 +51,7 @@ def problems(config: RunConfig) -> list[str]:
     if rollout.engine is EngineName.sglang or rollout.server != ServerOptions():
         from orchestra_jax.config.plugin_checks import server_problems
 
-        found += server_problems(rollout)
+        found += server_problems(rollout, config.algorithm.loss.importance)
     for key, offer in (("tools", tools), ("tools.evaluation", tools.evaluation)):
         if offer.mcp or offer.experts:
             from orchestra_jax.config.plugin_checks import offer_problems

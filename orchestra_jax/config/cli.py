@@ -73,12 +73,12 @@ def require(
 
 
 def opening(config: DictConfig) -> str:
-    """Return the sentences that a run on `+experiment=NAME` begins with: the settings that differ from it."""
+    """Return what a run on `+experiment=NAME` begins with: the settings that differ, and what is not prepared."""
     if HydraConfig.get().runtime.choices.get("experiment") is None:
         return ""
-    from orchestra_jax.config.experiment import changed_settings
+    from orchestra_jax.config.experiment import changed_settings, unprepared
 
-    return changed_settings(config)
+    return "\n".join((changed_settings(config), *unprepared(config)))
 
 
 @contextlib.contextmanager

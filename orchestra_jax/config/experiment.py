@@ -21,7 +21,7 @@ _PREPARED = {
 
 
 def changed_settings(config: DictConfig) -> str:
-    """Return every setting that differs from `+experiment=NAME` alone, and what is not prepared; "" without one.
+    """Return every setting that differs from `+experiment=NAME` alone, a line each; "" without an experiment.
 
     Args:
         config: what Hydra composed, inside its `main` function.
@@ -38,10 +38,10 @@ def changed_settings(config: DictConfig) -> str:
         if plain.get(key) != ours.get(key)
     ]
     head = f"{len(lines)} settings of this run's own:" if lines else "no settings of this run's own."
-    return "\n".join((f"Experiment {name}, with {head}", *lines, *_unprepared(config)))
+    return "\n".join((f"Experiment {name}, with {head}", *lines))
 
 
-def _unprepared(config: DictConfig) -> list[str]:
+def unprepared(config: DictConfig) -> list[str]:
     """Return a sentence for each file that `prepare paper` makes, that the run would use, and that is not there."""
     return [
         f"Not prepared: {without} (orchestra-jax prepare paper FOLDER --only {part}; docs/data.md)."

@@ -35,8 +35,8 @@ def lora_problems(model: ModelConfig, algorithm: AlgorithmConfig, warm_start: Wa
     )
 
 
-def server_problems(rollout: RolloutConfig) -> list[str]:
-    """Return what does not fit among the engine and its servers."""
+def server_problems(rollout: RolloutConfig, importance: str) -> list[str]:
+    """Return what does not fit among the engine, its servers and algorithm.loss.importance."""
     server, sglang = rollout.server, rollout.engine is EngineName.sglang
     runs_ahead = bool(rollout.max_staleness or rollout.spare_groups)
     far = next((url for url in rollout.urls if sglang and not on_this_host(url)), None)
@@ -55,6 +55,11 @@ def server_problems(rollout: RolloutConfig) -> list[str]:
             far is not None and rollout.weight_folder is None,
             f"The server {far} cannot read this host's shared memory, where new weights lie: set "
             "rollout.weight_folder=FOLDER to a folder that the trainer and all servers see.",
+        ),
+        (
+            importance == "none" and any("fp8" in flag for flag in server.flags),
+            "rollout.server.flags has servers that compute in fp8, whose log-probs are not the learner's: set "
+            "algorithm.loss.importance=tis, or leave the flag out.",
         ),
         (
             server.share_gpus and not sglang,

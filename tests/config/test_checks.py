@@ -97,7 +97,8 @@ def test_hle_is_the_papers_run() -> None:
     )
     assert compose(["+experiment=hle", "algorithm.loss.kl_coef=1e-4"]).algorithm.loss.kl_coef == 1e-4  # the script's
     assert algorithm.advantage == AdvantageConfig(min_std=0.1, clip=3.0, invalid="drop")
-    assert algorithm.optimizer == OptimizerConfig(1e-6, b2=0.999)
+    assert algorithm.optimizer == OptimizerConfig(1e-6, warmup_steps=5, b2=0.999)
+    assert (algorithm.refill, config.budget.run_usd) == (3, 2000)
     assert (config.reward.tool_feature, rollout.engine) == ("count", "sglang")
     assert rollout.limits == RolloutLimits(50, 50, max_length=32000, max_new_tokens=8000, deadline_s=3600.0)
     assert [source.source for source in config.data.training()] == ["general_thought"]
@@ -239,6 +240,13 @@ def test_servers_on_other_hosts_need_a_folder_that_they_see() -> None:
     assert "http://b:30000 cannot read this host's shared memory" in message
     assert "set rollout.weight_folder=FOLDER" in message
     assert compose([*far, "rollout.weight_folder=/w"]).rollout.urls[1] == "http://b:30000"
+
+
+def test_fp8_servers_need_a_correction() -> None:
+    servers = ["+experiment=hle", "rollout.server.python=python", "rollout.server.flags=[--quantization=fp8]"]
+    assert compose(servers).algorithm.loss.importance == "tis"
+    message = explained([*servers, "algorithm.loss.importance=none"])
+    assert "fp8, whose log-probs are not the learner's: set algorithm.loss.importance=tis" in message
 
 
 @pytest.mark.parametrize(

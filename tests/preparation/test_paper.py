@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestra_jax.config.experiment import _unprepared
+from orchestra_jax.config.experiment import unprepared
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.toolscale import domains, tasks
 from orchestra_jax.preparation import paper
@@ -308,7 +308,7 @@ def test_the_run_takes_what_is_prepared_and_says_what_is_not(
     assert bare.tools.search.index is None
     assert bare.data.mixture[0].path == "GeneralReasoning/GeneralThought-430K"
     assert (bare.data.eval_path, bare.env.options.toolscale.rows) == ("cais/hle", "nvidia/ToolScale")
-    (sentence,) = [each for each in _unprepared(bare) if "retrieval_index" in each]
+    (sentence,) = [each for each in unprepared(bare) if "retrieval_index" in each]
     assert sentence.startswith("Not prepared: local search goes by words (BM25), without the paper's dense index (")
     prepared(tmp_path, copies)
     full = hle()
@@ -317,4 +317,4 @@ def test_the_run_takes_what_is_prepared_and_says_what_is_not(
     assert full.data.eval_path == str(tmp_path / "hle")
     assert full.env.options.toolscale.rows == str(tmp_path / "toolscale")
     assert full.env.options.toolscale.repo == str(tmp_path / "toolscale_tools")
-    assert not [each for each in _unprepared(full) if "retrieval_index" in each]
+    assert not [each for each in unprepared(full) if "retrieval_index" in each]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.experiment import _unprepared
+from orchestra_jax.config.experiment import unprepared
 from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.money.prices import PriceList
@@ -65,7 +65,7 @@ def paid(stub) -> float:
 
 def test_both_are_written_and_the_run_takes_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRA_DATA", str(folder))
-    assert {sentence.split("--only ")[1].split(";")[0] for sentence in _unprepared(hle())} >= set(NAMES)
+    assert {sentence.split("--only ")[1].split(";")[0] for sentence in unprepared(hle())} >= set(NAMES)
     said = list[str]()
     with serving(reply) as stub:
         job = writing(folder, stub.url)
@@ -80,7 +80,7 @@ def test_both_are_written_and_the_run_takes_them(folder: Path, monkeypatch: pyte
     assert load(cfg.tools.descriptions) == {"gpt-5": FINE, "qwen3-32b": FINE}
     assert cfg.data.preferences_file == str(folder / PREFERENCES / "preferences.jsonl")
     drawn_from(cfg.data.preferences_file)
-    assert not [sentence for sentence in _unprepared(cfg) if any(f"--only {name}" in sentence for name in NAMES)]
+    assert not [sentence for sentence in unprepared(cfg) if any(f"--only {name}" in sentence for name in NAMES)]
 
 
 def test_one_budget_holds_for_both_and_for_all_starts(folder: Path) -> None:

@@ -13,9 +13,9 @@ from orchestra_jax.config.experiment import changed_settings
 
 CONF = Path(__file__).parents[3] / "conf"
 SIZES = {
-    "algorithm.tasks_per_step", "algorithm.group_size", "algorithm.micro_tokens", "steps", "rollout.slots",
-    "rollout.limits.max_length", "rollout.limits.max_new_tokens", "rollout.limits.max_turns", "evaluation.questions",
-    "evaluation.every", "checkpoint.every",
+    "algorithm.tasks_per_step", "algorithm.group_size", "algorithm.micro_tokens", "algorithm.refill", "steps",
+    "rollout.slots", "rollout.limits.max_length", "rollout.limits.max_new_tokens", "rollout.limits.max_turns",
+    "evaluation.questions", "evaluation.every", "checkpoint.every",
 }  # fmt: skip
 # Where things are, and what a CPU's server needs.
 PLACES = {
