@@ -107,7 +107,7 @@ class Rehearsal:
             self._wait_for(lambda: len(steps_done(self._run)) >= _KILLED_AFTER, trainers)
             print(trainers.said(lines=200), flush=True)
             last = steps_done(self._run)[-1]
-            time.sleep(self._random.uniform(0, last["time/rollout"] + last["time/update"]))
+            time.sleep(self._random.uniform(0, last["time/step"]))
             self._kill(trainers)
         finally:
             trainers.stop()
