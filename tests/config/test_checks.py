@@ -243,7 +243,7 @@ def test_servers_on_other_hosts_need_a_folder_that_they_see() -> None:
 
 
 def test_fp8_servers_need_a_correction() -> None:
-    servers = ["+experiment=hle", "rollout.server.python=python", "rollout.server.flags=[--quantization=fp8]"]
+    servers = ["+experiment=hle", "rollout.server.python=python", "rollout.server.flags=[--quantization,fp8]"]
     assert compose(servers).algorithm.loss.importance == "tis"
     message = explained([*servers, "algorithm.loss.importance=none"])
     assert "fp8, whose log-probs are not the learner's: set algorithm.loss.importance=tis" in message
