@@ -25,8 +25,9 @@ from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
 from orchestra_jax.envs.recorded.checks import cost_note, refuse_missing_costs
 from orchestra_jax.envs.recorded.choices import PricedExpert
+from orchestra_jax.envs.recorded.demonstrated import tools_shown
 from orchestra_jax.envs.recorded.duration import duration
-from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, code_of, cut, legend, mean_cost, menu
+from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, cut, legend, mean_cost, menu
 from orchestra_jax.envs.recorded.options import EVALUATED, completed, next_step, options_of, options_problems
 from orchestra_jax.envs.recorded.policies import baselines
 from orchestra_jax.envs.recorded.scoring import RecordedEpisode, marks, references, refuted
@@ -52,7 +53,6 @@ SYSTEM = (
 PAIRED_KINDS = ("accuracy", "low_cost", "fast")
 TRAIN, EVAL, UNSEEN, PRICES = "train", "eval", "unseen", "prices"  # menus and prices that a task may have
 GATE_TASKS = 32
-_SANDBOX_FIRST = 0.25
 
 
 class RecordedEnvironment(Environment):
@@ -181,7 +181,7 @@ class RecordedEnvironment(Environment):
         return Demonstrations(
             tasks=self._demonstrated,
             gate=self._gate,
-            script=self._random_tool,
+            script=self._shown_tool,
             reference_call=copied_call,
             answer_from=self._answer_from,
         )
@@ -331,23 +331,15 @@ class RecordedEnvironment(Environment):
             extra={"question": name, "instance": {**instance.record, "split": offer}},
         )
 
-    def _random_tool(self, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
-        """Call tools at random until one says something, at most three, and answer with that.
-
-        If there is code to run, the sandbox is among them, and comes first in a share of `_SANDBOX_FIRST`: among a
-        dozen models it would be one call in a dozen, too few for a group of rollouts to compare it with the others.
-        """
+    def _shown_tool(self, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
+        """Call the tools of `tools_shown` in turn until one says something, at most three, and answer with that."""
         limits = self._cfg.rollout.limits
         most = min(3, limits.max_calls, limits.max_turns - 1)  # the answer is a turn of its own
         if results and (len(results) >= most or self._said(results[-1]) is not None):
             relays = self._cfg.tools.relay and can_relay(results[-1])
             return ToolCall(RELAY.name, {}) if relays else self._answer_from(results)
-        tools = [spec for spec in task.tools if spec.name != RELAY.name]
-        models = [spec.name for spec in tools if spec.name != PYTHON]
-        rng = np.random.default_rng(instance_seed(self._cfg.seed, task.id, len(tools)))
-        names = [models[index] for index in rng.permutation(len(models))]
-        if len(models) < len(tools) and code_of(task.question) is not None:
-            names.insert(0 if rng.random() < _SANDBOX_FIRST else len(names), PYTHON)
+        rng = np.random.default_rng(instance_seed(self._cfg.seed, task.id, len(task.tools)))
+        names = tools_shown(task, self.experts(task), self.evidence, rng)
         return ToolCall(names[len(results) % len(names)], {})
 
     def _answer_from(self, results: Sequence[ToolResult]) -> str:

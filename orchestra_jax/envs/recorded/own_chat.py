@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.envs.base import OwnChat
 from orchestra_jax.envs.recorded.offer import NO_CODE, PYTHON, tool_name
+from orchestra_jax.envs.recorded.wishes import wordings_of
 from orchestra_jax.models.byte_tokenizer import build_byte_tokenizer
 from orchestra_jax.tools.relay import RELAY
 
@@ -33,7 +34,7 @@ _BEFORE, _AFTER = '<tool_call>\n{"name": "', '", "arguments": {}}\n</tool_call>'
 
 def own_chat(questions: Iterable[str], models: Iterable[str]) -> OwnChat:
     """Return the chat whose pieces are those of these questions, of the wishes and of a refusal, and the models."""
-    wishes = [words for kind in WORDINGS.values() for words in kind["train"]]
+    wishes = [words for kind in WORDINGS for words in wordings_of(kind, "train")]
     scaffolds = (_BEFORE, _AFTER, f"{_BEFORE}{RELAY.name}{_AFTER}")
-    texts, names = [*questions, *[*wishes, NO_CODE] * 8], [PYTHON, *map(tool_name, models)]
+    texts, names = [*questions, *[*wishes, NO_CODE] * 4], [PYTHON, *map(tool_name, models)]
     return OwnChat(tokenizer=build_byte_tokenizer(texts, _TEMPLATE, scaffolds, names=names))

@@ -3,9 +3,14 @@
 `env.options.wishes` maps a kind to its weights of outcome (1 if it is left out), cost and latency (Eq. 2). The kind
 `none` says nothing: it is the wish of a user who does not speak of money. Without the setting preferences are drawn as
 everywhere (`data.preferences`).
+
+A policy without earlier knowledge learns from examples alone that "affordable" and "cheap" mean the same, and evaluation
+says wishes in words that training does not have. So training has five times as many sentences here as elsewhere.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +21,7 @@ from orchestra_jax.types import Preference, ToolSpec
 NONE = "none"
 KINDS = (NONE, "accuracy", "low_cost", "fast")
 _WEIGHTS = ("outcome", "compute", "latency")
+_MORE: Mapping[str, list[str]] = json.loads(Path(__file__).with_name("more_wordings.json").read_text())
 
 
 def wishes_problem(wishes: Any) -> str | None:
@@ -54,5 +60,10 @@ def wish_of(
 
 def draw_words(kind: str, rng: np.random.Generator, split: str) -> str:
     """Draw a wording of a kind."""
-    wordings = WORDINGS[kind][split]
+    wordings = wordings_of(kind, split)
     return wordings[int(rng.integers(len(wordings)))]
+
+
+def wordings_of(kind: str, split: str) -> list[str]:
+    """Return the sentences of a split ("train" or "eval") that say a wish."""
+    return [*WORDINGS[kind][split], *(_MORE.get(kind, []) if split == "train" else [])]

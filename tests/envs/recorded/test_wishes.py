@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
-from orchestra_jax.envs.recorded.wishes import KINDS, wishes_problem
+from orchestra_jax.envs.recorded.wishes import KINDS, wishes_problem, wordings_of
+from orchestra_jax.synthesis.near import Seen
 from tests.envs.recorded.made import config, made_rows
 from tests.envs.recorded.test_environment import write
 
@@ -26,7 +28,16 @@ def test_every_kind_is_drawn_with_its_weights_and_said_but_for_none(environment:
     for each in wanted:
         assert {"compute": each.compute, "latency": each.latency} == {"compute": 0, "latency": 0} | WISHES[each.name]
         assert (each.outcome, dict(each.tools)) == (1, {})
-        assert each.instruction in (WORDINGS[each.name]["train"] if each.name in WORDINGS else ("",))
+        assert each.instruction in (wordings_of(each.name, "train") if each.name in WORDINGS else ("",))
+
+
+def test_training_says_a_wish_in_many_sentences_and_none_of_evaluation():
+    seen = Seen(0.4)
+    texts = [text for kind in WORDINGS for split in ("eval", "train") for text in wordings_of(kind, split)]
+    assert {text: earlier for text in texts if (earlier := seen.add(text))} == {}
+    for kind in KINDS[1:]:
+        assert len(wordings_of(kind, "train")) == 40
+        assert len(wordings_of(kind, "eval")) == 4
 
 
 def test_evaluation_without_preferences_is_the_wish_that_nobody_says(environment: RecordedEnvironment):
@@ -66,3 +77,20 @@ def test_long_questions_are_evaluated_on_and_not_trained_on(tmp_path: Path):
         RecordedEnvironment(config(table, python=False, longest=3))
     with pytest.raises(ConfigError, match=r"longest must be a number of characters or null, not short"):
         RecordedEnvironment(config(table, python=False, longest="short"))
+
+
+def test_half_of_the_demonstrations_follow_the_wish_and_without_one_they_are_random(environment: RecordedEnvironment):
+    script, first = environment.demonstrations().script, dict[str, list[tuple[bool, bool, bool]]]()
+    for task in next(environment.train_tasks(800)):
+        priced = environment.experts(task)  # the cheapest first
+        called = script(task, []).name
+        name = next(each.name for each in priced if each.call.name == called)
+        best = max(environment.evidence[each.name].share(task.family) for each in priced)
+        right = environment.evidence[name].share(task.family) > best - 0.05
+        fastest = min(each.seconds for each in priced)
+        quick = next(each.seconds for each in priced if each.name == name) < fastest + 1
+        first.setdefault(task.preference.name, []).append((right, name == priced[0].name, quick))
+    shares = {kind: tuple(map(np.mean, zip(*rows, strict=True))) for kind, rows in first.items()}
+    assert shares["accuracy"][0] > shares["none"][0] + 0.1
+    assert shares["low_cost"][1] > shares["none"][1] + 0.1
+    assert shares["fast"][2] > shares["none"][2] + 0.1
