@@ -4,8 +4,9 @@
 `none` says nothing: it is the wish of a user who does not speak of money. Without the setting preferences are drawn as
 everywhere (`data.preferences`).
 
-A policy without earlier knowledge learns from examples alone that "affordable" and "cheap" mean the same, and evaluation
-says wishes in words that training does not have. So training has five times as many sentences here as elsewhere.
+A policy without earlier knowledge learns from examples alone that "affordable" and "cheap" mean the same, and
+evaluation says wishes in words that training does not have. So training has five times as many sentences here as
+elsewhere.
 """
 
 import json
