@@ -42,6 +42,8 @@ def _marks(summary: Mapping[str, Any]) -> Iterator[Mark]:
         (summary.get("before"), "before training", FAINT, "o", True),
         (after.get("greedy"), "after, greedy", BLUE, "D", False),
     ]
+    for kind, figures in ((summary.get("preference_swap") or {}).get("after") or {}).items():
+        rows.append((figures, f"after, wish: {plain(kind)}", BLUE, "D", False))
     for name, figures in (summary.get("baselines") or {}).items():
         alone = name.startswith(EXPERT)
         label, colour, marker = (name.removeprefix(EXPERT), FAINT, "^") if alone else (plain(name), ORANGE, "s")
