@@ -101,12 +101,8 @@ def draw_marks(
         if mark.interval:
             axes.vlines(mark.x, *mark.interval, color=mark.colour, linewidth=1.2, alpha=0.5, zorder=1)
         size, order = 110 if mark.bold else 24 if mark.faint else 52, 3 + mark.bold + mark.hollow / 2
-        look: dict[str, Any] = {
-            "edgecolor": mark.colour,
-            "color": "white" if mark.hollow else mark.colour,
-            "linewidth": 1.6,
-        }
-        axes.scatter(mark.x, mark.y, s=size, marker=mark.marker, zorder=order, **look)
+        look: dict[str, Any] = {"edgecolor": mark.colour, "color": "white" if mark.hollow else mark.colour}
+        axes.scatter(mark.x, mark.y, s=size, marker=mark.marker, zorder=order, linewidth=1.6, **look)
     costs, ends = [mark.x for mark in marks], [end for m in marks for end in (m.y, *(m.interval or ()))]
     margin = max(4.0, 0.14 * (max(ends) - min(ends)))
     if log:

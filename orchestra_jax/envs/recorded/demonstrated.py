@@ -1,4 +1,4 @@
-"""What the warm start demonstrates: calls at random, and to a policy without earlier knowledge what a wish means."""
+"""Tools of a demonstration of the warm start: at random, and three times of four those that the wish asks for."""
 
 from collections.abc import Mapping, Sequence
 
