@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from orchestra_jax.config import record
+from orchestra_jax.config.cli import register
 from orchestra_jax.evaluation.calls import is_model
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.io.untrusted import read_yaml
@@ -136,6 +137,7 @@ def _price_list(name: str) -> PriceList | None:
 
 @cache
 def _conf(name: str) -> Mapping[str, Any]:
+    register()  # the files may ask whether a path is there
     found = read_yaml(CONF / f"{name}.yaml")
     assert isinstance(found, dict)
     return found
