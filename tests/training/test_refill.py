@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.algorithm import AlgorithmConfig
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import LoggerConfig, RunConfig
 from orchestra_jax.money.budgets import Budget, Spending
 from orchestra_jax.processes import Processes
 from orchestra_jax.processes.lifeline import GONE
@@ -27,7 +27,9 @@ from tests.training.test_processes import assert_ended, assert_same_bits
 from tests.training.test_trainer import DRIVER, MICRO, complaints, final_arrays, train, transcripts, untimed
 
 MEMBERS = 2
-CFG = RunConfig(algorithm=AlgorithmConfig(tasks_per_step=3, group_size=MEMBERS, refill=2))
+CFG = RunConfig(
+    algorithm=AlgorithmConfig(tasks_per_step=3, group_size=MEMBERS, refill=2), logger=LoggerConfig(speed=False)
+)
 
 
 def group(number: int, teaches: bool) -> list[Trajectory]:
