@@ -164,7 +164,7 @@ def test_what_is_no_layout_is_refused(tmp_path: Path, arguments: list[str], host
 def test_the_script_trains_in_two_processes(tmp_path: Path, policy: Path):
     done, _ = sbatch(
         tmp_path, "separate", *SMALL, f"model.path={policy}", "steps=1", f"output_dir={tmp_path}/run",
-        "rollout.engine=embedded", PYTHON=sys.executable,
+        "rollout.engine=embedded", "rollout.max_staleness=0", PYTHON=sys.executable,
         XLA_FLAGS=f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

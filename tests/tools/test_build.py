@@ -389,7 +389,12 @@ async def test_a_run_remembers_what_it_spent(tmp_path: Path):
 
 
 def untimed(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    return [{k: v for k, v in row.items() if k != "seconds" and not k.startswith(("time/", "spend/"))} for row in rows]
+    """Return the rows without what a clock says: seconds, shares of them, anything per second, and what was spent."""
+    timed = ("time/", "spend/", "share/", "idle/")
+    return [
+        {k: v for k, v in row.items() if k != "seconds" and not k.startswith(timed) and not k.endswith("per_s")}
+        for row in rows
+    ]
 
 
 def summary(folder: Path) -> dict[str, Any]:
