@@ -39,6 +39,11 @@ _OF_THE_RUN = ("rollout.limits", "rollout.history")  # also where another engine
 # Settings that name files, by the last part of their key; any other text of env.options with a / does too.
 _FILES = {"path", "eval_path", "preferences_file", "corpus", "index", "experts_file", "descriptions", "tokenizer"}
 _FILES |= {"chat_template", "weight_folder", "worlds", "repo", "rows", "original", "references", "test_path"}
+_OWN_WORDS = "environment"  # the model.tokenizer of a policy whose words and prompts are those of its world
+_STRANGER = (
+    "{home} was trained on the words and prompts of its own world (model.tokenizer=environment), which this command "
+    "replaces: expect next to nothing. Leave env=, +benchmark= and +experiment= out to ask it what it was trained for."
+)
 
 
 def in_its_folder(words: Sequence[str]) -> list[str]:
@@ -111,6 +116,9 @@ def settings(config: DictConfig, given: Sequence[str], output_dir: str) -> tuple
         return config, None
     try:
         if _names_a_world(words, found["config"]):
+            words_of_its_own = found["config"]["model"].get("tokenizer") == _OWN_WORDS
+            if words_of_its_own and config.model.tokenizer != _OWN_WORDS:
+                print(_STRANGER.format(home=os.path.relpath(home)), flush=True)
             return config, None
         merged = _merged(config, words, found | {"config": dict(_taken(home, found["config"], words))})
         merged.policy = policy

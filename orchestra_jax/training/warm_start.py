@@ -40,7 +40,7 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
             "warm_start.steps=0."
         )
     with ProgressBar(settings.steps, phase="warm start", start=state.step, every=50) as progress:
-        progress.print(f"Making {settings.demonstrations} demonstrations with random tools ...")
+        progress.print(f"Making {settings.demonstrations} demonstrations ...")
         rows = trainer.loop.run(_all_rows(trainer, demonstrations))
         cut = _cutter(trainer, rows, learner.shards)
         batches = supervised_batches(rows, settings.batch_size, cut, cfg.seed, state.step, trainer.processes)

@@ -92,11 +92,15 @@ def test_what_the_command_sets_wins(home: Path):
 
 
 @pytest.mark.parametrize("world", ["env=quickstart", "env.name=quickstart", "+benchmark=database", "+experiment=gsm8k"])
-def test_a_world_that_the_command_names_is_taken_as_it_stands(home: Path, world: str):
+def test_a_world_that_the_command_names_is_taken_as_it_stands(home: Path, world: str, capsys):
     words = (f"policy={home / 'work' / 'run'}", world)
     cfg, run = evaluated(*words)
     assert run is None
     assert cfg == load(composed(*words))
+    # The run's policy has words of its own, as the quickstart's have.
+    assert ("was trained on the words and prompts of its own world" in capsys.readouterr().out) == (
+        cfg.model.tokenizer != "environment"
+    )
 
 
 @pytest.mark.parametrize("policy", ["checkpoint", "baseline:random", "http://127.0.0.1:9/v1", "Qwen/Qwen3-8B"])

@@ -21,15 +21,9 @@ from orchestra_jax.serving.feedback import logged, write_log
 from orchestra_jax.serving.keys import add_key
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.server import ChatServer, ServerLimits
-from orchestra_jax.types import Task, ToolCall, ToolResult
-from tests.serving.made import scripted
+from tests.serving.made import python, scripted
 
 SUM = "What is 7 * 8 + 3?"
-
-
-def python(task: Task, results: list[ToolResult]) -> ToolCall | str:
-    """Compute, and say what came out."""
-    return results[-1].text if results else ToolCall("python", {"code": task.extra["keywords"]})
 
 
 @pytest.fixture(scope="module")

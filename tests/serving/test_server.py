@@ -20,7 +20,7 @@ from orchestra_jax.serving.server import ChatServer, ServerLimits
 from orchestra_jax.serving.wire import MOST_BYTES
 from orchestra_jax.tools.base import tool
 from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult
-from tests.serving.made import ask_dear, qa_settings, rows, scripted
+from tests.serving.made import ask_dear, python, qa_settings, rows, scripted
 
 USER = [{"role": "user", "content": "What is 7 * 8 + 3?"}]
 CALLED = {
@@ -31,11 +31,6 @@ LOOKUP = [{"type": "function", "function": {"name": "lookup", "description": "Lo
     "type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}}}]  # fmt: skip
 LOOKUP_WITH_QUESTION = [{"type": "function", "function": {"name": "lookup"}}]
 LOCAL = "http://127.0.0.1"
-
-
-def python(task: Task, results: list[ToolResult]) -> ToolCall | str:
-    """Compute, and say what came out."""
-    return results[-1].text if results else ToolCall("python", {"code": task.extra["keywords"]})
 
 
 @pytest.fixture(scope="module")
