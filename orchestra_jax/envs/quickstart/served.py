@@ -39,8 +39,8 @@ class ServedQuickstart(QuickstartEnvironment):
         found, path = super().problems(cfg), cfg.env.options.get("path")
         if not isinstance(path, str) or not Path(path).is_file():
             found.append(
-                f"There is no served log {path!r}: write one with `orchestra-jax served RUN write LOG.jsonl`, and set "
-                "path=LOG.jsonl."
+                f"path={'' if path is None else path} names no served log: write one with `orchestra-jax served RUN "
+                "write LOG.jsonl`, and set path=LOG.jsonl."
             )
         return found
 
