@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from orchestra_jax.io.whole import replacing
 from orchestra_jax.types import Task, Trajectory, Turn
 
 SUFFIX = ".jsonl.gz"
@@ -47,8 +47,7 @@ class StoredGroup:
 def write_groups(path: Path, groups: Sequence[StoredGroup]) -> None:
     """Write one file of groups, which replaces the file before and is never there in part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with gzip.open(part, "wt", encoding="utf-8", compresslevel=1) as stream:
+    with replacing(path) as part, gzip.open(part, "wt", encoding="utf-8", compresslevel=1) as stream:
         for group in groups:
             own = {"step": group.step, "group": group.group, "kept": group.kept}
             figures = {"rewards": group.rewards, "advantages": group.advantages}
@@ -57,7 +56,6 @@ def write_groups(path: Path, groups: Sequence[StoredGroup]) -> None:
                 if scores is not None:
                     record["learner"] = [_packed(own) for own in scores]
             stream.write(json.dumps({**own, "task": asdict(group.task), **figures, "members": members}) + "\n")
-    os.replace(part, path)
 
 
 def step_of(file: Path) -> int:

@@ -27,8 +27,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from orchestra_jax.config.choices import LoraTarget
+from orchestra_jax.io.whole import whole_folder
 from orchestra_jax.models.base import DecoderConfig, Params
-from orchestra_jax.models.checkpoint.folders import whole_folder
 from orchestra_jax.models.checkpoint.hf_names import Source, sources
 from orchestra_jax.models.checkpoint.safetensors import HostTensor
 from orchestra_jax.models.decoder import abstract_params

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.io import hub
-from orchestra_jax.io.whole import write_whole
+from orchestra_jax.io.whole import whole_folder, write_whole
 from orchestra_jax.preparation import questions, toolscale
 from orchestra_jax.preparation.index import index
 from orchestra_jax.preparation.made import Made, Wanted
@@ -112,16 +112,12 @@ def _prepare(part: Part, folder: Path, source: Path, wanted: Wanted, say: Callab
         return
     if target.exists() and earlier is None:
         raise ValueError(f"{str(target)!r} was not made by this command: move it away, or choose another folder.")
-    partial = folder / f".{part.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    made = part.make(source, partial, wanted)
-    files = {
-        path.relative_to(partial).as_posix(): {"bytes": path.stat().st_size, "sha256": _digest(path)}
-        for path in _files(partial)
-    }
-    shutil.rmtree(target, ignore_errors=True)
-    partial.rename(target)
+    with whole_folder(target.absolute(), overwrite=True) as partial:
+        made = part.make(source, partial, wanted)
+        files = {
+            path.relative_to(partial).as_posix(): {"bytes": path.stat().st_size, "sha256": _digest(path)}
+            for path in _files(partial)
+        }
     entry = {"licence": part.licence, "made_of": stamp, "counts": dict(made.counts), "files": files, "said": made.said}
     write_whole(folder / ACCOUNT, json.dumps({**account, part.name: entry}, indent=1, sort_keys=True) + "\n")
     say(f"{part.name} made: {_counts(made.counts)}.")

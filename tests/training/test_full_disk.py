@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from orchestra_jax.config import cli
 from orchestra_jax.config.schema import LoggerConfig, ReplayConfig, RunConfig
-from orchestra_jax.models.checkpoint.folders import whole_folder
+from orchestra_jax.io.whole import whole_folder
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.money.unsaved import Unsaved
 from orchestra_jax.training import checksums

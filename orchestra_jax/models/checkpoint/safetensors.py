@@ -21,8 +21,8 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array
 from safetensors.numpy import save_file
 
+from orchestra_jax.io.whole import whole_folder
 from orchestra_jax.models.base import DecoderConfig, Params
-from orchestra_jax.models.checkpoint.folders import whole_folder
 from orchestra_jax.models.checkpoint.hf_names import Source, sources
 from orchestra_jax.models.decoder import abstract_params
 

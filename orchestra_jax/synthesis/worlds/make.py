@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.folder import FORMAT, save_tasks
 from orchestra_jax.envs.database.remote import RemoteWorld
+from orchestra_jax.io.whole import whole_folder
 from orchestra_jax.synthesis.card import CARD, README, card, save_card
 from orchestra_jax.synthesis.cast import Cast
 from orchestra_jax.synthesis.stages import Row, Stages
@@ -93,16 +93,12 @@ def _save(
     target: Path, name: str, schema: Row, entries: Sequence[Row], tools: Sequence[Row], policy: str, kept: Sequence[Row]
 ) -> None:
     """Write the folder whole: a kill leaves the old one, none, or the new one."""
-    part = target.with_name(f"{target.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
     head = {"format": FORMAT, "name": name, "about": schema["about"], "now": schema["now"]}
     described = {"tables": schema["tables"], "references": schema["references"]}
     database = content.tables(schema, entries)
-    for file, value in (("world.json", head), ("schema.json", described), ("database.json", database)):
-        (part / file).write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (part / "policy.md").write_text(policy.strip() + "\n", encoding="utf-8")
-    (part / "tools.py").write_text(functions.source(tools), encoding="utf-8")
-    save_tasks(part, [filters.task_row(row) for row in kept])
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(part, target)
+    with whole_folder(target.absolute(), overwrite=True) as part:
+        for file, value in (("world.json", head), ("schema.json", described), ("database.json", database)):
+            (part / file).write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (part / "policy.md").write_text(policy.strip() + "\n", encoding="utf-8")
+        (part / "tools.py").write_text(functions.source(tools), encoding="utf-8")
+        save_tasks(part, [filters.task_row(row) for row in kept])

@@ -6,7 +6,6 @@ model's name (menus use aliases), nor a price (every instance has its own).
 
 import hashlib
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from orchestra_jax.data.sources import Question
 from orchestra_jax.io.foreign_json import read_json
+from orchestra_jax.io.whole import write_whole
 from orchestra_jax.tools.experts.expert import Expert
 
 VERSION = 1
@@ -52,12 +52,10 @@ def read(path: str | Path, *, missing_ok: bool = False) -> dict[str, dict[str, A
 
 
 def save(path: str | Path, entries: Mapping[str, Any]) -> None:
-    """Replaces the file whole, so that a kill leaves the old one or the new one."""
+    """Replace the file whole, so that a kill leaves the old one or the new one."""
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f"{file.name}.part")
-    part.write_text(json.dumps({"version": VERSION, "experts": entries}, indent=1) + "\n", encoding="ascii")
-    os.replace(part, file)
+    write_whole(file, json.dumps({"version": VERSION, "experts": entries}, indent=1) + "\n")
 
 
 def sample(examples: Sequence[Question], count: int, seed: int = 0) -> list[Question]:

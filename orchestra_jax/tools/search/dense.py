@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from orchestra_jax.io.whole import replacing
 from orchestra_jax.tools.search.bm25 import Hit, Passage
 from orchestra_jax.tools.search.embeddings import EndpointEmbedder
 from orchestra_jax.tools.search.local import BatchIndex, pair_of, passage_of
@@ -214,10 +215,8 @@ def line_offsets(passages: Path) -> Path:
         offsets = np.append(offsets, size)
     if len(offsets) == 1 or np.diff(offsets).min() < 2:
         raise ValueError(f"{str(passages)!r} holds no passages, or an empty line.")
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
+    with replacing(path) as part, part.open("wb") as file:
         np.save(file, offsets)
-    partial.replace(path)
     return path
 
 

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from orchestra_jax.io.whole import replacing
 from orchestra_jax.tools.search.dense import FORMAT, MANIFEST, DenseIndex, PassageFile, require_faiss
 from orchestra_jax.tools.search.embeddings import EndpointEmbedder
 from orchestra_jax.tools.search.local import read_passages
@@ -123,12 +124,10 @@ def _clean(directory: Path) -> None:
 @contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
     """Open a file that is written whole or not at all: it is on the disk before it gets its name."""
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
+    with replacing(path) as part, part.open("wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def _digest(source: Path) -> str:
@@ -188,9 +187,8 @@ def write_faiss(
     for shard in shards:
         index.add(np.load(shard))
         progress("index", index.ntotal, count)
-    partial = path.with_name(f"{path.name}.partial")
-    faiss.write_index(index, str(partial))
-    partial.replace(path)
+    with replacing(path) as part:
+        faiss.write_index(index, str(part))
     return int(dim)
 
 

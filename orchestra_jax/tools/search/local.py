@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestra_jax.io.stopwatch import worked
+from orchestra_jax.io.whole import whole_folder
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.search.bm25 import Hit, LocalIndex, Passage, render, scorer_class
@@ -72,19 +72,11 @@ def save_index(index: LocalIndex, directory: str | Path) -> None:
     path = Path(directory)
     if path.is_dir() and any(path.iterdir()) and not (path / _PARAMETERS).is_file():
         raise ValueError(f"{str(path)!r} is a folder with other files; choose another for the local index.")
-    partial = path.with_name(f"{path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    index.scorer.save(str(partial), show_progress=False)
-    with (partial / _PASSAGES).open("w", encoding="utf-8") as file:
-        for passage in index.passages:
-            file.write(json.dumps({"title": passage.title, "text": passage.text}) + "\n")
-    old = path.with_name(f"{path.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if path.is_dir():
-        path.rename(old)
-    partial.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
+    with whole_folder(path.absolute(), overwrite=True) as partial:
+        index.scorer.save(str(partial), show_progress=False)
+        with (partial / _PASSAGES).open("w", encoding="utf-8") as file:
+            for passage in index.passages:
+                file.write(json.dumps({"title": passage.title, "text": passage.text}) + "\n")
 
 
 def load_index(directory: str | Path) -> LocalIndex:

@@ -171,7 +171,7 @@ def test_a_killed_build_goes_on_and_gives_the_same_index(source: Path, tmp_path:
         assert not target.exists()
         with pytest.raises(FileNotFoundError, match="its build was not finished: run that again"):
             DenseIndex.load(target)
-    (partial / "vectors" / "000019.npy.partial").write_bytes(b"half a file")
+    (partial / "vectors" / ".000019.npy.part").write_bytes(b"half a file")
     kept, seen = shards(), []
     again = dense_build.build(
         source, target, WordEmbedder(), kind=kind, shard=100,

@@ -69,8 +69,8 @@ def test_save_and_load(index: LocalIndex, tmp_path: Path):
 
 def test_saving_again_replaces_and_never_mixes(index: LocalIndex, tmp_path: Path):
     save_index(index, tmp_path / "index")
-    (tmp_path / "index.partial").mkdir()  # of a save that was killed
-    (tmp_path / "index.partial" / "junk").touch()
+    (tmp_path / ".index.partial").mkdir()  # of a save that was killed
+    (tmp_path / ".index.partial" / "junk").touch()
     save_index(LocalIndex.build(PASSAGES[:1]), tmp_path / "index")
     assert load_index(tmp_path / "index").passages == tuple(PASSAGES[:1])
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
