@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.answers import without_thinking
 from orchestra_jax.tools.experts.client import ExpertClient
-from orchestra_jax.tools.experts.judge import CORRECT, INCORRECT, VERDICT_FORMAT, break_verdicts, read_verdict
+from orchestra_jax.tools.experts.judge import CORRECT, INCORRECT, ask_verdict, break_verdicts
 from orchestra_jax.tools.experts.quoting import Quotation
+from orchestra_jax.tools.experts.roles import messages
 from orchestra_jax.tools.experts.run_experts import Close, model_client
-from orchestra_jax.types import InfrastructureError, Usage
+from orchestra_jax.types import Usage
 
 SYSTEM = (
     "You check one sentence about a conversation between an agent and a customer. The user's message begins with a "
@@ -20,7 +20,6 @@ SYSTEM = (
     f'{{"reason": "one sentence", "verdict": "{CORRECT}" or "{INCORRECT}"}}.'
 )
 _ASKED = "Check the sentence."
-_TRIES = 2  # samples asked for until one of them holds a verdict
 
 
 class ClaimChecker:
@@ -39,33 +38,18 @@ class ClaimChecker:
         """Return the sentences that are not true of the conversation, and the judge's ledger rows.
 
         Raises:
-            InfrastructureError: the judge gave no verdict, which makes no sentence untrue.
-            BudgetExceeded: see `ExpertClient.chat`.
+            InfrastructureError, BudgetExceeded: see `ask_verdict`; they make no sentence untrue.
         """
         found, rows = list[str](), tuple[Usage, ...]()
+        conversation = break_verdicts(conversation)
         for claim in claims:
-            true, own = await self._true(claim, conversation, budget)
-            rows += own
-            if not true:
+            quoted = Quotation([claim, conversation])
+            parts = [quoted.part("sentence", claim), quoted.part("conversation", conversation), f"{quoted.mark} end"]
+            verdict = await ask_verdict(self._client, messages(SYSTEM, "\n".join([*parts, "", _ASKED])), budget)
+            rows += verdict.usage
+            if not verdict.correct:
                 found.append(claim)
         return found, rows
-
-    async def _true(self, claim: str, conversation: str, budget: Budget) -> tuple[bool, tuple[Usage, ...]]:
-        conversation = break_verdicts(conversation)
-        quoted = Quotation([claim, conversation])
-        parts = [quoted.part("sentence", claim), quoted.part("conversation", conversation), f"{quoted.mark} end"]
-        asked = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n".join([*parts, "", _ASKED])}]
-        rows: tuple[Usage, ...] = ()
-        for sample in range(_TRIES):
-            form = None if sample else VERDICT_FORMAT  # some servers write nonsense in it
-            completion = await self._client.chat(
-                asked, budget=budget, role="judge", sample=sample, response_format=form
-            )
-            rows += completion.usage
-            verdict = read_verdict(without_thinking(completion.text)) if completion.finish_reason != "length" else None
-            if verdict is not None:
-                return verdict, rows
-        raise InfrastructureError(f"The judge {self._client.expert.name!r} gave no verdict; use another model.")
 
 
 def claim_checker(cfg: WorldConfig) -> tuple[ClaimChecker, Close]:

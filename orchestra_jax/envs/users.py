@@ -8,7 +8,6 @@ they made already.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.io.foreign_json import read_json
@@ -17,6 +16,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.forecast import USER_TURNS, call_usd
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.experts.forms import TEXT, reply_format
 from orchestra_jax.tools.experts.roles import UserSimulator
 from orchestra_jax.tools.schema import validate_arguments
 from orchestra_jax.tools.user_turn import UserTurn
@@ -63,6 +63,8 @@ class SimulatedUser:
     ) -> None:
         self._name, self._budget = client.expert.name, budget.parent or budget
         self._tools, self._act = {spec.name: spec for spec in tools}, act
+        action = {**TEXT, "enum": [_SAY, *self._tools]}
+        self._step_format = reply_format("step", action=action, arguments=TEXT, words=TEXT)
         self._simulator = UserSimulator(client, situation, system)
         if tools:
             told = [json.dumps([spec.name, spec.description, dict(spec.parameters)]) for spec in tools]
@@ -96,7 +98,7 @@ class SimulatedUser:
     async def _next(self, conversation: Sequence[Mapping[str, str]]) -> tuple[ToolCall | None, str, bool]:
         """Return a call of the user, or their words and whether they end the conversation."""
         for sample in range(_TRIES):
-            form = _step_format(self._tools) if self._tools and not sample else None
+            form = self._step_format if self._tools and not sample else None
             turn = await self._simulator.reply(conversation, budget=self._budget, sample=sample, response_format=form)
             self._rows += turn.usage
             if not self._tools:
@@ -154,18 +156,6 @@ def user_forecast(cfg: WorldConfig, user: str, prices: PriceList) -> str | None:
 
 def _last_part(name: str) -> str:
     return Path(name).name.lower()
-
-
-def _step_format(tools: Mapping[str, ToolSpec]) -> dict[str, Any]:
-    text = {"type": "string"}
-    properties = {"action": {**text, "enum": [_SAY, *tools]}, "arguments": text, "words": text}
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    return {"type": "json_schema", "json_schema": {"name": "step", "strict": True, "schema": schema}}
 
 
 def _read_step(text: str, done: bool) -> tuple[ToolCall | None, str] | None:

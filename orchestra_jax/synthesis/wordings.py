@@ -22,10 +22,10 @@ from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.synthesis.card import card, save_card
 from orchestra_jax.synthesis.cast import Cast
-from orchestra_jax.synthesis.forms import array, form, string
 from orchestra_jax.synthesis.near import Seen, normal
 from orchestra_jax.synthesis.stages import Row, StageOut, StageResult, Stages
 from orchestra_jax.tools.experts.cards import model_cards
+from orchestra_jax.tools.experts.forms import array, form, string
 from orchestra_jax.types import CODE, FREE, SEARCH, ToolSpec
 
 PREFERENCES = "preferences.jsonl"

@@ -9,8 +9,8 @@ from typing import Any
 from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.remote import harmless_schema
 from orchestra_jax.synthesis.cast import Cast, schema_fault
-from orchestra_jax.synthesis.forms import TEXT, array, form, string
 from orchestra_jax.synthesis.stages import Row, StageOut, Stages
+from orchestra_jax.tools.experts.forms import TEXT, array, form, string
 from orchestra_jax.tools.schema import checker
 
 _NAME, _ID = re.compile(r"[a-z][a-z0-9_]{0,30}"), re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,40}")

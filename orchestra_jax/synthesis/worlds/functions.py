@@ -12,10 +12,10 @@ from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.session import Kind
 from orchestra_jax.envs.database.workers.pool import CallTooLong, WorkerLimits, WorldError
 from orchestra_jax.synthesis.cast import Cast
-from orchestra_jax.synthesis.forms import TEXT, array, form, string
 from orchestra_jax.synthesis.stages import Row, StageOut, Stages
 from orchestra_jax.synthesis.worlds import static
 from orchestra_jax.synthesis.worlds.content import listed, schema_text, tables
+from orchestra_jax.tools.experts.forms import TEXT, array, form, string
 from orchestra_jax.types import InfrastructureError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{2,40}")

@@ -7,11 +7,11 @@ from typing import Any
 from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.facts import problem
 from orchestra_jax.synthesis.cast import Cast
-from orchestra_jax.synthesis.forms import TEXT, array, form, string
 from orchestra_jax.synthesis.near import Seen
 from orchestra_jax.synthesis.stages import Row, StageOut, Stages
 from orchestra_jax.synthesis.worlds.content import listed, schema_text
 from orchestra_jax.synthesis.worlds.functions import signatures
+from orchestra_jax.tools.experts.forms import TEXT, array, form, string
 from orchestra_jax.tools.schema import validate_arguments
 from orchestra_jax.types import ToolSpec
 

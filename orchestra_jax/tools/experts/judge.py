@@ -12,6 +12,8 @@ from orchestra_jax.io.untrusted import Unreadable, valid_text
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.answers import without_thinking
 from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.experts.context import ChatMessage
+from orchestra_jax.tools.experts.forms import TEXT, reply_format
 from orchestra_jax.tools.experts.quoting import Neutraliser, Quotation
 from orchestra_jax.types import InfrastructureError, Usage
 
@@ -28,24 +30,11 @@ JUDGE_SYSTEM = (
 )
 _ASKED = "Grade the candidate answer."
 _SMALLEST = 64  # tokens of a candidate that are shown at least
+_TRIES = 2  # samples asked for until one of them holds a verdict
 _FENCE = re.compile(r"\A```(?:json)?\s*+(\{.*\})\s*```\Z", re.DOTALL)
 # A judge that repeats what it reads must not give a verdict that stands there for its own.
 break_verdicts = Neutraliser(('"verdict"',))
-_VERDICT = {"type": "string", "enum": [CORRECT, INCORRECT]}
-# Structured outputs of OpenAI, SGLang and vLLM.
-VERDICT_FORMAT: dict[str, Any] = {
-    "type": "json_schema",
-    "json_schema": {
-        "name": "verdict",
-        "strict": True,
-        "schema": {
-            "type": "object",
-            "properties": {"reason": {"type": "string"}, "verdict": _VERDICT},
-            "required": ["reason", "verdict"],
-            "additionalProperties": False,
-        },
-    },
-}
+VERDICT_FORMAT = reply_format("verdict", reason=TEXT, verdict={"type": "string", "enum": [CORRECT, INCORRECT]})
 # Which words judged: it changes with any of them.
 JUDGE_PROMPT = hashlib.blake2b(
     f"{JUDGE_SYSTEM}\n{_ASKED}\n{json.dumps(VERDICT_FORMAT)}".encode(), digest_size=4
@@ -62,44 +51,21 @@ class Verdict:
 
 
 class Judge:
-    """Compares an answer with the references (Eq. 1 of the paper for questions without an exact match).
+    """Compares an answer with the references (Eq. 1 of the paper for questions without an exact match)."""
 
-    Args:
-        client: the model.
-        tries: samples asked for until one of them holds a verdict.
-    """
-
-    def __init__(self, client: ExpertClient, tries: int = 2) -> None:
-        if tries < 1:
-            raise ValueError(f"A judge needs tries >= 1, not {tries}.")
-        self._client, self._tries = client, tries
+    def __init__(self, client: ExpertClient) -> None:
+        self._client = client
 
     async def judge(self, question: str, answer: str, references: Sequence[str], *, budget: Budget) -> Verdict:
         """Judge whether the answer means one of the references.
 
         Raises:
-            InfrastructureError: no verdict in any sample: the judge failed, which is not a wrong answer.
-            BudgetExceeded: see `ExpertClient.chat`.
+            InfrastructureError, BudgetExceeded: see `ask_verdict`.
             ValueError: no reference.
         """
         if not references:
             raise ValueError(f"There is no reference answer to judge by for {question[:80]!r}.")
-        asked = self._messages(question, answer, references)
-        rows: tuple[Usage, ...] = ()
-        for sample in range(self._tries):
-            # Some servers take the format and write nonsense in it: the next sample does without.
-            form = None if sample else VERDICT_FORMAT
-            completion = await self._client.chat(
-                asked, budget=budget, role="judge", sample=sample, response_format=form
-            )
-            rows += completion.usage
-            text = without_thinking(completion.text)
-            correct = read_verdict(text) if completion.finish_reason != "length" else None  # a cut text ends anywhere
-            if correct is not None:
-                return Verdict(correct, text, rows)
-        raise InfrastructureError(
-            f"The judge {self._client.expert.name!r} gave no verdict in {self._tries} samples; use another model."
-        )
+        return await ask_verdict(self._client, self._messages(question, answer, references), budget)
 
     def _messages(self, question: str, answer: str, references: Sequence[str]) -> list[dict[str, str]]:
         """Return the prompt. If it is too long the candidate is cut; question, references and end stay whole."""
@@ -114,6 +80,28 @@ class Judge:
             candidate = quoted.part(heading, self._client.counter.cut(answer, max(spare // 3, _SMALLEST)))
         user = "\n".join([*given, candidate, *end])
         return [{"role": "system", "content": JUDGE_SYSTEM}, {"role": "user", "content": user}]
+
+
+async def ask_verdict(client: ExpertClient, asked: Sequence[ChatMessage], budget: Budget) -> Verdict:
+    """Return a model's verdict on a prompt that asks for VERDICT_FORMAT.
+
+    Raises:
+        InfrastructureError: no verdict in any sample: the judge failed, which is not a wrong answer.
+        BudgetExceeded: see `ExpertClient.chat`.
+    """
+    rows: tuple[Usage, ...] = ()
+    for sample in range(_TRIES):
+        # Some servers take the format and write nonsense in it: the next sample does without.
+        form = None if sample else VERDICT_FORMAT
+        completion = await client.chat(asked, budget=budget, role="judge", sample=sample, response_format=form)
+        rows += completion.usage
+        text = without_thinking(completion.text)
+        correct = read_verdict(text) if completion.finish_reason != "length" else None  # a cut text ends anywhere
+        if correct is not None:
+            return Verdict(correct, text, rows)
+    raise InfrastructureError(
+        f"The judge {client.expert.name!r} gave no verdict in {_TRIES} samples; use another model."
+    )
 
 
 def read_verdict(reply: str) -> bool | None:

@@ -21,6 +21,11 @@ def form(**properties: Any) -> dict[str, Any]:
     }
 
 
+def reply_format(name: str, **properties: Any) -> dict[str, Any]:
+    """Return the `response_format` of a reply that is a `form` (structured outputs of OpenAI, SGLang and vLLM)."""
+    return {"type": "json_schema", "json_schema": {"name": name, "strict": True, "schema": form(**properties)}}
+
+
 def array(items: Mapping[str, Any], least: int, most: int) -> dict[str, Any]:
     """Return the schema of a list of so many items."""
     return {"type": "array", "items": items, "minItems": least, "maxItems": most}
