@@ -49,24 +49,24 @@ TAVILY_URL = "https://api.tavily.com"
 _RETRIED = {408, 429}  # and every 5xx
 _HINTS = dict.fromkeys((401, 403), "; check its key") | dict.fromkeys((432, 433), "; its credits are used up")  # Tavily
 _SHOWN = 300  # characters of a service's own error text
+_AT_ONCE = 8  # requests
+_RESULTS = 5  # pages of a search
+_PAGE_CHARS = 8000  # that the policy sees of an extracted page
+_SITE = "https://en.wikipedia.org"
 _WIKI_RETRIED = {"maxlag", "ratelimited", "readonly"}
 
-Read = Callable[
-    [Any], Any
-]  # from the answer's JSON to what is recorded; raises Unreadable, LookupError or TypeError on nonsense
+# From the answer's JSON to what is recorded; raises Unreadable, LookupError or TypeError on nonsense.
+Read = Callable[[Any], Any]
 
 
 class WebClient(ABC):
     """One provider's two tools, HTTP and money.
 
     Args:
-        prices: price list with entries for `search_name` and `extract_name`.
+        prices: price list with entries for both tools.
         url: address of the API.
-        search_name, extract_name: names of ledger rows and entries of the price list.
         replay: the record; None: calls are neither recorded nor replayed.
-        limiter: limits of the provider; None: 8 requests at a time.
-        max_results: pages of a search.
-        max_chars, page_chars: characters that the policy sees of each result, and of an extracted page.
+        max_chars: characters that the policy sees of each result.
         timeout_s, retries, backoff_s: see `PaidCalls`.
 
     Raises:
@@ -82,26 +82,19 @@ class WebClient(ABC):
         prices: PriceList,
         url: str,
         *,
-        search_name: str = SEARCH_TOOL.name,
-        extract_name: str = EXTRACT_TOOL.name,
         replay: Replay | None = None,
-        limiter: Limiter | None = None,
-        max_results: int = 5,
         max_chars: int = 1000,
-        page_chars: int = 8000,
         timeout_s: float = 30.0,
         retries: int = 3,
         backoff_s: float = 0.5,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"The address {url!r} of {self.provider} is no URL; write it like {TAVILY_URL}.")
-        prices.cost(search_name)
-        prices.cost(extract_name)
-        self._prices, self._search_name, self._extract_name = prices, search_name, extract_name
-        self._url, self._timeout_s = url.rstrip("/"), timeout_s
-        self._max_results, self._max_chars, self._page_chars = max_results, max_chars, page_chars
+        for tool in (SEARCH_TOOL, EXTRACT_TOOL):
+            prices.cost(tool.name)
+        self._prices, self._url, self._timeout_s, self._max_chars = prices, url.rstrip("/"), timeout_s, max_chars
         self._calls = PaidCalls(
-            limiter or Limiter(8),
+            Limiter(_AT_ONCE),
             replay=replay,
             timeout_s=timeout_s,
             retries=retries,
@@ -205,7 +198,7 @@ class WebClient(ABC):
             return ToolResult(f"There is no text to be had from {url}.", found.usage, is_error=True)
         if not isinstance(found.value, str):
             raise self._foreign()
-        return ToolResult(_short(found.value, self._page_chars), found.usage)
+        return ToolResult(_short(found.value, _PAGE_CHARS), found.usage)
 
     def _said(self, found: Recorded) -> ToolResult:
         """The service's own words about the arguments."""
@@ -224,34 +217,23 @@ class TavilySearch(WebClient):
 
     Args:
         prices, url, options: see `WebClient`.
-        api_key_env: the environment variable with the key.
-        depth: "basic" (1 credit a search) or "advanced" (2 credits: price it so).
     """
 
     provider, method = "tavily", "POST"
 
-    def __init__(
-        self,
-        prices: PriceList,
-        url: str | None = None,
-        *,
-        api_key_env: str = "TAVILY_API_KEY",
-        depth: str = "basic",
-        **options: Any,
-    ) -> None:
+    def __init__(self, prices: PriceList, url: str | None = None, **options: Any) -> None:
         super().__init__(prices, url or TAVILY_URL, **options)
-        self._variable, self._depth = api_key_env, depth
 
     def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {read_key(self._variable, 'Tavily')}"}
+        return {"Authorization": f"Bearer {read_key('TAVILY_API_KEY', 'Tavily')}"}
 
     async def search(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        fields = {"query": arguments["query"], "max_results": self._max_results, "search_depth": self._depth}
+        fields = {"query": arguments["query"], "max_results": _RESULTS, "search_depth": "basic"}
 
         def read(answer: Any) -> list[dict[str, str]]:
             return [{key: text_of(result[key]) for key in ("title", "url", "content")} for result in answer["results"]]
 
-        return self._results(await self._call(self._search_name, fields, "/search", fields, read, budget))
+        return self._results(await self._call(SEARCH_TOOL.name, fields, "/search", fields, read, budget))
 
     async def extract(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         """The text of the page {"url"}. Tavily bills pages that it could read, and only those."""
@@ -261,7 +243,7 @@ class TavilySearch(WebClient):
             texts = [text for result in answer["results"] if (text := text_of(result["raw_content"]))]
             return texts[0] if texts else None
 
-        found = await self._call(self._extract_name, fields, "/extract", fields, read, budget)
+        found = await self._call(EXTRACT_TOOL.name, fields, "/extract", fields, read, budget)
         return self._page(arguments["url"], found)
 
 
@@ -271,7 +253,6 @@ class WikipediaSearch(WebClient):
     Args:
         prices, options: see `WebClient`.
         url: of another wiki's api.php.
-        language: of the Wikipedia.
         contact: an address or URL; Wikimedia's rules ask who is calling, and may block those who do not say.
     """
 
@@ -282,27 +263,25 @@ class WikipediaSearch(WebClient):
         prices: PriceList,
         url: str | None = None,
         *,
-        language: str = "en",
         contact: str = "no contact given",
         **options: Any,
     ) -> None:
-        self._site = f"https://{language}.wikipedia.org"
-        super().__init__(prices, url or f"{self._site}/w/api.php", **options)
-        self._language, self._contact = language, contact
+        super().__init__(prices, url or f"{_SITE}/w/api.php", **options)
+        self._contact = contact
 
     def _headers(self) -> dict[str, str]:
         return {"User-Agent": f"orchestra-jax/{__version__} ({self._contact})"}
 
     async def search(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         """Searches for {"query"}; a result's text is the introduction of its page."""
-        request = {"language": self._language, "query": arguments["query"], "max_results": self._max_results}
+        request = {"language": "en", "query": arguments["query"], "max_results": _RESULTS}
         fields = {
             "action": "query",
             "format": "json",
             "formatversion": "2",
             "generator": "search",
             "gsrsearch": arguments["query"],
-            "gsrlimit": str(self._max_results),
+            "gsrlimit": str(_RESULTS),
             "prop": "extracts",
             "exintro": "1",
             "explaintext": "1",
@@ -316,13 +295,13 @@ class WikipediaSearch(WebClient):
             return [
                 {
                     "title": text_of(page["title"]),
-                    "url": f"{self._site}/wiki/{text_of(page['title']).replace(' ', '_')}",
+                    "url": f"{_SITE}/wiki/{text_of(page['title']).replace(' ', '_')}",
                     "content": text_of(page.get("extract")),
                 }
                 for page in pages
             ]
 
-        return self._results(await self._call(self._search_name, request, "", fields, read, budget))
+        return self._results(await self._call(SEARCH_TOOL.name, request, "", fields, read, budget))
 
     async def extract(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         """The text of the page {"url"}: an address on this Wikipedia, or a title."""
@@ -332,8 +311,8 @@ class WikipediaSearch(WebClient):
                 parts = urlsplit(title)
             except ValueError:
                 return ToolResult(f"{title} is no address of a page.", is_error=True, refused=True)
-            if parts.hostname != urlsplit(self._site).hostname or not parts.path.startswith("/wiki/"):
-                return ToolResult(f"Only pages of {self._site} can be read, not {title}.", is_error=True, refused=True)
+            if parts.hostname != urlsplit(_SITE).hostname or not parts.path.startswith("/wiki/"):
+                return ToolResult(f"Only pages of {_SITE} can be read, not {title}.", is_error=True, refused=True)
             title = unquote(parts.path.removeprefix("/wiki/"))
         title = title.replace("_", " ")
         fields = {
@@ -350,8 +329,8 @@ class WikipediaSearch(WebClient):
             page = answer["query"]["pages"][0]
             return text_of(page.get("extract")) or None
 
-        request = {"language": self._language, "title": title}
-        found = await self._call(self._extract_name, request, "", fields, read, budget)
+        request = {"language": "en", "title": title}
+        found = await self._call(EXTRACT_TOOL.name, request, "", fields, read, budget)
         return self._page(arguments["url"], found)
 
 
