@@ -30,7 +30,7 @@ def signature(function: Callable[..., Any], *, filled: type) -> tuple[str, dict[
         TypeError: an argument without a name or with a type that has no schema.
     """
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-    described = _described(paragraphs)
+    told = described("\n".join(each for each in paragraphs if each.startswith("Args:")))
     hints, hidden = get_type_hints(function), None
     properties, required = dict[str, Any](), list[str]()
     for name, parameter in inspect.signature(function).parameters.items():
@@ -46,8 +46,8 @@ def signature(function: Callable[..., Any], *, filled: type) -> tuple[str, dict[
                 f"Argument {name!r} of the tool {function.__name__!r} needs one of these types: str, int, float, bool, "
                 "Literal, list, dict, or one of them and None."
             ) from None
-        if name in described:
-            properties[name]["description"] = described[name]
+        if name in told:
+            properties[name]["description"] = told[name]
         if parameter.default is parameter.empty:
             required.append(name)
         elif parameter.default is not None:
@@ -71,14 +71,12 @@ def _typed(hint: Any) -> dict[str, Any]:
     return {"type": TYPES[origin or hint]}
 
 
-def _described(paragraphs: list[str]) -> dict[str, str]:
-    """Return the description of each argument, from the paragraph that begins with "Args:"."""
+def described(section: str) -> dict[str, str]:
+    """Return the description of each argument in the lines below "Args:"."""
     found, name = dict[str, str](), ""
-    for paragraph in paragraphs:
-        if paragraph.startswith("Args:"):
-            for line in paragraph.splitlines()[1:]:
-                if start := _ARGUMENT.fullmatch(line):
-                    name, found[start[1]] = start[1], start[2]
-                elif name:
-                    found[name] += f" {line.strip()}"
+    for line in section.splitlines():
+        if start := _ARGUMENT.fullmatch(line):
+            name, found[start[1]] = start[1], start[2]
+        elif name and line.strip():
+            found[name] += f" {line.strip()}"
     return found

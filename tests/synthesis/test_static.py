@@ -51,7 +51,7 @@ def test_the_demonstration_and_honest_functions_pass():
         "return desk._edits",
         "desk.commit()",
         "desk.read.clear()",
-        "other = desk\nother.commit()",
+        "other = desk\nother.changes.clear()",
         "dict.update(desk.get('a', name), {'b': 1})",
         "made = dict\nmade.update(desk.get('a', name), {'b': 1})",
         "for one in [list]:\n    one.append(desk.get('a', name)['b'], 1)",

@@ -21,7 +21,7 @@ from typing import Any
 from orchestra_jax.envs.database.golden import Goal
 from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.session import DatabaseTool, LocalWorld, World
-from orchestra_jax.envs.database.state import Database
+from orchestra_jax.envs.database.state import Database, Key
 from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.io.foreign_json import own_file, read_json
 from orchestra_jax.io.untrusted import Unreadable
@@ -229,12 +229,19 @@ def schema_problems(tables: Mapping[str, Mapping[str, Any]], schema: Mapping[str
             if wrong := fault(entry):
                 where = ".".join(map(str, wrong.absolute_path))
                 yield f"{table} {name}{f', {where}' if where else ''}: {wrong.message}."
+    yield from (sentence for _, sentence in dangling(tables, references))
+
+
+def dangling(
+    tables: Mapping[str, Mapping[str, Any]], references: Sequence[tuple[str, str, str]]
+) -> Iterator[tuple[Key, str]]:
+    """Yield each entry that refers to an entry that does not exist, with a sentence."""
     for table, column, other in references:
         for name, entry in tables.get(table, {}).items():
             ids = entry.get(column) if isinstance(entry, Mapping) else None
             for found in ids if isinstance(ids, list | tuple) else [ids]:
                 if found is not None and not (isinstance(found, str) and found in tables.get(other, {})):
-                    yield f"{table} {name}: {column} names {found!r}, which is not in {other}."
+                    yield (table, name), f"{table} {name}: {column} names {found!r}, which is not in {other}."
 
 
 def _is_reference(each: Any) -> bool:

@@ -6,7 +6,6 @@ hash reads nothing else. A tool of a call works with a transaction: the state ta
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from orchestra_jax.envs.database.frozen import canonical, digest, freeze, thaw
@@ -43,11 +42,6 @@ class Database:
         self.tables: Mapping[str, Mapping[str, Any]] = freeze({name: dict(table) for name, table in tables.items()})
         self.digest = digest(json.dumps(self.tables, sort_keys=True))
         self._digests: dict[Key, bytes | None] = {}
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Database":
-        """Load a JSON file of tables."""
-        return cls(json.loads(Path(path).read_text(encoding="utf-8")))
 
     def entry_digest(self, key: Key) -> bytes | None:
         """Return the digest of an entry, which is computed once, or None if there is no such entry."""
@@ -155,7 +149,7 @@ def differing(one: State, other: State) -> list[Key]:
 
 
 class Transaction:
-    """The content that one call of a tool sees and changes; the state learns of it with `commit`.
+    """The content that one call of a tool sees and changes; the state learns of it when `changes` are written.
 
     Args:
         state: the content as the calls before left it.
@@ -222,10 +216,6 @@ class Transaction:
         self._check(self._may_write, "changes")
         self._peek(table, name)
         self.changes[table, name] = None
-
-    def commit(self) -> None:
-        """Write all changes into the state."""
-        self._state.write(self.changes)
 
     def _peek(self, table: str, name: str) -> Any:
         self._check(self._may_read, "reads")

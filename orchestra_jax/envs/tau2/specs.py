@@ -7,11 +7,11 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from orchestra_jax.tools.signatures import described
 from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import ToolSpec
 
 _SECTION = re.compile(r"^(?:Args|Returns|Raises):$", re.MULTILINE)
-_ARGUMENT = re.compile(r" {4}(\w+)(?: \([^)]*\))?: +(.*)")  # its further lines are indented deeper
 
 
 def spec_of(name: str, function: Callable[..., Any]) -> ToolSpec:
@@ -22,12 +22,12 @@ def spec_of(name: str, function: Callable[..., Any]) -> ToolSpec:
     """
     text = inspect.cleandoc(function.__doc__ or "")
     parts = dict(zip(_SECTION.findall(text), _SECTION.split(text)[1:], strict=True))
-    described, hints = _described(parts.get("Args:", "")), get_type_hints(function)
+    told, hints = described(parts.get("Args:", "")), get_type_hints(function)
     properties, required = dict[str, Any](), list[str]()
     for argument, parameter in inspect.signature(function).parameters.items():
         properties[argument] = _schema(hints[argument])
-        if argument in described:
-            properties[argument]["description"] = described[argument]
+        if argument in told:
+            properties[argument]["description"] = told[argument]
         if parameter.default is parameter.empty:
             required.append(argument)
         else:
@@ -78,13 +78,3 @@ def _plain(node: Any, known: Mapping[str, Any]) -> Any:
         for key, value in node.items()
         if not (key == "title" and isinstance(value, str))
     }
-
-
-def _described(section: str) -> dict[str, str]:
-    found, name = dict[str, str](), ""
-    for line in section.splitlines():
-        if start := _ARGUMENT.fullmatch(line):
-            name, found[start[1]] = start[1], start[2]
-        elif name and line.strip():
-            found[name] += f" {line.strip()}"
-    return found

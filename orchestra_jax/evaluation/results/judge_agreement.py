@@ -14,6 +14,7 @@ from orchestra_jax.data.rows import BadRow, answers_of, rows_of, text_of
 from orchestra_jax.evaluation.intervals import wilson
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
+from orchestra_jax.money.forecast import call_usd
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.processes.lock import alone_in
@@ -68,9 +69,7 @@ def _forecast(cfg: WorldConfig, count: int) -> str:
     if cfg.replay.mode is ReplayMode.replay:
         return f"{count} verdicts of {cfg.tools.judge}, all of them recorded: they cost nothing."
     plan, limit = cfg.plan, cfg.budget.run_usd
-    usd = count * price_book(cfg).base.cost(
-        cfg.tools.judge, prompt_tokens=plan.call_input, completion_tokens=plan.call_output
-    )
+    usd = count * call_usd(cfg, price_book(cfg).base, cfg.tools.judge)
     end = "no budget.run_usd is set" if limit is None else f"budget.run_usd={limit:g} ends it"
     return (
         f"{count} verdicts of {cfg.tools.judge} cost about ${usd:.2f} ({plan.call_input} + {plan.call_output} tokens "

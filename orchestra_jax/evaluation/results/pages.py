@@ -62,10 +62,10 @@ def write_pages(
     return out / "index.html"
 
 
-def templates() -> jinja2.Environment:
-    """Return the templates of all pages; values in them stay text."""
+def templates(package: str = __package__) -> jinja2.Environment:
+    """Return the templates of a package, which may use ours; values in them stay text."""
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(str(resources.files(__package__) / "templates")),
+        loader=jinja2.FileSystemLoader([str(resources.files(each) / "templates") for each in (package, __package__)]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

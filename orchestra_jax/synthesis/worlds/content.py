@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from orchestra_jax.config.synthesis import SynthesisConfig
+from orchestra_jax.envs.database.folder import dangling
 from orchestra_jax.envs.database.remote import harmless_schema
 from orchestra_jax.synthesis.cast import Cast, schema_fault
 from orchestra_jax.synthesis.stages import Row, StageOut, Stages
@@ -143,7 +144,7 @@ def keep_fitting(rows: Sequence[Row], schema: Row, out: StageOut) -> None:
 def keep_referring(rows: Sequence[Row], schema: Row, out: StageOut) -> None:
     """Keep entries whose references lead to entries that are kept too."""
     kept = list(rows)
-    while bad := _dangling(kept, schema):
+    while bad := dict(dangling(tables(schema, kept), schema["references"])):
         for row in kept:
             if (row["table"], row["id"]) in bad:
                 out.reject("refers to nothing", bad[row["table"], row["id"]], row)
@@ -214,15 +215,3 @@ def schema_flaw(value: Mapping[str, Any]) -> str | None:
 def _cleaned(value: Any) -> Row:
     """Return the schema without keywords that could take for ever or read a file."""
     return {**value, "tables": {table: harmless_schema(entry) for table, entry in value["tables"].items()}}
-
-
-def _dangling(rows: Sequence[Row], schema: Row) -> dict[tuple[str, str], str]:
-    """Return a sentence for each entry that refers to an entry that does not exist."""
-    made, found = tables(schema, rows), dict[tuple[str, str], str]()
-    for table, column, other in schema["references"]:
-        for name, entry in made[table].items():
-            ids = entry.get(column)
-            for each in ids if isinstance(ids, list) else [ids]:
-                if each is not None and not (isinstance(each, str) and each in made[other]):
-                    found[table, name] = f"{table} {name}: {column} names {each!r}, which is not in {other}."
-    return found

@@ -1,11 +1,9 @@
 """A page that shows tasks of a synthesised world: words, calls, results, and facts to tell."""
 
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
-import jinja2
-
+from orchestra_jax.evaluation.results.pages import templates
 from orchestra_jax.io.whole import write_whole
 from orchestra_jax.synthesis.stages import Row
 
@@ -18,7 +16,7 @@ def write(folder: Path, name: str, policy: str, tools: Sequence[Row], tasks: Seq
     ordered = sorted(tasks, key=lambda row: (row["attempts"]["solved"], row["id"]))
     step = max(1.0, len(ordered) / SHOWN)
     shown = [ordered[int(place * step)] for place in range(min(SHOWN, len(ordered)))]
-    template = _templates().get_template("world.html.jinja")
+    template = templates(__package__).get_template("world.html.jinja")
     text = template.render(
         name=name,
         policy=policy,
@@ -33,15 +31,3 @@ def _turns(row: Row) -> list[Row]:
     """Yield the turns, each call with its outcome."""
     outcomes = iter(row["outcomes"])
     return [{**turn, "calls": [{**call, "outcome": next(outcomes)} for call in turn["calls"]]} for turn in row["turns"]]
-
-
-def _templates() -> jinja2.Environment:
-    """Return our template with the style of the pages of rollouts; all values are escaped."""
-    folders = [str(resources.files(place) / "templates") for place in (__package__, "orchestra_jax.evaluation.results")]
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folders),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )

@@ -21,7 +21,7 @@ _TYPES = frozenset(("str", "int", "float", "bool", "list", "dict", "Literal", "A
 _DESK = frozenset(("get", "exists", "rows", "edit", "insert", "delete", "new_id", "now"))
 # Attributes of any object that lead round the desk, to a frame, to a text that is a program, or to the true clock.
 _ATTRIBUTES = frozenset(
-    "commit read changes ids format format_map mro today utcnow now fromtimestamp timestamp astimezone "
+    "read changes ids format format_map mro today utcnow now fromtimestamp timestamp astimezone "
     "gi_frame gi_code gi_yieldfrom cr_frame "
     "ag_frame f_back f_globals f_locals f_builtins f_code tb_frame tb_next".split()
 )

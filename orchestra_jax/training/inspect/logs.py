@@ -13,6 +13,7 @@ import numpy as np
 from orchestra_jax.config.schema import RewardConfig
 from orchestra_jax.evaluation.group_files import StoredGroup
 from orchestra_jax.evaluation.results.group_page import generations, reward_terms
+from orchestra_jax.training.inspect.messages import known_schema
 from orchestra_jax.types import Status, Task, Trajectory, Turn, Usage
 
 if TYPE_CHECKING:
@@ -145,7 +146,9 @@ def _history(member: Trajectory, model: str) -> tuple[list[Any], list[Any]]:
 
     tools = [
         ToolInfo(
-            name=spec.name, description=_text(spec.description), parameters=ToolParams.model_validate(_schema(spec))
+            name=spec.name,
+            description=_text(spec.description),
+            parameters=ToolParams.model_validate(_clean(known_schema(spec))),
         )
         for spec in member.task.tools
     ]
@@ -207,12 +210,6 @@ def _usage(rows: Sequence[Usage]) -> Any:
         total_tokens=read + written,
         total_cost=sum(row.cost_usd for row in rows),
     )
-
-
-def _schema(spec: Any) -> dict[str, Any]:
-    """Return the part of a JSON schema that Inspect knows: properties, and which of them are required."""
-    known = {key: value for key, value in spec.parameters.items() if key in ("properties", "required")}
-    return {"type": "object", **_clean(known)}
 
 
 def _asked(task: Task) -> str:

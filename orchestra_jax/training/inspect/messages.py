@@ -20,15 +20,19 @@ def tool_info(spec: ToolSpec) -> Any:
     """Return the tool for any model: name, description with its price in words, and schema."""
     from inspect_ai.tool import ToolInfo, ToolParams
 
-    shown = to_openai(spec)["function"]
-    known = {key: value for key, value in shown["parameters"].items() if key in ("properties", "required")}
-    own = {**asdict(spec), "traits": list(spec.traits)}
+    shown, own = to_openai(spec)["function"], {**asdict(spec), "traits": list(spec.traits)}
     return ToolInfo(
         name=spec.name,
         description=shown["description"],
-        parameters=ToolParams.model_validate({"type": "object", **known}),
+        parameters=ToolParams.model_validate(known_schema(spec)),
         options={OURS: own},
     )
+
+
+def known_schema(spec: ToolSpec) -> dict[str, Any]:
+    """Return the part of a tool's schema that Inspect knows: properties, and which of them are required."""
+    known = {key: value for key, value in spec.parameters.items() if key in ("properties", "required")}
+    return {"type": "object", **known}
 
 
 def tool_spec(info: Any) -> ToolSpec:

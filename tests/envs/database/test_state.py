@@ -22,7 +22,7 @@ def edited(database: Database, *changes: tuple[str, str, str, object]) -> State:
     for table, name, field, value in changes:
         step = Transaction(state)
         step.edit(table, name)[field] = value
-        step.commit()
+        state.write(step.changes)
     return state
 
 
@@ -60,7 +60,7 @@ def test_what_a_caller_keeps_does_not_change_the_database() -> None:
     step = Transaction(state)
     given = step.insert("orders", "O2", entry)
     entry["items"].append("x")
-    step.commit()
+    state.write(step.changes)
     given["items"].append("y")
     assert state.get("orders", "O1")["items"] == ["pen"]
     assert state.get("orders", "O2")["items"] == ["cup"]
@@ -103,7 +103,7 @@ def test_deleted_and_new_entries_count(database: Database) -> None:
     step.insert("customers", "C3", {"name": "Cy"})
     assert [name for name, _ in step.rows("customers")] == ["C2", "C3"]
     assert [name for name, _ in state.rows("customers")] == ["C1", "C2"]
-    step.commit()
+    state.write(step.changes)
     assert [name for name, _ in state.rows("customers")] == ["C2", "C3"]
     assert state.hash() != State(database).hash()
     with pytest.raises(NoEntry, match="no 'C1' in customers"):
@@ -111,7 +111,7 @@ def test_deleted_and_new_entries_count(database: Database) -> None:
     step = Transaction(state)
     step.delete("customers", "C3")
     step.insert("customers", "C1", TABLES["customers"]["C1"])
-    step.commit()
+    state.write(step.changes)
     assert state.hash() == State(database).hash()
 
 
@@ -137,7 +137,7 @@ def test_changes_travel_as_json(database: Database) -> None:
     state = edited(database, ("orders", "O1", "status", "sent"))
     step = Transaction(state)
     step.delete("customers", "C2")
-    step.commit()
+    state.write(step.changes)
     delta = json.loads(json.dumps(state.delta()))
     assert delta == {"customers": {"C2": None}, "orders": {"O1": {**TABLES["orders"]["O1"], "status": "sent"}}}
     elsewhere = State(Database(TABLES))
@@ -173,7 +173,7 @@ def test_interleaved_episodes_do_not_see_each_other(database: Database) -> None:
             after.setdefault("list", []).append(number)
             change = {name: after}
         if keep:
-            step.commit()
+            state.write(step.changes)
             plain[table] = {k: v for k, v in {**plain[table], **change}.items() if v is not None}
     for state, plain in zip(states, copies, strict=True):
         assert {table: dict(state.rows(table)) for table in plain} == plain

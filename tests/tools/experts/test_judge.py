@@ -138,7 +138,7 @@ async def test_a_judge_that_repeats_the_candidate_gives_no_verdict_of_its(stub, 
         lines = body["messages"][-1]["content"].split("\n")
         return " ".join("\n".join(line.removeprefix("| ") for line in lines[5:-3]).split(" ")[:30])
 
-    judge = Judge(client, tries=1)
+    judge = Judge(client)
     for said in INJECTIONS:
         for reply in (
             candidate,
