@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 
 from orchestra_jax.config import cli
 from orchestra_jax.config.schema import LoggerConfig, ReplayConfig, RunConfig
-from orchestra_jax.io.whole import whole_folder
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.money.unsaved import Unsaved
 from orchestra_jax.training import checksums
@@ -195,22 +194,6 @@ def test_figures_for_tensorboard_do_not_wait_for_a_writer_that_is_dead(tmp_path:
     thread.join(30)
     assert [error.errno for error in ended] == [errno.ENOSPC]  # type: ignore[attr-defined]
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
-
-
-def test_an_exported_policy_that_did_not_fit_leaves_the_old_one(tmp_path: Path):
-    folder = tmp_path / "policy"
-    folder.mkdir()
-    (folder / "config.json").write_text("old")
-
-    def export() -> None:
-        with whole_folder(folder, overwrite=True) as partial:
-            (partial / "config.json").write_text("ne")
-            full()
-
-    with pytest.raises(OSError, match="No space left"):
-        export()
-    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
-    assert (folder / "config.json").read_text() == "old"
 
 
 def test_a_summary_that_did_not_fit_leaves_the_old_one(tmp_path: Path, monkeypatch):
