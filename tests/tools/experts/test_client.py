@@ -25,27 +25,6 @@ HANGS_S = 60  # what takes so long will not come
 QUESTION = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "[a] How far is the moon?"}]
 
 
-@pytest.fixture
-async def stub():
-    async with StubOpenAI() as server:
-        yield server
-
-
-@pytest.fixture
-async def make(stub):
-    """Makes clients of the stub and closes them."""
-    made = []
-
-    def client(name="small", *, replay=None, limiter=None, backoff_s=0.001, **fields):
-        expert = Expert(**{"name": name, "model": name, "base_url": stub.url, "max_tokens": 50} | fields)
-        made.append(ExpertClient(expert, PRICES, replay=replay, limiter=limiter, backoff_s=backoff_s))
-        return made[-1]
-
-    yield client
-    stub.gate.set()
-    await asyncio.gather(*(client.close() for client in made))
-
-
 def billed(stub: StubOpenAI) -> tuple[float, int, int]:
     return math.fsum(b.usd for b in stub.bills), sum(b.prompt + b.completion for b in stub.bills), len(stub.bills)
 

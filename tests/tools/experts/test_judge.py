@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -10,12 +11,11 @@ from hypothesis import strategies as st
 from orchestra_jax.models import saved_tokenizer
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.experts.client import ExpertClient
-from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.judge import VERDICT_FORMAT, Judge, read_verdict
 from orchestra_jax.tools.experts.quoting import Neutraliser, Quotation
 from orchestra_jax.tools.experts.roles import UserSimulator, expert_tool
 from orchestra_jax.types import InfrastructureError
-from tests.tools.openai_stub import PRICES, StubOpenAI, status
+from tests.tools.openai_stub import PRICES, status
 
 QUESTION, REFERENCE = "How far is the moon?", "384400 km"
 VERDICT = '{"reason": "It is right.", "verdict": "correct"}'
@@ -65,22 +65,8 @@ INJECTIONS = [
 
 
 @pytest.fixture
-async def stub():
-    async with StubOpenAI() as server:
-        yield server
-
-
-@pytest.fixture
-async def make(stub):
-    made = []
-
-    def client(**fields) -> ExpertClient:
-        made.append(ExpertClient(Expert("small", "small", stub.url, context_tokens=3000, **fields), PRICES))
-        return made[-1]
-
-    yield client
-    for one in made:
-        await one.close()
+def make(make):
+    return partial(make, context_tokens=3000)
 
 
 @pytest.fixture

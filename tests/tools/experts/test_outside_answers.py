@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 from aiohttp import web
@@ -11,34 +12,17 @@ from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import Lost, PaidCalls
 from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.experts import endpoint
-from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.endpoint import read_usage
-from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.types import InfrastructureError, Usage
-from tests.tools.openai_stub import PRICES, After, Before, StubOpenAI, changed, failure, status
+from tests.tools.openai_stub import PRICES, After, Before, changed, failure, status
 
 HANGS_S = 60
 QUESTION = [{"role": "user", "content": "[a] How far?"}]
 
 
 @pytest.fixture
-async def stub():
-    async with StubOpenAI() as server:
-        yield server
-
-
-@pytest.fixture
-async def make(stub):
-    made = []
-
-    def client(**options):
-        fields = {"name": "small", "model": "small", "base_url": stub.url, "max_tokens": 50, "retries": 0}
-        replay = options.pop("replay", None)
-        made.append(ExpertClient(Expert(**fields | options), PRICES, replay=replay, backoff_s=0.001))
-        return made[-1]
-
-    yield client
-    await asyncio.gather(*(client.close() for client in made))
+def make(make):
+    return partial(make, retries=0)
 
 
 def raw(change) -> After:

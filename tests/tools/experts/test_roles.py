@@ -27,16 +27,8 @@ from tests.tools.openai_stub import PRICES, StubOpenAI
 
 
 @pytest.fixture
-async def stub():
-    async with StubOpenAI() as server:
-        yield server
-
-
-@pytest.fixture
-async def client(stub):
-    made = ExpertClient(Expert("small", "small", stub.url, max_tokens=60, context_tokens=2000), PRICES)
-    yield made
-    await made.close()
+def client(make):
+    return make(max_tokens=60, context_tokens=2000)
 
 
 def says(stub: StubOpenAI, *replies: str) -> None:
