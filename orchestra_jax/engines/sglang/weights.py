@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.plugin_checks import on_this_host
-from orchestra_jax.engines.sglang.temporary import TemporaryFolder
 from orchestra_jax.io.http_json import JsonClient, ServerError
+from orchestra_jax.io.temporary import TemporaryFolder
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.types import InfrastructureError
@@ -106,7 +106,7 @@ class DiskWeightSync:
                     f"{who} cannot read a temporary folder of this process: set rollout.weight_folder to a path that "
                     "all see, on a shared disk."
                 )
-            self._temporary = TemporaryFolder(_SHARED_MEMORY)
+            self._temporary = TemporaryFolder(_SHARED_MEMORY, "orchestra_jax-weights-")
             self._folder = self._temporary.path
         return self._folder
 

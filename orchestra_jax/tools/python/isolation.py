@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from orchestra_jax.config.choices import SandboxIsolation
 from orchestra_jax.tools.python import common
 
 if TYPE_CHECKING:  # loaded without isolation
-    from orchestra_jax.tools.python.workspaces import Workspaces
+    from orchestra_jax.io.temporary import TemporaryFolder
 
 LIBRARIES = ("numpy", "scipy", "sympy", "mpmath")
 START_S = 60.0  # a worker that does not come up in this time is dead
@@ -81,12 +82,12 @@ class Launch:
         program: IsolatedScript = SNIPPETS,
         kind: socket.SocketKind = socket.SOCK_SEQPACKET,
     ) -> None:
-        self._workspaces: Workspaces | None = None
+        self._workspaces: TemporaryFolder | None = None
         if isolation == "none":
-            from orchestra_jax.tools.python import workspaces
+            from orchestra_jax.io import temporary
 
-            self._workspaces = workspaces.Workspaces()
-        directory = self._workspaces and self._workspaces.path
+            self._workspaces = temporary.TemporaryFolder(Path(tempfile.gettempdir()), "orchestra-python-")
+        directory = self._workspaces and str(self._workspaces.path)
         config = {**limits, "libraries": sorted(libraries), "isolation": isolation, "directory": directory}
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, kind)
         try:
@@ -116,7 +117,6 @@ class Launch:
     def _remove(self) -> None:
         if self._workspaces is not None:
             self._workspaces.remove()
-            self._workspaces = None
 
 
 def choose(wanted: str) -> str:

@@ -336,8 +336,7 @@ async def test_the_folder_is_complete_before_a_server_is_paused(servers, tmp_pat
 
 async def test_without_a_folder_shared_memory_serves_this_host_only(servers, tmp_path, monkeypatch):
     monkeypatch.setattr(weight_sync, "_SHARED_MEMORY", tmp_path)
-    (tmp_path / "orchestra_jax-1-killed" / "weights-00000009").mkdir(parents=True)  # of a run that was killed
-    (tmp_path / "orchestra_jax-1-killed.lock").touch()
+    (tmp_path / "orchestra_jax-weights-killed" / "weights-00000009").mkdir(parents=True)  # of a run that was killed
     sync = DiskWeightSync(CONFIG)
     await update(sync, servers, params_of(1), 1)
     expect_weights(servers[0], params_of(1), 1)

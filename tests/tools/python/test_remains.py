@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.tools.python import isolation as sandbox_isolation
-from orchestra_jax.tools.python.isolation import why_not
+from orchestra_jax.tools.python.isolation import Launch, why_not
 from orchestra_jax.tools.python.sandbox import PythonSandbox
-from orchestra_jax.tools.python.workspaces import Workspaces
 
 REPOSITORY = Path(sandbox_isolation.__file__).parents[3]
 ISOLATIONS = [
@@ -165,10 +164,11 @@ def test_the_next_run_removes_what_a_killed_one_left_and_no_more(tmp_path: Path,
     start_and_die(tmp_path, with_worker=True)
     assert len(list(tmp_path.iterdir())) == 1
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    first, second = Workspaces(), Workspaces()
-    assert {str(path) for path in tmp_path.iterdir()} == {first.path, second.path}
-    first.remove()
-    second.remove()
+    limits = {"timeout_s": 1.0, "memory_mb": 64, "max_output": 100, "file_mb": 1, "disk_mb": 1, "processes": 1}
+    first, second = Launch("none", limits), Launch("none", limits)
+    assert len(list(tmp_path.iterdir())) == 2
+    first.stop()
+    second.stop()
     assert list(tmp_path.iterdir()) == []
 
 
