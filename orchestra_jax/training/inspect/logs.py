@@ -13,6 +13,8 @@ import numpy as np
 from orchestra_jax.config.schema import RewardConfig
 from orchestra_jax.evaluation.group_files import StoredGroup
 from orchestra_jax.evaluation.results.group_page import generations, reward_terms
+from orchestra_jax.io.foreign_json import valid_value
+from orchestra_jax.io.untrusted import valid_text
 from orchestra_jax.training.inspect.messages import known_schema
 from orchestra_jax.types import Status, Task, Trajectory, Turn, Usage
 
@@ -113,19 +115,19 @@ def _samples(group: StoredGroup, model: str, reward: RewardConfig) -> Iterator["
             "seconds": member.latency_s,
             **{f"term: {term['name']}": term["term"] for term in terms[n]},
         }
-        failed = EvalError(message=_text(member.reason), traceback="", traceback_ansi="")
+        failed = EvalError(message=valid_text(member.reason), traceback="", traceback_ansi="")
         yield EvalSample(
-            id=f"{group.group:04d} {_text(task.id)}",
+            id=f"{group.group:04d} {valid_text(task.id)}",
             epoch=n + 1,
             input=_asked(task),
-            target=[_text(answer) for answer in task.answer],
+            target=list(map(valid_text, task.answer)),
             messages=messages,
-            output=ModelOutput.from_content(model, _text(member.answer or "")),
-            scores={key: Score(value=value, answer=_text(member.answer or "")) for key, value in figures.items()},
+            output=ModelOutput.from_content(model, valid_text(member.answer or "")),
+            scores={key: Score(value=value, answer=valid_text(member.answer or "")) for key, value in figures.items()},
             metadata={
                 "step": group.step,
                 "status": str(member.status),
-                "reason": _text(member.reason),
+                "reason": valid_text(member.reason),
                 "family": task.family,
                 "preference": task.preference.name,
                 "kept": group.kept,
@@ -147,8 +149,8 @@ def _history(member: Trajectory, model: str) -> tuple[list[Any], list[Any]]:
     tools = [
         ToolInfo(
             name=spec.name,
-            description=_text(spec.description),
-            parameters=ToolParams.model_validate(_clean(known_schema(spec))),
+            description=valid_text(spec.description),
+            parameters=ToolParams.model_validate(valid_value(known_schema(spec))),
         )
         for spec in member.task.tools
     ]
@@ -170,7 +172,7 @@ def _history(member: Trajectory, model: str) -> tuple[list[Any], list[Any]]:
         said = output.choices[0].message
         messages.append(said)
         for call, result in zip(said.tool_calls or [], turn.results, strict=False):
-            text = _text(result.text)
+            text = valid_text(result.text)
             events.append(
                 ToolEvent(
                     id=call.id,
@@ -182,7 +184,7 @@ def _history(member: Trajectory, model: str) -> tuple[list[Any], list[Any]]:
             )
             messages.append(ChatMessageTool(content=text, tool_call_id=call.id, function=call.function))
         if turn.heard is not None:
-            messages.append(ChatMessageUser(content=_text(turn.heard)))
+            messages.append(ChatMessageUser(content=valid_text(turn.heard)))
     return messages, events
 
 
@@ -191,10 +193,12 @@ def _output(turn: Turn, row: Usage | None, model: str, number: int) -> Any:
     from inspect_ai.tool import ToolCall
 
     calls = [
-        ToolCall(id=f"call-{number}-{place}", function=_text(call.name), arguments=_clean(dict(call.arguments)))
+        ToolCall(
+            id=f"call-{number}-{place}", function=valid_text(call.name), arguments=valid_value(dict(call.arguments))
+        )
         for place, call in enumerate(turn.calls, 1)
     ]
-    message = ChatMessageAssistant(content=_text(turn.text), tool_calls=calls or None, model=model)
+    message = ChatMessageAssistant(content=valid_text(turn.text), tool_calls=calls or None, model=model)
     stop: Any = _STOPS.get(turn.finish_reason, "tool_calls" if calls else "stop")
     choices = [ChatCompletionChoice(message=message, stop_reason=stop)]
     return ModelOutput(model=model, choices=choices, usage=_usage([row] if row else []))
@@ -213,18 +217,4 @@ def _usage(rows: Sequence[Usage]) -> Any:
 
 
 def _asked(task: Task) -> str:
-    return _text(f"{task.question}\n\n{task.preference.instruction}".strip())
-
-
-def _clean(value: Any) -> Any:
-    """Return a JSON value with all its texts cleaned by `_text`."""
-    if isinstance(value, dict):
-        return {_text(str(key)): _clean(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(inner) for inner in value]
-    return _text(value) if isinstance(value, str) else value
-
-
-def _text(value: str) -> str:
-    """Return a text without halves of surrogate pairs, which a log cannot hold."""
-    return value.encode("utf-8", "replace").decode()
+    return valid_text(f"{task.question}\n\n{task.preference.instruction}".strip())
