@@ -1,1 +1,1 @@
-"""JSON over HTTP, decoding of untrusted input, the Hugging Face hub, stopwatches, shipped files."""
+"""JSON over HTTP, untrusted input, the Hugging Face hub, stopwatches, files and folders that are whole or go away."""
