@@ -24,8 +24,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def whole_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
     """Give `.NAME.partial` beside the folder to write into; it takes the folder's place if nothing is raised.
 
-    A process that is killed leaves the partial folder to the next save. A folder has one writer. Everybody who may
-    enter the folder may read its files (safetensors keeps them to their owner).
+    A process that is killed leaves the partial folder to the next save. A folder has one writer.
 
     `folder` is absolute. If it exists and is not empty, `overwrite` replaces it, else there is a FileExistsError.
     """
@@ -36,7 +35,6 @@ def whole_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        _open_to_readers(partial)
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)
@@ -49,8 +47,8 @@ def whole_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
         raise
 
 
-def _open_to_readers(folder: Path) -> None:
-    """Give the files below the folder the mode that new files in it have."""
+def open_to_readers(folder: Path) -> None:
+    """Let everybody who may enter the folder read its files: safetensors keeps those that it writes to their owner."""
     mode = folder.stat().st_mode & 0o666
     for file in folder.rglob("*"):
         if file.is_file():

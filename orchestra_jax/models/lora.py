@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from orchestra_jax.config.choices import LoraTarget
-from orchestra_jax.io.whole import whole_folder
+from orchestra_jax.io.whole import open_to_readers, whole_folder
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.checkpoint.hf_names import Source, sources
 from orchestra_jax.models.checkpoint.safetensors import HostTensor
@@ -192,6 +192,7 @@ def save_peft(
             if tokenizer is not None:
                 tokenizer.save_pretrained(partial)
             (partial / _CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+            open_to_readers(partial)
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(f"saved {folder}")
 

@@ -112,6 +112,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_every_part_is_made_counted_and_not_made_twice(copies: Path, tmp_path: Path) -> None:
+    (copies / "index/eval.index").chmod(0o440)
     problems, said = prepared(tmp_path, copies)
     assert problems == []
     account = json.loads((tmp_path / paper.ACCOUNT).read_text())
@@ -141,6 +142,7 @@ def test_every_part_is_made_counted_and_not_made_twice(copies: Path, tmp_path: P
     assert (code / "other/utils.py").is_file()
     assert account["retrieval_index"]["counts"] == {"kept": 40, "dimensions": DIM}
     assert os.path.samefile(tmp_path / "retrieval_index/eval.index", copies / "index/eval.index")
+    assert (copies / "index/eval.index").stat().st_mode & 0o777 == 0o440  # whoever owns the copy
     assert all(len(file["sha256"]) == 64 for part in account.values() for file in part["files"].values())
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jsonl")}
     assert prepared(tmp_path, copies)[0] == []

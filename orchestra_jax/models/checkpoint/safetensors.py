@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array
 from safetensors.numpy import save_file
 
-from orchestra_jax.io.whole import whole_folder
+from orchestra_jax.io.whole import open_to_readers, whole_folder
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.checkpoint.hf_names import Source, sources
 from orchestra_jax.models.decoder import abstract_params
@@ -74,6 +74,7 @@ def save(
                 hf |= {key: value for key, value in ids.items() if value is not None}
                 tokenizer.save_pretrained(partial)
             (partial / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
+            open_to_readers(partial)
     if jax.process_count() > 1 and not alone:
         multihost_utils.sync_global_devices(f"saved {folder}")
 
