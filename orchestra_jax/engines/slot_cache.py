@@ -144,11 +144,11 @@ class SlotCache:
             self._cache = _spread(self._cache, kv, source, lengths)
 
     def _extend_slots(self, params: Any, rows: Sequence[Row]) -> None:
-        """Append up to one width of missing tokens to each row's slot."""
+        """Append up to one width of missing tokens to each row's slot: half of the rows are then complete."""
         most = _bucket(self._rows, len(rows))
         part = rows[:most]
         missing = [row.ids[len(self._ids[row.slot]) : -1] for row in part]
-        width = _bucket(self._widths, max(len(ids) for ids in missing))
+        width = _bucket(self._widths, sorted(map(len, missing))[len(missing) // 2])  # one long row must not widen all
         tokens = np.zeros((most, width), np.int32)
         slots = np.full(most, self.slots, np.int32)
         offsets, counts = np.zeros(most, np.int32), np.zeros(most, np.int32)
