@@ -250,7 +250,7 @@ class CheckpointConfig(Settings):
 class LoggerConfig(Settings):
     """Loggers of a run's figures; metrics.jsonl is written in any case."""
 
-    names: list[str] = field(default_factory=lambda: ["jsonl", "tensorboard"])  # training.loggers, or module:attribute
+    names: list[str] = field(default_factory=lambda: ["jsonl"])  # training.loggers, or module:attribute
     project: str = "orchestra_jax"  # of Weights & Biases
     trajectories: int = at_least(2, 0)  # trajectories per step written in readable form
     rollouts: bool = True  # all of them without loss, for experiments/view.py

@@ -22,6 +22,7 @@ Message = dict[str, Any]
 # A policy written by hand: from the task and the results so far to the next call, or to words: the final answer, or
 # what it says to the user. A user's words stand among the results as a text alone.
 Script = Callable[[Task, Sequence[ToolResult]], ToolCall | str]
+Thoughts = Callable[[Task, Sequence[ToolResult]], str]  # what a script thinks aloud before its next action
 DO_NOTHING, RANDOM, CHEAPEST_FIRST, EXPERT = "do_nothing", "random", "cheapest_first", "expert/"  # baselines of all
 
 
@@ -98,17 +99,20 @@ class Demonstrations:
     Attributes:
         gate: further training tasks, on which copying is measured.
         script: script with right format and arguments; its choice of tools should carry no information.
-        think: gives what a demonstration thinks aloud before its first action; None: nothing.
-        reference_call: gives the call of a tool whose arguments are copied from the task as well as they can be.
+        think: gives what a demonstration thinks aloud after these results, "" for nothing; None: it never does.
+        reference_call: gives the call of a tool whose arguments are copied from the task and the results so far as well
+            as they can be.
         answer_from: gives the answer that is copied exactly from these results.
+        reads_menu: tells whether a turn with these words and this tool read the task's menu right; None: it need not.
     """
 
     tasks: Sequence[Task]
     gate: Sequence[Task]
     script: Script
-    reference_call: Callable[[Task, str], ToolCall]
+    reference_call: Callable[[Task, str, Sequence[ToolResult]], ToolCall]
     answer_from: Callable[[Sequence[ToolResult]], str]
-    think: Callable[[Task], str] | None = None
+    think: Thoughts | None = None
+    reads_menu: Callable[[Task, str, str], bool | None] = lambda task, said, tool: None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,18 +2,18 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from orchestra_jax.types import Task, ToolCall
+from orchestra_jax.types import Task, ToolCall, ToolResult
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _EMPTY: Mapping[str, Any] = {"integer": 0, "number": 0, "boolean": False, "array": [], "object": {}}
 
 
-def copied_call(task: Task, tool: str) -> ToolCall:
+def copied_call(task: Task, tool: str, results: Sequence[ToolResult] = ()) -> ToolCall:
     """Return a call of `tool` whose required arguments need no model.
 
     They are the question, its numbers as a sum for code, a choice at random, and the empty value for other types.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Engine, SamplingParams
-from orchestra_jax.envs.base import Environment, Script
+from orchestra_jax.envs.base import Environment, Script, Thoughts
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import ChatFormat
@@ -106,14 +106,14 @@ class Collector:
         self,
         script: Script,
         tasks: Sequence[Task],
-        think: Callable[[Task], str] | None = None,
+        think: Thoughts | None = None,
         *,
         budget: Budget,
         silent: bool = False,
         numbers: Sequence[int] | None = None,
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Play every task once with a script instead of a policy; `think` gives its thoughts before the first action.
+        """Play every task once with a script instead of a policy; `think` gives its thoughts before an action.
 
         Args:
             silent: its words are no tokens and cost nothing, as they are without a chat format.

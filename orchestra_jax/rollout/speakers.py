@@ -6,12 +6,12 @@ ids for the learner or no tokens at all. `rollout.messages` has the one for a po
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
-from orchestra_jax.envs.base import Episode, Message, Script
+from orchestra_jax.envs.base import Episode, Message, Script, Thoughts
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.parsing import ParseError, parse_tool_calls, render_call
@@ -161,17 +161,17 @@ class EngineSpeaker(TokenSpeaker):
 
 
 class ScriptSpeaker(TokenSpeaker):
-    """Says in tokens what a script says: demonstrations, which `think` aloud before the first action, and baselines."""
+    """Says in tokens what a script says: demonstrations, which `think` aloud, and baselines."""
 
-    def __init__(self, opening: Opening, script: Script, think: Callable[[Task], str] | None = None) -> None:
+    def __init__(self, opening: Opening, script: Script, think: Thoughts | None = None) -> None:
         super().__init__(opening)
         self._script, self._think = script, think
 
     async def generate(self, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int) -> Generation:
         action = self._script(self.opening.task, results)
         text = action if isinstance(action, str) else render_call(action)
-        if self._think is not None and turn == 1:
-            text = f"<think> {self._think(self.opening.task)}</think>{text}"
+        if self._think is not None and (thoughts := self._think(self.opening.task, results)):
+            text = f"<think> {thoughts}</think>{text}"
         sampled = (*self._chat.encode(text), self._chat.stop_ids[0])
         return Generation(sampled, (0.0,) * len(sampled), "stop", 0)
 

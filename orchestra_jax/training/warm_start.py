@@ -17,7 +17,7 @@ from orchestra_jax.rl.setup import most_packed, policy_batches
 from orchestra_jax.rollout.collector import share_all
 from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.training.trainer import Trainer
-from orchestra_jax.types import Task, ToolCall, ToolResult, Trajectory
+from orchestra_jax.types import ToolResult, Trajectory
 
 Cut = Callable[[Sequence[TokenSequence]], list[MicroBatch]]  # makes micro-batches of a process's part of a batch
 _SPARE = 1.08  # a packed batch holds so many times the mean tokens: for longer batches, and what packing wastes
@@ -75,7 +75,7 @@ def _measure(trainer: Trainer, demonstrations: Demonstrations) -> float:
         numbers=processes.mine(range(len(gate))),
     )
     sampled = trainer.loop.run(share_all(processes, sampling))
-    return copy_accuracy(sampled, demonstrations.reference_call, demonstrations.answer_from)
+    return copy_accuracy(sampled, demonstrations)
 
 
 async def _all_rows(trainer: Trainer, demonstrations: Demonstrations) -> list[TokenSequence]:
@@ -164,25 +164,24 @@ def supervised_batches(
         step += 1
 
 
-def copy_accuracy(
-    trajectories: Sequence[Trajectory],
-    reference_call: Callable[[Task, str], ToolCall],
-    answer_from: Callable[[Sequence[ToolResult]], str],
-) -> float:
-    """Return the share of calls with arguments, and of final answers, that the policy copied exactly.
+def copy_accuracy(trajectories: Sequence[Trajectory], shown: Demonstrations) -> float:
+    """Return the share of calls with arguments, of final answers, and of figures of the menu that were copied exactly.
 
-    A malformed trajectory counts as one failed copy, so a policy that breaks the format cannot pass the gate. The two
-    functions return the call of a tool, and the answer after some results, as they are when copied well.
+    A malformed trajectory counts as one failed copy, so a policy that breaks the format cannot pass the gate.
     """
     copied: list[bool] = []
     for trajectory in trajectories:
         offered = {spec.name for spec in trajectory.task.tools}
+        results = list[ToolResult]()
         for turn in trajectory.turns:
             for call in turn.calls:
                 if call.name not in offered:
                     copied.append(False)
                 elif call.arguments:
-                    copied.append(dict(call.arguments) == dict(reference_call(trajectory.task, call.name).arguments))
-        results = [result for turn in trajectory.turns for result in turn.results]
-        copied.append(trajectory.answer == answer_from(results) if trajectory.completed else False)
+                    right = shown.reference_call(trajectory.task, call.name, results)
+                    copied.append(dict(call.arguments) == dict(right.arguments))
+                if (read := shown.reads_menu(trajectory.task, turn.text, call.name)) is not None:
+                    copied.append(read)
+            results += turn.results
+        copied.append(trajectory.answer == shown.answer_from(results) if trajectory.completed else False)
     return float(np.mean(copied)) if copied else 0.0

@@ -82,7 +82,7 @@ def test_quickstart_is_the_default() -> None:
     )
     rollout = config.rollout
     assert (config.reward.tool_feature, rollout.slots, rollout.limits.max_new_tokens) == ("share", 256, 32)
-    assert rollout.limits.max_calls == 3
+    assert rollout.limits.max_calls == 5
     assert config.output_dir == "outputs/quickstart"
     assert missing_inputs(config) == []
 

@@ -397,10 +397,18 @@ def test_two_processes_share_the_samples_and_have_the_figures_of_one(world, coll
         return Generation(said, (0.0,) * len(said), "stop", 0)
 
     def evaluate(folder: Path, processes: Processes | None = None) -> dict[str, Any]:
-        own = Collector(collector.environment, collector.chat, LIMITS, PRICE)
+        environment = QuickstartEnvironment(RunConfig())  # as each process has: a sandbox belongs to one event loop
+        own = Collector(environment, collector.chat, LIMITS, PRICE)
         cfg = make(world, own, parrot, count=7, swap=False, samples=2, temperature=temperature).cfg
         evaluator = Evaluator(cfg, own, parrot, Budget(), folder, processes)  # type: ignore
-        return asyncio.run(evaluator.evaluate("now", "these weights"))["held_out"]
+
+        async def evaluated() -> dict[str, Any]:
+            try:
+                return (await evaluator.evaluate("now", "these weights"))["held_out"]
+            finally:
+                await environment.close()
+
+        return asyncio.run(evaluated())
 
     def by_two() -> list[dict[str, Any]]:
         table, meeting = dict[int, bytes](), threading.Barrier(2)

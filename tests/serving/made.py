@@ -13,6 +13,7 @@ import jax
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.record import RunRecord
 from orchestra_jax.envs.base import Baseline, Script
+from orchestra_jax.envs.quickstart.demonstrations import reference_call
 from orchestra_jax.models import checkpoint
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.reservations import acquire
@@ -101,4 +102,4 @@ LEAST_TRAINING = (
 
 def python(task: Task, results: list[ToolResult]) -> ToolCall | str:
     """Compute, and say what came out."""
-    return results[-1].text if results else ToolCall("python", {"code": task.extra["keywords"]})
+    return results[-1].text if results else reference_call(task, "python")

@@ -111,12 +111,14 @@ def test_a_call_that_is_too_dear_is_refused_and_the_policy_goes_on(tmp_path: Pat
         return results[-1].text if results else ToolCall("expert_large", {})
 
     with scripted(tmp_path, large) as orchestrator:
-        found = orchestrator.ask("Which digit ends 7 to the power 45?", max_usd=most)
-    price = 0.1
+        found = orchestrator.ask("Anna is older than Boris. Who is younger?", max_usd=most)
+    assert found.trajectory is not None
+    (price,) = (spec.price_usd for spec in found.trajectory.task.tools if spec.name == "expert_large")
     if most == 0:
         assert (found.cost_usd, found.calls[0].refused, "budget" in str(found.answer)) == (0.0, True, True)
     else:
-        assert (found.answer, found.cost_usd, found.calls[0].usd) == ("7", price, price)
+        assert (found.answer, found.cost_usd, found.calls[0].usd) == ("Boris", price, price)
+        assert price
     assert found.trace.splitlines()[-1].startswith("1 call, ")
     assert (found.status, sum(row.cost_usd for row in found.ledger)) == (Status.COMPLETED, found.cost_usd)
 

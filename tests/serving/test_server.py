@@ -68,7 +68,9 @@ async def test_the_openai_client_reads_answers_streams_and_models(served: Orches
         found = await api.chat.completions.create(**asked, extra_body={"orchestra": {"trace": True}})
         assert (found.choices[0].message.content, found.choices[0].finish_reason) == ("59", "stop")
         told = found.model_extra["orchestra"]
-        assert [(call["tool"], call["result"], call["usd"]) for call in told["calls"]] == [("python", "59", 0.0)]
+        menu = served._opened.environment.pose(USER[0]["content"], None).tools
+        (price,) = (spec.price_usd for spec in menu if spec.name == "python")
+        assert [(call["tool"], call["result"], call["usd"]) for call in told["calls"]] == [("python", "59", price)]
         assert requests(served)[-1]["id"] == found.id
         stream = await api.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
         chunks = [chunk async for chunk in stream]

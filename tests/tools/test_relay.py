@@ -87,7 +87,7 @@ async def test_recorded_answers_are_handed_over_and_no_demonstration_copies(tmp_
         collector = Collector(environment, None, RolloutLimits(), FREE)
         found = await collector.play(shown.script, shown.tasks, budget=Budget())
         assert [trajectory.status for trajectory in found] == [Status.COMPLETED] * len(found)
-        assert copy_accuracy(found, shown.reference_call, shown.answer_from) == 1.0
+        assert copy_accuracy(found, shown) == 1.0
         played[name] = found
         assert all(any(t.name == RELAY.name for t in task.tools) == (name == "relayed") for task in shown.tasks)
         random = baseline(environment, "random", shown.tasks, 4).script

@@ -1,5 +1,6 @@
 import functools
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import chex
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.compose import compose
-from orchestra_jax.envs.quickstart.demonstrations import answer_from, reference_call
+from orchestra_jax.envs.base import Demonstrations
+from orchestra_jax.envs.quickstart.demonstrations import BASELINES, answer_from, reads_menu, reference_call
+from orchestra_jax.envs.quickstart.facts import CATALOGUE
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import policy_batches
@@ -18,16 +21,16 @@ from orchestra_jax.training.warm_start import (
     demonstration_shapes,
     supervised_batches,
 )
-from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn
+from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, Trajectory, Turn
 
 TASK = Task(
     "t",
     "Where was Alice Moreno born?",
     ("Lima",),
-    (ToolSpec("local_search", "", {}), ToolSpec("expert_small", "", {})),
+    (CATALOGUE["local_search"], CATALOGUE["expert_small"]),
     Preference("accuracy", ""),
     "lookup",
-    {"keywords": "Alice Moreno born"},
+    {"steps": (("lookup", "Alice Moreno born"),)},
 )
 SHAPES = PackShapes(3, rows=4, sequences=4)  # one demonstration a row
 CUT = functools.partial(pack, shapes=SHAPES)
@@ -134,7 +137,15 @@ def test_a_demonstration_that_the_policy_could_not_say_is_an_error():
 
 
 def accuracy(*trajectories: Trajectory) -> float:
-    return copy_accuracy(trajectories, reference_call, answer_from)
+    shown = Demonstrations(
+        tasks=[],
+        gate=[],
+        script=BASELINES["random_tool"],
+        reference_call=reference_call,
+        answer_from=answer_from,
+        reads_menu=reads_menu,
+    )
+    return copy_accuracy(trajectories, shown)
 
 
 def test_copy_accuracy_by_hand():
@@ -149,6 +160,23 @@ def test_copy_accuracy_by_hand():
     assert accuracy(trajectory(stranger, nothing, SAID, answer="Lima")) == 0.5  # a tool that is not on the menu
     assert accuracy(trajectory(right, SAID, answer="Lima"), trajectory(wrong, SAID, answer="Rome")) == 0.5
     assert accuracy() == 0.0
+
+
+def test_figures_of_the_menu_are_copies_too():
+    cheap = replace(TASK.tools[0], price_usd=0.03), replace(TASK.tools[1], price_usd=0.05)
+    task = replace(TASK, tools=cheap, preference=Preference("cost", ""))
+    asked = replace(call("expert_small", {}, "Lima"), text="<think> lookup cheap</think>")
+
+    def read(*figures: str, tool: Turn) -> float:
+        turn = replace(tool, text=f"<think> lookup cheap {' '.join(figures)}</think><tool_call>")
+        return accuracy(replace(trajectory(turn, SAID, answer="Lima"), task=task))
+
+    right = call("local_search", {"query": "Alice Moreno born"})
+    assert accuracy(replace(trajectory(asked, SAID, answer="Lima"), task=task)) == 1.0  # it compares nothing
+    assert read("expert_small 5", "local_search 3", tool=right) == 1.0
+    assert read("expert_small 5", "local_search 4", tool=right) == pytest.approx(2 / 3)
+    assert read("expert_small 5", "web_search 3", tool=right) == pytest.approx(2 / 3)  # not on the menu
+    assert read("expert_small 5", "local_search 3", tool=call("expert_small", {}, "Lima")) == 0.5  # the dearer one
 
 
 def test_a_malformed_trajectory_is_one_failed_copy():

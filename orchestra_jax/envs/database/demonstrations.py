@@ -53,7 +53,7 @@ def random_tools(rows: Mapping[str, TaskRow], tasks: Sequence[Task], gate: Seque
             place += count + 1
         return DONE
 
-    def reference_call(task: Task, tool: str) -> ToolCall:
+    def reference_call(task: Task, tool: str, results: Sequence[ToolResult] = ()) -> ToolCall:
         spec = next(spec for spec in task.tools if spec.name == tool)
         return copied_call(rows[task.extra["task"]], spec, 0, [])
 

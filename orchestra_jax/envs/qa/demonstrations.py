@@ -14,7 +14,7 @@ QUERY_WORDS = 6
 ANSWER_CHARS = 40
 
 
-def reference_call(task: Task, tool: str) -> ToolCall:
+def reference_call(task: Task, tool: str, results: Sequence[ToolResult] = ()) -> ToolCall:
     """Return a call of `tool` whose required arguments are copied from the task.
 
     They are numbers of the question, as a sum for code, a choice of models from the menu, and for every other text the

@@ -6,32 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from orchestra_jax.envs.base import Script
-from orchestra_jax.envs.quickstart.facts import EXPERTS, success_probability
-from orchestra_jax.envs.quickstart.world import best_tool
+from orchestra_jax.envs.quickstart.facts import EXPERTS
+from orchestra_jax.envs.quickstart.plans import best_plan, cheapest_sufficient
 from orchestra_jax.tools.search.bm25 import NO_RESULTS
-from orchestra_jax.types import Task, ToolCall, ToolResult
+from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec
 
 NO_IDEA = "unknown"
 WORDS = {"arith": "arithmetic", "accuracy": "accurate", "cost": "cheap"}  # other names are words
-CALLS_SHARES = (0.86, 0.11, 0.03)  # demonstrations with one, two and three calls
-
-
-def think_aloud(task: Task) -> str:
-    """Return the demonstrator's thoughts: the kind of question and what the user wants, not what to call."""
-    return " ".join(WORDS.get(name, name.replace("_", " ")) for name in (task.family, task.preference.name))
-
-
-def reference_call(task: Task, tool: str) -> ToolCall:
-    """Return the call of `tool` whose arguments are copied from the question as well as they can be."""
-    argument = {"python": "code", "local_search": "query", "web_search": "query"}.get(tool)
-    return ToolCall(tool, {argument: task.extra["keywords"]} if argument else {})
 
 
 def read_answer(result: ToolResult) -> str | None:
     """Return the answer of an observation: the value of a fact, or the text; None if it says nothing."""
     if result.is_error or result.text == NO_RESULTS:
         return None
-    return result.text.rstrip(".").split(" ")[-1] if result.text.endswith(".") else result.text
+    words = result.text.removesuffix(".").split(" ")
+    return " ".join(words[-2:] if "boss" in words else words[-1:])
 
 
 def answer_from(results: Sequence[ToolResult]) -> str:
@@ -39,52 +28,87 @@ def answer_from(results: Sequence[ToolResult]) -> str:
     return next((answer for result in reversed(results) if (answer := read_answer(result)) is not None), NO_IDEA)
 
 
-def random_tools(seed: int, *, calls: int | None = None) -> Script:
-    """Return a script that calls tools at random (one to three, or `calls`), then answers.
+def next_step(task: Task, results: Sequence[ToolResult]) -> tuple[str, str] | None:
+    """Return the kind of the step that comes after these results, and the words for its tool; None: it is time to end.
 
-    The format and the arguments are right; the choice of tools carries no information.
+    A result that says nothing ends it too: nothing is known that would do better.
     """
+    found, steps = [read_answer(result) for result in results], task.extra["steps"]
+    if None in found or len(found) >= len(steps):
+        return None
+    kind, words = steps[len(found)]
+    return kind, words.format(*found)
+
+
+def reference_call(task: Task, tool: str, results: Sequence[ToolResult] = ()) -> ToolCall:
+    """Return the call of `tool` whose arguments are copied from the question and the results as well as they can be."""
+    arguments = next((list(spec.parameters["properties"]) for spec in task.tools if spec.name == tool), [])
+    step = next_step(task, results) or next_step(task, ())
+    return ToolCall(tool, dict.fromkeys(arguments, step[1] if step else ""))
+
+
+def figure(task: Task, spec: ToolSpec) -> int | None:
+    """Return the figure of the menu that the wish is about, cents or seconds; None: it is about neither."""
+    figures = {"cost": 100 * (spec.price_usd or 0.0), "fast": spec.latency_s or 0.0}
+    return round(figures[task.preference.name]) if task.preference.name in figures else None
+
+
+def considered(seed: int, task: Task, results: Sequence[ToolResult]) -> list[ToolSpec]:
+    """Draw the two tools of the menu that a demonstration compares before its next call."""
+    digest = hashlib.blake2b(f"{seed}/{task.id}/{len(results)}".encode(), digest_size=8).digest()
+    rng = np.random.default_rng(int.from_bytes(digest))
+    return [task.tools[place] for place in rng.permutation(len(task.tools))[:2]]
+
+
+def think_aloud(seed: int, task: Task, results: Sequence[ToolResult]) -> str:
+    """Return the demonstrator's thoughts: the kind of the next step, what the user wants, and what it compares."""
+    if (step := next_step(task, results)) is None:
+        return ""
+    offers = [(spec.name, figure(task, spec)) for spec in considered(seed, task, results)]
+    told = [f"{name} {number}" for name, number in offers if number is not None]
+    return " ".join([*(WORDS.get(name, name) for name in (step[0], task.preference.name)), *told])
+
+
+def reads_menu(task: Task, said: str, tool: str) -> bool | None:
+    """Return whether a turn tells figures as the menu has them and calls the lowest; None: it tells none."""
+    words = said.partition("<think> ")[2].partition("</think>")[0].split(" ")[2:]
+    told = dict(zip(words[::2], words[1::2], strict=False))
+    if not told:
+        return None
+    offered = {spec.name: str(figure(task, spec)) for spec in task.tools}
+    true = all(offered.get(name) == number for name, number in told.items())
+    return true and tool in told and int(told[tool]) == min(map(int, told.values()))
+
+
+def _walk(choose: Callable[[Task, Sequence[ToolResult]], str]) -> Script:
+    """Return a script that takes step after step with the chosen tool, and answers with what the last one says."""
 
     def script(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
-        digest = hashlib.blake2b(f"{seed}/{task.id}".encode(), digest_size=8).digest()
-        rng = np.random.default_rng(int.from_bytes(digest))
-        count = calls or 1 + int(rng.choice(len(CALLS_SHARES), p=CALLS_SHARES))
-        chosen = rng.integers(0, len(task.tools), count)
-        if len(results) < count:
-            return reference_call(task, task.tools[int(chosen[len(results)])].name)
-        return answer_from(results)
+        done = next_step(task, results) is None
+        return answer_from(results) if done else reference_call(task, choose(task, results), results)
 
     return script
 
 
-def _one_call(choose: Callable[[Task], str]) -> Script:
-    """Return a script that calls the chosen tool once and answers with what it says."""
+def shown_tools(seed: int, *, heed: bool = True) -> Script:
+    """Return the script of demonstrations: of two random tools it takes what the wish prefers; without `heed` any."""
 
-    def script(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
-        return answer_from(results) if results else reference_call(task, choose(task))
+    def rank(task: Task, spec: ToolSpec) -> float:
+        return (figure(task, spec) or (task.preference.name == "local" and not spec.local)) if heed else 0
 
-    return script
-
-
-def strongest_expert(task: Task) -> str:
-    """Return the largest expert on the menu, else the tool that is likeliest to be right."""
-    offered = [spec.name for spec in task.tools if spec.name in EXPERTS]
-    return max(offered, key=EXPERTS.index) if offered else _likeliest(task)
+    return _walk(lambda task, results: min(considered(seed, task, results), key=lambda spec: rank(task, spec)).name)
 
 
-def cheapest_sufficient(task: Task, threshold: float = 0.8) -> str:
-    """Return the cheapest tool of at least `threshold` probability to be right, else the likeliest one."""
-    able = [spec for spec in task.tools if success_probability(spec.name, task.family) >= threshold]
-    return min(able, key=lambda spec: (spec.price_usd or 0.0, spec.latency_s or 0.0)).name if able else _likeliest(task)
-
-
-def _likeliest(task: Task) -> str:
-    return max(task.tools, key=lambda spec: success_probability(spec.name, task.family)).name
+def strongest_expert(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
+    """Ask the largest expert on the menu, else take the first steps of the cheapest sufficient plan."""
+    if not (offered := [spec.name for spec in task.tools if spec.name in EXPERTS]):
+        return BASELINES["cheapest_sufficient"](task, results)
+    return answer_from(results) if results else reference_call(task, max(offered, key=EXPERTS.index))
 
 
 BASELINES: Mapping[str, Script] = {
-    "random_tool": random_tools(0, calls=1),
-    "strongest_expert": _one_call(strongest_expert),
-    "cheapest_sufficient": _one_call(cheapest_sufficient),
-    "preference_oracle": _one_call(best_tool),
+    "random_tool": shown_tools(0, heed=False),
+    "strongest_expert": strongest_expert,
+    "cheapest_sufficient": _walk(lambda task, results: cheapest_sufficient(task)[len(results)]),
+    "preference_oracle": _walk(lambda task, results: best_plan(task)[len(results)]),
 }

@@ -11,10 +11,10 @@ from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Demonstrations, Environment, Message, OfferedExpert, OwnChat, Script, ToolEpisode
 from orchestra_jax.envs.quickstart import demonstrations
-from orchestra_jax.envs.quickstart.facts import EXPERTS, FAMILIES, SKILLS, TOOL_NAMES, success_probability
+from orchestra_jax.envs.quickstart.facts import CHANCES, EXPERTS, RIVALS, TOOL_NAMES
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
-from orchestra_jax.envs.quickstart.world import TRAINING_SHARES, QuickstartWorld
+from orchestra_jax.envs.quickstart.world import QuickstartWorld
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolExecutor, ToolHandler
 from orchestra_jax.tools.experts.simulated import SimulatedExpert
@@ -50,7 +50,9 @@ class QuickstartEnvironment(Environment):
         self._cfg, self.world = cfg, QuickstartWorld(cfg.env.seed)
         self._tools, self._evaluated = ordered_tools(cfg.tools.names), ordered_tools(cfg.tools.evaluated.names)
         self._sandbox = _sandbox(cfg)
-        self._experts = {name: SimulatedExpert(name, SKILLS[name], self.world.seed) for name in EXPERTS}
+        self._experts = {
+            name: SimulatedExpert(name, {"compare": CHANCES[name], "*": 0.0}, self.world.seed) for name in EXPERTS
+        }
 
     @cached_property
     def _indices(self) -> dict[str, LocalIndex]:
@@ -84,7 +86,7 @@ class QuickstartEnvironment(Environment):
         count = self._cfg.data.preferences_per_question
 
         def posed(index: int, rng: np.random.Generator) -> list[Task]:
-            return self.world.paired_tasks("train", index, count, TRAINING_SHARES, self._tools)
+            return self.world.paired_tasks("train", index, count, self._tools)
 
         questions = range(TRAINING_TASKS)
         return task_iterator(questions, seed=self._cfg.seed, batch_size=batch_size // count, build=posed)
@@ -97,14 +99,16 @@ class QuickstartEnvironment(Environment):
 
     def demonstrations(self) -> Demonstrations:
         count = self._cfg.warm_start.demonstrations
-        tasks = [self.world.task("train", TRAINING_TASKS + index, self._tools) for index in range(count + GATE_TASKS)]
+        places = range(count + GATE_TASKS)  # the shorter a menu, the sooner its lines are told apart
+        tasks = [self.world.task("train", TRAINING_TASKS + n, self._tools, short=n < count) for n in places]
         return Demonstrations(
             tasks=tasks[:count],
             gate=tasks[count:],
-            script=demonstrations.random_tools(self._cfg.seed),
-            think=demonstrations.think_aloud,
+            script=demonstrations.shown_tools(self._cfg.seed),
+            think=partial(demonstrations.think_aloud, self._cfg.seed),
             reference_call=demonstrations.reference_call,
             answer_from=demonstrations.answer_from,
+            reads_menu=demonstrations.reads_menu,
         )
 
     def paired_preferences(self, count: int) -> Mapping[str, Sequence[Task]]:
@@ -137,6 +141,7 @@ class QuickstartEnvironment(Environment):
     def reset(self, task: Task, budget: Budget) -> QuickstartEpisode:
         handlers: dict[str, ToolHandler] = {
             "python": self._python,
+            "calculator": self._python,
             **{name: partial(self._search, name) for name in self._indices},
             **{name: partial(self._ask, name, task) for name in EXPERTS},
         }
@@ -146,7 +151,7 @@ class QuickstartEnvironment(Environment):
         self._sandbox.close()
 
     async def _python(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        return await self._sandbox.run(arguments["code"])
+        return await self._sandbox.run(*arguments.values())
 
     async def _search(self, name: str, arguments: Mapping[str, Any], budget: Budget) -> str:
         return self._indices[name].answer(arguments["query"], 1)
@@ -164,10 +169,9 @@ def _problems_of_tools(setting: str, names: Sequence[str]) -> list[str]:
     if unknown := [name for name in names if name not in TOOL_NAMES]:
         return [f"{setting} names {', '.join(unknown)}: the quickstart has {', '.join(TOOL_NAMES)}."]
     return [
-        f"{setting} has no tool that can answer the questions of the family {family}: add one of "
-        f"{', '.join(name for name in TOOL_NAMES if success_probability(name, family) >= 0.5)}."
-        for family in FAMILIES
-        if names and not any(success_probability(name, family) >= 0.5 for name in names)
+        f"{setting} has no tool for a step of the kind {kind}: add one of {', '.join(able)}."
+        for kind, able in RIVALS.items()
+        if names and not set(able) & set(names)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The data of the quickstart world: tools and their skills, prices, and the lists that its facts are drawn from."""
+"""The data of the quickstart world: tools and what they can do, and the lists that its facts are drawn from."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,41 +6,42 @@ import numpy as np
 
 from orchestra_jax.types import ToolSpec
 
-FAMILIES = ("arith", "lookup", "easy", "hard")
+COMPOUND = ("sum", "hops")  # two look-ups and a calculation; a person found by a look-up, then a fact about them
 EXPERTS = ("expert_small", "expert_medium", "expert_large")
-
-# Probability that an expert answers a question of the family; experts are weak outside reasoning.
-SKILLS: Mapping[str, Mapping[str, float]] = {
-    "expert_small": {"arith": 0.15, "lookup": 0.05, "easy": 0.80, "hard": 0.10},
-    "expert_medium": {"arith": 0.30, "lookup": 0.10, "easy": 0.90, "hard": 0.35},
-    "expert_large": {"arith": 0.45, "lookup": 0.20, "easy": 0.98, "hard": 0.97},
+# The tools that do each kind of step. Prices are drawn so that any of them may be the cheapest, fastest or dearest.
+RIVALS: Mapping[str, tuple[str, ...]] = {
+    "arith": ("python", "calculator"),
+    "lookup": ("local_search", "web_search"),
+    "compare": EXPERTS,
 }
-# Share of facts for which the local copy of the corpus is out of date.
-STALE = 0.2
+FAMILIES = (*RIVALS, *COMPOUND)  # of questions; one that is named like a kind of step is such a step alone
+# Probability that a good call does its step: a share of the local copy's facts is out of date.
+CHANCES = {
+    "python": 1.0, "calculator": 1.0, "local_search": 0.92, "web_search": 1.0,
+    "expert_small": 0.85, "expert_medium": 0.93, "expert_large": 0.99,
+}  # fmt: skip
 
-# Cents per call and seconds per call, inclusive ranges from which every price list draws.
-OFFERS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {
-    "python": ((0, 1), (2, 4)),
-    "local_search": ((0, 0), (9, 15)),
-    "web_search": ((2, 5), (1, 3)),
-    "expert_small": ((1, 3), (2, 4)),
-    "expert_medium": ((3, 6), (4, 7)),
-    "expert_large": ((8, 15), (8, 14)),
-}
-TOOL_NAMES = tuple(OFFERS)
 
-_QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
-_CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
-_NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+def _spec(name: str, description: str, argument: str = "", *, local: bool = False) -> ToolSpec:
+    """Return a tool that takes one text, or nothing: experts read the user's question themselves (`answer(model)`)."""
+    given = {argument: {"type": "string"}} if argument else {}
+    schema = {"type": "object", "properties": given, "required": list(given), "additionalProperties": False}
+    return ToolSpec(name, description, schema, local=local)
+
+
 CATALOGUE: Mapping[str, ToolSpec] = {
-    "python": ToolSpec("python", "Runs Python code and shows the value of its last line.", _CODE, local=True),
-    "local_search": ToolSpec("local_search", "Searches a copy of the corpus kept on this machine.", _QUERY, local=True),
-    "web_search": ToolSpec("web_search", "Searches the up-to-date corpus on the web.", _QUERY),
-    # Experts read the user's question themselves, as in the released `answer(model)` form of the paper's tools.
-    "expert_small": ToolSpec("expert_small", "A small model that reads the question.", _NOTHING),
-    "expert_medium": ToolSpec("expert_medium", "A medium model that reads the question.", _NOTHING),
-    "expert_large": ToolSpec("expert_large", "A large model that reads the question.", _NOTHING),
+    spec.name: spec
+    for spec in (
+        _spec("python", "Runs Python code and shows the value of its last line.", "code", local=True),
+        _spec("calculator", "A service on the web that computes an expression.", "expression"),
+        _spec("local_search", "Searches a copy of the corpus kept on this machine.", "query", local=True),
+        _spec("web_search", "Searches the up-to-date corpus on the web.", "query"),
+        _spec("expert_small", "A small model that reads the question."),
+        _spec("expert_medium", "A medium model that reads the question."),
+        _spec("expert_large", "A large model that reads the question."),
+    )
 }
+TOOL_NAMES = tuple(CATALOGUE)
 
 FIRST_NAMES = (
     "Alice Anna Boris Bruno Carla Cyrus Daria David Elena Emil Fatima Felix Greta Hana Hugo Ines Ivan Jana Jonas Karl "
@@ -63,22 +64,16 @@ JOBS = (
 INSTRUMENTS = (
     "banjo bassoon cello clarinet drum flute guitar harp horn lute oboe organ piano trumpet tuba violin".split()
 )
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+AGES = [str(age) for age in range(11, 50)]  # the sum of two is one token
 
-# attribute -> (values, question, sentence in the corpus, keyword of a good query)
+# attribute -> (values, question, sentence in the corpus); the attribute is the keyword of a good query
 ATTRIBUTES: Mapping[str, tuple[list[str], str, str]] = {
     "born": (CITIES, "Where was {name} born?", "{name} was born in {value}."),
     "job": (JOBS, "Which job does {name} have?", "{name} has the job of {value}."),
     "instrument": (INSTRUMENTS, "Which instrument does {name} play?", "{name} plays the instrument {value}."),
+    "age": (AGES, "How old is {name}?", "{name} has the age of {value}."),
 }
-
-
-def success_probability(tool: str, family: str) -> float:
-    """Return the chance that one good call of the tool answers a question of the family."""
-    if tool in SKILLS:
-        return SKILLS[tool][family]
-    table = {("python", "arith"): 1.0, ("local_search", "lookup"): 1 - STALE, ("web_search", "lookup"): 1.0}
-    return table.get((tool, family), 0.0)
+BOSS = "The boss of {name} is {value}."  # a boss has none: a search for one finds the right sentence
 
 
 def pick(values: Sequence[str], rng: np.random.Generator) -> str:

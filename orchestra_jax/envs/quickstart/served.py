@@ -16,6 +16,7 @@ from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.rows import answers_of, rows_of, text_of
 from orchestra_jax.envs.quickstart.asked import posed
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, QuickstartEpisode
+from orchestra_jax.envs.quickstart.plans import step_kinds
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES, draw_preference, wordings
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.types import Task
@@ -78,5 +79,5 @@ def _meant(task: Task, rng: np.random.Generator) -> Any:
     """Return what a user weighs who says these words; words of nobody in this world mean that it be right."""
     words = task.preference.instruction
     said = (kind for kind in PREFERENCE_SHARES for split in ("train", "eval") if words in wordings(kind, split))
-    drawn = draw_preference(next(said, "accuracy"), "train", task.family, task.tools, rng)
+    drawn = draw_preference(next(said, "accuracy"), "train", step_kinds(task), task.tools, rng)
     return replace(drawn, instruction=words)

@@ -4,25 +4,51 @@ Each asks the same evaluation.swap_questions questions with full menus; the name
 preference.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS, QuickstartEnvironment, ordered_tools
-from orchestra_jax.envs.quickstart.facts import TOOL_NAMES
+from orchestra_jax.envs.quickstart.facts import RIVALS, TOOL_NAMES
+from orchestra_jax.envs.quickstart.plans import best_plan, expected_utility
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
-from orchestra_jax.envs.quickstart.world import PriceOffers, QuickstartWorld
+from orchestra_jax.envs.quickstart.world import OFFER_UNITS, PriceOffers, QuickstartWorld
 from orchestra_jax.types import Task
 
 Parts = Mapping[str, Sequence[Task]]
-# Price lists that no training sees: dearer by this factor, or with the offers of rivals swapped.
-DEARER = 3
-SWAPPED: Mapping[str, str] = {
-    "local_search": "web_search",
-    "web_search": "local_search",
-    "expert_small": "expert_large",
-    "expert_large": "expert_small",
-}
+Repricing = Callable[[PriceOffers], PriceOffers]
+
+
+def swapped(offers: PriceOffers) -> PriceOffers:
+    """Exchange the offers of rivals: the first of each kind has the last one's."""
+    return {
+        name: offers[other] for rivals in RIVALS.values() for name, other in zip(rivals, reversed(rivals), strict=True)
+    }
+
+
+def close(offers: PriceOffers) -> PriceOffers:
+    """Return prices in the same order that differ by one unit, where training's differ by two or more."""
+    found: dict[str, tuple[int, int]] = {}
+    for rivals in RIVALS.values():
+        columns = list(zip(*(offers[name] for name in rivals), strict=True))
+        nearer = [
+            [unit * (4 + sorted(column).index(value)) for value in column]
+            for unit, column in zip(OFFER_UNITS, columns, strict=True)
+        ]
+        found |= zip(rivals, zip(*nearer, strict=True), strict=True)
+    return found
+
+
+def worth(task: Task, called: Sequence[str]) -> float:
+    """Return what the called tools are worth to the user, as a share of the best plan's worth."""
+    known = expected_utility(task)
+    return known.get(tuple(called), 0.0) / max(known.values())
+
+
+def followed(usual: Task, repriced: Task, called: Sequence[str]) -> list[bool]:
+    """Return, for each step whose best tool is another one under other prices, whether it was called under these."""
+    plans = enumerate(zip(best_plan(usual), best_plan(repriced), strict=True))
+    return [list(called[step : step + 1]) == [new] for step, (old, new) in plans if old != new]
 
 
 def every_preference(environment: Environment, cfg: WorldConfig) -> Parts:
@@ -31,17 +57,10 @@ def every_preference(environment: Environment, cfg: WorldConfig) -> Parts:
 
 
 def unseen_prices(environment: Environment, cfg: WorldConfig) -> Parts:
-    """Pose price lists as in training, prices three times as high, and rivals' offers swapped (`SWAPPED`)."""
+    """Pose prices as in training, rivals' offers swapped, and prices that are closer than in training."""
     world, tools = _world(environment), ordered_tools(cfg.tools.evaluated.names)
-    usual = world.price_lists["eval"]
-    lists: dict[str, list[PriceOffers]] = {
-        "usual": usual,
-        "dearer": [tuple((DEARER * cents, seconds) for cents, seconds in prices) for prices in usual],
-        "swapped": [
-            tuple(prices[TOOL_NAMES.index(SWAPPED.get(name, name))] for name in TOOL_NAMES) for prices in usual
-        ],
-    }
-    parts = [_posed(world, cfg, f"{name}_", PAIRED_KINDS, tools, prices) for name, prices in lists.items()]
+    lists: dict[str, Repricing] = {"usual": dict, "swapped": swapped, "close": close}
+    parts = [_posed(world, cfg, f"{name}_", PAIRED_KINDS, tools, reprice) for name, reprice in lists.items()]
     return {part: tasks for found in parts for part, tasks in found.items()}
 
 
@@ -66,7 +85,7 @@ def _posed(
     prefix: str,
     kinds: Sequence[str],
     tools: Sequence[str],
-    price_lists: Sequence[PriceOffers] = (),
+    reprice: Repricing = dict,
 ) -> Parts:
-    posed = [world.swap_tasks(index, kinds, tools, price_lists) for index in range(cfg.evaluation.swap_questions)]
+    posed = [world.swap_tasks(index, kinds, tools, reprice) for index in range(cfg.evaluation.swap_questions)]
     return {f"{prefix}{kind}": [tasks[k] for tasks in posed] for k, kind in enumerate(kinds)}

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 
 from orchestra_jax.envs.base import OwnChat
-from orchestra_jax.envs.quickstart.facts import ATTRIBUTES, CATALOGUE, DAYS, FIRST_NAMES, LAST_NAMES
+from orchestra_jax.envs.quickstart.facts import ATTRIBUTES, BOSS, CATALOGUE, FIRST_NAMES, LAST_NAMES
 from orchestra_jax.envs.quickstart.preferences import PHRASES, wordings
 from orchestra_jax.envs.words import word_chat
 
 SCAFFOLDS = (
     '\n{"name": "',
     '", "arguments": {"code": "',
+    '", "arguments": {"expression": "',
     '", "arguments": {"query": "',
     '", "arguments": {}}\n',
     '"}}\n',
@@ -28,17 +29,15 @@ def texts() -> Iterator[str]:
     for attribute, (values, question, sentence) in ATTRIBUTES.items():
         yield f" {attribute} {' '.join(values)}"
         yield from (question.format(name="Alice Adler"), sentence.format(name="Alice Adler", value=values[0]))
-    yield f" {' '.join(DAYS)}"
+    yield from (BOSS.format(name="Alice Adler", value="Boris Kim"), " boss", "Who is the boss of Alice Adler?")
+    yield from ("How old are Alice Adler and Boris Kim together?", "How much older is Alice Adler than Boris Kim?")
     yield from (wording for kind in PHRASES for split in ("train", "eval") for wording in wordings(kind, split))
-    yield from ("What is 2 * 3 + 4 - 5?", "What is 4 + 2 * 3?")
-    yield from ("Anna is older than Boris. Who is older?", "Who is younger?", "Which day comes 2 days after Monday?")
-    yield from ("In how many ways can 3 people take the two end seats of row 2?", " people row")
-    yield from ("How many diagonals does a polygon with 5 sides of length 2 have?", " sides length")
-    yield from ("Which digit ends 2 to the power 11?", " power")
+    yield from ("What is 2 * 3 + 4 - 5?", "What is 4 + 2 * 3?", "-5")
+    yield from ("Anna is older than Boris. Who is older?", "Who is younger?")
     yield " ".join(CATALOGUE)
     yield "unknown no results SyntaxError: invalid syntax. Perhaps you forgot a comma? (<string>, line 1)"
-    yield " arithmetic lookup easy hard accurate cheap fast local free"
-    yield "NameError: name 'seats' is not defined"
+    yield " arithmetic lookup compare accurate cheap fast local"
+    yield "NameError: name 'Adler' is not defined"
     yield "invalid decimal literal. leading zeros in decimal integer literals are not permitted; use an 0o prefix"
     yield "for octal"
     yield '{"name": "python", "arguments": {"code": "1 + 2"}}\n'

@@ -40,8 +40,8 @@ class ProgressBar:
     ) -> None:
         self.total, self.start, self.every, self.clock = total, start, max(every, 1), clock
         self._console = console or Console()
-        self._phase, self._shown, self._began = phase, "", clock()
-        self._printed = self._began
+        self._phase, self._shown, self._printed = phase, "", clock()
+        self._first: tuple[int, float] | None = None
         self._bar = rich_progress.Progress(
             rich_progress.TextColumn("{task.fields[phase]}", markup=False),
             rich_progress.BarColumn(),
@@ -58,8 +58,10 @@ class ProgressBar:
         if metrics is not None:
             self._shown = "  ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())
         now, eta = self.clock(), "-:--:--"
-        if done > self.start:
-            per_step = (now - self._began) / (done - self.start)
+        if self._first is None:
+            self._first = done - self.start, now  # it compiles, and says nothing about the others
+        elif (more := done - self.start - self._first[0]) > 0:
+            per_step = (now - self._first[1]) / more
             eta = str(timedelta(seconds=round(per_step * max(self.total - done, 0))))
         self._bar.update(self._task, completed=done, eta=eta, shown=self._shown)
         due = done % self.every == 0 or done >= self.total or now - self._printed >= _SILENCE_S

@@ -18,7 +18,7 @@ def test_every_question_of_the_world_is_read_back(split: str):
         task = WORLD.task(split, index)
         found = posed(WORLD, TOOL_NAMES, f" {task.question}\n", task.preference.instruction)
         assert (found.question, found.answer, found.family) == (task.question, task.answer, task.family)
-        assert found.extra["keywords"] == task.extra["keywords"]
+        assert found.extra["steps"] == task.extra["steps"]
         assert found.preference.instruction == task.preference.instruction
         assert found.extra["distractors"]
         assert task.answer[0] not in found.extra["distractors"]
@@ -41,7 +41,8 @@ def test_the_menu_is_the_same_for_all_and_without_a_wish_it_is_to_be_right():
     [
         "What is 2 * 3 + 4 + 5?", "What is 200 * 3?", "What is __import__('os')?", "Where was Nobody Nowhere born?",
         "Anna is older than Anna. Who is older?", "Anna is older than Zed. Who is older?",
-        "Which day comes 2 days after Noday?", "Which digit ends 7 to the power 1000000000?", "", "{name}",
+        "How old are Nobody Nowhere and Anna Adler together?", "Who is the boss of the boss of Anna Adler?",
+        "", "{name}",
     ],
 )  # fmt: skip
 def test_another_question_is_refused_with_examples(question: str):

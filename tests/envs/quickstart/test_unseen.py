@@ -1,7 +1,5 @@
 """Benchmarks beyond the quickstart's own, and menus of fewer tools."""
 
-from dataclasses import replace
-
 import pytest
 
 from orchestra_jax.config.schema import ConfigError, EvaluationConfig, RunConfig
@@ -9,9 +7,10 @@ from orchestra_jax.config.tools import EvaluationOffer, ToolsConfig
 from orchestra_jax.envs.quickstart import unseen
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.quickstart.facts import TOOL_NAMES
+from orchestra_jax.envs.quickstart.plans import best_plan
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
-from orchestra_jax.envs.quickstart.unseen import DEARER, SWAPPED
-from orchestra_jax.envs.quickstart.world import best_tool, expected_utility
+from orchestra_jax.envs.quickstart.unseen import close, followed, swapped, worth
+from orchestra_jax.envs.quickstart.world import OFFER_UNITS
 from orchestra_jax.types import Task
 
 FEWER = ["expert_large", "python", "expert_small", "local_search"]
@@ -49,7 +48,7 @@ def test_without_names_every_tool_is_offered() -> None:
     ("tools", "sentence"),
     [
         (["python", "web_search", "expert_large", "abacus"], "names abacus"),
-        (["python", "web_search"], "no tool that can answer the questions of the family easy"),
+        (["python", "web_search"], "no tool for a step of the kind compare"),
     ],
 )
 def test_tools_that_cannot_be_are_told(tools: list[str], sentence: str) -> None:
@@ -58,18 +57,25 @@ def test_tools_that_cannot_be_are_told(tools: list[str], sentence: str) -> None:
     assert not any("tools.names" in problem for problem in QuickstartEnvironment.problems(CFG))
 
 
+def offers(task: Task) -> dict[str, tuple[int, int]]:
+    return {spec.name: (round(100 * (spec.price_usd or 0)), round(spec.latency_s or 0)) for spec in task.tools}
+
+
 def test_prices_change_and_nothing_else(environment: QuickstartEnvironment) -> None:
     parts = unseen.unseen_prices(environment, CFG)
-    for usual, dearer, swapped in zip(parts["usual_cost"], parts["dearer_cost"], parts["swapped_cost"], strict=True):
-        assert usual.question == dearer.question == swapped.question
-        assert usual.preference == dearer.preference == swapped.preference
-        offers = {spec.name: (spec.price_usd, spec.latency_s) for spec in usual.tools}
-        assert {spec.name: offers[SWAPPED.get(spec.name, spec.name)] for spec in usual.tools} == {
-            spec.name: (spec.price_usd, spec.latency_s) for spec in swapped.tools
-        }
-        for spec in dearer.tools:
-            assert spec.price_usd == pytest.approx(DEARER * offers[spec.name][0])
-            assert spec.latency_s == offers[spec.name][1]
+    for usual, turned, near in zip(parts["usual_cost"], parts["swapped_cost"], parts["close_cost"], strict=True):
+        assert usual.question == turned.question == near.question
+        assert usual.preference == turned.preference == near.preference
+        assert offers(turned) == swapped(offers(usual))
+        assert offers(turned)["local_search"] == offers(usual)["web_search"]
+        assert offers(turned)["expert_large"] == offers(usual)["expert_small"]
+        assert offers(near) == close(offers(usual))
+        for column, unit in enumerate(OFFER_UNITS):
+            experts = [name for name in TOOL_NAMES if name.startswith("expert")]
+            assert sorted(experts, key=lambda name, c=column: offers(near)[name][c]) == sorted(
+                experts, key=lambda name, c=column: offers(usual)[name][c]
+            )
+            assert sorted(offers(near)[name][column] for name in experts) == [unit * step for step in (4, 5, 6)]
 
 
 def test_menus_with_and_without_the_unseen_tools_differ_in_nothing_else(environment: QuickstartEnvironment) -> None:
@@ -92,14 +98,18 @@ def test_another_environment_is_told_what_it_lacks() -> None:
         unseen.unseen_prices(object(), CFG)  # type: ignore[arg-type]
 
 
-def test_the_best_tool_is_worth_most(environment: QuickstartEnvironment) -> None:
-    for task in environment.held_out(8):
-        expected = expected_utility(task)
-        assert set(expected) == names(task)
-        assert expected[best_tool(task)] == max(expected.values())
-    # By hand: an easy question under "cost" between a small expert (.80, cheap) and a large one (.98, dear).
-    easy = next(task for task in unseen.every_preference(environment, CFG)["cost"] if task.family == "easy")
-    pair = tuple(spec for spec in easy.tools if spec.name in ("expert_small", "expert_large"))
-    worth = expected_utility(replace(easy, tools=pair))
-    assert worth["expert_small"] == pytest.approx(0.80 * (0.5 + 0.5))
-    assert worth["expert_large"] == pytest.approx(0.98 * 0.5)
+def test_a_choice_follows_prices_where_it_is_the_new_best_one(environment: QuickstartEnvironment) -> None:
+    parts = unseen.unseen_prices(environment, CFG)
+    changes, lost = 0, []
+    for usual, turned in zip(parts["usual_cost"], parts["swapped_cost"], strict=True):
+        old, new = best_plan(usual), best_plan(turned)
+        changed = sum(a != b for a, b in zip(old, new, strict=True))
+        assert followed(usual, turned, new) == [True] * changed
+        assert followed(usual, turned, old) == [False] * changed
+        assert followed(usual, turned, ()) == [False] * changed
+        assert worth(usual, old) == worth(turned, new) == 1.0
+        assert worth(usual, ()) == worth(usual, ("python",) * 5) == 0.0
+        changes += changed
+        lost.append(worth(turned, old))
+    assert changes >= 4
+    assert min(lost) < 0.8

@@ -20,7 +20,7 @@ def test_progress_prints_plain_lines_without_a_terminal():
         progress.update(8)
         progress.update(9, {"reward": 1.0})
     assert out.getvalue().splitlines() == [
-        "[update] 6/9  eta 0:00:08  reward 0.5  cost 0.0123",  # 5 s for 2 steps, 3 are left
+        "[update] 6/9  eta 0:00:03  reward 0.5  cost 0.0123",  # 1 s a step after the first, 3 are left
         "[update] 9/9  eta 0:00:00  reward 1",
     ]
 
