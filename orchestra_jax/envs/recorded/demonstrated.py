@@ -18,10 +18,10 @@ def tools_shown(
 ) -> list[str]:
     """Return the names of the tools in the order in which a demonstration calls them.
 
-    In half of the demonstrations a user who wants it right is shown the model that is right most often for this kind of
-    question, one who wants it cheap or fast the cheapest or fastest; of models that differ little, any. In the other
-    half, and without a wish, the order is random: reinforcement learning finds out what is worth its price, and the KL
-    to the policy of the warm start must not hold it to what was shown.
+    Three times of four (`_WISH_FIRST`) a user who wants it right is shown the model that is right most often for this
+    kind of question, one who wants it cheap or fast the cheapest or fastest; of models that differ little, any. Else,
+    and without a wish, the order is random: reinforcement learning finds out what is worth its price, and the KL to the
+    policy of the warm start must not hold it to what was shown.
 
     If there is code to run, the sandbox is among them, and comes first in a share of `_SANDBOX_FIRST`: among a dozen
     models it would be one call in a dozen, too few for a group of rollouts to compare it with the others.

@@ -79,7 +79,7 @@ def test_long_questions_are_evaluated_on_and_not_trained_on(tmp_path: Path):
         RecordedEnvironment(config(table, python=False, longest="short"))
 
 
-def test_half_of_the_demonstrations_follow_the_wish_and_without_one_they_are_random(environment: RecordedEnvironment):
+def test_most_demonstrations_follow_the_wish_and_without_one_they_are_random(environment: RecordedEnvironment):
     script, first = environment.demonstrations().script, dict[str, list[tuple[bool, bool, bool]]]()
     for task in next(environment.train_tasks(800)):
         priced = environment.experts(task)  # the cheapest first
