@@ -426,11 +426,11 @@ async def test_a_bug_in_a_tool_surfaces_and_leaves_the_engine_usable(words, lock
 
 
 async def test_a_trajectory_past_its_deadline_fails_and_is_never_scored(words):
-    collector, _, chat = make(words, limits=replace(LIMITS, deadline_s=0.005, retries=1), seconds=None)
-    engine = Scripted(chat, says(call("echo", "slow")), lockstep=True)
+    collector, _, chat = make(words, limits=replace(LIMITS, deadline_s=0.5, retries=1), seconds=None)
+    engine = Scripted(chat, says(call("echo", "hang")), lockstep=True)
     (trajectory,), _ = await roll(collector, engine)
     assert trajectory.status is Status.FAILED
-    assert "deadline of 0.005 s" in trajectory.reason
+    assert "deadline of 0.5 s" in trajectory.reason
     assert not trajectory.solved
     assert not engine._open
     await engine.close()

@@ -87,9 +87,9 @@ def test_what_an_earlier_start_made_counts_as_done_and_not_for_the_time_left(col
     assert all(made)
     assert made[-1] is not None
     assert made[-1][1] == str(count)
-    # 4 of 8 were there. Telling so and making the fifth are two ticks of 30 s, so each that is left takes 60 s.
+    # 4 of 8 were there. Telling so starts the clock, and making the fifth is a tick of 30 s.
     fifth = next(each for each in made if each is not None and each[1] == "5")
-    left = (count - 5) * 60
+    left = (count - 5) * 30
     assert fifth[2] == f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
 
 
