@@ -1,13 +1,10 @@
-"""The quickstart world: what is random and what is fixed, that its tools really work, and its scripts."""
+"""The quickstart world: what is random and what is fixed, and that its texts are tokens."""
 
-import asyncio
-import builtins
 import hashlib
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,108 +12,34 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from orchestra_jax.config.rollout import RolloutLimits
-from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.quickstart.demonstrations import (
-    BASELINES,
     NO_IDEA,
-    answer_from,
     read_answer,
-    reference_call,
-    shown_tools,
 )
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.quickstart.facts import (
     CHANCES,
     COMPOUND,
-    EXPERTS,
     FAMILIES,
     RIVALS,
     TOOL_NAMES,
 )
 from orchestra_jax.envs.quickstart.plans import best_plan, expected_utility, step_kinds
-from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES, draw_preference, wordings
-from orchestra_jax.envs.quickstart.questions import QuickstartQuestion
+from orchestra_jax.envs.quickstart.preferences import draw_preference, wordings
 from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.envs.quickstart.world import OFFER_UNITS, QuickstartWorld, draw_offers
-from orchestra_jax.evaluation.measures import preference_utility
 from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.tools.search.bm25 import NO_RESULTS
-from orchestra_jax.types import Task, ToolCall, ToolResult
-
-SPLITS = ("train", "eval")
-KINDS = tuple(PREFERENCE_SHARES)
-SAMPLE = 600  # tasks of a split
-
-
-@pytest.fixture(scope="module")
-def world() -> QuickstartWorld:
-    return QuickstartWorld(0)
-
-
-@pytest.fixture(scope="module")
-def environment(world: QuickstartWorld) -> Iterator[QuickstartEnvironment]:
-    made = QuickstartEnvironment(RunConfig())
-    yield made
-    asyncio.run(made.close())
-
-
-@pytest.fixture(scope="module")
-def chat(world: QuickstartWorld) -> ChatFormat:
-    return ChatFormat(quickstart_chat().tokenizer, compact_menu=True)
-
-
-@pytest.fixture(scope="module")
-def collector(environment: QuickstartEnvironment, chat: ChatFormat) -> Collector:
-    prices = PriceList("test", "2026-11-20", "test", {"orchestrator": Price()})
-    limits = RolloutLimits(max_turns=6, max_calls=5, max_length=200, max_new_tokens=40)
-    return Collector(environment, chat, limits, OrchestratorPrice(prices, "orchestrator", 0.0))
-
-
-@pytest.fixture(scope="module")
-def tasks(world: QuickstartWorld) -> dict[str, list[Task]]:
-    return {split: [world.task(split, index) for index in range(SAMPLE)] for split in SPLITS}
+from orchestra_jax.types import Task
+from tests.envs.quickstart.posed import KINDS, SPLITS, full_menus, success_probability, use
 
 
 def test_policy_steps_pose_the_training_split(environment: QuickstartEnvironment) -> None:
     for task in next(environment.train_tasks(16)):
         index = int(task.id.removeprefix("train-"))
         assert [task] == environment.world.paired_tasks("train", index, 1)
-
-
-def success_probability(tool: str, kind: str) -> float:
-    """The chance that one good call of the tool does a step of the kind."""
-    return CHANCES[tool] if tool in RIVALS.get(kind, ()) else 0.0
-
-
-def full_menus(world: QuickstartWorld, count: int, split: str = "eval") -> list[Task]:
-    """Questions of every family and preferences of every kind under the full menu, in turn."""
-    rng = np.random.default_rng(11)
-    posed = []
-    for index in range(count):
-        family, kind = FAMILIES[index % len(FAMILIES)], KINDS[index // len(FAMILIES) % len(KINDS)]
-        question = world.question(family, split, rng)
-        kinds = [step for step, _ in question.steps]
-        menu = world.menu(kinds, draw_offers(split, rng), rng, full=True)
-        posed.append(world.pose(f"full-{index}", question, menu, draw_preference(kind, split, kinds, menu, rng)))
-    return posed
-
-
-def use(environment: Environment, pairs: list[tuple[Task, str]]) -> list[ToolResult]:
-    """The result of each task's reference call of each tool, through the real environment."""
-
-    async def all_of_them() -> list[ToolResult]:
-        return await asyncio.gather(
-            *(environment.reset(task, Budget()).step(reference_call(task, tool)) for task, tool in pairs)
-        )
-
-    return asyncio.run(all_of_them())
 
 
 # --- what the seed fixes ---------------------------------------------------------------------------------------------
@@ -341,211 +264,3 @@ def test_observations_of_every_tool_tokenise(world: QuickstartWorld, environment
     assert lost == set()
     answers = {answer for result in results if (answer := read_answer(result)) is not None}
     assert not [answer for answer in answers | {NO_IDEA, NO_RESULTS} if unknown_in(chat, answer)]
-
-
-# --- the tools really work -------------------------------------------------------------------------------------------
-
-
-def distinct(world: QuickstartWorld, family: str, count: int) -> list[Task]:
-    """So many different questions of the family under the full menu, or as many as 8,000 draws find."""
-    rng = np.random.default_rng(2)
-    found: dict[str, QuickstartQuestion] = {}
-    for _ in range(8000):
-        question = world.question(family, "eval", rng)
-        found.setdefault(question.text, question)
-        if len(found) == count:
-            break
-    kinds = [kind for kind, _ in next(iter(found.values())).steps]
-    menu = world.menu(kinds, draw_offers("eval", rng), rng, full=True)
-    preference = draw_preference("accuracy", "eval", kinds, menu, rng)
-    return [world.pose(f"{family}-{n}", question, menu, preference) for n, question in enumerate(found.values())]
-
-
-def right(task: Task, result: ToolResult) -> bool:
-    return read_answer(result) in task.answer
-
-
-def test_the_words_of_a_policy_spell_no_program_that_could_do_harm():
-    # Why a machine without isolation may run the quickstart all the same (QuickstartEnvironment).
-    tokenizer = quickstart_chat().tokenizer
-    pieces = {tokenizer.decode([index]).strip().replace("\u2060", "") for index in range(len(tokenizer))}
-
-    def spelled(word: str) -> bool:
-        return not word or any(piece and word.startswith(piece) and spelled(word[len(piece) :]) for piece in pieces)
-
-    assert spelled("system.")
-    harmless = {"abs", "all", "any", "id", "int", "len", "max", "min", "not", "ord", "pow", "set", "sum"}
-    functions = {name for name in dir(builtins) if name[0].islower()} - harmless
-    assert [word for word in sorted({"import", "while", "lambda", "__", *functions}) if spelled(word)] == []
-
-
-def test_python_answers_arithmetic_and_nothing_else(world: QuickstartWorld, environment):
-    arithmetic = distinct(world, "arith", 150)
-    for task, result in zip(arithmetic, use(environment, [(task, "python") for task in arithmetic]), strict=True):
-        assert right(task, result)
-        assert not result.is_error
-    others = [task for family in ("lookup", "compare") for task in distinct(world, family, 20)]
-    results = use(environment, [(task, "python") for task in others])
-    assert all(result.is_error and read_answer(result) is None for result in results)
-
-
-def test_searches_find_every_fact_and_the_local_copy_is_wrong_where_it_is_stale(world: QuickstartWorld, environment):
-    rng = np.random.default_rng(0)
-    menu = world.menu(["lookup"], draw_offers("eval", rng), rng, full=True)
-    preference = draw_preference("accuracy", "eval", ["lookup"], menu, rng)
-    posed = {key: world.pose("fact", world.lookup(*key), menu, preference) for key in world.facts}
-    web = use(environment, [(task, "web_search") for task in posed.values()])
-    assert [key for (key, task), result in zip(posed.items(), web, strict=True) if not right(task, result)] == []
-    local = use(environment, [(task, "local_search") for task in posed.values()])
-    wrong = {key for (key, task), result in zip(posed.items(), local, strict=True) if not right(task, result)}
-    assert wrong == {key for key, value in world.facts.items() if world.local_facts[key] != value}
-    stale = 1 - CHANCES["local_search"]
-    assert abs(len(wrong) / len(posed) - stale) < 4.5 * (stale * (1 - stale) / len(posed)) ** 0.5
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_experts_are_as_good_as_their_skill_table(world: QuickstartWorld, environment, family: str):
-    posed = distinct(world, family, 700)
-    for expert in EXPERTS:
-        solved = sum(map(right, posed, use(environment, [(task, expert) for task in posed])))
-        skill = CHANCES[expert] if family == "compare" else 0.0
-        assert abs(solved - skill * len(posed)) < 4.5 * (skill * (1 - skill) * len(posed)) ** 0.5 + 1
-
-
-def test_a_search_of_the_wrong_kind_never_answers(world: QuickstartWorld, environment):
-    for family in ("arith", "compare", *COMPOUND):
-        posed = distinct(world, family, 60)
-        for tool in ("local_search", "web_search"):
-            assert success_probability(tool, family) == 0.0
-            found = sum(map(right, posed, use(environment, [(task, tool) for task in posed])))
-            assert found == 0
-
-
-def test_calls_are_charged_what_the_menu_says(world: QuickstartWorld, environment):
-    pairs = [(task, spec.name) for task in full_menus(world, 8) for spec in task.tools]
-    for (task, tool), result in zip(pairs, use(environment, pairs), strict=True):
-        (spec,) = (spec for spec in task.tools if spec.name == tool)
-        (row,) = result.usage
-        assert (row.name, row.cost_usd, row.seconds) == (tool, spec.price_usd, spec.latency_s)
-
-
-def test_a_tool_that_is_not_on_the_menu_answers_nothing(environment, tasks: dict[str, list[Task]]):
-    task = next(t for t in tasks["eval"] if t.family == "arith" and "web_search" not in {s.name for s in t.tools})
-    (result,) = use(environment, [(task, "web_search")])
-    assert result.is_error
-    assert result.usage == ()
-
-
-def test_only_the_exact_answer_is_right(environment, tasks: dict[str, list[Task]]):
-    task = tasks["eval"][0]
-    episode = environment.reset(task, Budget())
-    answers = (task.answer[0], f" {task.answer[0]} ", task.answer[0] + "0", "", NO_IDEA)
-    assert [asyncio.run(episode.score(answer)) for answer in answers] == [True, True, False, False, False]
-
-
-# --- scripts ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_reader_takes_the_last_word_that_says_something():
-    fact, number = ToolResult("Alice Moreno was born in Lima."), ToolResult("157")
-    error, nothing = ToolResult("NameError: x", is_error=True), ToolResult(NO_RESULTS)
-    assert [read_answer(result) for result in (fact, number, error, nothing)] == ["Lima", "157", None, None]
-    assert answer_from([fact, error, nothing]) == "Lima"
-    assert answer_from([fact, number]) == "157"
-    assert answer_from([error]) == answer_from([]) == NO_IDEA
-
-
-def test_demonstrations_are_well_formed_and_think_of_each_step(collector: Collector, environment, tasks):
-    shown = environment.demonstrations()
-    runs = asyncio.run(collector.play(shown.script, tasks["train"][:250], shown.think, budget=Budget()))
-    assert all(run.completed for run in runs)
-    assert all(call.name in {s.name for s in run.task.tools} for run in runs for t in run.turns for call in t.calls)
-    for run in runs:
-        results = [result for turn in run.turns for result in turn.results]
-        assert run.answer == answer_from(results)
-        kinds = step_kinds(run.task)
-        silent = read_answer(results[-1]) is None
-        assert len(results) == len(kinds) or (silent and len(results) <= len(kinds))
-        for kind, turn in zip(kinds, run.turns[:-1], strict=False):
-            assert turn.text.startswith("<think> " + {"arith": "arithmetic"}.get(kind, kind))
-        assert "<think>" not in run.turns[-1].text
-
-
-def test_demonstrations_compare_figures_of_the_menu_and_take_the_lowest(environment, world: QuickstartWorld):
-    shown = environment.demonstrations()
-    for task in full_menus(world, len(FAMILIES) * len(KINDS) * 4, "train"):
-        words, wish = shown.think(task, []).split(" ")[2:], task.preference.name
-        told = dict(zip(words[::2], map(int, words[1::2]), strict=True))
-        offers = {s.name: {"cost": 100 * s.price_usd, "fast": s.latency_s}.get(wish) for s in task.tools}
-        assert len(told) in ((2, 3) if wish in ("cost", "fast") else (0,))
-        assert all(offers[name] == pytest.approx(figure) for name, figure in told.items())
-        assert not told or told[first_call(shown.script, task)] == min(told.values())
-
-
-@pytest.mark.parametrize("family", COMPOUND)
-def test_the_last_call_takes_what_the_others_found(environment, world: QuickstartWorld, family: str):
-    tools = {"lookup": "web_search", "arith": "python"}
-
-    async def play(task: Task) -> None:
-        results: list[ToolResult] = []
-        episode = environment.reset(task, Budget())
-        for kind in step_kinds(task):
-            call = reference_call(task, tools[kind], results)
-            results.append(await episode.step(call))
-        assert all(str(read_answer(result)) in str(call.arguments) for result in results[:-1])
-        assert answer_from(results) in task.answer
-
-    for task in full_menus(world, len(FAMILIES) * 25):
-        if task.family == family:
-            asyncio.run(play(task))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_demonstrations_choose_regardless_of_who_can_do_it(world: QuickstartWorld, family: str):
-    """On full menus, because what a menu offers does depend on the family."""
-    posed = [task for task in full_menus(world, len(FAMILIES) * 240, "train") if task.family == family]
-    chosen = Counter(first_call(shown_tools(0), task) for task in posed)
-    for rivals in RIVALS.values():  # a local tool is wished for, and the others are as good as each other
-        remote = [name for name in rivals if name in EXPERTS]
-        assert not remote or stats.chisquare([chosen[name] for name in remote]).pvalue > 1e-3
-    assert all(0.5 < chosen[name] * len(TOOL_NAMES) / len(posed) < 1.8 for name in TOOL_NAMES)
-
-
-def test_demonstrations_follow_the_wish(world: QuickstartWorld):
-    posed = full_menus(world, len(FAMILIES) * len(KINDS) * 60, "train")
-
-    def place(task: Task, figure: Callable[[Any], float]) -> float:
-        called = next(spec for spec in task.tools if spec.name == first_call(shown_tools(0), task))
-        return float(np.mean([figure(spec) < figure(called) for spec in task.tools]))
-
-    figures = {"cost": lambda s: s.price_usd, "fast": lambda s: s.latency_s, "local": lambda s: float(not s.local)}
-    for wish, figure in figures.items():
-        mean = {kind: np.mean([place(t, figure) for t in posed if t.preference.name == kind]) for kind in KINDS}
-        assert mean[wish] < 0.75 * mean["accuracy"]
-
-
-def test_random_tools_are_of_the_seed(tasks: dict[str, list[Task]]):
-    chosen = [[first_call(shown_tools(seed), task) for task in tasks["train"]] for seed in (0, 0, 1)]
-    assert chosen[0] == chosen[1] != chosen[2]
-
-
-def first_call(script: Callable, task: Task) -> str:
-    call = script(task, [])
-    assert isinstance(call, ToolCall)
-    return call.name
-
-
-def test_the_oracle_serves_preferences_best(collector, tasks: dict[str, list[Task]]):
-    runs = {
-        name: asyncio.run(collector.play(script, tasks["eval"][:300], budget=Budget()))
-        for name, script in BASELINES.items()
-    }
-    for played in runs.values():
-        assert all(run.completed and len(run.tool_names) <= 3 for run in played)
-    utility = preference_utility(list(runs.values()), list(runs.values()), "share").mean(axis=1)
-    found = dict(zip(runs, utility, strict=True))
-    assert all(found["preference_oracle"] >= other for other in found.values()), found
-    accuracy = {name: np.mean([run.solved for run in played]) for name, played in runs.items()}
-    cost = {name: np.mean([run.cost_usd for run in played]) for name, played in runs.items()}
-    assert max(accuracy["random_tool"], accuracy["strongest_expert"]) < 0.5 < accuracy["cheapest_sufficient"]
-    assert cost["cheapest_sufficient"] < cost["preference_oracle"]
