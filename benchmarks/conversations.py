@@ -30,7 +30,6 @@ from orchestra_jax.envs.database.frozen import digest
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 
 
 def measure(where: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def measure(where: str, options: argparse.Namespace) -> dict[str, Any]:
         }
         environment._worlds = list(opened.values())
     tasks = next(environment.train_tasks(options.episodes))
-    collector = Collector(environment, None, cfg.rollout.limits, OrchestratorPrice(price_book(cfg).base))
+    collector = Collector(environment, None, cfg.rollout.limits, price_book(cfg).base)
     script, budget = environment.baselines()["golden"], Budget(None, name="run")
     databases = {world.name: world.database for world in environment._worlds}
     before = {key: digest(json.dumps(each.tables, sort_keys=True)) for key, each in databases.items()}

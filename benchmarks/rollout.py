@@ -50,7 +50,7 @@ from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess
 from orchestra_jax.engines.sglang.protocol import request_body
-from orchestra_jax.engines.sglang.weights import DiskWeightSync
+from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.envs.qa.environment import QAEpisode
 from orchestra_jax.envs.words import CHAT_TEMPLATE
@@ -63,7 +63,6 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.rollout.watchdog import describe
 from orchestra_jax.tools.executor import ToolExecutor
@@ -236,7 +235,7 @@ async def _measure(args: argparse.Namespace, folder: Path, console: Console) -> 
     )  # fmt: skip
     limits = RolloutLimits(args.turns, args.turns, work.longest, args.new, retries=0, deadline_s=ROUND_SECONDS)
     collector = Collector(
-        Echo(), work.chat, limits, OrchestratorPrice(PriceList.from_config(PRICES)),
+        Echo(), work.chat, limits, PriceList.from_config(PRICES),
         on_slow=lambda waiting: console.print(describe(waiting)),
     )  # fmt: skip
     calling, tokens = CallingEngine(engine, work.call_ids), args.trajectories * args.turns * args.new

@@ -100,7 +100,7 @@ def _measure(args: argparse.Namespace, work: Path, console: Console) -> dict[str
     import jax
 
     from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess
-    from orchestra_jax.engines.sglang.weights import DiskWeightSync
+    from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
     from orchestra_jax.models.checkpoint import safetensors
     from orchestra_jax.models.decoder import init_params
     from orchestra_jax.models.qwen3 import Qwen3Config

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.record import FILE_NAME, read
+from orchestra_jax.config.schema import ModelConfig
+from orchestra_jax.io import hub
 
 
 def parent(key: str, path: Path) -> dict[str, Any]:
@@ -15,3 +17,9 @@ def parent(key: str, path: Path) -> dict[str, Any]:
         last = record["starts"][-1] if record["starts"] else {}
         found |= {"run": str(home), "name": record.get("name"), "commit": last.get("commit")}
     return found
+
+
+def parents_of(model: ModelConfig) -> list[dict[str, Any]]:
+    """Return what the policy of a run is made from, for its record."""
+    found = [parent("model.path", hub.local(model.path, "model"))] if model.path is not None else []
+    return found + ([parent("model.lora.path", Path(model.lora.path))] if model.lora.path is not None else [])

@@ -3,7 +3,7 @@
 A call has two prices. It is *paid* by the list `pricing.name`: budgets count these dollars. An instance *shows* a list
 of its own, which may be drawn (`pricing.randomise`): the ledger of a trajectory and its reward count these. A third
 kind is fixed: a tool whose menu states a price per call costs that, whatever the lists say. `PriceList.priced` turns
-the tokens and seconds of any call, the policy's own turns included, into a ledger row; `call_rows` applies the rule.
+the tokens and seconds of a call into a ledger row; `call_rows` and `policy_row` say by which list.
 """
 
 import json
@@ -15,6 +15,8 @@ from typing import Any
 
 from orchestra_jax.io.untrusted import Unreadable, read_yaml
 from orchestra_jax.types import ToolSpec, Usage
+
+POLICY = "orchestrator"  # the policy's entry in the price lists, and the name of its ledger rows
 
 
 class MissingPrice(KeyError):  # noqa: N818  named like the fact it states
@@ -183,6 +185,21 @@ def call_rows(
         price_list="menu",
     )
     return (row,)
+
+
+def policy_row(row: Usage, shown: PriceList, measured: float, seconds_per_token: float | None = None) -> Usage:
+    """Return the ledger row of one generation of the policy: its tokens cost, its time does not.
+
+    Args:
+        row: tokens, and seconds where they are known.
+        shown: price list of the instance.
+        measured: seconds of work, for a row without its own.
+        seconds_per_token: simulated seconds per sampled token, which take the place of both; None: the wall clock.
+    """
+    seconds = row.seconds or measured
+    if seconds_per_token is not None:
+        seconds = seconds_per_token * row.completion_tokens
+    return replace(shown.priced(replace(row, seconds=0.0), POLICY), seconds=seconds)
 
 
 def _as_shown(row: Usage, shown: PriceList, paid: PriceList) -> Usage:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.config.schema import PricingConfig
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.money.prices import Price, PriceList
+from orchestra_jax.money.prices import POLICY, Price, PriceList
 
 PRICES = CONF / "pricing"
 
@@ -48,4 +48,4 @@ def with_policy(prices: PriceList, pricing: PricingConfig) -> PriceList:
         output=price.output if given[1] is None else given[1],
         cached_input=pricing.orchestrator_cached_input if cached_given else price.cached_input,
     )
-    return replace(prices, entries={**prices.entries, "orchestrator": price})
+    return replace(prices, entries={**prices.entries, POLICY: price})

@@ -5,16 +5,18 @@ decoded to find calls and answers, and only what was newly observed is tokenised
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Engine, SamplingParams
 from orchestra_jax.envs.base import Environment, Script, Thoughts
 from orchestra_jax.money.budgets import Budget, Limits
+from orchestra_jax.money.prices import PriceList
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.episode import EpisodePlayer, OrchestratorPrice, PlayerSettings
+from orchestra_jax.rollout.episode import EpisodePlayer, PlayerSettings
 from orchestra_jax.rollout.speakers import EngineSpeaker, Opening, ScriptSpeaker, SilentSpeaker, Speaker
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog
 from orchestra_jax.types import OutOfTime, Task, Trajectory
@@ -29,6 +31,8 @@ class Collector:
     Args:
         chat: renders, tokenises and parses; None: everybody speaks in whole messages.
         limits: bounds of one trajectory.
+        prices: what the policy's tokens cost where an episode has no price list of its own.
+        seconds_per_token: simulated seconds per sampled token; None: the wall clock.
         allowance: budget of one trajectory for calls.
         on_slow, slow_after_s: see `Watchdog`; `watchdog.describe` makes one line of what is slow.
     """
@@ -38,15 +42,16 @@ class Collector:
         environment: Environment,
         chat: ChatFormat | None,
         limits: RolloutLimits,
-        price: OrchestratorPrice,
+        prices: PriceList,
         *,
+        seconds_per_token: float | None = None,
         allowance: Limits | None = None,
         on_slow: Callable[[list[Waiting]], None] | None = None,
         slow_after_s: float = 60.0,
     ) -> None:
         self.environment, self.chat, self.limits = environment, chat, limits
         self.watchdog = Watchdog(on_slow, slow_after_s)
-        self.settings = PlayerSettings(environment, limits, price, self.watchdog, allowance)
+        self.settings = PlayerSettings(environment, limits, prices, seconds_per_token, self.watchdog, allowance)
         self._under_way: set[asyncio.Future[list[Trajectory]]] = set()
         self._given_up: OutOfTime | None = None
 
@@ -100,7 +105,8 @@ class Collector:
             # All are made before any of them speaks, so that a lockstep engine knows how many to wait for.
             speakers = [(speaker or EngineSpeaker)(opened[p], engine, params, (*seed, groups[p], m)) for p, m in wanted]
         todo = [(tasks[place], groups[place], member) for place, member in wanted]
-        return await self._play_all(todo, speakers, budget, on_done)
+        async with self._playing(todo, speakers, budget, on_done) as found:
+            return await found
 
     async def play(
         self,
@@ -125,7 +131,8 @@ class Collector:
         else:
             speakers = [ScriptSpeaker(each, script, think) for each in self._openings(self.chat, tasks, budget)]
         todo = [(task, group, 0) for task, group in zip(tasks, numbers or range(len(tasks)), strict=True)]
-        return await self._play_all(todo, speakers, budget, on_done)
+        async with self._playing(todo, speakers, budget, on_done) as found:
+            return await found
 
     def _check_going_on(self) -> None:
         if self._given_up is not None:
@@ -137,17 +144,18 @@ class Collector:
         for task in tasks:
             episode = self.environment.reset(task, budget)
             prompt = chat.prompt_ids(episode.messages, episode.tools)
-            found.append(Opening(chat, task, prompt, self.limits, self.settings.price.model))
+            found.append(Opening(chat, task, prompt, self.limits))
         return found
 
-    async def _play_all(
+    @asynccontextmanager
+    async def _playing(
         self,
         todo: Sequence[tuple[Task, int, int]],
         speakers: Sequence[Speaker],
         budget: Budget,
         on_done: Callable[[Trajectory], None] | None,
-    ) -> list[Trajectory]:
-        """Play the (task, group, member) of `todo`, each with its speaker."""
+    ) -> AsyncIterator["asyncio.Future[list[Trajectory]]"]:
+        """Play the (task, group, member) of `todo`, each with its speaker, for as long as the block lasts."""
         running = [
             asyncio.ensure_future(EpisodePlayer(self.settings, task, speaker, group, member).play(budget, on_done))
             for (task, group, member), speaker in zip(todo, speakers, strict=True)
@@ -155,7 +163,7 @@ class Collector:
         whole = asyncio.gather(*running)
         self._under_way.add(whole)
         try:
-            return list(await whole)
+            yield whole
         finally:
             self._under_way.discard(whole)
             # After an error nothing goes on in the background, and no session stays open for an engine to wait for:
@@ -167,15 +175,17 @@ class Collector:
                 speaker.end()
 
 
-async def share_all(processes: Processes, work: Awaitable[list[Trajectory]]) -> list[Trajectory]:
-    """Return the trajectories of all processes, where `work` gives this one's share.
+def share_all(
+    processes: Processes, work: Coroutine[Any, Any, list[Trajectory]]
+) -> Coroutine[Any, Any, list[Trajectory]]:
+    """Return what gives the trajectories of all processes, where `work` gives this one's share.
 
     Those of several processes come without ids and log-probs.
     """
     if processes.count == 1:
-        return await work
+        return work
 
     async def sendable() -> list[Trajectory]:
         return [trajectory.without_ids() for trajectory in await work]
 
-    return await processes.merged(sendable())
+    return processes.merged(sendable())

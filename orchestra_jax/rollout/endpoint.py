@@ -15,7 +15,7 @@ from orchestra_jax.io.untrusted import Unreadable, valid_text
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.paid import GRACE_S, Outcome
 from orchestra_jax.money.price_book import price_book
-from orchestra_jax.money.prices import MissingPrice, PriceList
+from orchestra_jax.money.prices import POLICY, MissingPrice, PriceList
 from orchestra_jax.money.replay import CLOSE_S, Replay
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.messages import WholeReply
@@ -26,7 +26,6 @@ from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import InfrastructureError, ToolSpec, Usage
 
-NAME = "orchestrator"  # of its ledger rows, and of its entry in the price lists
 _TEMPLATE = 1024  # tokens that a template may add to a prompt with tools
 _ENDED = ("stop", "tool_calls", "function_call", "eos", "end_turn")
 _THOUGHTS = ("reasoning_content", "reasoning")  # where servers put what the model thought
@@ -75,7 +74,7 @@ class EndpointPolicy(ExpertClient):
         request = {"expert": expert.name, "role": "orchestrator", "sample": list(sample), **body}
         size = len(json.dumps([body["messages"], body.get("tools")], ensure_ascii=False).encode())
         row = Usage(
-            NAME,
+            POLICY,
             "orchestrator",
             prompt_tokens=size + _TEMPLATE,  # no byte-level vocabulary has tokens below one byte
             completion_tokens=most,
@@ -190,7 +189,7 @@ def make_endpoint(cfg: WorldConfig, url: str, prices: PriceList, processes: Proc
         share = processes or Processes()
         rate = given.requests_per_minute
         expert = Expert(
-            name=NAME,
+            name=POLICY,
             model=model,
             base_url=url,
             api_key_env=given.api_key_env,

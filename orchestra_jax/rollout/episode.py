@@ -1,6 +1,7 @@
 """The player of one trajectory: the policy speaks, its calls run, a user answers if there is one, until an end.
 
-A turn without calls is the final answer where nobody answers it. In a `Conversation` it goes to the user (`talk`).
+A turn without calls is the final answer where nobody answers it. In a `Conversation` it goes to the user
+(`envs.conversation` has the rules).
 
 An infrastructure failure costs what failed and nothing else: that generation, call, user's turn or score is tried again
 alone, and what the trajectory has paid for until then stays. docs/rollouts.md ("Failures") tells who tries again how
@@ -9,15 +10,16 @@ often, and what follows from each end for the learner and the figures.
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.envs.base import Environment, Episode, Message, Score
 from orchestra_jax.io.stopwatch import Stopwatch
+from orchestra_jax.io.untrusted import valid_text
 from orchestra_jax.money.budgets import Budget, Limits
-from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.prices import POLICY, PriceList, policy_row
 from orchestra_jax.rollout.parsing import final_answer
 from orchestra_jax.rollout.speakers import PolicyTurn, Speaker
 from orchestra_jax.rollout.watchdog import Watchdog
@@ -34,34 +36,21 @@ from orchestra_jax.types import (
 )
 
 if TYPE_CHECKING:  # loaded when a user answers
-    from orchestra_jax.envs.conversation import Conversation
+    from orchestra_jax.tools.user_turn import UserTurn
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class OrchestratorPrice:
-    """Price of the policy's own tokens.
-
-    Attributes:
-        prices: price list with an entry for `model`, in force where an episode has none of its own.
-        seconds_per_token: simulated seconds per sampled token, or None to measure the wall clock.
-    """
-
-    prices: PriceList
-    model: str = "orchestrator"
-    seconds_per_token: float | None = None
-
-
-@dataclass(frozen=True)
 class PlayerSettings:
-    """The settings that all episodes of a collector share; `allowance` is one trajectory's budget for calls."""
+    """The settings that all episodes of a collector share; see `Collector`."""
 
     environment: Environment
     limits: RolloutLimits
-    price: OrchestratorPrice
+    prices: PriceList
+    seconds_per_token: float | None
     watchdog: Watchdog
-    allowance: Limits | None = None
+    allowance: Limits | None
 
 
 class EpisodePlayer:
@@ -81,10 +70,8 @@ class EpisodePlayer:
         self.ledger: list[Usage] = []
         self.observed: list[ToolResult] = []
         self.called = 0
-        self.solved = False
-        self.criteria: Mapping[str, str] = {}
         self.turn = 0
-        self.prices = settings.price.prices
+        self.prices = settings.prices
         self.worked_s = 0.0
 
     async def play(self, parent: Budget, on_done: Callable[[Trajectory], None] | None = None) -> Trajectory:
@@ -93,16 +80,21 @@ class EpisodePlayer:
         Raises:
             BudgetExceeded, ReplayMiss: the run cannot go on. Everything else that is raised is a bug.
         """
-        answer: str | None = None
+        answer, score = None, Score(False)
         budget = Budget(self.settings.allowance, name="trajectory", parent=parent)
         try:
             episode = self.settings.environment.reset(self.task, budget)
             own: PriceList | None = getattr(episode, "prices", None)
-            if own is not None and self.settings.price.model in own.entries:
+            if own is not None and POLICY in own.entries:
                 self.prices = own
             # The allowance is for calls; what the policy itself costs outside is none.
             self.speaker.begin(episode, parent)
-            status, reason, answer = await self._turns_until_end(episode)
+            status, reason, said = await self._turns_until_end(episode)
+            if said is not None:
+                found, _ = await self.wait("score", lambda _: episode.score(said), None)
+                score = found if isinstance(found, Score) else Score(found)
+                self.ledger += score.usage
+            answer = said  # one that could not be scored is none
         except InfrastructureError as error:
             status, reason = Status.FAILED, str(error)
         finally:
@@ -115,9 +107,9 @@ class EpisodePlayer:
             status=status,
             reason=reason,
             answer=answer,
-            solved=self.solved,
+            solved=score.solved,
             ledger=tuple(self.ledger),
-            criteria=self.criteria,
+            criteria=score.criteria,
         )
         if on_done is not None:
             on_done(trajectory)
@@ -152,13 +144,9 @@ class EpisodePlayer:
                 answer = finals[0] if finals else final_answer(said.turn.text)
                 if not answer:
                     return Status.NO_ANSWER, "the final answer is empty", None
-                words = None
-                if not finals and hasattr(episode, "respond"):
-                    from orchestra_jax.rollout.talk import ask
-
-                    words = await ask(self, cast("Conversation", episode), answer)
+                respond = getattr(episode, "respond", None)  # of a `Conversation`
+                words = None if finals or respond is None else await self._ask_user(respond, answer)
                 if words is None:
-                    await self._score(episode, answer)
                     return Status.COMPLETED, "", answer
                 heard: list[Message] = [{"role": "user", "content": words}]
             else:
@@ -182,21 +170,14 @@ class EpisodePlayer:
 
     async def _speak(self) -> PolicyTurn:
         """Have the policy speak, and charge its tokens."""
-        price = self.settings.price
 
         def speak(attempt: int) -> Awaitable[PolicyTurn]:
             return self.speaker.speak(self.observed, self.turn, attempt)
 
         said, measured = await self.wait("engine", speak, self.limits.turn_deadline_s)
-        worked = 0.0
-        for row in said.usage:
-            seconds = row.seconds or measured
-            if price.seconds_per_token is not None:
-                seconds = price.seconds_per_token * row.completion_tokens
-            priced = self.prices.priced(replace(row, seconds=0.0), price.model)  # its tokens cost, not its time
-            self.ledger.append(replace(priced, seconds=seconds))
-            worked += seconds
-        self.worked_s += max(worked, measured)
+        rows = [policy_row(row, self.prices, measured, self.settings.seconds_per_token) for row in said.usage]
+        self.ledger += rows
+        self.worked_s += max(sum(row.seconds for row in rows), measured)
         return said
 
     async def _execute(self, episode: Episode, calls: Sequence[ToolCall]) -> list[ToolResult]:
@@ -216,10 +197,18 @@ class EpisodePlayer:
         self.worked_s += max(seconds)
         return results
 
-    async def _score(self, episode: Episode, answer: str) -> None:
-        found, _ = await self.wait("score", lambda _: episode.score(answer), None)
-        score = found if isinstance(found, Score) else Score(found)
-        self.solved, self.criteria, self.ledger = score.solved, score.criteria, [*self.ledger, *score.usage]
+    async def _ask_user(self, respond: "Callable[[str], Awaitable[UserTurn | None]]", text: str) -> str | None:
+        """Return what the user says to the turn that was just recorded; None: the conversation is over."""
+        said, _ = await self.wait("user", lambda _: respond(text), self.limits.user_deadline_s)
+        if said is None:
+            return None
+        words = valid_text(said.text)
+        self.ledger += said.usage
+        if not said.done and not words.strip():  # asking again would change the episode
+            raise InfrastructureError("the user said nothing")
+        self.sequences[-1][-1] = replace(self.sequences[-1][-1], heard=words)
+        self.observed.append(ToolResult(words))
+        return None if said.done else words
 
     async def wait(self, what: str, begin: Callable[[int], Awaitable[T]], deadline_s: float | None) -> tuple[T, float]:
         """Return what `begin` gives for one of its attempts 0, 1, ..., and the seconds of work that it took.

@@ -13,6 +13,7 @@ from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.envs.base import Episode, Message, Script, Thoughts
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.prices import POLICY
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.parsing import ParseError, parse_tool_calls, render_call
 from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult, ToolSpec, Turn, Usage
@@ -74,13 +75,12 @@ class Speaker(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The beginning of a trajectory in tokens; `model` is the name of its ledger rows."""
+    """The beginning of a trajectory in tokens."""
 
     chat: ChatFormat
     task: Task
     prompt: tuple[int, ...]
     limits: RolloutLimits
-    model: str
 
 
 class TokenSpeaker(Speaker):
@@ -115,7 +115,7 @@ class TokenSpeaker(Speaker):
         elif found.finish_reason != "stop":
             calls, problem = [], "the output was cut off"
         usage = Usage(
-            self.opening.model,
+            POLICY,
             "orchestrator",
             prompt_tokens=len(self._ids),
             cached_tokens=len(self._ids) - len(self._new),  # what the sequence held before this turn

@@ -12,9 +12,8 @@ from orchestra_jax.engines.base import Engine, SamplingParams
 from orchestra_jax.envs.base import Environment, Episode, Message
 from orchestra_jax.io.stopwatch import queued, worked
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
-from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.prices import POLICY, PriceList, policy_row
 from orchestra_jax.money.reservations import Reservation, acquire
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.rollout.speakers import EngineSpeaker, Opening, PolicyTurn
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
 from orchestra_jax.tools.schema import validate_arguments
@@ -140,6 +139,11 @@ class Purse:
 class Account:
     """The cost of one question so far, and its limit; every dollar of the trajectory counts, its own tokens too.
 
+    Args:
+        prices: of the policy's tokens, where an episode has no list of its own.
+        told: is told each call, when it begins and when it has ended.
+        seconds_per_token: see `policy_row`.
+
     Attributes:
         budget: of what is paid to others, within `purse.paid`; what nobody is paid for makes it smaller.
         ledger: rows of the policy's turns and of its calls, as they come.
@@ -148,11 +152,16 @@ class Account:
     """
 
     def __init__(
-        self, max_usd: float | None, price: OrchestratorPrice, purse: Purse, told: Callable[[CallStep], None]
+        self,
+        max_usd: float | None,
+        prices: PriceList,
+        purse: Purse,
+        told: Callable[[CallStep], None],
+        seconds_per_token: float | None = None,
     ) -> None:
         self.budget = Budget(Limits(usd=max_usd), name=REQUEST, parent=purse.paid)
-        self._max_usd, self._price, self._own, self._told = max_usd, price, purse.own, told
-        self.prices, self._unpaid, self._lock = price.prices, 0.0, asyncio.Lock()
+        self._max_usd, self._seconds_per_token, self._own, self._told = max_usd, seconds_per_token, purse.own, told
+        self.prices, self._unpaid, self._lock = prices, 0.0, asyncio.Lock()
         self.ledger: list[Usage] = []
         self.steps: list[CallStep] = []
         self.passed: list[ToolCall] = []
@@ -169,12 +178,12 @@ class Account:
 
     def begin(self, prices: PriceList | None) -> None:
         """Take over the price list of an episode, where that has one for the policy."""
-        if prices is not None and self._price.model in prices.entries:
+        if prices is not None and POLICY in prices.entries:
             self.prices = prices
 
     async def reserve(self, worst: Usage) -> Reservation:
         """Set the most aside that the next turn of the policy can cost; raise BudgetExceeded if it is not left."""
-        priced = self.prices.priced(worst, self._price.model)
+        priced = self.prices.priced(worst, POLICY)
         could_be = self.usd + priced.cost_usd
         if self._max_usd is not None and could_be > self._max_usd:
             raise BudgetExceeded(
@@ -186,11 +195,9 @@ class Account:
 
     def spoke(self, rows: Iterable[Usage], seconds: float, turn: Reservation) -> None:
         """Note a turn of the policy, for which an amount was set aside."""
-        per_token = self._price.seconds_per_token
         for row in rows:
-            own = row.seconds or (seconds if per_token is None else per_token * row.completion_tokens)
-            priced = self.prices.priced(replace(row, seconds=0.0), self._price.model)
-            self.ledger.append(replace(priced, seconds=own))
+            priced = policy_row(row, self.prices, seconds, self._seconds_per_token)
+            self.ledger.append(priced)
             self._charge(priced.cost_usd)
             turn.settle(priced)
 
@@ -329,7 +336,7 @@ class AccountedSpeaker(EngineSpeaker):
 
     async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
         room = min(self._params.max_new_tokens, self.opening.limits.max_length - len(self._ids))
-        worst = Usage(self.opening.model, "orchestrator", len(self._ids), completion_tokens=room)
+        worst = Usage(POLICY, "orchestrator", len(self._ids), completion_tokens=room)
         reserved = await self._account.reserve(worst)
         try:
             start = worked()

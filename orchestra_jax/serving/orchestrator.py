@@ -35,8 +35,8 @@ from orchestra_jax.serving.messages_in_text import in_text
 from orchestra_jax.serving.opened import AskableWorld, OpenPolicy, open_policy
 from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.training.build import make_collector, make_policy, policy_config
+from orchestra_jax.training.policy_weights import engine_params
 from orchestra_jax.training.subject import Subject
-from orchestra_jax.training.weights import engine_params
 from orchestra_jax.types import Status, Task, ToolSpec, Trajectory
 
 _ROLES = ("user", "assistant", "tool")
@@ -299,10 +299,10 @@ class Orchestrator:
             limits = replace(limits, deadline_s=min(limits.deadline_s, max_seconds))
         name = request_id or f"orc-{secrets.token_hex(12)}"
         purse = purse or Purse(opened.money.run)
-        account = Account(await purse.begin(max_usd), shared.price, purse, tell)
+        account = Account(await purse.begin(max_usd), shared.prices, purse, tell, shared.seconds_per_token)
         world = AskedWorld(opened.environment, account, self._told(said))
-        collector = Collector(world, opened.chat, limits, shared.price, allowance=shared.allowance)
-        collector.settings = replace(collector.settings, watchdog=shared.watchdog)
+        collector = Collector(world, opened.chat, limits, shared.prices)
+        collector.settings = replace(shared, environment=world, limits=limits)
         trajectory, status, limit, reason = None, Status.FAILED, "", "cancelled"
         deadline = asyncio.timeout(max_seconds)
         try:

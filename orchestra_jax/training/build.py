@@ -24,7 +24,6 @@ from orchestra_jax.rl.losses import LOSSES
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.rollout.watchdog import describe
 
 
@@ -38,7 +37,7 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
     if problem := LOSSES.problem(cfg.algorithm.loss.loss):
         found.append(problem)
     if cfg.rollout.engine is EngineName.sglang or (processes is not None and processes.count > 1):
-        from orchestra_jax.training.outside import beside_problems
+        from orchestra_jax.training.prerequisites import beside_problems
 
         found += beside_problems(cfg, processes or Processes())
     try:
@@ -60,7 +59,7 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
         found.append(str(error))
     found += environment_class(cfg).problems(cfg)
     if not found and names_folders(cfg):
-        from orchestra_jax.training.outside import hub_problems
+        from orchestra_jax.training.prerequisites import hub_problems
 
         found = hub_problems(cfg)
     if found:
@@ -90,7 +89,7 @@ def policy_config(cfg: RunConfig, chat: ChatFormat) -> DecoderConfig:
             such preset.
     """
     if cfg.model.path is not None:
-        from orchestra_jax.training.outside import checkpoint_config
+        from orchestra_jax.training.prerequisites import checkpoint_config
 
         return checkpoint_config(cfg.model, chat.tokenizer)
     try:
@@ -129,7 +128,8 @@ def make_collector(cfg: RunConfig, environment: Environment, chat: ChatFormat | 
         environment,
         chat,
         cfg.rollout.limits,
-        OrchestratorPrice(paid_prices(cfg.pricing), "orchestrator", cfg.pricing.orchestrator_seconds_per_token),
+        paid_prices(cfg.pricing),
+        seconds_per_token=cfg.pricing.orchestrator_seconds_per_token,
         allowance=spending.limits(cfg.budget, "trajectory"),
         on_slow=lambda waiting: print(describe(waiting), file=sys.stderr, flush=True),
         slow_after_s=cfg.rollout.slow_after_s,

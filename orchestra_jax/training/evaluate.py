@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.record import RunRecord, Start
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine
+from orchestra_jax.engines.start import start_engine
 from orchestra_jax.envs.base import Baseline, Environment
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.evaluation.benchmark_rows import benchmark_rows, cap_rows, interval_lines
@@ -33,12 +34,12 @@ from orchestra_jax.tools.base import unreachable
 from orchestra_jax.tools.experts.judge import JUDGE_PROMPT
 from orchestra_jax.training.build import keep_compiled, make_collector, make_policy, preflight
 from orchestra_jax.training.evaluation_progress import ShownCaps, ShownEvaluator
-from orchestra_jax.training.forecast import dry_run_evaluation, evaluation_forecast, require_benchmarks
-from orchestra_jax.training.guard import guard_of
+from orchestra_jax.training.forecast import evaluation_forecast, require_benchmarks
+from orchestra_jax.training.guard import guarded
 from orchestra_jax.training.main import STOPS, device_names, exit_status, working_in
+from orchestra_jax.training.policy_weights import engine_params
 from orchestra_jax.training.subject import Subject, policy_model, script_of, subject_of
 from orchestra_jax.training.summary import write_summary
-from orchestra_jax.training.weights import engine_params, start_run_engine
 from orchestra_jax.types import ReplayMiss
 
 FOLDER = "evaluation"  # of the run's folder
@@ -47,8 +48,7 @@ FOLDER = "evaluation"  # of the run's folder
 def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
     """Evaluate the policy that `policy` names (`training.subject`); print a table and write summary.json.
 
-    Every trajectory is written as it ends, and after a stop the same command continues from there. With
-    evaluation.dry_run nothing is made and nobody asked: the costs are told.
+    Every trajectory is written as it ends, and after a stop the same command continues from there.
 
     Args:
         start: command line for run.json in the evaluation's folder; None: this process's.
@@ -56,10 +56,6 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
     Raises:
         SystemExit: see `exit_status`.
     """
-    if cfg.evaluation.dry_run:
-        with exit_status():
-            dry_run_evaluation(cfg)
-        return
     folder = Path(cfg.output_dir) / FOLDER
     with (
         exit_status(),
@@ -67,9 +63,39 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
         exit_status(processes, folder=cfg.output_dir, calls=_with_own_calls(cfg, processes).replay.path),
         RunRecord(folder, cfg, "evaluate", start, stops=STOPS, writes=processes.first) as record,
         working_in(folder, processes),
+        ExitStack() as parts,
     ):
+        with processes.together():
+            subject, chat, environment = _checked(cfg, processes)
+            cfg = subject.cfg
+            money = RunBudget(cfg.budget, folder, processes)
+            limits = widest(cfg.rollout.limits, cfg.evaluation.turn_caps)
+            collector = make_collector(replace(cfg, rollout=replace(cfg.rollout, limits=limits)), environment, chat)
+            if sentence := evaluation_forecast(cfg, environment, subject):
+                print(sentence, flush=True)
+            record.begin(parents=subject.parents(), devices=device_names())
+        money.share()
+        loop = LoopThread()
+        parts.enter_context(guarded(folder, loop, cfg.rollout, cfg.checkpoint.grace_s))
+        parts.enter_context(loop)
+        parts.callback(money.close)
+        parts.callback(lambda: loop.run(environment.close()))
         try:
-            found = _evaluate(cfg, folder, processes, record)
+            with engine_of(subject, environment, folder, processes, loop, chat) as engine:
+                kind = ShownCaps if cfg.evaluation.turn_caps else ShownEvaluator
+                evaluator = kind(cfg, collector, engine, money.run, folder / "trajectories", processes)
+                with evaluator.shown(lambda: money.spent.usd) if processes.first else nullcontext():
+                    figures = loop.run(evaluator.evaluate("policy", subject.identity(), policy_model(cfg)))
+                if cfg.tools.judge != "match" and processes.first:
+                    _write_disagreements(evaluator.disagreements, folder)
+                found = {
+                    "name": cfg.name,
+                    "policy": subject.name,
+                    "benchmarks": figures,
+                    "judge": None if cfg.tools.judge == "match" else {"model": cfg.tools.judge, "prompt": JUDGE_PROMPT},
+                    "baselines": loop.run(evaluator.baselines()),
+                    "spent": money.summary(),
+                }
         except (BudgetExceeded, ReplayMiss) as error:
             raise Halted(
                 f"{error} The evaluation ended before its figures were known; the same command goes on from what was "
@@ -97,40 +123,6 @@ def _write_disagreements(disagreements: Sequence[Mapping[str, Any]], folder: Pat
     """Write the answers that judge and exact match differ about, a line of JSON each."""
     lines = "".join(json.dumps(each) + "\n" for each in disagreements)
     (folder / "disagreements.jsonl").write_text(lines, encoding="utf-8")
-
-
-def _evaluate(cfg: RunConfig, folder: Path, processes: Processes, record: RunRecord) -> dict[str, Any]:
-    with processes.together():
-        subject, chat, environment = _checked(cfg, processes)
-        cfg = subject.cfg
-        money = RunBudget(cfg.budget, folder, processes)
-        limits = widest(cfg.rollout.limits, cfg.evaluation.turn_caps)
-        collector = make_collector(replace(cfg, rollout=replace(cfg.rollout, limits=limits)), environment, chat)
-        if sentence := evaluation_forecast(cfg, environment, subject):
-            print(sentence, flush=True)
-        record.begin(parents=subject.parents(), devices=device_names())
-    money.share()
-    loop = LoopThread()
-    with guard_of(cfg.rollout, cfg.checkpoint.grace_s, folder, loop), loop:
-        try:
-            with engine_of(subject, environment, folder, processes, loop, chat) as engine:
-                kind = ShownCaps if cfg.evaluation.turn_caps else ShownEvaluator
-                evaluator = kind(cfg, collector, engine, money.run, folder / "trajectories", processes)
-                with evaluator.shown(lambda: money.spent.usd) if processes.first else nullcontext():
-                    figures = loop.run(evaluator.evaluate("policy", subject.identity(), policy_model(cfg)))
-                if cfg.tools.judge != "match" and processes.first:
-                    _write_disagreements(evaluator.disagreements, folder)
-                return {
-                    "name": cfg.name,
-                    "policy": subject.name,
-                    "benchmarks": figures,
-                    "judge": None if cfg.tools.judge == "match" else {"model": cfg.tools.judge, "prompt": JUDGE_PROMPT},
-                    "baselines": loop.run(evaluator.baselines()),
-                    "spent": money.summary(),
-                }
-        finally:
-            loop.run(environment.close())
-            money.close()
 
 
 def _checked(cfg: RunConfig, processes: Processes) -> tuple[Subject, ChatFormat | None, Environment]:
@@ -203,7 +195,7 @@ def engine_of(
             base, params = params, jax.tree.map(np.asarray, trained)
     params = engine_params(cfg.rollout, params, base, lora, mesh)
     del base  # its memory is the engine's
-    serving = start_run_engine(
+    serving = start_engine(
         cfg.rollout,
         model,
         params,

@@ -27,32 +27,25 @@ _BEAT_S = 1.0
 _DUMP = getattr(signal, "SIGRTMIN", signal.SIGUSR1)  # Slurm and its launchers use the other ones
 
 
-def guard_of(
-    rollout: RolloutConfig, grace_s: float, folder: Path, loop: LoopThread
-) -> contextlib.AbstractContextManager[None]:
-    """Return the guard of a run's event loop by the settings of the run."""
-    deadline_s = rollout.limits.deadline_s
-    return guarded(folder, loop, slow_s=rollout.slow_after_s, deadline_s=deadline_s, grace_s=grace_s)
-
-
 @contextlib.contextmanager
-def guarded(folder: Path, loop: LoopThread, *, slow_s: float, deadline_s: float, grace_s: float) -> Iterator[None]:
+def guarded(folder: Path, loop: LoopThread, rollout: RolloutConfig, grace_s: float) -> Iterator[None]:
     """Guard the block. Outside the main thread (a notebook's or sweep's worker) nothing is done.
 
     Args:
         folder: existing folder of the run, for `stacks.log`.
         loop: event loop of the run.
-        slow_s: seconds without a turn of the loop, or without any Python code, after which stacks are written.
-        deadline_s: seconds without any Python code after which the process is killed, 60 at least.
-        grace_s: the same after one stopping signal, 30 at least. After a second one it is 10, and a run that hears it
-            has 30 s to close everything.
+        rollout: stacks are written after `slow_after_s` without a turn of the loop, or without any Python code. The
+            process is killed after `limits.deadline_s` without any Python code, 60 at least.
+        grace_s: seconds until it is killed after one stopping signal, 30 at least. After a second one they are 10, and
+            a run that hears it has 30 s to close everything.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    limits = [slow_s, max(60.0, deadline_s), grace_s]
+    slow_s = rollout.slow_after_s
+    limits = [slow_s, max(60.0, rollout.limits.deadline_s), grace_s]
     words = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard_process.py")), str(os.getpid())]
     try:
         with (folder / LOG).open("a", encoding="utf-8") as log:

@@ -17,7 +17,7 @@ from orchestra_jax.processes import Processes, joined
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training.build import keep_compiled, preflight
-from orchestra_jax.training.guard import guard_of
+from orchestra_jax.training.guard import guarded
 from orchestra_jax.training.loggers.base import RunLog, chosen
 from orchestra_jax.training.stopping import Interrupted, end_now, handling
 from orchestra_jax.training.summary import report, summary
@@ -98,7 +98,7 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
             _print_forecast(cfg)
             money = RunBudget(cfg.budget, directory, processes)
         loop = LoopThread()
-        parts.enter_context(guard_of(cfg.rollout, cfg.checkpoint.grace_s, directory, loop))
+        parts.enter_context(guarded(directory, loop, cfg.rollout, cfg.checkpoint.grace_s))
         parts.enter_context(loop)
         parts.callback(money.close)  # after the environment: then no request is under way, and the bill is known
         parts.callback(lambda: loop.run(environment.close()))
@@ -113,7 +113,7 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
         with processes.together():
             parents = list[dict[str, Any]]()
             if cfg.model.path or cfg.model.lora.path:
-                from orchestra_jax.training.outside import parents_of
+                from orchestra_jax.config.parents import parents_of
 
                 parents = parents_of(cfg.model)
             record.begin(origin=origin.name if origin else None, parents=parents, devices=device_names())

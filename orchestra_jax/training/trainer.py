@@ -10,6 +10,7 @@ from typing import Any, cast
 from orchestra_jax.config.missing import POLICY_FOLDER
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.engines.base import RunEngine
+from orchestra_jax.engines.start import start_engine
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.io.event_loop import LoopThread
@@ -41,10 +42,10 @@ from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
 from orchestra_jax.training.loggers.transcripts import write_transcripts
 from orchestra_jax.training.metrics import rollout_metrics, spending_metrics, update_metrics
+from orchestra_jax.training.policy_weights import engine_params, fingerprint
 from orchestra_jax.training.rewards import GroupRewards
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
-from orchestra_jax.training.weights import engine_params, fingerprint, start_run_engine
 from orchestra_jax.types import OutOfTime, ReplayMiss
 
 
@@ -121,7 +122,7 @@ class Trainer:
                 tasks,
                 loop,
                 self.processes,
-                teaching=lambda found: self.rewards.informative(found),
+                teaching=lambda found: self.rewards.reward_and_advantage(found)[2],
             )
             groups, largest = self.rollouts.per_step, environment.largest_menu()
             self.rewards = GroupRewards(cfg.reward, cfg.algorithm.advantage, cfg.algorithm.group_size, groups, largest)
@@ -376,7 +377,7 @@ class Trainer:
         return restored(self.checkpoints, saved, self.warm, self.policy, reference)
 
     def _start_engine(self, tokenizer_size: int) -> RunEngine:
-        return start_run_engine(
+        return start_engine(
             self.cfg.rollout,
             self.model,
             self._engine_params(),

@@ -6,12 +6,9 @@ from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 
 ENTRIES = {"orchestrator": {"input": 0.0, "output": 0.0}}
-FREE = OrchestratorPrice(
-    PriceList.from_config({"id": "free", "date": "2025-01-01", "source": "made up", "entries": ENTRIES})
-)
+FREE = PriceList.from_config({"id": "free", "date": "2025-01-01", "source": "made up", "entries": ENTRIES})
 
 
 def play(environment, script, tasks, chat=None):

@@ -32,11 +32,10 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.processes.several import SeveralProcesses
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.rollout.speakers import turn_seed
 from orchestra_jax.types import InfrastructureError, Status, Task
 
-PRICE = OrchestratorPrice(PriceList("test", "2026-11-20", "test", {"orchestrator": Price()}), "orchestrator", 0.0)
+PRICES = PriceList("test", "2026-11-20", "test", {"orchestrator": Price()})
 LIMITS = RolloutLimits(max_turns=4, max_calls=3, max_length=160, max_new_tokens=32)
 REWARD = RewardConfig(tool_feature=ToolFeature.share)
 
@@ -67,7 +66,9 @@ def world() -> QuickstartWorld:
 @pytest.fixture(scope="module")
 def collector(world: QuickstartWorld) -> Iterator[Collector]:
     environment = Posed(RunConfig())
-    yield Collector(environment, ChatFormat(quickstart_chat().tokenizer, compact_menu=True), LIMITS, PRICE)
+    yield Collector(
+        environment, ChatFormat(quickstart_chat().tokenizer, compact_menu=True), LIMITS, PRICES, seconds_per_token=0.0
+    )
     asyncio.run(environment.close())
 
 
@@ -398,7 +399,7 @@ def test_two_processes_share_the_samples_and_have_the_figures_of_one(world, coll
 
     def evaluate(folder: Path, processes: Processes | None = None) -> dict[str, Any]:
         environment = QuickstartEnvironment(RunConfig())  # as each process has: a sandbox belongs to one event loop
-        own = Collector(environment, collector.chat, LIMITS, PRICE)
+        own = Collector(environment, collector.chat, LIMITS, PRICES, seconds_per_token=0.0)
         cfg = make(world, own, parrot, count=7, swap=False, samples=2, temperature=temperature).cfg
         evaluator = Evaluator(cfg, own, parrot, Budget(), folder, processes)  # type: ignore
 

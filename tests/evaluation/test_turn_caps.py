@@ -26,14 +26,12 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.rollout.messages import WholeReply
 from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Usage
 
 PRICES = PriceList("test", "2026-11-20", "test", {"orchestrator": Price(input=1.0, output=2.0)})
-PRICE = OrchestratorPrice(PRICES, "orchestrator", 0.1)
 LIMITS = RolloutLimits(max_turns=3, max_calls=3, max_length=1500, max_new_tokens=32)
 CAPS = [1, 2, 5]
 QUESTIONS = 14
@@ -47,7 +45,9 @@ def environment() -> Iterator[QuickstartEnvironment]:
 
 
 def collector(environment: QuickstartEnvironment, limits: RolloutLimits) -> Collector:
-    return Collector(environment, ChatFormat(quickstart_chat().tokenizer, compact_menu=True), limits, PRICE)
+    return Collector(
+        environment, ChatFormat(quickstart_chat().tokenizer, compact_menu=True), limits, PRICES, seconds_per_token=0.1
+    )
 
 
 class Wanderer:

@@ -19,7 +19,7 @@ from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.processes import Processes, joined
 from orchestra_jax.processes.several import on_host, processes_of_run
-from orchestra_jax.training.weights import fingerprint
+from orchestra_jax.training.policy_weights import fingerprint
 
 
 def agree(processes: Processes) -> None:

@@ -14,7 +14,6 @@ from orchestra_jax.money.reservations import acquire
 from orchestra_jax.rl.batching import sequences
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
@@ -187,8 +186,7 @@ class FakeEngine:
 
 def make(tokenizer, *, history="keep", limits=LIMITS, seconds=0.5, **options):
     world, chat = World(), ChatFormat(tokenizer, history=history)
-    price = OrchestratorPrice(PRICES, seconds_per_token=seconds)
-    return Collector(world, chat, limits, price, **options), world, chat
+    return Collector(world, chat, limits, PRICES, seconds_per_token=seconds, **options), world, chat
 
 
 async def roll(collector, script, tasks=(TASK,), **options):

@@ -12,7 +12,6 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rl.batching import sequences
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.tools.user_turn import UserTurn
 from orchestra_jax.training.loggers.transcripts import transcript
 from orchestra_jax.types import InfrastructureError, Status, ToolCall, ToolSpec, Usage
@@ -85,7 +84,7 @@ def words():
 
 def talk(tokenizer, *said, history="keep", limits=LIMITS):
     world, chat = Talk(*said), ChatFormat(tokenizer, history=history)
-    return Collector(world, chat, limits, OrchestratorPrice(PRICES, seconds_per_token=0.5)), world
+    return Collector(world, chat, limits, PRICES, seconds_per_token=0.5), world
 
 
 # --- what is said and heard ---
@@ -126,7 +125,7 @@ def test_a_policy_in_whole_messages_has_the_same_conversation():
 
     async def play():
         async with endpoint(model) as policy:
-            collector = Collector(world, None, LIMITS, OrchestratorPrice(PRICES))
+            collector = Collector(world, None, LIMITS, PRICES)
             return (await collector.collect(policy, [TASK], budget=Budget(), temperature=0.0))[0]
 
     found = asyncio.run(play())
@@ -149,7 +148,7 @@ def test_a_user_may_bring_more_tools_to_a_policy_in_whole_messages():
 
     async def play():
         async with endpoint(model) as policy:
-            collector = Collector(world, None, LIMITS, OrchestratorPrice(PRICES))
+            collector = Collector(world, None, LIMITS, PRICES)
             await collector.collect(policy, [TASK], budget=Budget(), temperature=0.0)
 
     asyncio.run(play())

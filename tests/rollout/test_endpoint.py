@@ -14,11 +14,10 @@ from aiohttp import web
 from orchestra_jax.config.schema import ConfigError, EndpointConfig, EvaluationConfig, PricingConfig, RunConfig
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.price_book import price_book
-from orchestra_jax.money.prices import Price, PriceList
+from orchestra_jax.money.prices import POLICY, Price, PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.endpoint import NAME, EndpointPolicy, endpoint_pricing, make_endpoint
-from orchestra_jax.rollout.episode import OrchestratorPrice
+from orchestra_jax.rollout.endpoint import EndpointPolicy, endpoint_pricing, make_endpoint
 from orchestra_jax.rollout.messages import MessageSpeaker
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.types import ReplayMiss, Status, Trajectory
@@ -55,7 +54,7 @@ def calls(*some: tuple[str, str, str], **more: Any) -> Message:
 
 
 def expert(url: str, **fields: Any) -> Expert:
-    return Expert(NAME, "gpt", f"{url}/v1", **{"retries": 0, "max_tokens": 100, **fields})
+    return Expert(POLICY, "gpt", f"{url}/v1", **{"retries": 0, "max_tokens": 100, **fields})
 
 
 @asynccontextmanager
@@ -74,7 +73,7 @@ def played(*turns: Message | str | int, limits=LIMITS, **fields: Any) -> tuple[T
 
     async def play() -> Trajectory:
         async with endpoint(model, **fields) as policy:
-            collector = Collector(world, None, limits, OrchestratorPrice(PRICES))
+            collector = Collector(world, None, limits, PRICES)
             return (await collector.collect(policy, [TASK], budget=Budget(), temperature=0.0))[0]
 
     return asyncio.run(play()), model, world
@@ -97,7 +96,7 @@ def test_a_conversation_with_tools_and_its_bill():
     assert (spoken["content"], [c["id"] for c in spoken["tool_calls"]]) == (None, ["a", "b"])
     assert [(m["tool_call_id"], m["content"]) for m in heard] == [("a", "hello"), ("b", "green")]
     own = [row for row in found.ledger if row.role == "orchestrator"]
-    assert [(r.name, r.prompt_tokens, r.cached_tokens, r.completion_tokens) for r in own] == [(NAME, 100, 40, 10)] * 3
+    assert [(r.name, r.prompt_tokens, r.cached_tokens, r.completion_tokens) for r in own] == [(POLICY, 100, 40, 10)] * 3
     each = (60 * 1.0 + 40 * 0.1 + 10 * 10.0) / 1e6
     assert [row.cost_usd for row in own] == pytest.approx([each] * 3)
     assert all(row.seconds > 0 for row in own)
@@ -126,7 +125,7 @@ async def test_the_loop_is_that_of_a_policy_in_tokens(tokenizer, turns: Sequence
     ours_world = World()
     ours_world.failures = 9
     async with endpoint(Model(*turns)) as policy:
-        other = Collector(ours_world, None, LIMITS, OrchestratorPrice(PRICES))
+        other = Collector(ours_world, None, LIMITS, PRICES)
         (ours,) = await other.collect(policy, [TASK], budget=Budget())
     for field in ("status", "reason", "answer", "solved"):
         assert getattr(ours, field) == getattr(theirs, field)
@@ -177,7 +176,7 @@ def test_an_answer_without_usage_is_counted_by_us():
         model = Model(ANSWER)
         model.usage = False
         async with endpoint(model) as policy:
-            collector = Collector(World(), None, LIMITS, OrchestratorPrice(PRICES))
+            collector = Collector(World(), None, LIMITS, PRICES)
             return (await collector.collect(policy, [TASK], budget=Budget()))[0]
 
     (row,) = asyncio.run(play()).ledger
@@ -189,9 +188,9 @@ async def test_what_was_answered_is_replayed_with_its_bill_and_without_a_server(
     model, found = Model(calls(("a", "echo", '{"x": "a"}')), ANSWER), []
     for mode in ("replay_or_record", "replay_or_record", "replay"):
         async with endpoint(model, replay=Replay(tmp_path / "calls.db", mode)) as policy:
-            collector, budget = Collector(World(), None, LIMITS, OrchestratorPrice(PRICES)), Budget()
+            collector, budget = Collector(World(), None, LIMITS, PRICES), Budget()
             found += await collector.collect(policy, [TASK], budget=budget, temperature=0.0)
-            assert (NAME in budget.by_name()) == (len(found) == 1)
+            assert (POLICY in budget.by_name()) == (len(found) == 1)
     assert len(model.bodies) == 2
     assert found[0].ledger == found[1].ledger == found[2].ledger
     async with endpoint(model, replay=Replay(tmp_path / "calls.db", "replay")) as policy:
@@ -201,11 +200,11 @@ async def test_what_was_answered_is_replayed_with_its_bill_and_without_a_server(
 
 async def test_its_own_tokens_count_in_the_run_and_not_in_the_allowance_for_calls():
     async with endpoint(Model(calls(("a", "echo", '{"x": "a"}')), ANSWER)) as policy:
-        price, run = OrchestratorPrice(PRICES), Budget()
-        collector = Collector(World(), None, LIMITS, price, allowance=Limits(calls=1))
+        run = Budget()
+        collector = Collector(World(), None, LIMITS, PRICES, allowance=Limits(calls=1))
         (found,) = await collector.collect(policy, [TASK], budget=run)
         assert (found.status, run.spent.calls) == (Status.COMPLETED, 3)
-        assert run.by_name()[NAME].usd == pytest.approx(sum(r.cost_usd for r in found.ledger if r.name == NAME))
+        assert run.by_name()[POLICY].usd == pytest.approx(sum(r.cost_usd for r in found.ledger if r.name == POLICY))
         with pytest.raises(BudgetExceeded, match="the run could come to"):
             await collector.collect(policy, [TASK], budget=Budget(Limits(usd=1e-6)))
 
@@ -241,7 +240,7 @@ def test_its_price_is_an_entry_of_the_list_or_its_own_and_never_that_of_our_poli
         return found.orchestrator_input, found.orchestrator_cached_input, found.orchestrator_output
 
     own = cfg(input=3.0, cached_input=0.3, output=15.0)
-    assert price_book(replace(own, pricing=endpoint_pricing(own))).base.entries[NAME] == Price(3.0, 0.3, 15.0)
+    assert price_book(replace(own, pricing=endpoint_pricing(own))).base.entries[POLICY] == Price(3.0, 0.3, 15.0)
     assert price() == (1.25, None, 10.0)
     assert price(price="gpt-5-mini") == (0.25, None, 2.0)
     assert price(input=3.0, cached_input=0.3, output=15.0) == (3.0, 0.3, 15.0)
@@ -250,13 +249,13 @@ def test_its_price_is_an_entry_of_the_list_or_its_own_and_never_that_of_our_poli
 
 
 def test_what_the_model_takes_is_known_by_its_name(monkeypatch):
-    prices = PriceList("p", "2026-01-01", "made up", {NAME: Price()})
+    prices = PriceList("p", "2026-01-01", "made up", {POLICY: Price()})
     monkeypatch.setenv("SOME_KEY", "secret")
     found = make_endpoint(
         cfg(api_key_env="SOME_KEY", extra={"reasoning_effort": "low"}), "http://127.0.0.1:9/v1", prices
     )
     assert (found.expert.temperature, found.expert.max_tokens_field) == (None, "max_completion_tokens")
-    assert (found.expert.name, json.dumps(dict(found.expert.extra))) == (NAME, '{"reasoning_effort": "low"}')
+    assert (found.expert.name, json.dumps(dict(found.expert.extra))) == (POLICY, '{"reasoning_effort": "low"}')
     for fields, words in (
         ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
         ({"extra": {"stream": True}}, "the endpoint http"),

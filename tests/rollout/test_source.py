@@ -14,6 +14,7 @@ from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.io import event_loop
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.sources import rollout_source
 from orchestra_jax.training.build import make_collector, make_policy
@@ -86,7 +87,16 @@ def test_groups_of_a_stream_are_those_of_a_synchronous_step(tmp_path: Path):
         chat, environment = make_chat(cfg), make_environment(cfg)
         model, params = make_policy(cfg, chat)
         with LoopThread() as loop:
-            engine = loop.run(start_engine(cfg.rollout, model, params, 3, tokenizer_size=1, directory=tmp_path))
+            engine = start_engine(
+                cfg.rollout,
+                model,
+                params,
+                3,
+                tokenizer_size=1,
+                directory=tmp_path,
+                loop=loop,
+                processes=Processes(),
+            )
             rollouts = rollout_source(
                 cfg.algorithm, cfg.rollout, cfg.seed,
                 make_collector(cfg, environment, chat), engine.engine, environment.train_tasks(2), loop,

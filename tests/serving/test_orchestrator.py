@@ -14,7 +14,6 @@ from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.spent import bill
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.serving.asking import Account, Answer, AskedEpisode, CallStep, Purse, QuestionError, Surroundings
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.tools.base import tool
@@ -127,7 +126,7 @@ def test_a_call_that_is_too_dear_is_refused_and_the_policy_goes_on(tmp_path: Pat
 async def test_calls_of_one_turn_share_the_limit_exactly(most: float | None):
     """A paid call of 40 cents beside one that costs 30 cents by the menu, and nobody asks for."""
     spent = Budget()
-    account = Account(most, OrchestratorPrice(PriceList("none", "", "", {})), Purse(spent), lambda step: None)
+    account = Account(most, PriceList("none", "", "", {}), Purse(spent), lambda step: None)
     free = ToolSpec("listed", "Costs by the menu.", {"type": "object", "properties": {}}, price_usd=0.3)
     made = list[str]()
 

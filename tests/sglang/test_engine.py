@@ -12,7 +12,7 @@ import pytest
 from orchestra_jax.engines.base import SamplingParams
 from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import reviver
-from orchestra_jax.engines.sglang.weights import DiskWeightSync
+from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from orchestra_jax.io.http_json import JsonClient
 from tests.engines.contract import EngineContract, Subject, prompt_of
 from tests.sglang.conftest import CONFIG, LENGTH, PARAMS, START_SECONDS

@@ -14,7 +14,7 @@ from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess
-from orchestra_jax.engines.sglang.weights import DiskWeightSync
+from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from orchestra_jax.models import checkpoint, decoder, saved_tokenizer
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.llama import LlamaConfig, MistralConfig, Qwen2Config

@@ -7,7 +7,7 @@ import pytest
 
 from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import reviver
-from orchestra_jax.engines.sglang.weights import DiskWeightSync
+from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from tests.engines.contract import Subject, prompt_of
 from tests.engines.sglang.stub import one
 from tests.sglang.conftest import CONFIG, LENGTH, PARAMS, START_SECONDS

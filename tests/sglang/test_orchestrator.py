@@ -17,7 +17,7 @@ import pytest
 from orchestra_jax.config.compose import compose
 from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import SGLangProcess
-from orchestra_jax.engines.sglang.weights import DiskWeightSync
+from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.rollout.parsing import OPEN
 from orchestra_jax.training.evaluate import evaluate

@@ -13,7 +13,7 @@ import pytest
 
 from orchestra_jax.engines.base import Generation
 from orchestra_jax.engines.sglang.process import SGLangProcess
-from orchestra_jax.engines.sglang.weights import DiskWeightSync
+from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from orchestra_jax.io.http_json import JsonClient
 from orchestra_jax.types import InfrastructureError
 from tests.engines.contract import Subject, prompt_of

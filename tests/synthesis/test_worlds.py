@@ -11,7 +11,6 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.synthesis.worlds import functions
 from orchestra_jax.types import InfrastructureError
 from tests.isolation import available
@@ -80,7 +79,7 @@ async def test_the_folder_is_a_world_to_train_in(made):
     }  # fmt: skip
     assert "Nothing twice." in world.policy
     assert environment.unusable == {}
-    collector = Collector(environment, None, cfg.rollout.limits, OrchestratorPrice(price_book(cfg).base))
+    collector = Collector(environment, None, cfg.rollout.limits, price_book(cfg).base)
     tasks = [*environment.held_out(10), *next(environment.train_tasks(4))]
     played = await collector.play(environment.baselines()["golden"], tasks, budget=Budget(), silent=True)
     assert [each.solved for each in played] == [True] * 5

@@ -136,9 +136,9 @@ def test_training_stream_is_of_the_seed_and_resumes(tmp_path: Path):
 def test_prices_of_the_policy_come_from_the_config(tmp_path: Path):
     cfg = config(tmp_path, "pricing.orchestrator_input=2.0", "pricing.orchestrator_output=8.0")
     environment = make_environment(cfg)
-    price = make_collector(cfg, environment, make_chat(cfg)).settings.price
+    prices = make_collector(cfg, environment, make_chat(cfg)).settings.prices
     asyncio.run(environment.close())
-    cost = price.prices.cost(price.model, prompt_tokens=1_000_000, cached_tokens=0, completion_tokens=500_000)
+    cost = prices.cost("orchestrator", prompt_tokens=1_000_000, cached_tokens=0, completion_tokens=500_000)
     assert cost == pytest.approx(2.0 + 4.0)
 
 

@@ -16,8 +16,8 @@ from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.main import run
+from orchestra_jax.training.policy_weights import fingerprint
 from orchestra_jax.training.summary import report
-from orchestra_jax.training.weights import fingerprint
 from orchestra_jax.types import Task, Trajectory
 from tests.training.test_trainer import MICRO, config, reference, summary
 

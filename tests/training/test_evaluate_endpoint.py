@@ -43,7 +43,8 @@ for line in sys.stdin:
         os.dup2(log, 1), os.dup2(log, 2)
         try:
             with initialize_config_dir(os.path.abspath("conf"), version_base="1.3"):
-                evaluate(load(compose("evaluate", overrides), folder))
+                cfg = load(compose("evaluate", overrides), folder)
+            (dry_run_evaluation if cfg.evaluation.dry_run else evaluate)(cfg)
             code = 0
         except SystemExit as end:
             code = end.code

@@ -20,13 +20,12 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.evaluation_progress import ShownCaps, ShownEvaluator
 from tests.evaluation.test_runner import ParrotEngine
 from tests.training.test_trainer import MICRO, config
 
-PRICE = OrchestratorPrice(PriceList("test", "2026-11-20", "test", {"orchestrator": Price()}), "orchestrator", 0.0)
+PRICES = PriceList("test", "2026-11-20", "test", {"orchestrator": Price()})
 LIMITS = RolloutLimits(max_turns=4, max_calls=3, max_length=160, max_new_tokens=32)
 CFG = replace(
     RunConfig(),
@@ -38,7 +37,9 @@ CFG = replace(
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
     environment = QuickstartEnvironment(RunConfig())
-    yield Collector(environment, ChatFormat(quickstart_chat().tokenizer, compact_menu=True), LIMITS, PRICE)
+    yield Collector(
+        environment, ChatFormat(quickstart_chat().tokenizer, compact_menu=True), LIMITS, PRICES, seconds_per_token=0.0
+    )
     asyncio.run(environment.close())
 
 

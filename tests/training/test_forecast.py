@@ -10,7 +10,6 @@ import pytest
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.envs.database.environment import DatabaseEnvironment
-from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.forecast import dry_run_evaluation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +79,7 @@ def test_neither_key_nor_server_is_needed_for_a_dry_run(tmp_path: Path, capsys, 
     questions = tmp_path / "q.jsonl"
     questions.write_text('{"question": "1 + 1?", "answer": "2"}\n{"question": "1 + 2?", "answer": "3"}\n')
     paid = ("+benchmark=jsonl", "tools=paper_eval", "pricing.name=paper", f"data.path={questions}")
-    evaluate(compose(*paid, "policy=baseline:random", "evaluation.dry_run=true", name="evaluate"))
+    dry_run_evaluation(compose(*paid, "policy=baseline:random", "evaluation.dry_run=true", name="evaluate"))
     assert "2 trajectories of held_out (2) cost about $" in capsys.readouterr().out
 
 

@@ -5,18 +5,21 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.stopwatch import Stopwatch
 from orchestra_jax.training.guard import LOG, guarded
 
-LIMITS = {"slow_s": 600.0, "deadline_s": 600.0, "grace_s": 600.0}
+PATIENT = RolloutConfig(slow_after_s=600.0, limits=RolloutLimits(deadline_s=600.0))
 BUSY = """
 import re, sys
 from pathlib import Path
+from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.training import guard
 from orchestra_jax.training.stopping import end_now, handling
@@ -31,8 +34,8 @@ async def endless():
         pass
 
 loop = LoopThread()
-limits = dict(slow_s=float(sys.argv[3]), deadline_s=0, grace_s=0)
-with handling(end_now), guard.guarded(Path(sys.argv[2]), loop, **limits), loop:
+rollout = RolloutConfig(slow_after_s=float(sys.argv[3]), limits=RolloutLimits(deadline_s=1))
+with handling(end_now), guard.guarded(Path(sys.argv[2]), loop, rollout, 0), loop:
     try:
         loop.run({"hopeless": hopeless, "endless": endless}[sys.argv[1]]())
     except KeyboardInterrupt:
@@ -47,7 +50,7 @@ async def busy() -> None:
 
 
 def test_a_deadline_ends_work_that_never_gives_way_to_the_event_loop(tmp_path: Path):
-    with LoopThread() as loop, guarded(tmp_path, loop, **LIMITS):
+    with LoopThread() as loop, guarded(tmp_path, loop, PATIENT, 600.0):
         watch, other = Stopwatch(0.1), loop.start(asyncio.sleep(0.2, "slept"))
         with pytest.raises(TimeoutError):
             loop.run(watch.run(busy()))
@@ -58,7 +61,7 @@ def test_a_deadline_ends_work_that_never_gives_way_to_the_event_loop(tmp_path: P
 
 
 def test_a_run_that_is_refused_leaves_no_file(tmp_path: Path):
-    with LoopThread() as loop, pytest.raises(RuntimeError), guarded(tmp_path, loop, **LIMITS):
+    with LoopThread() as loop, pytest.raises(RuntimeError), guarded(tmp_path, loop, PATIENT, 600.0):
         raise RuntimeError("refused")
     assert not (tmp_path / LOG).exists()
 
@@ -71,7 +74,7 @@ def test_work_within_its_deadline_or_without_one_is_left_alone_and_its_stack_is_
             pass
         return "done"
 
-    with LoopThread() as loop, guarded(tmp_path, loop, **LIMITS | {"slow_s": 0.5}):
+    with LoopThread() as loop, guarded(tmp_path, loop, replace(PATIENT, slow_after_s=0.5), 600.0):
         for watch in (Stopwatch(None), Stopwatch(1e6)):
             enough.clear()
             running = loop.start(watch.run(until_it_is_enough()))

@@ -17,7 +17,7 @@ from orchestra_jax.engines.sglang.client import SGLangClient
 from orchestra_jax.engines.sglang.pool import SGLangPool
 from orchestra_jax.engines.sglang.protocol import Piece, read_answer, request_body
 from orchestra_jax.engines.sglang.server_check import check_server
-from orchestra_jax.engines.sglang.weights import DiskWeightSync
+from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from orchestra_jax.io.http_json import ServerError
 from orchestra_jax.io.stopwatch import current, queued
 from orchestra_jax.models.base import DecoderConfig

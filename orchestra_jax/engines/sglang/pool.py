@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.engines.sglang.client import WEIGHTS, SGLangClient
-from orchestra_jax.engines.sglang.weights import DiskWeightSync
+from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from orchestra_jax.io.http_json import ServerError
 from orchestra_jax.io.stopwatch import queued
 from orchestra_jax.types import OutOfTime

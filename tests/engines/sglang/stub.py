@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from orchestra_jax.engines.base import SamplingParams
-from orchestra_jax.engines.sglang.weights import SyncReport
+from orchestra_jax.engines.sglang.weight_sync import SyncReport
 from orchestra_jax.io.http_json import JsonClient, ServerError
 from orchestra_jax.types import InfrastructureError
 

@@ -13,9 +13,10 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.config.serving import serving_dtype
 from orchestra_jax.engines.sglang import start as engines
 from orchestra_jax.engines.sglang.process import ServerConfig
-from orchestra_jax.engines.start import start_engine
+from orchestra_jax.engines.sglang.start import start_servers
 from orchestra_jax.models import decoder
 from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.processes import Processes
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=50, hidden_size=8, intermediate_size=12, num_layers=1, head_dim=4)
 LIMITS = RolloutLimits(max_length=64, max_new_tokens=8)
@@ -78,7 +79,7 @@ async def test_a_run_starts_exports_and_pushes_in_bf16(servers, tmp_path: Path, 
         engine="sglang", limits=LIMITS, server=ServerOptions(python="p"), weight_folder=str(tmp_path / "push")
     )
     params = masters()
-    running = await start_engine(rollout, CONFIG, params, 1, tokenizer_size=50, directory=tmp_path)
+    running = await start_servers(rollout, CONFIG, params, 1, 50, tmp_path, Processes())
     await running.close()
     config = Started.seen[1]
     assert (config.dtype, "--dtype=bfloat16" in config.command(1)) == ("bfloat16", True)
@@ -99,7 +100,7 @@ async def found(servers, tmp_path: Path, **details) -> None:
     rollout = RolloutConfig(
         engine="sglang", limits=LIMITS, urls=[server.url for server in servers], weight_folder=str(tmp_path)
     )
-    running = await start_engine(rollout, CONFIG, masters(), 1, tokenizer_size=50, directory=tmp_path)
+    running = await start_servers(rollout, CONFIG, masters(), 1, 50, tmp_path, Processes())
     await running.close()
 
 

@@ -21,7 +21,6 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, Trajectory
 from tests.tools.openai_stub import StubOpenAI
 
@@ -40,7 +39,7 @@ def budget() -> Budget:
 
 
 def collector(environment: DatabaseEnvironment, cfg: RunConfig, chat: ChatFormat | None = None) -> Collector:
-    return Collector(environment, chat, cfg.rollout.limits, OrchestratorPrice(price_book(cfg).base))
+    return Collector(environment, chat, cfg.rollout.limits, price_book(cfg).base)
 
 
 async def play(environment: DatabaseEnvironment, name: str, count: int) -> list[Trajectory]:

@@ -13,7 +13,6 @@ from orchestra_jax.envs.quickstart.world import QuickstartWorld
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.types import Task
 from tests.envs.quickstart.posed import SAMPLE, SPLITS
 
@@ -39,7 +38,7 @@ def chat(world: QuickstartWorld) -> ChatFormat:
 def collector(environment: QuickstartEnvironment, chat: ChatFormat) -> Collector:
     prices = PriceList("test", "2026-11-20", "test", {"orchestrator": Price()})
     limits = RolloutLimits(max_turns=6, max_calls=5, max_length=200, max_new_tokens=40)
-    return Collector(environment, chat, limits, OrchestratorPrice(prices, "orchestrator", 0.0))
+    return Collector(environment, chat, limits, prices, seconds_per_token=0.0)
 
 
 @pytest.fixture(scope="module")

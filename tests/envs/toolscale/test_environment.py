@@ -19,7 +19,6 @@ from orchestra_jax.envs.users import GREETING
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.episode import OrchestratorPrice
 from orchestra_jax.types import Status, ToolCall, Trajectory
 from tests.envs.toolscale import library
 from tests.isolation import available
@@ -60,7 +59,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolScaleE
 async def play(environment: ToolScaleEnvironment, name: str) -> list[Trajectory]:
     cfg = config()
     held_out = [environment._menus.pose(task, 0, "eval") for task in environment._training + environment._evaluation]
-    collector = Collector(environment, None, cfg.rollout.limits, OrchestratorPrice(price_book(cfg).base))
+    collector = Collector(environment, None, cfg.rollout.limits, price_book(cfg).base)
     script = baseline(environment, name, held_out, 4).script
     return await collector.play(script, held_out, budget=Budget(None, name="run"), silent=True)
 
@@ -150,7 +149,7 @@ async def test_a_user_that_a_model_plays_talks_and_one_that_is_down_is_no_score(
         cfg = config(*files(tmp_path, ROWS[:1]), *served, *options)
         environment = ToolScaleEnvironment(cfg)
         try:
-            collector = Collector(environment, None, cfg.rollout.limits, OrchestratorPrice(price_book(cfg).base))
+            collector = Collector(environment, None, cfg.rollout.limits, price_book(cfg).base)
             script = environment.baselines()["golden"]
 
             async def played() -> Trajectory:

@@ -1,13 +1,11 @@
-"""Check what a run needs outside of it: ids on the hub, a checkpoint's policy, servers, the processes beside it."""
+"""Check what a run needs from elsewhere: the hub, a checkpoint's policy, servers, the processes beside it."""
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from orchestra_jax.config.choices import EngineName
-from orchestra_jax.config.parents import parent
 from orchestra_jax.config.schema import ConfigError, ModelConfig, RunConfig
 from orchestra_jax.io import hub
 from orchestra_jax.models.base import DecoderConfig
@@ -49,12 +47,6 @@ def checkpoint_config(model: ModelConfig, tokenizer: Any) -> DecoderConfig:
             "set model.tokenizer to the policy's own."
         )
     return config
-
-
-def parents_of(model: ModelConfig) -> list[dict[str, Any]]:
-    """Return what the policy of a run is made from, for its record."""
-    found = [parent("model.path", hub.local(model.path, "model"))] if model.path is not None else []
-    return found + ([parent("model.lora.path", Path(model.lora.path))] if model.lora.path is not None else [])
 
 
 def beside_problems(cfg: RunConfig, processes: Processes) -> list[str]:

@@ -1,6 +1,5 @@
 """The policy's weights for the engine of the run, and their fingerprint."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -9,11 +8,7 @@ from jax.sharding import Mesh
 
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.rollout import RolloutConfig
-from orchestra_jax.engines.base import RunEngine
-from orchestra_jax.engines.start import start_engine
-from orchestra_jax.io.event_loop import LoopThread
-from orchestra_jax.models.base import DecoderConfig, Params
-from orchestra_jax.processes import Processes
+from orchestra_jax.models.base import Params
 
 if TYPE_CHECKING:
     from orchestra_jax.models.lora import LoRA
@@ -38,30 +33,6 @@ def engine_params(
         params = jax.device_put(params, jax.local_devices()[0])
     # The update uses up its parameters: an engine that samples meanwhile needs its own.
     return jax.tree.map(jnp.copy, params) if rollout.max_staleness else params
-
-
-def start_run_engine(
-    rollout: RolloutConfig,
-    model: DecoderConfig,
-    params: Params,
-    version: int,
-    *,
-    tokenizer_size: int,
-    directory: Path,
-    loop: LoopThread,
-    processes: Processes,
-) -> RunEngine:
-    """Start the engine of this process; see `engines.start.start_engine`."""
-    with processes.together():
-        if processes.first and processes.count > 1 and rollout.engine is EngineName.sglang and not rollout.urls:
-            from orchestra_jax.engines.sglang.start import write_model
-
-            write_model(rollout, model, params, directory)
-    with processes.together():
-        starting = start_engine(
-            rollout, model, params, version, tokenizer_size=tokenizer_size, directory=directory, processes=processes
-        )
-        return loop.run(starting)
 
 
 def fingerprint(params: Any) -> str:
