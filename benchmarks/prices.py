@@ -1,15 +1,19 @@
 """Measures whether policies of the quickstart read the menu: their calls where rivals' offers are exchanged.
 
 python benchmarks/prices.py outputs/quickstart multirun/seeds/seed=1     # a minute each
+python benchmarks/prices.py outputs/quickstart --csv prices.csv          # a row for each price list and wish
 python benchmarks/prices.py --smoke                                      # the oracle on two questions
 """
 
 import argparse
+import csv
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +22,14 @@ from orchestra_jax.envs.quickstart import unseen
 from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS, QuickstartEnvironment
 
 ROOT = Path(__file__).resolve().parents[1]
+PRICES = ("usual", "swapped", "close")
 
 
-def measured(policy: str, questions: int) -> dict[str, dict[str, float]]:
-    """Ask a policy under each price list; return accuracy, worth and the share that follows, by price list.
+def measured(policy: str, questions: int) -> Iterator[dict[str, Any]]:
+    """Ask a policy under each price list; yield a row for each of them and each wish.
+
+    A row has the accuracy, the worth of the calls, the number of steps whose best tool is another one than at usual
+    prices, and in how many of these that tool was called.
 
     Args:
         policy: folder of a run, or `baseline:NAME`.
@@ -34,25 +42,26 @@ def measured(policy: str, questions: int) -> dict[str, dict[str, float]]:
         subprocess.run([*command, f"policy='{policy}'", f"output_dir={folder}"], check=True, stdout=subprocess.DEVNULL)
         cfg = compose(*words)
         parts = unseen.unseen_prices(QuickstartEnvironment(cfg), cfg)
-        rows = {}
-        for part in parts:
-            kept = Path(folder, "evaluation", "trajectories", "policy", f"unseen_prices.{part}.t1.jsonl")
-            rows[part] = {row["id"]: row for row in map(json.loads, kept.read_text().splitlines())}
-    found = {}
-    for prices in ("usual", "swapped", "close"):
-        solved, worths, follows = list[bool](), list[float](), list[bool]()
-        for wish in PAIRED_KINDS:
-            usual, part = parts[f"usual_{wish}"], f"{prices}_{wish}"
-            for before, task in zip(usual, parts[part], strict=True):
-                row = rows[part][task.id]
-                called = [call["name"] for turns in row["sequences"] for turn in turns for call in turn["calls"]]
-                solved.append(row["solved"])
-                worths.append(unseen.worth(task, called))
-                follows += unseen.followed(before, task, called)
-        found[prices] = {"accuracy": float(np.mean(solved)), "worth": float(np.mean(worths))}
-        if follows:
-            found[prices] |= {"followed": float(np.mean(follows)), "changes": float(len(follows))}
-    return found
+        for prices in PRICES:
+            for wish in PAIRED_KINDS:
+                part = f"{prices}_{wish}"
+                kept = Path(folder, "evaluation", "trajectories", "policy", f"unseen_prices.{part}.t1.jsonl")
+                rows = {row["id"]: row for row in map(json.loads, kept.read_text().splitlines())}
+                worths, follows = list[float](), list[bool]()
+                for usual, task in zip(parts[f"usual_{wish}"], parts[part], strict=True):
+                    turns = [turn for turns in rows[task.id]["sequences"] for turn in turns]
+                    called = [call["name"] for turn in turns for call in turn["calls"]]
+                    worths.append(unseen.worth(task, called))
+                    follows += unseen.followed(usual, task, called)
+                yield {
+                    "policy": policy,
+                    "prices": prices,
+                    "wish": wish,
+                    "accuracy": float(np.mean([row["solved"] for row in rows.values()])),
+                    "worth": float(np.mean(worths)),
+                    "changes": len(follows),
+                    "followed": sum(follows),
+                }
 
 
 def main() -> None:
@@ -60,14 +69,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("policies", nargs="*", help="folders of runs, or baseline:NAME")
     parser.add_argument("--questions", type=int, default=128)
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row for each price list and wish, too")
     parser.add_argument("--smoke", action="store_true", help="the oracle on two questions")
     options = parser.parse_args()
     if options.smoke:
         options.policies, options.questions = ["baseline:preference_oracle"], 2
+    kept = []
     for policy in options.policies:
         print(policy)
-        for prices, figures in measured(policy, options.questions).items():
-            print(f"  {prices:8}", "  ".join(f"{name} {value:.3g}" for name, value in figures.items()))
+        kept += (rows := list(measured(policy, options.questions)))
+        for prices in PRICES:
+            some = [row for row in rows if row["prices"] == prices]
+            told = {name: np.mean([row[name] for row in some]) for name in ("accuracy", "worth")}
+            followed, changes = (sum(row[name] for row in some) for name in ("followed", "changes"))
+            follows = f"  followed {followed} of {changes}" if changes else ""
+            print(f"  {prices:8}", "  ".join(f"{name} {value:.3f}" for name, value in told.items()) + follows)
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(kept[0]))
+            writer.writeheader()
+            writer.writerows(kept)
 
 
 if __name__ == "__main__":
