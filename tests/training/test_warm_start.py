@@ -158,6 +158,7 @@ def test_copy_accuracy_by_hand():
     assert accuracy(trajectory(wrong, SAID, answer="Lima")) == 0.5
     assert accuracy(trajectory(nothing, SAID, answer="Lima")) == 1.0  # nothing to copy in the call
     assert accuracy(trajectory(stranger, nothing, SAID, answer="Lima")) == 0.5  # a tool that is not on the menu
+    assert accuracy(trajectory(right, right, SAID, answer="Lima")) == pytest.approx(2 / 3)  # a call when it is over
     assert accuracy(trajectory(right, SAID, answer="Lima"), trajectory(wrong, SAID, answer="Rome")) == 0.5
     assert accuracy() == 0.0
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from orchestra_jax.tools.search.bm25 import NO_RESULTS
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec
 
 NO_IDEA = "unknown"
+MORE = "first"  # said of a step that is not the last: to go on or to end is read off the question, not off a result
 WORDS = {"arith": "arithmetic", "accuracy": "accurate", "cost": "cheap"}  # other names are words
 
 
@@ -41,9 +43,9 @@ def next_step(task: Task, results: Sequence[ToolResult]) -> tuple[str, str] | No
 
 
 def reference_call(task: Task, tool: str, results: Sequence[ToolResult] = ()) -> ToolCall:
-    """Return the call of `tool` whose arguments are copied from the question and the results as well as they can be."""
+    """Return the call of `tool` whose arguments are copied from the question and the results; empty when it is over."""
     arguments = next((list(spec.parameters["properties"]) for spec in task.tools if spec.name == tool), [])
-    step = next_step(task, results) or next_step(task, ())
+    step = next_step(task, results)
     return ToolCall(tool, dict.fromkeys(arguments, step[1] if step else ""))
 
 
@@ -61,18 +63,19 @@ def considered(seed: int, task: Task, results: Sequence[ToolResult]) -> list[Too
 
 
 def think_aloud(seed: int, task: Task, results: Sequence[ToolResult]) -> str:
-    """Return the demonstrator's thoughts: the kind of the next step, what the user wants, and what it compares."""
+    """Return the demonstrator's thoughts: whether more steps follow, the next one, the wish, and what it compares."""
     if (step := next_step(task, results)) is None:
         return ""
+    said = [MORE] if len(results) + 1 < len(task.extra["steps"]) else []
     offers = [(spec.name, figure(task, spec)) for spec in considered(seed, task, results)]
     told = [f"{name} {number}" for name, number in offers if number is not None]
-    return " ".join([*(WORDS.get(name, name) for name in (step[0], task.preference.name)), *told])
+    return " ".join([*(WORDS.get(name, name) for name in (*said, step[0], task.preference.name)), *told])
 
 
 def reads_menu(task: Task, said: str, tool: str) -> bool | None:
     """Return whether a turn tells figures as the menu has them and calls the lowest; None: it tells none."""
-    words = said.partition("<think> ")[2].partition("</think>")[0].split(" ")[2:]
-    told = dict(zip(words[::2], words[1::2], strict=False))
+    words = said.partition("<think> ")[2].partition("</think>")[0].split(" ")
+    told = {name: number for name, number in pairwise(words) if number.isdigit()}
     if not told:
         return None
     offered = {spec.name: str(figure(task, spec)) for spec in task.tools}

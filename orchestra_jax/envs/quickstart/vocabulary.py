@@ -36,7 +36,7 @@ def texts() -> Iterator[str]:
     yield from ("Anna is older than Boris. Who is older?", "Who is younger?")
     yield " ".join(CATALOGUE)
     yield "unknown no results SyntaxError: invalid syntax. Perhaps you forgot a comma? (<string>, line 1)"
-    yield " arithmetic lookup compare accurate cheap fast local"
+    yield " first arithmetic lookup compare accurate cheap fast local"
     yield "NameError: name 'Adler' is not defined"
     yield "invalid decimal literal. leading zeros in decimal integer literals are not permitted; use an 0o prefix"
     yield "for octal"

@@ -43,7 +43,7 @@ def test_a_reader_takes_the_last_word_that_says_something():
     assert answer_from([error]) == answer_from([]) == NO_IDEA
 
 
-def test_demonstrations_are_well_formed_and_think_of_each_step(collector: Collector, environment, tasks):
+def test_demonstrations_are_well_formed_and_say_whether_more_follows(collector: Collector, environment, tasks):
     shown = environment.demonstrations()
     runs = asyncio.run(collector.play(shown.script, tasks["train"][:250], shown.think, budget=Budget()))
     assert all(run.completed for run in runs)
@@ -54,15 +54,17 @@ def test_demonstrations_are_well_formed_and_think_of_each_step(collector: Collec
         kinds = step_kinds(run.task)
         silent = read_answer(results[-1]) is None
         assert len(results) == len(kinds) or (silent and len(results) <= len(kinds))
-        for kind, turn in zip(kinds, run.turns[:-1], strict=False):
-            assert turn.text.startswith("<think> " + {"arith": "arithmetic"}.get(kind, kind))
+        for place, turn in enumerate(run.turns[:-1]):
+            step = ("first " if place + 1 < len(kinds) else "") + kinds[place].replace("arith", "arithmetic")
+            wish = {"accuracy": "accurate", "cost": "cheap"}.get(run.task.preference.name, run.task.preference.name)
+            assert turn.text.startswith(f"<think> {step} {wish}")
         assert "<think>" not in run.turns[-1].text
 
 
 def test_demonstrations_compare_figures_of_the_menu_and_take_the_lowest(environment, world: QuickstartWorld):
     shown = environment.demonstrations()
     for task in full_menus(world, len(FAMILIES) * len(KINDS) * 4, "train"):
-        words, wish = shown.think(task, []).split(" ")[2:], task.preference.name
+        words, wish = shown.think(task, []).removeprefix("first ").split(" ")[2:], task.preference.name
         told = dict(zip(words[::2], map(int, words[1::2]), strict=True))
         offers = {s.name: {"cost": 100 * s.price_usd, "fast": s.latency_s}.get(wish) for s in task.tools}
         assert len(told) in ((2, 3) if wish in ("cost", "fast") else (0,))
