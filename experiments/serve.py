@@ -23,9 +23,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-usd", type=float, help="most dollars of one answer (default: no limit)")
     parser.add_argument("--max-seconds", type=float, help="most seconds of one answer (default: those of the run)")
     parser.add_argument(
-        "--database", default=os.environ.get("ORCHESTRA_DATABASE"),
+        "--database",
+        default=os.environ.get("ORCHESTRA_DATABASE"),
         help="postgresql://USER:PASSWORD@HOST/NAME (default: ORCHESTRA_DATABASE, else a file in the run's folder)",
-    )  # fmt: skip
+    )
     parser.add_argument("--keep-days", type=float, default=30, help="how long words and tokens are kept (default 30)")
     parser.add_argument("--follow", metavar="FOLDER", help="run or checkpoint whose newer policy is taken up")
     asked = parser.parse_intermixed_args(arguments)

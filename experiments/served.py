@@ -18,9 +18,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument("folder", help="output_dir of the server, the run's folder by default; - with --database")
     parser.add_argument(
-        "--database", default=os.environ.get("ORCHESTRA_DATABASE"),
+        "--database",
+        default=os.environ.get("ORCHESTRA_DATABASE"),
         help="address of the database (default: ORCHESTRA_DATABASE, else the file in the folder)",
-    )  # fmt: skip
+    )
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
     )

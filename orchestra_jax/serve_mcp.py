@@ -72,10 +72,15 @@ class OfferedTools:
         except ReplayMiss as error:
             raise InfrastructureError(str(error)) from error
         line = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"), "tool": name, "arguments": dict(arguments),
-            "error": result.is_error, "refused": result.refused, "usd": sum(row.cost_usd for row in result.usage),
-            "seconds": sum(row.seconds for row in result.usage), "rows": [asdict(row) for row in result.usage],
-        }  # fmt: skip
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "tool": name,
+            "arguments": dict(arguments),
+            "error": result.is_error,
+            "refused": result.refused,
+            "usd": sum(row.cost_usd for row in result.usage),
+            "seconds": sum(row.seconds for row in result.usage),
+            "rows": [asdict(row) for row in result.usage],
+        }
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         return result

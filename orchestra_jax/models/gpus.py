@@ -124,7 +124,7 @@ GPUS: dict[str, Gpu] = {
         "NVIDIA GeForce RTX 4090", memory=24564 * 2**20, bandwidth=1.008e12, tflops=165.2, link=32e9, network=25e9,
         cores=128, clock=2.52, l2=72 * 2**20, source="NVIDIA Ada architecture white paper", **_ADA,
     ),
-}  # fmt: skip
+}  # fmt: skip  # a few lines for each GPU: one compares them with its datasheet
 
 
 def find_gpu(name: str) -> Gpu:

@@ -16,14 +16,14 @@ import numpy as np
 COLLECTIVES = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
     "collective-broadcast",
-)  # fmt: skip
+)  # fmt: skip  # a list of words
 _BITS = {"pred": 8, "token": 0, "opaque": 0, "c64": 64, "c128": 128}
 # Move no data of their own: names for buffers, control flow, and the second halves of asynchronous pairs.
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
     "iota", "partition-id", "replica-id", "async-start", "async-update", "async-done", "copy-done",
     *(f"{name}-done" for name in COLLECTIVES),
-}  # fmt: skip
+}  # fmt: skip  # a list of words
 # An operand that a fusion reads only through these is read where they read it.
 _ELEMENTWISE = {"bitcast", "reshape", "convert", "copy", "transpose"}
 _SLICES = {"dynamic-slice", "slice", "gather"}

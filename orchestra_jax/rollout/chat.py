@@ -125,9 +125,10 @@ class ChatFormat:
             ValueError: with "keep", if the new messages are neither tool results nor one user message.
         """
         if self.history is not History.keep:
-            from orchestra_jax.rollout.rendering import rendered_prompt
+            from orchestra_jax.rollout.rendering import continued, kept_messages
 
-            return rendered_prompt(self, old_ids, messages, tools)
+            new_ids = self.prompt_ids(kept_messages(messages, self.history), tools)
+            return continued(old_ids, new_ids, self.stop_ids[0], self.spelled, self.encode)
         last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
         new = messages[last + 1 :]
         if new and all(message["role"] == "tool" for message in new):

@@ -40,25 +40,28 @@ _IDLE_S = 30  # after which it takes the lock from a server that hangs
 
 _META = MetaData()
 KEYS = Table(
-    "keys", _META,
+    "keys",
+    _META,
     Column("id", Integer, primary_key=True),
     Column("name", String, nullable=False, unique=True),
     Column("digest", String, nullable=False, unique=True),  # SHA-256 of the key, which is kept nowhere
     Column("usd_per_day", BigInteger),
     Column("per_minute", Integer),
     Column("ended", Float),
-)  # fmt: skip
+)
 # What is paid or may be paid, the worst cases of calls under way included: of a key on a day, and of all servers.
 ACCOUNTS = Table(
-    "accounts", _META,
+    "accounts",
+    _META,
     Column("name", String, primary_key=True),
     Column("usd", BigInteger, nullable=False),
     Column("tokens", BigInteger, nullable=False),
     Column("calls", BigInteger, nullable=False),
-)  # fmt: skip
+)
 # A row for each call, before it is made; `usd` and `tokens` are there once it has ended.
 CALLS = Table(
-    "calls", _META,
+    "calls",
+    _META,
     Column("id", String, primary_key=True),
     Column("request", String, nullable=False, index=True),
     Column("account", String),  # of the key, where it has a budget
@@ -68,9 +71,10 @@ CALLS = Table(
     Column("worst_tokens", BigInteger, nullable=False),
     Column("usd", BigInteger),
     Column("tokens", BigInteger),
-)  # fmt: skip
+)
 REQUESTS = Table(
-    "requests", _META,
+    "requests",
+    _META,
     Column("id", String, primary_key=True),
     Column("key", Integer),  # the one that asked; null: that of the environment, or none
     Column("begun", Float, nullable=False),  # Unix time
@@ -85,7 +89,7 @@ REQUESTS = Table(
     Column("score", Float),  # of the feedback, from 0 to 1
     Column("correct", String),  # the right answer by the feedback
     Index("requests_of_a_key", "key", "begun"),
-)  # fmt: skip
+)
 
 
 def pico(usd: float) -> int:

@@ -111,11 +111,21 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
         for call, result in zip(turn["calls"], turn["results"], strict=False)
     ]
     return {
-        "id": row["id"], "time": row["begun"], "question": task["question"], "wish": task["preference"]["instruction"],
-        **({} if right is None else {"answer": right}), "said": played["answer"], "status": row["status"],
-        "usd": dollars(row["usd"]), "seconds": row["seconds"], "policy": row["policy"], "score": row["score"],
-        "calls": calls, "task": task, "trajectory": played,
-    }  # fmt: skip
+        "id": row["id"],
+        "time": row["begun"],
+        "question": task["question"],
+        "wish": task["preference"]["instruction"],
+        **({} if right is None else {"answer": right}),
+        "said": played["answer"],
+        "status": row["status"],
+        "usd": dollars(row["usd"]),
+        "seconds": row["seconds"],
+        "policy": row["policy"],
+        "score": row["score"],
+        "calls": calls,
+        "task": task,
+        "trajectory": played,
+    }
 
 
 def write_log(database: ServerDatabase, file: str, *, whole: bool) -> tuple[int, int]:

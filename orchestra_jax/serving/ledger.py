@@ -174,8 +174,13 @@ class ServedPurse(Purse):
             self._database.do(self._forget)
             raise
         if wait:
-            raise RequestError(429, f"This key may ask {key.per_minute} times a minute.", kind="rate_limit_error",
-                               code="rate_limit_exceeded", retry_s=int(wait) + 1)  # fmt: skip
+            raise RequestError(
+                429,
+                f"This key may ask {key.per_minute} times a minute.",
+                kind="rate_limit_error",
+                code="rate_limit_exceeded",
+                retry_s=int(wait) + 1,
+            )
         if left is None:
             return max_usd
         if left <= 0:
@@ -191,9 +196,13 @@ class ServedPurse(Purse):
         if self._keep and answer.trajectory is not None:
             kept = json.dumps({"task": asdict(task), "trajectory": encode_trajectory(answer.trajectory)})
         values = {
-            "ended": time.time(), "status": str(answer.status), "reason": answer.reason,
-            "usd": pico(answer.cost_usd), "seconds": answer.seconds, "kept": kept,
-        }  # fmt: skip
+            "ended": time.time(),
+            "status": str(answer.status),
+            "reason": answer.reason,
+            "usd": pico(answer.cost_usd),
+            "seconds": answer.seconds,
+            "kept": kept,
+        }
 
         def work(connection: Connection) -> None:
             connection.execute(update(REQUESTS).where(REQUESTS.c.id == self._request).values(values))

@@ -16,9 +16,11 @@ class Metrics:
         self.dollars = Counter("orchestra_dollars", "Dollars of all answers", registry=self.registry)
         self.calls = Counter("orchestra_calls", "Calls of tools", ["tool"], registry=self.registry)
         self.seconds = Histogram(
-            "orchestra_seconds", "Wall-clock seconds of an answer", registry=self.registry,
+            "orchestra_seconds",
+            "Wall-clock seconds of an answer",
+            registry=self.registry,
             buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600),
-        )  # fmt: skip
+        )
         self.under_way = Gauge("orchestra_under_way", "Requests under way", registry=self.registry)
 
     def note(self, answer: Answer) -> None:

@@ -10,10 +10,16 @@ def page() -> tuple[str, dict[str, str]]:
     """Return the page and its headers. It loads nothing, runs its own script alone, and is shown in no frame."""
     nonce = secrets.token_urlsafe(16)
     policy = {
-        "default-src": "'none'", "script-src": f"'nonce-{nonce}'", "style-src": f"'nonce-{nonce}'",
-        "connect-src": "'self'", "img-src": "data:", "base-uri": "'none'", "form-action": "'none'",
-        "frame-ancestors": "'none'", "require-trusted-types-for": "'script'",
-    }  # fmt: skip
+        "default-src": "'none'",
+        "script-src": f"'nonce-{nonce}'",
+        "style-src": f"'nonce-{nonce}'",
+        "connect-src": "'self'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+        "require-trusted-types-for": "'script'",
+    }
     headers = {
         "content-security-policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
         "x-content-type-options": "nosniff",

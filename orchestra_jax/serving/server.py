@@ -21,7 +21,7 @@ from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.serving import wire
 from orchestra_jax.serving.asking import Answer, CallStep, QuestionError
 from orchestra_jax.serving.database import ServerDatabase
-from orchestra_jax.serving.errors import RequestError
+from orchestra_jax.serving.errors import RequestError, wrong
 from orchestra_jax.serving.feedback import keep, read_feedback
 from orchestra_jax.serving.keys import Key, KeyRing, digest
 from orchestra_jax.serving.ledger import ServedPurse
@@ -108,8 +108,9 @@ class ChatServer:
         kind, _, key = request.headers.get("authorization", "").partition(" ")
         found = self.keys.known.get(digest(key.strip())) if kind.lower() == "bearer" else None
         if found is None:
-            raise RequestError(401, "The key is missing or wrong: send the server's key as a bearer token.",
-                               code="invalid_api_key")  # fmt: skip
+            raise RequestError(
+                401, "The key is missing or wrong: send the server's key as a bearer token.", code="invalid_api_key"
+            )
         return found
 
     async def health(self, request: Request) -> Response:
@@ -133,8 +134,12 @@ class ChatServer:
         """Describe one of the models."""
         name = request.path_params["name"]
         if name not in self._names:
-            raise RequestError(404, f"There is no model {name!r} here; here are {', '.join(self._names)}.",
-                               param="model", code="model_not_found")  # fmt: skip
+            raise RequestError(
+                404,
+                f"There is no model {name!r} here; here are {', '.join(self._names)}.",
+                param="model",
+                code="model_not_found",
+            )
         return JSONResponse(self._model(name))
 
     async def feedback(self, request: Request) -> Response:
@@ -158,8 +163,13 @@ class ChatServer:
         """Answer a conversation, at once or in chunks."""
         if self._under_way >= self.limits.under_way:
             self.metrics.requests.labels("503").inc()
-            raise RequestError(503, "As many requests as this server takes are under way: try again.",
-                               kind="server_error", code="overloaded", retry_s=1)  # fmt: skip
+            raise RequestError(
+                503,
+                "As many requests as this server takes are under way: try again.",
+                kind="server_error",
+                code="overloaded",
+                retry_s=1,
+            )
         start = time.perf_counter()
         self._began()
         held, asked = contextlib.ExitStack(), None
@@ -205,8 +215,7 @@ class ChatServer:
         for name in ("max_usd", "max_seconds"):
             most, given = getattr(self.limits, name), asked.options[name]
             if most is not None and given is not None and given > most:
-                raise RequestError(400, f"orchestra.{name} is at most {most:g} on this server.",
-                                   param=f"orchestra.{name}", code="invalid_value")  # fmt: skip
+                raise wrong(f"orchestra.{name}", f"at most {most:g} on this server")
             asked.options[name] = most if given is None else given
         return asked
 
@@ -355,8 +364,9 @@ def _problem(error: Exception) -> RequestError | None:
         case ClientDisconnect():
             return RequestError(499, "The client has gone.", code="client_closed_request")
         case OSError():
-            return RequestError(503, "The record of requests cannot be written.", kind="server_error", code="disk",
-                                retry_s=30)  # fmt: skip
+            return RequestError(
+                503, "The record of requests cannot be written.", kind="server_error", code="disk", retry_s=30
+            )
         case QuestionError():
             return RequestError(400, str(error), param="messages", code="invalid_value")
     return None

@@ -262,6 +262,7 @@ def failure(answer: Answer) -> RequestError | None:
         return RequestError(422, words, kind="policy_error", code="malformed_output")
     turns = () if answer.trajectory is None else answer.trajectory.turns
     if answer.reason.startswith("the context limit") and not any(turn.text for turn in turns):
-        return RequestError(400, f"The conversation is too long: {answer.reason}.", code="context_length_exceeded",
-                            param="messages")  # fmt: skip
+        return RequestError(
+            400, f"The conversation is too long: {answer.reason}.", code="context_length_exceeded", param="messages"
+        )
     return None

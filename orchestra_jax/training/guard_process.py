@@ -47,8 +47,10 @@ def main(run: int, dump: int, told_s: float, end_s: float, grace_s: float) -> No
 def _end(run: int, dump: int, why: str) -> None:
     os.kill(run, dump)
     time.sleep(_LOOK_S)
-    _say(f"{why}, so it was killed; stacks.log tells where it was, and the same command continues from the last "
-         "checkpoint.")  # fmt: skip
+    _say(
+        f"{why}, so it was killed; stacks.log tells where it was, and the same command continues from the last "
+        "checkpoint."
+    )
     os.kill(run, signal.SIGKILL)
 
 

@@ -43,10 +43,14 @@ _UPDATE = {
 _FIRST = ("mismatch", "importance_p", "sequence_")
 # `summarize`'s figures that have another name in metrics.jsonl.
 _SUMMARY = {
-    "cost": "cost_usd", "latency": "latency_s", "refused": "calls/refused", "judged": "judge/asked",
-    "judge_disagrees": "judge/disagrees", "judge_cost": "judge/cost_usd",
+    "cost": "cost_usd",
+    "latency": "latency_s",
+    "refused": "calls/refused",
+    "judged": "judge/asked",
+    "judge_disagrees": "judge/disagrees",
+    "judge_cost": "judge/cost_usd",
     "user_cost": "user/cost_usd",
-}  # fmt: skip
+}
 
 
 def rollout_metrics(

@@ -10,8 +10,8 @@ from orchestra_jax.config.schema import ConfigError, ModelConfig, RunConfig
 from orchestra_jax.models import saved_tokenizer
 from orchestra_jax.models import tokenizer as tok
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
+from orchestra_jax.rollout.conversation_ids import conversation_ids
 from orchestra_jax.rollout.parsing import parse_tool_calls
-from orchestra_jax.rollout.rendering import conversation_ids
 from orchestra_jax.types import ToolCall, ToolSpec
 
 SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}

@@ -30,6 +30,7 @@ from hydra import compose, initialize_config_dir
 from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
 from orchestra_jax.training.evaluate import evaluate
+from orchestra_jax.training.forecast import dry_run_evaluation
 from tests.training.filling_disk import fill
 
 cli.register()

@@ -19,7 +19,7 @@ FAMILIES = (*RIVALS, *COMPOUND)  # of questions; one that is named like a kind o
 CHANCES = {
     "python": 1.0, "calculator": 1.0, "local_search": 0.92, "web_search": 1.0,
     "expert_small": 0.85, "expert_medium": 0.93, "expert_large": 0.99,
-}  # fmt: skip
+}  # fmt: skip  # tools in the first line, experts in the second
 
 
 def _spec(name: str, description: str, argument: str = "", *, local: bool = False) -> ToolSpec:

@@ -23,7 +23,7 @@ PHRASES: Mapping[str, tuple[str, ...]] = {
         "stay on this machine", "use local tools", "keep my data here", "keep it local", "keep my data private",
         "stay local",
     ),
-}  # fmt: skip
+}  # fmt: skip  # a list of phrases
 FRAMES = ("{}", "Please {}", "Above all {}", "Try to {}", "You must {}", "I want you to {}", "Remember to {}")
 PREFERENCE_SHARES = {"accuracy": 0.28, "cost": 0.26, "fast": 0.26, "local": 0.20}
 

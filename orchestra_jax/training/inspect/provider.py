@@ -20,8 +20,8 @@ from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
+from orchestra_jax.rollout.conversation_ids import conversation_ids
 from orchestra_jax.rollout.parsing import OPEN, ParseError, final_answer, parse_tool_calls
-from orchestra_jax.rollout.rendering import conversation_ids
 from orchestra_jax.training.build import keep_compiled
 from orchestra_jax.training.evaluate import engine_of
 from orchestra_jax.training.inspect.messages import OURS, to_ours, tool_spec

@@ -63,9 +63,11 @@ class InspectEngine:
             cached_tokens=cached,
             completion_tokens=used.output_tokens if used else 0,
         )
-        thought = "\n".join(
-            part.reasoning for part in message.content if getattr(part, "type", "") == "reasoning"
-        ) if not isinstance(message.content, str) else ""  # fmt: skip
+        thought = (
+            "\n".join(part.reasoning for part in message.content if getattr(part, "type", "") == "reasoning")
+            if not isinstance(message.content, str)
+            else ""
+        )
         calls = [(call.id, call.function, arguments_text(call)) for call in message.tool_calls or []]
         cut = output.stop_reason == "max_tokens"
         return WholeReply(message.text, thought, calls, "length" if cut else "stop", (row,))
