@@ -13,13 +13,14 @@ SGLANG ?= .venv-sglang
 RUN ?=
 # Large pages for the big temporaries of XLA: without them every call page-faults its buffers anew.
 FAST_MALLOC := GLIBC_TUNABLES=glibc.malloc.hugetlb=1
-# Most of the tests' time is compilation; the heavier suites of .ci/run compile as a run does.
+# Most of the tests' time is compilation; parity tests, notebooks and the rehearsal of .ci/run compile as a run does.
 FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 \
   $(if $(shell grep -s '^jax==0\.10\.' $(LOCK) /dev/null),--xla_cpu_use_fusion_emitters=false)" # later versions lack it
 TESTS ?= tests
+SLOW_PY ?= $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart smollm2 recorded notebooks rehearsal chaos serve-load test test-worlds test-release test-sglang test-sglang-training sglang-cpu site lint format lock clean
+.PHONY: help install install-dev quickstart smollm2 recorded notebooks rehearsal chaos serve-load test test-slow test-worlds test-release test-sglang test-sglang-training sglang-cpu site lint format lock clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +54,10 @@ serve-load: install-dev ## 64 clients at once ask a server for five minutes over
 
 test: install-dev ## every test without torch, GPU or server, in random order; TESTS=tests/rl, TEST_ORDER=7, NEWEST=1: newest packages
 	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow or release)" $(TESTS)
+
+test-slow: install-dev ## the slow tests, from the files that have some; they share what `make test` has compiled
+	$(FAST_COMPILE) $(SLOW_PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "slow and not (torch or gpu or sglang)" \
+	  $(shell grep -rlE 'mark\.slow' --include='test_*.py' tests)
 
 test-worlds: install-dev .worlds/.installed ## the tests of the real BFCL and τ²-Bench: their packages go into .worlds (85 MB)
 	$(FAST_COMPILE) PYTHONPATH=.worlds $(PY) -m pytest -q --durations=5 tests/envs/bfcl/test_real.py tests/envs/tau2/test_real.py \
