@@ -156,12 +156,12 @@ class AlgorithmConfig(Settings):
     filtered_rows: FilteredRows = FilteredRows.drop  # what the KL and the entropy bonus do with rows without advantage
     epochs: int = at_least(1, 1)  # passes over a step's samples
     minibatches: int = at_least(1, 1)  # optimizer steps per pass
-    share_prefix: bool = True  # run a group's common prompt once for all its members
+    share_prefix: bool = True  # run a group's prompt once for all members; packed: what a trajectory's forks begin with
     micro_tokens: int = at_least(4096, 1)  # tokens of a micro-batch per batch shard, prefixes extra, at least one row
     row_widths: list[int] = several([128, 512, 2048], low=1)  # row widths to compile; limits.max_length is added
     response_fractions: list[float] = several([0.5], above=0, high=1)  # shares of sampled tokens to compile for
     prefix_widths: list[int] = several([128, 512, 2048], low=1)  # compiled widths of shared prompts
-    packing: bool = False  # several sequences in a row; row_widths, share_prefix and prefix_widths are then unused
+    packing: bool = False  # several sequences in a row; row_widths and prefix_widths are then unused
     row_length: int | None = at_least(None, 1)  # tokens of a packed row; null: rollout.limits.max_length
     row_sequences: int = at_least(64, 1)  # sequences that a packed micro-batch may hold
     reference_dtype: DType = DType.float32  # storage of the KL's reference policy

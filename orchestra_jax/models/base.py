@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import flax.linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from orchestra_jax.config.choices import Remat
 from orchestra_jax.models.axes import PARAM_AXES, Axes
@@ -25,6 +25,7 @@ else:
 Params = Mapping[str, Any]
 LayerKV = tuple[Float[Array, "B Hkv M d"], Float[Array, "B Hkv M d"]]
 # Unrolled: one (k, v) of [B, Hkv, M, d] per layer. scan_layers: a single (k, v) of [L, B, Hkv, M, d].
+Segments = Int[Array, "B S"] | tuple[Int[Array, "B U"], Int[Array, "B U"]]  # see `models.attention.base`
 KVCache = tuple[LayerKV, ...] | tuple[Float[Array, "L B Hkv M d"], Float[Array, "L B Hkv M d"]]
 
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from orchestra_jax.models.attention.base import attention
-from orchestra_jax.models.base import Constrain, DecoderConfig, KVCache, LayerKV, Params
+from orchestra_jax.models.base import Constrain, DecoderConfig, KVCache, LayerKV, Params, Segments
 from orchestra_jax.models.rope import Rope, apply_rope, rope_angles
 
 
@@ -49,7 +49,7 @@ class Block(nn.Module):
         past: LayerKV | None,
         rope: Rope,
         past_lengths: Int[Array, " B"] | None,
-        segment_ids: Int[Array, "B S"] | None,
+        segment_ids: Segments | None,
     ) -> tuple[Float[Array, "B*S D"], LayerKV]:
         """Return the layer's output and this chunk's (k, v)."""
         config = self.config
@@ -70,7 +70,7 @@ class Block(nn.Module):
         constrain, backend = self.constrain, self.config.attention
         device = None if constrain is None else constrain.mesh.devices.flat[0]
 
-        def own(q: Array, k: Array, v: Array, past: LayerKV | None, lengths: Array | None, ids: Array | None) -> Array:
+        def own(q: Array, k: Array, v: Array, past: LayerKV | None, lengths: Array | None, ids: Segments | None) -> Array:
             return attention(q, k, v, past=past, past_lengths=lengths, segment_ids=ids, backend=backend, device=device)
 
         if constrain is None:
@@ -125,7 +125,7 @@ class Decoder(nn.Module):
         tokens: Int[Array, "B S"],
         positions: Int[Array, "B S"],
         *,
-        segment_ids: Int[Array, "B S"] | None = None,
+        segment_ids: Segments | None = None,
         past: KVCache | None = None,
         past_lengths: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B S D"], KVCache]:
@@ -183,7 +183,7 @@ def forward(
     tokens: Int[Array, "B S"],
     positions: Int[Array, "B S"],
     *,
-    segment_ids: Int[Array, "B S"] | None = None,
+    segment_ids: Segments | None = None,
     past: KVCache | None = None,
     past_lengths: Int[Array, " B"] | None = None,
     constrain: Constrain | None = None,

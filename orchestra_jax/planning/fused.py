@@ -15,6 +15,8 @@ from orchestra_jax.models.gpus import Gpu
 _HOPPER = (9, 0)
 # Products of two matrices: two forward (scores, mix), and backward these scores again and four gradients.
 _FORWARD, _BACKWARD = 2, 5
+# Attention in pieces runs forward once more than that of a layer that is recomputed: three times and back, not two.
+SHARED = (3 * _FORWARD + _BACKWARD) / (2 * _FORWARD + _BACKWARD)
 
 
 def uses_cudnn(model: DecoderConfig, gpu: Gpu) -> bool:
@@ -24,7 +26,7 @@ def uses_cudnn(model: DecoderConfig, gpu: Gpu) -> bool:
     )
 
 
-def attention_flops(model: DecoderConfig, length: int, rows: int) -> float:
+def attention_flops(model: DecoderConfig, length: int, rows: float) -> float:
     """Return the FLOPs of the kernels on `rows` causal rows, forward and backward; with remat, forward twice."""
     product = 2.0 * rows * model.num_heads * model.head_dim * length**2 / 2
     return model.num_layers * product * (_FORWARD * (1 if model.remat == "none" else 2) + _BACKWARD)

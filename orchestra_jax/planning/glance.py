@@ -100,7 +100,7 @@ def _memory(plan: Plan, rollouts: Rollouts) -> Sequence[tuple[str, str, str]]:
 
 def _seconds(cfg: RunConfig, plan: Plan, rollouts: Rollouts) -> Sequence[tuple[str, str, str]]:
     update = plan.seconds["compute"]
-    rows = [("seconds of the update", _short(update), f"{plan.job.update_tokens:,} tokens at {plan.mfu:.0%} MFU")]
+    rows = [("seconds of the update", _short(update), f"{plan.job.run_tokens:,} tokens at {plan.mfu:.0%} MFU")]
     if not rollouts.concurrent:
         return [*rows, ("seconds of the rollouts", "-", "the servers have no room for one sequence")]
     parts = [f"{_short(rollouts.decode_s)} decoding", f"{_short(rollouts.prefill_s)} prefill"]

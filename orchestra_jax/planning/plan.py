@@ -26,7 +26,7 @@ from orchestra_jax.models.flops import forward_flops
 from orchestra_jax.models.gpus import GPUS, Gpu
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.sharding import MeshSharding, make_mesh
-from orchestra_jax.planning.fused import attention_flops, stand_in_attention, uses_cudnn
+from orchestra_jax.planning.fused import SHARED, attention_flops, stand_in_attention, uses_cudnn
 from orchestra_jax.planning.hlo import Collective, ProgramCost, program_cost
 from orchestra_jax.rl.batching import BatchShape
 from orchestra_jax.rl.distributed import abstract_batch
@@ -53,6 +53,7 @@ class Job:
         offload: whether the reference waits in host memory during the updates.
         forks: sequences of a trajectory; its k-th sequence has k / forks of `tokens`, as its context grows evenly.
         row_sequences: most sequences of a packed row; None: as many as fit.
+        share: whether packed rows run what a trajectory's sequences begin with once (`rl.shared`).
         scored: forward passes over the step's tokens in which the learner scores them beside the updates.
     """
 
@@ -71,6 +72,7 @@ class Job:
     adapters: LoRA | None = None
     forks: int = 1
     row_sequences: int | None = None
+    share: bool = False
     scored: float = 0.0
 
     @property
@@ -90,27 +92,60 @@ class Job:
 
     @property
     def update_tokens(self) -> int:
-        """Tokens of all sequences of a step, which one epoch runs."""
+        """Tokens of all sequences of a step."""
         return self.sequences * sum(self.lengths)
+
+    @property
+    def families(self) -> list[tuple[int, int]]:
+        """The tokens that one epoch runs of a trajectory, and the sequences, by what lies together in a row.
+
+        Where sequences share beginnings, each adds what it sampled and what came into the context before it.
+        """
+        if not self.share:
+            return [(length, 1) for length in self.lengths]
+        sampled = math.ceil(self.response * sum(self.lengths) / self.forks)
+        found: list[tuple[int, int]] = []
+        for before, length in zip((0, *self.lengths), self.lengths, strict=False):
+            whole, added = found[-1] if found else (self.shape.length, 0), min(length, length - before + sampled)
+            fits = whole[0] + added <= self.shape.length and whole[1] < self.packing.most
+            found[len(found) - fits :] = [(whole[0] + added, whole[1] + 1)] if fits else [(length, 1)]
+        return found
+
+    @property
+    def run_tokens(self) -> int:
+        """Tokens that one epoch runs: those of all sequences, but for shared beginnings."""
+        return self.sequences * sum(length for length, _ in self.families)
+
+    @property
+    def packing(self) -> PackShapes:
+        """The shapes of packed micro-batches."""
+        return PackShapes(self.shape.length, self.shape.rows, self.shape.sequences, row_sequences=self.row_sequences)
 
     @property
     def micro_batches(self) -> int:
         """Micro-batches of one training step, all epochs together; unpacked rows all count at the full width."""
-        lengths = self.lengths * math.ceil(self.sequences / self.minibatches)
-        if self.shape.packed:
-            shapes = PackShapes(
-                self.shape.length, self.shape.rows, self.shape.sequences, row_sequences=self.row_sequences
-            )
-            parts = len(bin_parts(lengths, shapes))
+        families = self.families * math.ceil(self.sequences / self.minibatches)
+        if self.shape.pieces:
+            lengths, counts = zip(*families, strict=True)
+            parts = len(bin_parts(lengths, self.packing, counts))
         else:
-            parts = math.ceil(len(lengths) / min(self.shape.rows, self.shape.sequences))
+            parts = math.ceil(len(families) / min(self.shape.rows, self.shape.sequences))
         return self.epochs * self.minibatches * math.ceil(parts / self.shards)
+
+    @property
+    def parts(self) -> float:
+        """Micro-batches of one epoch, counted on each batch shard."""
+        return self.micro_batches / self.epochs * self.shards
+
+    @property
+    def squares(self) -> int:
+        """The sum of the squares of all sequences' lengths, which attention grows with."""
+        return self.sequences * sum(length**2 for length in self.lengths)
 
     @property
     def forward_flops(self) -> float:
         """Model FLOPs of one forward pass over the step's tokens (`models.flops.forward_flops`)."""
-        squares = self.sequences * sum(length**2 for length in self.lengths)
-        return forward_flops(self.model, self.update_tokens, self.update_tokens * self.response, squares)
+        return forward_flops(self.model, self.run_tokens, self.update_tokens * self.response, self.squares)
 
     @property
     def update_flops(self) -> float:
@@ -252,6 +287,8 @@ def make_plan(job: Job, gpu: Gpu, options: PlanConfig) -> Plan:
         compiled_model = job.model.replace(attention=stand_in_attention)
         if job.shape.length**2 > DENSE_SCORES:
             kernel_flops = attention_flops(job.model, job.shape.length, job.shape.rows) / job.mesh[2]
+            if job.share:
+                kernel_flops = SHARED * attention_flops(job.model, 1, job.squares / job.parts) / job.mesh[2]
         notes = (*notes, "cuDNN's attention is counted by the arrays it reads and writes, and by its causal FLOPs.")
     mesh = make_mesh(*job.mesh, devices=devices)
     learner = MeshLearner(compiled_model, job.learner, make_optimizer(job.optimizer), mesh=mesh, adapters=job.adapters)

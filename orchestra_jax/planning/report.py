@@ -1,5 +1,8 @@
 """The planner's answer in print: memory, work, time, and what to change where a run does not fit."""
 
+import math
+from dataclasses import replace
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -17,6 +20,7 @@ from orchestra_jax.planning.rollouts import forks
 from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
 from orchestra_jax.rl.packing import PackShapes
 from orchestra_jax.rl.setup import adapters, learner_config, policy_shapes, ratio_spans_rows, separate_old_pass
+from orchestra_jax.rl.shared import compiled_pieces
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training.forecast import forecast
 
@@ -50,12 +54,12 @@ def run(cfg: RunConfig) -> bool:
 def job_of(cfg: RunConfig) -> Job:
     """Return the step of a run at its largest shape: packed rows, or rows that hold the longest trajectory whole."""
     algorithm, model = cfg.algorithm, model_config(cfg)
-    shapes = policy_shapes(algorithm, cfg.model, cfg.rollout.limits.max_length)
+    shapes = policy_shapes(algorithm, cfg.model, cfg.rollout.limits.max_length, cfg.rollout.history)
     updates = algorithm.epochs * algorithm.minibatches
     # Before every update but the first, the ratio of a trajectory needs the scores of its sequences in other rows.
     spans_rows = ratio_spans_rows(algorithm.loss, cfg.rollout.history)
     related = algorithm.epochs * (updates - 1) / updates if spans_rows else 0.0
-    return Job(
+    job = Job(
         model=model,
         learner=learner_config(algorithm, cfg.rollout, model),
         optimizer=algorithm.optimizer,
@@ -71,8 +75,13 @@ def job_of(cfg: RunConfig) -> Job:
         adapters=adapters(cfg.model.lora),
         forks=forks(cfg.plan, cfg.rollout),
         row_sequences=shapes.row_sequences if isinstance(shapes, PackShapes) else None,
+        share=isinstance(shapes, PackShapes) and shapes.share,
         scored=related + (1.0 if separate_old_pass(algorithm) else 0.0),
     )
+    if not job.share:
+        return job
+    pieces = compiled_pieces(math.ceil(job.update_tokens / job.parts / (job.shape.rows * job.shape.length)))
+    return replace(job, shape=replace(job.shape, pieces=pieces))
 
 
 def largest_shape(shapes: MicroShapes | PackShapes, response: float) -> BatchShape:
@@ -90,7 +99,7 @@ def largest_shape(shapes: MicroShapes | PackShapes, response: float) -> BatchSha
         sequence_length=width,
         prefixes=1,
         prefix_length=0,
-        packed=False,
+        pieces=0,
         selected=selected,
     )
 
@@ -119,7 +128,8 @@ def show(plan: Plan, console: Console) -> None:
         f"[bold]{size / 1e9:.2f} B parameters{active} on {job.devices} x {gpu.label}[/] "
         f"(data {job.mesh[0]}, fsdp {job.mesh[1]}, tensor {job.mesh[2]})\n"
         f"A step: {job.sequences} trajectories of {_sequences(job)} = {job.update_tokens:,} tokens, "
-        f"in {job.micro_batches} micro-batches of {rows} tokens on each of {job.shards} batch shards, and "
+        + (f"of which {job.run_tokens:,} are run, as sequences begin alike, " if job.share else "")
+        + f"in {job.micro_batches} micro-batches of {rows} tokens on each of {job.shards} batch shards, and "
         f"{plan.updates} optimizer step{'s' if plan.updates > 1 else ''}."
     )
     for table in (_memory(plan), _work(plan), _collectives(plan), _time(plan)):
@@ -257,7 +267,7 @@ def _collectives(plan: Plan) -> Table:
 
 def _time(plan: Plan) -> Table:
     table = Table("", "seconds", title="Time of a training step, rollouts aside", title_justify="left", min_width=60)
-    seconds, tokens = plan.seconds, plan.job.update_tokens
+    seconds, tokens = plan.seconds, plan.job.run_tokens
     peak = f"{plan.gpu.tflops:,.0f} TFLOP/s (dense bf16)"
     table.add_row(f"[bold]at {plan.mfu:.0%} MFU[/] of {peak}", f"[bold]{seconds['compute']:.1f}[/]")
     table.add_row(

@@ -62,7 +62,7 @@ class BatchShape:
     sequence_length: int  # L
     prefixes: int  # G / S
     prefix_length: int  # P
-    packed: bool  # True where a row may hold several sequences
+    pieces: int  # 0: a row is a sequence; 1: it holds several; more: these share beginnings, and attention has pieces
     selected: int  # R
 
     def empty(self, shards: int = 1) -> "MicroBatch":
@@ -80,7 +80,8 @@ class BatchShape:
             prefix_lengths=ints(prefixes),
             prefix_row=ints(rows),
             tokens=ints(rows, self.length),
-            segment_ids=ints(rows, self.length) if self.packed else None,
+            segment_ids=ints(rows, self.pieces * self.length) if self.pieces else None,
+            source=ints(rows, self.pieces * self.length, fill=-1) if self.pieces > 1 else None,
             positions=ints(rows, self.length) + np.arange(self.length, dtype=np.int32),
             select=ints(shards, self.selected, fill=self.rows * self.length - 1),
             place=ints(shards, self.selected, fill=self.sequences * self.sequence_length),
@@ -108,7 +109,8 @@ class MicroBatch:
         prefix, prefix_lengths: shared prefixes, padded; P is 0 when nothing is shared.
         prefix_row: index of the prefix of its part that each row continues.
         tokens: the rows, padded with 0.
-        segment_ids: 1, 2, ... for the packed sequences of a row, 0 for padding; None when unpacked.
+        segment_ids: 1, 2, ... for the packed sequences of a row or piece, 0 for padding; None when unpacked.
+        source: the pieces of rows whose sequences share beginnings (`models.attention.pieces`), else None.
         positions: position of each token in its sequence, without its shared prefix.
         select: index b * T + t of every position whose next token carries loss, padded with the part's last position.
         place: index n * L + l of that next token in the loss layout, padded with one past the part's end.
@@ -126,7 +128,8 @@ class MicroBatch:
     prefix_lengths: Int[Array, " G"]
     prefix_row: Int[Array, " B"]
     tokens: Int[Array, "B T"]
-    segment_ids: Int[Array, "B T"] | None
+    segment_ids: Int[Array, "B U"] | None
+    source: Int[Array, "B U"] | None
     positions: Int[Array, "B T"]
     select: Int[Array, "S R"]
     place: Int[Array, "S R"]
@@ -265,7 +268,7 @@ def _micro_batch(
     """Lay the rows of `part` out in `rows` rows of `width` tokens, on `slots` shared prefixes of `prefix_width`."""
     found = sum(sum(row.sampled[row.prefix :]) for row in part)
     selected = select_size(found, rows * width, fractions)
-    shape = BatchShape(rows, width, rows, width, slots, prefix_width, False, selected)
+    shape = BatchShape(rows, width, rows, width, slots, prefix_width, 0, selected)
     arrays: Any = shape.empty()
     prefixes: dict[tuple[int, ...], int] = {}
     for b, row in enumerate(part):

@@ -76,7 +76,6 @@ def agree_on_batches(batches: Sequence[MicroBatch], shards: int) -> list[MicroBa
         members = iter([batch for batch in mine if dataclasses.astuple(shape_of(batch))[:-1] == shape])
         for sizes in itertools.zip_longest(*selected, fillvalue=0):
             common = BatchShape(*(*shape, max(sizes)))
-            common = dataclasses.replace(common, packed=bool(common.packed))  # an integer on the way here
             batch = next(members, None)
             agreed.append(common.empty(shards) if batch is None else _widened(batch, common.selected))
     return agreed
@@ -108,9 +107,9 @@ def shape_of(batch: MicroBatch) -> BatchShape:
     shards, selected = batch.select.shape
     (rows, length), (sequences, sequence_length) = batch.tokens.shape, batch.mask.shape
     prefixes, prefix_length = batch.prefix.shape
-    packed = batch.segment_ids is not None
+    pieces = 0 if batch.segment_ids is None else batch.segment_ids.shape[1] // length
     sizes = rows // shards, length, sequences // shards, sequence_length, prefixes // shards, prefix_length
-    return BatchShape(*sizes, packed, selected)
+    return BatchShape(*sizes, pieces, selected)
 
 
 def _widened(batch: MicroBatch, selected: int) -> MicroBatch:

@@ -20,6 +20,7 @@ class PackShapes:
     sequences: int = 64  # of a micro-batch
     response_fractions: tuple[float, ...] = (0.5,)  # see `MicroShapes`
     row_sequences: int | None = None  # most sequences of a row; None: as many as fit
+    share: bool = False  # run what sequences have in common at their beginning once (`rl.shared`)
 
     def __post_init__(self) -> None:
         if min(self.row_length, self.rows, self.row_sequences or 1) < 1 or self.sequences < self.rows:
@@ -28,41 +29,61 @@ class PackShapes:
                 f"rows={self.rows} and sequences={self.sequences}."
             )
 
-    def batch_shape(self, selected: int | None = None) -> BatchShape:
+    @property
+    def most(self) -> int:
+        """The most sequences of a row."""
+        return min(self.sequences, self.row_sequences or self.sequences)
+
+    def batch_shape(self, selected: int | None = None, pieces: int = 1) -> BatchShape:
         """Return the compiled shape for R = `selected`, or for the smallest of the response fractions."""
         if selected is None:
             selected = select_size(0, self.rows * self.row_length, self.response_fractions)
-        return BatchShape(self.rows, self.row_length, self.sequences, self.row_length, 1, 0, True, selected)
+        return BatchShape(self.rows, self.row_length, self.sequences, self.row_length, 1, 0, pieces, selected)
 
 
-def bin_rows(lengths: Sequence[int], row_length: int, most: int) -> list[list[int]]:
+def bin_rows(
+    lengths: Sequence[int], row_length: int, most: int, counts: Sequence[int] | None = None
+) -> list[list[int]]:
     """Put sequences into rows: the longest first, each into the fullest row that still holds it (best fit).
 
-    A row has `row_length` tokens and at most `most` sequences. Returns the sequences' indices, row by row.
+    A row has `row_length` tokens and at most `most` sequences. Returns the indices, row by row.
+
+    Args:
+        counts: how many sequences each of `lengths` stands for; None: one.
     """
     rows: list[list[int]] = []
     open_rows: list[tuple[int, int]] = []  # (free tokens, row), ascending
+    held: list[int] = []  # sequences of each row
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        count = 1 if counts is None else counts[index]
         at = bisect.bisect_left(open_rows, (lengths[index], -1))
+        at = next((n for n in range(at, len(open_rows)) if held[open_rows[n][1]] + count <= most), len(open_rows))
         if at == len(open_rows):
             free, row = row_length, len(rows)
             rows.append([])
+            held.append(0)
         else:
             free, row = open_rows.pop(at)
         rows[row].append(index)
-        if len(rows[row]) < most:
+        held[row] += count
+        if held[row] < most:
             bisect.insort(open_rows, (free - lengths[index], row))
     return rows
 
 
-def bin_parts(lengths: Sequence[int], shapes: PackShapes) -> list[list[list[int]]]:
-    """Return the sequences' indices, micro-batch by micro-batch (of one batch shard) and row by row."""
+def bin_parts(
+    lengths: Sequence[int], shapes: PackShapes, counts: Sequence[int] | None = None
+) -> list[list[list[int]]]:
+    """Return the indices, micro-batch by micro-batch (of one batch shard) and row by row; see `bin_rows`."""
+
+    def held(row: Sequence[int]) -> int:
+        return len(row) if counts is None else sum(counts[index] for index in row)
+
     # Rows of many sequences first, each into the first micro-batch with room for it.
     parts: list[list[list[int]]] = []
-    most = min(shapes.sequences, shapes.row_sequences or shapes.sequences)
-    for row in sorted(bin_rows(lengths, shapes.row_length, most), key=len, reverse=True):
+    for row in sorted(bin_rows(lengths, shapes.row_length, shapes.most, counts), key=held, reverse=True):
         for part in parts:
-            if len(part) < shapes.rows and sum(map(len, part)) + len(row) <= shapes.sequences:
+            if len(part) < shapes.rows and sum(map(held, part)) + held(row) <= shapes.sequences:
                 part.append(row)
                 break
         else:
@@ -86,8 +107,11 @@ def pack(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[MicroBa
         raise ValueError(
             f"A sequence of {max(lengths)} tokens exceeds the packed row of {shapes.row_length}; lengthen the row."
         )
-    parts = bin_parts(lengths, shapes)
-    return [_packed([[sequences[i] for i in row] for row in part], shapes) for part in parts]
+    if shapes.share:
+        from orchestra_jax.rl.shared import pack_shared
+
+        return pack_shared(sequences, shapes)
+    return [_packed([[sequences[i] for i in row] for row in part], shapes) for part in bin_parts(lengths, shapes)]
 
 
 def _packed(rows: Sequence[Sequence[TokenSequence]], shapes: PackShapes) -> MicroBatch:

@@ -82,7 +82,9 @@ def kl_scale(algorithm: AlgorithmConfig, step: int, steps: int) -> float:
     return 1.0 - (1.0 - algorithm.kl_final) * done
 
 
-def policy_shapes(algorithm: AlgorithmConfig, model: ModelConfig, longest: int) -> MicroShapes | PackShapes:
+def policy_shapes(
+    algorithm: AlgorithmConfig, model: ModelConfig, longest: int, history: History = History.keep
+) -> MicroShapes | PackShapes:
     """Return the shapes of the update's micro-batches on one batch shard.
 
     Unpacked: the configured widths and `longest`. Packed: one shape. Each has algorithm.micro_tokens tokens, shared
@@ -90,13 +92,15 @@ def policy_shapes(algorithm: AlgorithmConfig, model: ModelConfig, longest: int) 
 
     Args:
         longest: tokens of the longest trajectory, which must fit: rollout.limits.max_length.
+        history: where it forks trajectories, packed rows share what forks begin with (`algorithm.share_prefix`).
     """
     fractions = tuple(algorithm.response_fractions)
     if algorithm.packing:
         length = algorithm.row_length or longest
         rows = max(1, algorithm.micro_tokens // length)
         most = most_packed(model, length)
-        return PackShapes(length, rows, max(rows, algorithm.row_sequences), fractions, most)
+        share = algorithm.share_prefix and history is not History.keep
+        return PackShapes(length, rows, max(rows, algorithm.row_sequences), fractions, most, share)
 
     def reaching(widths: list[int]) -> tuple[int, ...]:
         return tuple(sorted({*(width for width in widths if width < longest), longest}))

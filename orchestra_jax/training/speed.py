@@ -42,8 +42,9 @@ def speed_metrics(
     cfg = trainer.cfg
     own = _trained(zip(members, advantages, strict=True))
     tokens, sampled, squares = np.sum(trainer.processes.gather(own), axis=0) if trainer.processes.count > 1 else own
+    run = tokens - (updates[0]["shared"] if updates else 0.0)
     passes = cfg.algorithm.epochs * (2.0 if trainer.lora is not None else 3.0) if updates else 0.0
-    flops = passes * forward_flops(trainer.model, tokens, sampled, squares)
+    flops = passes * forward_flops(trainer.model, run, sampled, squares)
     figures = {
         "tokens/sampled_per_s": sum(_sampled(t) for t in trajectories) / times[ROLLOUT],
         "tokens/trained": float(tokens),
@@ -54,7 +55,7 @@ def speed_metrics(
         **lengths(trajectories),
     }
     if updates:
-        figures["tokens/padding_share"] = max(0.0, 1.0 - tokens / updates[0]["positions"])
+        figures["tokens/padding_share"] = max(0.0, 1.0 - run / updates[0]["positions"])
     if (gpu := gpu_of(jax.devices()[0])) is not None:
         figures["mfu"] = flops / times["time/update"] / (jax.device_count() * gpu.tflops * 1e12)
     if cfg.rollout.engine is EngineName.sglang:

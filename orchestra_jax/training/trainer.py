@@ -92,7 +92,7 @@ class Trainer:
         self.policy = policy_learner(
             cfg.algorithm, cfg.rollout, cfg.steps, self.model, mesh=self.mesh, adapters=self.lora
         )
-        self.shapes = policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length)
+        self.shapes = policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length, cfg.rollout.history)
         self._keeps_reference = cfg.algorithm.loss.kl_coef > 0 and not cfg.model.lora.rank  # else the base is it
         self.schedule = learning_rate(cfg.algorithm.optimizer, policy_updates(cfg.algorithm, cfg.steps))
         warms = cfg.warm_start.steps and (cfg.model.path is None or cfg.warm_start.pretrained)

@@ -66,7 +66,13 @@ def update(
             whole = learner.place_params(reference)
             minibatches = [[learner.with_ref_logprobs(whole, batch) for batch in batches] for batches in minibatches]
             del whole  # an offloaded one leaves the devices before the update
-        positions = sum(batch.tokens.size + batch.prefix.size for batch in itertools.chain(*minibatches))
+        whole_step = [*itertools.chain(*minibatches)]
+        positions = sum(batch.tokens.size + batch.prefix.size for batch in whole_step)
+        shared = 0
+        if isinstance(shapes, PackShapes) and shapes.share:
+            from orchestra_jax.rl.shared import repeated
+
+            shared = sum(int(jax.device_get(repeated(batch.source, batch.segment_ids))) for batch in whole_step)
         for number, batches in enumerate(minibatches * algorithm.epochs):
             if number and spans_rows:
                 from orchestra_jax.rl.forks import with_other_log_ratios
@@ -74,7 +80,8 @@ def update(
                 batches = with_other_log_ratios(learner, state.params, batches, base=base)
             state, metrics = learner.policy_step(state, batches, kl_scale=kl_scale, base=base)
             clipped = float(metrics["grad_norm"] > algorithm.optimizer.max_grad_norm)
-            own = {"clipped": clipped, "positions": positions}  # the latter of one epoch, padding included
+            # The latter two of one epoch: places, padding included, and tokens of sequences that have none of their own.
+            own = {"clipped": clipped, "positions": positions, "shared": shared}
             found.append({k: v for k, v in metrics.items() if with_kl or k != "kl_ref"} | own)
     return state, found
 

@@ -139,6 +139,33 @@ def test_a_trajectory_that_forks_trains_all_of_its_sequences() -> None:
     assert make_job(scored=2.0).model_flops == pytest.approx(5 * make_job().forward_flops)
 
 
+def test_forks_that_share_their_beginnings_run_fewer_tokens() -> None:
+    """Each sequence samples 10 of its tokens, and the next one has 8 more in its context."""
+    alone, job = make_job(forks=4), make_job(forks=4, share=True)
+    assert job.families == [(8 + 16 + 18 + 18, 4)]
+    assert job.run_tokens == 64 * 60
+    layers = 4 * (4 * 64 * 64 + 3 * 64 * 128) + NORMS
+    assert alone.forward_flops - job.forward_flops == pytest.approx(2 * layers * 64 * 20)  # attention as before
+    assert job.micro_batches == 8  # rows of four sequences, as many as a micro-batch may have
+    many = PackShapes(64, rows=2, sequences=64).batch_shape()
+    assert make_job(many, forks=4, share=True).micro_batches == 4
+    assert make_job(many, forks=4, share=True, row_sequences=3).families == [(42, 3), (32, 1)]
+    short = PackShapes(40, rows=2, sequences=64).batch_shape()
+    assert make_job(short, forks=4, share=True).families == [(24, 2), (24, 1), (32, 1)]
+
+
+def test_shared_beginnings_compile_for_a_gpu_and_cost_less() -> None:
+    length, model = 1024, CONFIG.replace(scan_layers=True, remat="full", dtype="bfloat16", attention="auto")
+    shapes = PackShapes(length, sequences=8, response_fractions=(0.5,))
+    shape, tokens = shapes.batch_shape(length // 2), {"sequences": 8, "tokens": 768, "response": 0.01}
+    alone = make_plan(make_job(shape, model=model, forks=8, **tokens), H100, CPU)
+    pieces = dataclasses.replace(shape, pieces=16)
+    together = make_plan(make_job(pieces, model=model, forks=8, share=True, **tokens), H100, CPU)
+    assert together.job.run_tokens < 0.35 * alone.job.run_tokens
+    assert together.per_step("flops") < 0.6 * alone.per_step("flops")
+    assert together.peak < 1.5 * alone.peak  # one piece at a time, not all that attention runs on
+
+
 @pytest.mark.parametrize(
     ("history", "plan", "sequences"),
     [
@@ -335,7 +362,7 @@ def test_job_of_a_run() -> None:
     job = job_of(dataclasses.replace(cfg, algorithm=algorithm, rollout=rollout))
 
     assert (job.mesh, job.devices, job.shards) == ((1, 16, 1), 16, 16)
-    assert (job.shape.length, job.shape.rows, job.shape.packed) == (8192, 2, True)
+    assert (job.shape.length, job.shape.rows, job.shape.pieces) == (8192, 2, 1)
     assert job.shape.selected == 8192  # the compiled half, not 0.3
     assert (job.sequences, job.tokens, job.reference, job.offload) == (128, 8000, "bfloat16", False)
     assert (job.model.vocab_size, job.adapters) == (151936, None)
@@ -344,7 +371,7 @@ def test_job_of_a_run() -> None:
     adapted = dataclasses.replace(cfg.model, lora=LoraConfig(rank=4))
     job = job_of(dataclasses.replace(cfg, algorithm=unpacked, rollout=rollout, model=adapted))
 
-    assert (job.shape.length, job.shape.rows, job.shape.packed) == (8000, 2, False)
+    assert (job.shape.length, job.shape.rows, job.shape.pieces) == (8000, 2, 0)
     assert job.reference is None
     assert job.adapters == LoRA(4, 32.0)
 

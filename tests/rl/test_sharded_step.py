@@ -26,6 +26,7 @@ from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import policy_batches
 
 from .packed_rows import VOCAB, assert_trees_close, random_sequences, recording_sgd
+from .test_shared import forked
 
 CONFIG = Qwen3Config(
     vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8,
@@ -87,6 +88,16 @@ def test_a_sharded_step_is_that_of_one_device(sizes, config):
     for like_params in (gradient, momentum):
         assert all(jax.tree.leaves(jax.tree.map(lambda a, b: a.sharding == b.sharding, like_params, state.params)))
     assert_same_step((state, metrics), config)
+
+
+@needs_8
+def test_sequences_that_begin_alike_step_on_a_mesh_as_alone_on_one_device():
+    rows, config = forked(5, groups=4), UNTIED_SCAN.replace(remat="full")
+    learner = make_learner(make_mesh(1, 4, 2), config)
+    found = two_steps(learner, policy_batches(rows, PackShapes(64, 1, 16, share=True), 4))
+    wanted = two_steps(make_learner(config=config), pack(rows, PackShapes(64, 4, 64)))
+    assert_trees_close(found[0].opt_state[0], wanted[0].opt_state[0], rtol=2e-5)
+    assert_trees_close(found[0].params, wanted[0].params, rtol=2e-5)
 
 
 def test_shared_prefixes_stay_within_their_part():

@@ -1,5 +1,6 @@
 """Causal grouped-query attention over an optional cached past and a new chunk, with interchangeable backends."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from orchestra_jax.config.choices import AttentionBackend
+from orchestra_jax.models.base import Segments
 
 # Queries x keys up to which the dense path is used. On one CPU core a blockwise training step takes 1.4 times as long
 # as a dense one for 512 x 512, and 0.7 times for 1024 x 1024.
@@ -22,7 +24,7 @@ def attention(
     *,
     past: tuple[Float[Array, "B Hkv M d"], Float[Array, "B Hkv M d"]] | None = None,
     past_lengths: Int[Array, " B"] | None = None,
-    segment_ids: Int[Array, "B S"] | None = None,
+    segment_ids: Segments | None = None,
     backend: str | Callable[..., Array] = "xla",
     device: Any = None,
 ) -> Float[Array, "B S H d"]:
@@ -35,7 +37,8 @@ def attention(
         q, k, v: after QK-norm and RoPE; keys and values have heads before length as in the cache.
         past: keys and values of earlier tokens; entries at or after `past_lengths` may hold anything finite.
         segment_ids: packed sequences of the chunk; 0 is padding, which sees padding only. With a past, every
-            segment of a row sees that row's past.
+            segment of a row sees that row's past. A pair (source, segment_ids): sequences that share beginnings, see
+            `models.attention.pieces`.
         backend: "xla", which computes by blocks where S x (M + S) is large and then has a reverse-mode gradient only;
             "cudnn" (`models.attention.cudnn`), which leaves a chunk with a past to "xla", since cuDNN's causal mask
             starts at the first key and not at the end of the past; "auto", which is "cudnn" for long rows where this
@@ -45,6 +48,11 @@ def attention(
     Raises:
         ValueError: unknown backend, heads that do not divide, or a GPU, dtype or head size that cuDNN does not take.
     """
+    if isinstance(segment_ids, tuple):
+        from orchestra_jax.models.attention.pieces import in_pieces
+
+        attend = functools.partial(attention, backend=backend, device=device)
+        return in_pieces(lambda q, k, v, ids: attend(q, k, v, segment_ids=ids), q, k, v, *segment_ids)
     length = q.shape[1]
     keys = length + (0 if past is None else past[0].shape[2])
     long = length > 1 and length * keys > DENSE_SCORES

@@ -1,0 +1,137 @@
+"""Sequences that begin alike: forks of one trajectory, and members of a group behind their prompt.
+
+Laid out one after another, each continues the one before it: of a token that both have, only the first is in the row.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int
+
+from orchestra_jax.rl.batching import MicroBatch, TokenSequence, select_size
+from orchestra_jax.rl.packing import PackShapes, bin_parts, bin_rows
+
+
+@dataclass
+class Family:
+    """Sequences that are laid out together.
+
+    Attributes:
+        members: (number of the sequence, tokens that it has in common with the one before and does not repeat).
+        length: tokens of the layout.
+    """
+
+    members: list[tuple[int, int]] = field(default_factory=list)
+    length: int = 0
+
+
+def families(sequences: Sequence[TokenSequence], longest: int, most: int) -> list[Family]:
+    """Put sequences that begin alike into families of at most `longest` tokens and `most` sequences.
+
+    Sequences of one prompt begin alike, and the forks of a trajectory by more: what they have in common is longer than
+    the shorter first prompt. A common beginning of two prompts, such as a system message, is not shared.
+    """
+    ids = [np.asarray(sequence.tokens, np.int32) for sequence in sequences]
+    # As big-endian bytes their order is that of the tokens, and fast to find.
+    order = sorted(range(len(ids)), key=lambda i: ids[i].astype(">i4").tobytes())
+    found: list[Family] = []
+    for place, number in enumerate(order):
+        if place:
+            before, family = order[place - 1], found[-1]
+            shared = _common(ids[before], ids[number]) - 1
+            added = len(ids[number]) - shared
+            related = shared >= max(1, min(sequences[before].prefix, sequences[number].prefix))
+            if related and family.length + added <= longest and len(family.members) < most:
+                family.members.append((number, shared))
+                family.length += added
+                continue
+        found.append(Family([(number, 0)], len(ids[number])))
+    return found
+
+
+def laid_out(family: Family, lengths: Sequence[int], start: int) -> Iterable[tuple[int, int, Int[np.ndarray, " n"]]]:
+    """Yield (number of the sequence, its shared tokens, the place of each of its tokens) in a row, from `start` on.
+
+    A sequence repeats the last token that it has in common, since a token is predicted by the place before its own.
+    """
+    places = np.zeros(0, np.int64)
+    for number, shared in family.members:
+        added = lengths[number] - shared
+        places = np.concatenate([places[:shared], np.arange(start, start + added)])
+        start += added
+        yield number, shared, places
+
+
+def _common(one: Int[np.ndarray, " n"], other: Int[np.ndarray, " m"]) -> int:
+    """Return how many first tokens are the same."""
+    length = min(len(one), len(other))
+    differ = np.flatnonzero(one[:length] != other[:length])
+    return int(differ[0]) if len(differ) else length
+
+
+def pack_shared(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[MicroBatch]:
+    """Do what `packing.pack` does, with what sequences begin with in common once in a row."""
+    found = families(sequences, shapes.row_length, shapes.most)
+    parts = bin_parts([each.length for each in found], shapes, [len(each.members) for each in found])
+    return [_packed(sequences, [[found[i] for i in row] for row in part], shapes) for part in parts]
+
+
+def _packed(sequences: Sequence[TokenSequence], rows: Sequence[Sequence[Family]], shapes: PackShapes) -> MicroBatch:
+    lengths = [len(sequence.tokens) for sequence in sequences]
+    found = sum(sum(sequences[number].sampled) for row in rows for family in row for number, _ in family.members)
+    in_pieces = [_pieces(row, lengths, shapes) for row in rows]
+    selected = select_size(found, shapes.rows * shapes.row_length, shapes.response_fractions)
+    batch: Any = shapes.batch_shape(selected, compiled_pieces(max(map(len, in_pieces)))).empty()
+    batch.positions[:] = 0
+    n, select = 0, []
+    for b, row in enumerate(rows):
+        start = 0
+        for family in row:
+            for number, shared, places in laid_out(family, lengths, start):
+                sequence, length = sequences[number], lengths[number]
+                new = places[shared:]
+                batch.tokens[b, new], batch.positions[b, new] = sequence.tokens[shared:], np.arange(shared, length)
+                batch.mask[n, :length], batch.rollout_logprobs[n, :length] = sequence.sampled, sequence.logprobs
+                batch.advantages[n], batch.trajectory[n] = sequence.advantage, sequence.trajectory
+                batch.share[n] = sequence.share
+                select.append(b * shapes.row_length + places[np.flatnonzero(sequence.sampled) - 1])
+                n += 1
+            start += family.length
+    for b, parts in enumerate(in_pieces):
+        for p, part in enumerate(parts):
+            at = p * shapes.row_length
+            for segment, source in enumerate(part, start=1):
+                where = slice(at, at := at + len(source))
+                batch.source[b, where], batch.segment_ids[b, where] = source, segment
+    batch.select[0, :found] = np.concatenate(select)
+    batch.place[0, :found] = np.flatnonzero(batch.mask)
+    return dataclasses.replace(batch, old_logprobs=batch.rollout_logprobs)
+
+
+@jax.jit
+def repeated(source: Int[Array, "B U"], segment_ids: Int[Array, "B U"]) -> Int[Array, ""]:
+    """Return how many tokens of a micro-batch's sequences are run as those of another sequence."""
+    return ((source < 0) & (segment_ids > 0)).sum()
+
+
+def compiled_pieces(needed: int) -> int:
+    """Return the pieces of a shape that has room for `needed`: 4, 16, ..., since each shape is compiled.
+
+    A piece of padding costs next to nothing.
+    """
+    return 4 ** max(1, math.ceil(math.log(needed, 4)))
+
+
+def _pieces(row: Sequence[Family], lengths: Sequence[int], shapes: PackShapes) -> list[list[Int[np.ndarray, " n"]]]:
+    """Return for each piece of a row the sequences in it, each as `MicroBatch.source` has it."""
+    sources, start = list[Int[np.ndarray, " n"]](), 0
+    for family in row:
+        for _, shared, places in laid_out(family, lengths, start):
+            sources.append(np.concatenate([~places[:shared], places[shared:]]))
+        start += family.length
+    return [[sources[i] for i in piece] for piece in bin_rows([*map(len, sources)], shapes.row_length, shapes.most)]

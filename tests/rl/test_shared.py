@@ -1,0 +1,127 @@
+"""Sequences that begin alike are run once where they do, and give the very gradients that they give alone."""
+
+import itertools
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestra_jax.config.choices import History
+from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.distributed import shape_of
+from orchestra_jax.rl.learner import Learner, LearnerConfig
+from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.packing import PackShapes, pack
+from orchestra_jax.rl.setup import policy_shapes
+from tests.training.test_trainer import config
+
+from .packed_rows import VOCAB, assert_trees_close, recording_sgd
+from .test_packing import CONFIG, gradient
+
+SHAPES = PackShapes(64, 2, 32, share=True)
+
+
+def forked(seed: int, groups: int = 2, members: int = 3, turns: int = 4) -> list[TokenSequence]:
+    """Sequences of trajectories that drop what they thought: every turn sees calls and results of those before it."""
+    rng = np.random.default_rng(seed)
+
+    def ids(most: int) -> list[int]:
+        return rng.integers(1, VOCAB, int(rng.integers(1, most + 1))).tolist()
+
+    found, number = list[TokenSequence](), 0
+    for _ in range(groups):
+        prompt = ids(8)
+        for _ in range(members):
+            context, advantage = list(prompt), float(rng.normal())
+            for _ in range(int(rng.integers(1, turns + 1))):
+                thought, call = ids(6), ids(4)
+                sampled = [*thought, *call]
+                logprobs = rng.normal(-3.3, 0.3, len(sampled)).tolist()
+                row = (*context, *sampled), (False,) * len(context) + (True,) * len(sampled)
+                behaviour = (*[0.0] * len(context), *logprobs)
+                found.append(TokenSequence(*row, behaviour, len(context) - 1, advantage, number, 1.0))
+                context += [*call, *ids(4)]
+            number += 1
+    return found
+
+
+def taken_out(batch):
+    """The sequences, their sampled ids with log-probs, and the number of tokens that are run, out of the arrays."""
+    found, run, sampled = [], 0, defaultdict(list)
+    length, longest = batch.tokens.shape[1], batch.mask.shape[1]
+    for select, place in zip(batch.select[0], batch.place[0], strict=True):
+        if place < batch.mask.size:
+            n, at = divmod(int(place), longest)
+            sampled[n].append((int(batch.tokens.reshape(-1)[select + 1]), float(batch.rollout_logprobs[n, at])))
+    assert batch.mask.sum() == sum(map(len, sampled.values()))
+    for b in range(len(batch.tokens)):
+        source, ids = (x[b].reshape(-1, length) for x in (batch.source, batch.segment_ids))
+        given = [place for place in source[ids > 0].tolist() if place >= 0]
+        assert len(set(given)) == len(given)  # each token is given by one place
+        run += len(given)
+        for piece, segments in zip(source, ids, strict=True):
+            for segment in range(1, segments.max() + 1):
+                places = piece[segments == segment]
+                index = np.where(places < 0, ~places, places)
+                np.testing.assert_array_equal(batch.positions[b, index], np.arange(len(index)))
+                found.append(tuple(batch.tokens[b, index].tolist()))
+    return found, [tuple(values) for values in sampled.values()], run
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 999), st.integers(1, 3), st.integers(40, 70), st.integers(2, 12))
+def test_every_sequence_is_there_once_and_is_predicted_by_its_own_tokens(seed, rows, length, most):
+    sequences = forked(seed)
+    batches = pack(sequences, PackShapes(length, rows, most * rows, row_sequences=most, share=True))
+    found, sampled, run = zip(*map(taken_out, batches), strict=True)
+    assert sorted(itertools.chain(*found)) == sorted(sequence.tokens for sequence in sequences)
+    wanted = [
+        tuple((t, float(np.float32(p))) for t, s, p in zip(q.tokens, q.sampled, q.logprobs, strict=True) if s)
+        for q in sequences
+    ]
+    assert sorted(itertools.chain(*sampled)) == sorted(wanted)
+    assert sum(run) <= sum(len(sequence.tokens) for sequence in sequences)
+    assert {shape_of(batch).pieces for batch in batches} <= {4, 16}
+
+
+def test_what_begins_alike_is_run_once():
+    sequences = forked(3, groups=1, members=2, turns=4)
+    assert len(sequences) > 4
+    (batch,) = pack(sequences, PackShapes(200, 1, 32, share=True))
+    beginnings = {sequence.tokens[: n + 1] for sequence in sequences for n in range(len(sequence.tokens))}
+    # A token for each node of the tree of beginnings, and one that is repeated for each sequence but the first.
+    _, _, run = taken_out(batch)
+    assert len(beginnings) <= run <= len(beginnings) + len(sequences) - 1
+    assert run < 0.8 * sum(len(sequence.tokens) for sequence in sequences)
+
+
+def test_prompts_that_only_have_a_system_message_in_common_stay_apart():
+    row = (False,) * 6 + (True,) * 2, (0.0,) * 8, 5, 1.0
+    strangers = [TokenSequence((1, 2, *range(first, first + 6)), *row) for first in (3, 12)]
+    (apart,) = pack(strangers, PackShapes(40, 1, 4, share=True))
+    assert taken_out(apart)[2] == 16
+
+
+@pytest.mark.parametrize("loss", ["sequence", "grpo", "gspo"])
+def test_gradients_are_those_of_sequences_alone(loss):
+    cfg = LossConfig(loss, clip_low=0.6, clip_high=3.0, kl_coef=0.3, kl="k3", aggregation="token", importance="tis")
+    learner = Learner(CONFIG, LearnerConfig(cfg, entropy_coef=0.05, temperature=0.8, chunk=16), recording_sgd())
+    sequences = forked(5)
+    alone = micro_batches(sequences, MicroShapes(4096, (64,), ()))
+    shared = pack(sequences, SHAPES)
+    assert any(((batch.source < 0) & (batch.segment_ids > 0)).sum() > 20 for batch in shared)
+    expected, metrics = gradient(learner, alone)
+    found, shared_metrics = gradient(learner, shared)
+    assert_trees_close(found, expected, rtol=1e-5)
+    for name in ("loss", "policy_loss", "kl_loss", "tokens", "sequences", "entropy", "mismatch_max", "grad_norm"):
+        assert shared_metrics[name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-7), name  # fp32 sums near 0
+
+
+def test_packed_rows_share_where_histories_fork(tmp_path):
+    cfg = config(tmp_path, "algorithm.packing=true").algorithm, config(tmp_path).model, 64
+    assert policy_shapes(*cfg, History.drop_thinking).share
+    assert not policy_shapes(*cfg, History.keep).share
+    assert not policy_shapes(replace(cfg[0], share_prefix=False), *cfg[1:], History.drop_thinking).share
