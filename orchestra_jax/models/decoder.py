@@ -70,7 +70,9 @@ class Block(nn.Module):
         constrain, backend = self.constrain, self.config.attention
         device = None if constrain is None else constrain.mesh.devices.flat[0]
 
-        def own(q: Array, k: Array, v: Array, past: LayerKV | None, lengths: Array | None, ids: Segments | None) -> Array:
+        def own(
+            q: Array, k: Array, v: Array, past: LayerKV | None, lengths: Array | None, ids: Segments | None
+        ) -> Array:
             return attention(q, k, v, past=past, past_lengths=lengths, segment_ids=ids, backend=backend, device=device)
 
         if constrain is None:

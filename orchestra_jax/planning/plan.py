@@ -34,6 +34,7 @@ from orchestra_jax.rl.learner import LearnerConfig
 from orchestra_jax.rl.mesh_learner import MeshLearner
 from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, bin_parts
+from orchestra_jax.rl.shared import room, row_sequences
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Job:
         found: list[tuple[int, int]] = []
         for before, length in zip((0, *self.lengths), self.lengths, strict=False):
             whole, added = found[-1] if found else (self.shape.length, 0), min(length, length - before + sampled)
-            fits = whole[0] + added <= self.shape.length and whole[1] < self.packing.most
+            fits = whole[0] + added <= self.shape.length and whole[1] < row_sequences(self.packing)
             found[len(found) - fits :] = [(whole[0] + added, whole[1] + 1)] if fits else [(length, 1)]
         return found
 
@@ -126,8 +127,8 @@ class Job:
         """Micro-batches of one training step, all epochs together; unpacked rows all count at the full width."""
         families = self.families * math.ceil(self.sequences / self.minibatches)
         if self.shape.pieces:
-            lengths, counts = zip(*families, strict=True)
-            parts = len(bin_parts(lengths, self.packing, counts))
+            rooms = [room(*family, self.packing) if self.share else family[0] for family in families]
+            parts = len(bin_parts(rooms, self.packing))
         else:
             parts = math.ceil(len(families) / min(self.shape.rows, self.shape.sequences))
         return self.epochs * self.minibatches * math.ceil(parts / self.shards)

@@ -57,7 +57,7 @@ def batch_logprobs(
         config,
         batch.tokens,
         positions,
-        segment_ids=batch.segment_ids if batch.source is None else (batch.source, batch.segment_ids),
+        segment_ids=batch.segments,
         past=past,
         past_lengths=past_lengths,
         constrain=sharding,

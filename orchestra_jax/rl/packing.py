@@ -29,11 +29,6 @@ class PackShapes:
                 f"rows={self.rows} and sequences={self.sequences}."
             )
 
-    @property
-    def most(self) -> int:
-        """The most sequences of a row."""
-        return min(self.sequences, self.row_sequences or self.sequences)
-
     def batch_shape(self, selected: int | None = None, pieces: int = 1) -> BatchShape:
         """Return the compiled shape for R = `selected`, or for the smallest of the response fractions."""
         if selected is None:
@@ -41,49 +36,34 @@ class PackShapes:
         return BatchShape(self.rows, self.row_length, self.sequences, self.row_length, 1, 0, pieces, selected)
 
 
-def bin_rows(
-    lengths: Sequence[int], row_length: int, most: int, counts: Sequence[int] | None = None
-) -> list[list[int]]:
+def bin_rows(lengths: Sequence[int], row_length: int, most: int) -> list[list[int]]:
     """Put sequences into rows: the longest first, each into the fullest row that still holds it (best fit).
 
-    A row has `row_length` tokens and at most `most` sequences. Returns the indices, row by row.
-
-    Args:
-        counts: how many sequences each of `lengths` stands for; None: one.
+    A row has `row_length` tokens and at most `most` sequences. Returns the sequences' indices, row by row.
     """
     rows: list[list[int]] = []
     open_rows: list[tuple[int, int]] = []  # (free tokens, row), ascending
-    held: list[int] = []  # sequences of each row
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        count = 1 if counts is None else counts[index]
         at = bisect.bisect_left(open_rows, (lengths[index], -1))
-        at = next((n for n in range(at, len(open_rows)) if held[open_rows[n][1]] + count <= most), len(open_rows))
         if at == len(open_rows):
             free, row = row_length, len(rows)
             rows.append([])
-            held.append(0)
         else:
             free, row = open_rows.pop(at)
         rows[row].append(index)
-        held[row] += count
-        if held[row] < most:
+        if len(rows[row]) < most:
             bisect.insort(open_rows, (free - lengths[index], row))
     return rows
 
 
-def bin_parts(
-    lengths: Sequence[int], shapes: PackShapes, counts: Sequence[int] | None = None
-) -> list[list[list[int]]]:
-    """Return the indices, micro-batch by micro-batch (of one batch shard) and row by row; see `bin_rows`."""
-
-    def held(row: Sequence[int]) -> int:
-        return len(row) if counts is None else sum(counts[index] for index in row)
-
+def bin_parts(lengths: Sequence[int], shapes: PackShapes) -> list[list[list[int]]]:
+    """Return the sequences' indices, micro-batch by micro-batch (of one batch shard) and row by row."""
     # Rows of many sequences first, each into the first micro-batch with room for it.
     parts: list[list[list[int]]] = []
-    for row in sorted(bin_rows(lengths, shapes.row_length, shapes.most, counts), key=held, reverse=True):
+    most = min(shapes.sequences, shapes.row_sequences or shapes.sequences)
+    for row in sorted(bin_rows(lengths, shapes.row_length, most), key=len, reverse=True):
         for part in parts:
-            if len(part) < shapes.rows and sum(map(held, part)) + held(row) <= shapes.sequences:
+            if len(part) < shapes.rows and sum(map(len, part)) + len(row) <= shapes.sequences:
                 part.append(row)
                 break
         else:
@@ -111,7 +91,8 @@ def pack(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[MicroBa
         from orchestra_jax.rl.shared import pack_shared
 
         return pack_shared(sequences, shapes)
-    return [_packed([[sequences[i] for i in row] for row in part], shapes) for part in bin_parts(lengths, shapes)]
+    parts = bin_parts(lengths, shapes)
+    return [_packed([[sequences[i] for i in row] for row in part], shapes) for part in parts]
 
 
 def _packed(rows: Sequence[Sequence[TokenSequence]], shapes: PackShapes) -> MicroBatch:

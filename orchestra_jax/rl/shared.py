@@ -76,8 +76,8 @@ def _common(one: Int[np.ndarray, " n"], other: Int[np.ndarray, " m"]) -> int:
 
 def pack_shared(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[MicroBatch]:
     """Do what `packing.pack` does, with what sequences begin with in common once in a row."""
-    found = families(sequences, shapes.row_length, shapes.most)
-    parts = bin_parts([each.length for each in found], shapes, [len(each.members) for each in found])
+    found = families(sequences, shapes.row_length, row_sequences(shapes))
+    parts = bin_parts([room(each.length, len(each.members), shapes) for each in found], shapes)
     return [_packed(sequences, [[found[i] for i in row] for row in part], shapes) for part in parts]
 
 
@@ -113,6 +113,17 @@ def _packed(sequences: Sequence[TokenSequence], rows: Sequence[Sequence[Family]]
     return dataclasses.replace(batch, old_logprobs=batch.rollout_logprobs)
 
 
+def row_sequences(shapes: PackShapes) -> int:
+    """Return the most sequences of a row, of which a micro-batch has `shapes.rows`."""
+    most = shapes.sequences // shapes.rows
+    return min(most, shapes.row_sequences or most)
+
+
+def room(length: int, count: int, shapes: PackShapes) -> int:
+    """Return the tokens of a row that a family takes, or more: what its sequences take of `row_sequences`."""
+    return max(length, math.ceil(count * shapes.row_length / row_sequences(shapes)))
+
+
 @jax.jit
 def repeated(source: Int[Array, "B U"], segment_ids: Int[Array, "B U"]) -> Int[Array, ""]:
     """Return how many tokens of a micro-batch's sequences are run as those of another sequence."""
@@ -134,4 +145,4 @@ def _pieces(row: Sequence[Family], lengths: Sequence[int], shapes: PackShapes) -
         for _, shared, places in laid_out(family, lengths, start):
             sources.append(np.concatenate([~places[:shared], places[shared:]]))
         start += family.length
-    return [[sources[i] for i in piece] for piece in bin_rows([*map(len, sources)], shapes.row_length, shapes.most)]
+    return [[sources[i] for i in piece] for piece in bin_rows([*map(len, sources)], shapes.row_length, len(sources))]

@@ -80,7 +80,7 @@ def update(
                 batches = with_other_log_ratios(learner, state.params, batches, base=base)
             state, metrics = learner.policy_step(state, batches, kl_scale=kl_scale, base=base)
             clipped = float(metrics["grad_norm"] > algorithm.optimizer.max_grad_norm)
-            # The latter two of one epoch: places, padding included, and tokens of sequences that have none of their own.
+            # The latter two of one epoch: places, padding included, and tokens that sequences share with another.
             own = {"clipped": clipped, "positions": positions, "shared": shared}
             found.append({k: v for k, v in metrics.items() if with_kl or k != "kl_ref"} | own)
     return state, found

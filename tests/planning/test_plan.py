@@ -141,15 +141,15 @@ def test_a_trajectory_that_forks_trains_all_of_its_sequences() -> None:
 
 def test_forks_that_share_their_beginnings_run_fewer_tokens() -> None:
     """Each sequence samples 10 of its tokens, and the next one has 8 more in its context."""
-    alone, job = make_job(forks=4), make_job(forks=4, share=True)
+    many = PackShapes(64, rows=2, sequences=64).batch_shape()
+    alone, job = make_job(many, forks=4), make_job(many, forks=4, share=True)
     assert job.families == [(8 + 16 + 18 + 18, 4)]
     assert job.run_tokens == 64 * 60
     layers = 4 * (4 * 64 * 64 + 3 * 64 * 128) + NORMS
     assert alone.forward_flops - job.forward_flops == pytest.approx(2 * layers * 64 * 20)  # attention as before
-    assert job.micro_batches == 8  # rows of four sequences, as many as a micro-batch may have
-    many = PackShapes(64, rows=2, sequences=64).batch_shape()
-    assert make_job(many, forks=4, share=True).micro_batches == 4
+    assert job.micro_batches == 4
     assert make_job(many, forks=4, share=True, row_sequences=3).families == [(42, 3), (32, 1)]
+    assert make_job(forks=4, share=True).families == [(24, 2), (42, 2)]  # a micro-batch of two rows has four sequences
     short = PackShapes(40, rows=2, sequences=64).batch_shape()
     assert make_job(short, forks=4, share=True).families == [(24, 2), (24, 1), (32, 1)]
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 
 def in_pieces(
-    attend: Callable[[Array, Array, Array, Array], Array],
+    attend: Callable[..., Array],
     q: Float[Array, "B S H d"],
     k: Float[Array, "B Hkv S d"],
     v: Float[Array, "B Hkv S d"],
@@ -31,7 +31,7 @@ def in_pieces(
         segment_ids: of the pieces; 0 is padding.
     """
     length = q.shape[1]
-    pieces = tuple(jnp.moveaxis(x.reshape(x.shape[0], -1, length), 1, 0) for x in (source, segment_ids))
+    places, ids = (jnp.moveaxis(x.reshape(x.shape[0], -1, length), 1, 0) for x in (source, segment_ids))
     # The transpose of a gather adds up the gradients of a token's places: of its keys and values there are many.
     keys, values = k.astype(jnp.float32), v.astype(jnp.float32)
 
@@ -50,4 +50,4 @@ def in_pieces(
         index = jnp.where(piece[0] < 0, length, piece[0])
         return out.at[jnp.arange(len(index))[:, None], index].add(found(*piece), mode="drop"), None
 
-    return jax.lax.scan(step, jnp.zeros_like(q), pieces)[0]
+    return jax.lax.scan(step, jnp.zeros_like(q), (places, ids))[0]
