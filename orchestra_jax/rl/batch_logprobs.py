@@ -45,7 +45,7 @@ def batch_logprobs(
 
         params = compute_params(params, config, sharding)
 
-    past, past_lengths, positions = None, None, batch.positions
+    past, past_lengths, positions, ids = None, None, batch.positions, batch.segment_ids
     if batch.prefix.shape[1]:
         prefix_positions = jnp.broadcast_to(jnp.arange(batch.prefix.shape[1]), batch.prefix.shape)
         _, kv = forward(params, config, batch.prefix, prefix_positions, constrain=sharding)
@@ -57,7 +57,7 @@ def batch_logprobs(
         config,
         batch.tokens,
         positions,
-        segment_ids=batch.segments,
+        segment_ids=ids if batch.source is None or ids is None else (batch.source, ids),
         past=past,
         past_lengths=past_lengths,
         constrain=sharding,

@@ -16,7 +16,6 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from orchestra_jax.models.base import Segments
 from orchestra_jax.types import Trajectory
 
 
@@ -142,11 +141,6 @@ class MicroBatch:
     trajectory: Int[Array, " N"]
     share: Float[Array, " N"]
     other_log_ratios: Float[Array, " N"]
-
-    @property
-    def segments(self) -> Segments | None:
-        """What attention takes for `segment_ids`."""
-        return self.segment_ids if self.source is None or self.segment_ids is None else (self.source, self.segment_ids)
 
     @property
     def num_tokens(self) -> float:

@@ -124,9 +124,13 @@ def room(length: int, count: int, shapes: PackShapes) -> int:
     return max(length, math.ceil(count * shapes.row_length / row_sequences(shapes)))
 
 
-@jax.jit
-def repeated(source: Int[Array, "B U"], segment_ids: Int[Array, "B U"]) -> Int[Array, ""]:
+def repeated(batch: MicroBatch) -> int:
     """Return how many tokens of a micro-batch's sequences are run as those of another sequence."""
+    return int(jax.device_get(_repeated(batch.source, batch.segment_ids)))
+
+
+@jax.jit
+def _repeated(source: Int[Array, "B U"], segment_ids: Int[Array, "B U"]) -> Int[Array, ""]:
     return ((source < 0) & (segment_ids > 0)).sum()
 
 

@@ -12,12 +12,11 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.envs.base import Environment, Episode, Message, Score
 from orchestra_jax.io.stopwatch import Stopwatch
-from orchestra_jax.io.untrusted import valid_text
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.money.prices import POLICY, PriceList, policy_row
 from orchestra_jax.rollout.parsing import final_answer
@@ -34,9 +33,6 @@ from orchestra_jax.types import (
     Usage,
     work_seconds,
 )
-
-if TYPE_CHECKING:  # loaded when a user answers
-    from orchestra_jax.tools.user_turn import UserTurn
 
 T = TypeVar("T")
 
@@ -145,7 +141,11 @@ class EpisodePlayer:
                 if not answer:
                     return Status.NO_ANSWER, "the final answer is empty", None
                 respond = getattr(episode, "respond", None)  # of a `Conversation`
-                words = None if finals or respond is None else await self._ask_user(respond, answer)
+                words = None
+                if respond is not None and not finals:
+                    from orchestra_jax.rollout.user_words import ask_user
+
+                    words = await ask_user(self, respond, answer)
                 if words is None:
                     return Status.COMPLETED, "", answer
                 heard: list[Message] = [{"role": "user", "content": words}]
@@ -196,19 +196,6 @@ class EpisodePlayer:
             seconds.append(max(work_seconds(result.usage), measured))
         self.worked_s += max(seconds)
         return results
-
-    async def _ask_user(self, respond: "Callable[[str], Awaitable[UserTurn | None]]", text: str) -> str | None:
-        """Return what the user says to the turn that was just recorded; None: the conversation is over."""
-        said, _ = await self.wait("user", lambda _: respond(text), self.limits.user_deadline_s)
-        if said is None:
-            return None
-        words = valid_text(said.text)
-        self.ledger += said.usage
-        if not said.done and not words.strip():  # asking again would change the episode
-            raise InfrastructureError("the user said nothing")
-        self.sequences[-1][-1] = replace(self.sequences[-1][-1], heard=words)
-        self.observed.append(ToolResult(words))
-        return None if said.done else words
 
     async def wait(self, what: str, begin: Callable[[int], Awaitable[T]], deadline_s: float | None) -> tuple[T, float]:
         """Return what `begin` gives for one of its attempts 0, 1, ..., and the seconds of work that it took.

@@ -66,13 +66,12 @@ def update(
             whole = learner.place_params(reference)
             minibatches = [[learner.with_ref_logprobs(whole, batch) for batch in batches] for batches in minibatches]
             del whole  # an offloaded one leaves the devices before the update
-        whole_step = [*itertools.chain(*minibatches)]
-        positions = sum(batch.tokens.size + batch.prefix.size for batch in whole_step)
+        positions = sum(batch.tokens.size + batch.prefix.size for batch in itertools.chain(*minibatches))
         shared = 0
         if isinstance(shapes, PackShapes) and shapes.share:
             from orchestra_jax.rl.shared import repeated
 
-            shared = sum(int(jax.device_get(repeated(batch.source, batch.segment_ids))) for batch in whole_step)
+            shared = sum(map(repeated, itertools.chain(*minibatches)))
         for number, batches in enumerate(minibatches * algorithm.epochs):
             if number and spans_rows:
                 from orchestra_jax.rl.forks import with_other_log_ratios
