@@ -74,7 +74,7 @@ class Learner:
             from orchestra_jax.models.lora import abstract_adapters
 
             trained = abstract_adapters(config, adapters)
-        self._abstract_state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), trained)
+        self.state_shapes = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), trained)
         self._compile()
 
     def _compile(self) -> None:
@@ -89,7 +89,7 @@ class Learner:
             return supervised_objective(logprobs, batch, normalisers)
 
         def zeros() -> Sums:
-            return zero_sums(self._abstract_state.params)
+            return zero_sums(self.state_shapes.params)
 
         def apply(state: TrainState, sums: Sums) -> tuple[TrainState, dict[str, Array]]:
             return apply_gradients(optimizer, state, sums)
@@ -138,23 +138,16 @@ class Learner:
 
         The state has copies of the jax or numpy arrays, or with `donate` takes over their buffers.
         """
-        stored = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, self._abstract_state.params)
+        stored = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, self.state_shapes.params)
         placed = self.place_params(stored)
         if not donate:
             placed = jax.tree.map(jnp.copy, placed)
         return cast(TrainState, self._init(placed))
 
-    def abstract_state(self) -> TrainState:
-        """Return shapes, dtypes and shardings of the state, for a checkpoint to be restored into; allocates nothing."""
-
-        def abstract(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-        return cast(TrainState, jax.tree.map(abstract, self._abstract_state, self._state_shardings()))
-
-    def _state_shardings(self) -> TrainState:
+    def state_shardings(self) -> TrainState:
+        """Return where each array of the state lies."""
         one = SingleDeviceSharding(jax.local_devices()[0])
-        return cast(TrainState, jax.tree.map(lambda leaf: one, self._abstract_state))
+        return cast(TrainState, jax.tree.map(lambda leaf: one, self.state_shapes))
 
     def place_params(self, params: Params) -> Params:
         """Put parameters (a reference, a LoRA base) on the devices in their own dtype; those there are not copied."""

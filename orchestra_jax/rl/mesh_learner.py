@@ -55,7 +55,7 @@ class MeshLearner(Learner):
     @functools.cached_property
     def _all_shardings(self) -> dict[str, tuple[Any, Any]]:
         """Inputs and outputs of the functions of `_compile`, by name."""
-        state, batch, scalar = self._state_shardings(), self.sharding.batch, self.sharding.replicated
+        state, batch, scalar = self.state_shardings(), self.sharding.batch, self.sharding.replicated
         base = self.sharding.params(self._abstract_base, axes=self.config.axes)
         sums, rows = (state.params, scalar), (state.params, None if self.adapters is None else base, batch)
         return {
@@ -68,10 +68,10 @@ class MeshLearner(Learner):
             "ref_logprobs": ((base, batch), batch),
         }
 
-    def _state_shardings(self) -> TrainState:
+    def state_shardings(self) -> TrainState:
         named = functools.partial(self.sharding.params, axes=self.config.axes)
-        opt_state = named(self._abstract_state.opt_state, replicate_others=True)
-        return TrainState(named(self._abstract_state.params), opt_state, self.sharding.replicated)  # type: ignore[arg-type]
+        opt_state = named(self.state_shapes.opt_state, replicate_others=True)
+        return TrainState(named(self.state_shapes.params), opt_state, self.sharding.replicated)  # type: ignore[arg-type]
 
     def place_params(self, params: Params) -> Params:
         return cast(Params, tree_to_mesh(params, self.sharding.params(params, self.config.axes)))
@@ -105,10 +105,10 @@ class MeshLearner(Learner):
                 devices that are not there (`jax.experimental.topologies`).
         """
         scalar = jax.ShapeDtypeStruct((), jnp.float32)
-        sums = (jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), self._abstract_state.params), scalar)
+        sums = (jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), self.state_shapes.params), scalar)
         base = None if self.adapters is None else self._abstract_base
         normalisers = Normalisers(scalar, scalar, scalar)
         return {
-            "gradients": self._policy.lower(sums, self._abstract_state.params, base, batch, normalisers, scalar),
-            "update": self._apply.lower(self._abstract_state, sums),
+            "gradients": self._policy.lower(sums, self.state_shapes.params, base, batch, normalisers, scalar),
+            "update": self._apply.lower(self.state_shapes, sums),
         }

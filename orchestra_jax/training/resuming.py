@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.ranges import ConfigError, Settings
 from orchestra_jax.config.resume import resume_conflicts
-from orchestra_jax.rl.learner import Learner
+from orchestra_jax.rl.learner import Learner, TrainState
 from orchestra_jax.training.checkpointing import JSON_FIELDS, Checkpoints, RunState
 
 
@@ -50,7 +50,7 @@ def restored(
         reference: settings of the KL's reference, if the run keeps one.
     """
     begun = meta["phase"] == "policy"
-    trained = (policy if begun else warm or policy).abstract_state()
+    trained = abstract_state(policy if begun else warm or policy)
     like: dict[str, Any] = {"state": trained}
     if begun and reference is not None:
         like["reference"] = _abstract_reference(reference, trained.params)
@@ -65,3 +65,12 @@ def _abstract_reference(algorithm: AlgorithmConfig, params: Any) -> Any:
     if algorithm.reference_offload:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding), params)
+
+
+def abstract_state(learner: Learner) -> TrainState:
+    """Return shapes, dtypes and shardings of the state, for a checkpoint to be restored into; allocates nothing."""
+
+    def abstract(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return cast(TrainState, jax.tree.map(abstract, learner.state_shapes, learner.state_shardings()))

@@ -51,8 +51,7 @@ def attention(
     if isinstance(segment_ids, tuple):
         from orchestra_jax.models.attention.pieces import in_pieces
 
-        attend = functools.partial(attention, backend=backend, device=device)
-        return in_pieces(lambda q, k, v, ids: attend(q, k, v, segment_ids=ids), q, k, v, *segment_ids)
+        return in_pieces(functools.partial(attention, backend=backend, device=device), q, k, v, *segment_ids)
     length = q.shape[1]
     keys = length + (0 if past is None else past[0].shape[2])
     long = length > 1 and length * keys > DENSE_SCORES

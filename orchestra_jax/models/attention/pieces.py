@@ -25,7 +25,7 @@ def in_pieces(
     Gradients of tokens that several sequences share are added up in fp32.
 
     Args:
-        attend: attention of (queries, keys, values, segment_ids) without a past.
+        attend: `attention.base.attention` of (queries, keys, values, segment_ids=) without a past.
         source: for each place of the pieces, which have S places each, the row's token that lies there: its index t
             where the piece gives the token's output, ~t where another does.
         segment_ids: of the pieces; 0 is padding.
@@ -38,7 +38,7 @@ def in_pieces(
     def attended(index: Array, ids: Array) -> Array:
         of_keys = index[:, None, :, None]
         own = (jnp.take_along_axis(x, of_keys, axis=2).astype(k.dtype) for x in (keys, values))
-        return attend(jnp.take_along_axis(q, index[:, :, None, None], axis=1), *own, ids)
+        return attend(jnp.take_along_axis(q, index[:, :, None, None], axis=1), *own, segment_ids=ids)
 
     @jax.checkpoint
     def found(places: Array, ids: Array) -> Array:
