@@ -20,6 +20,7 @@ from orchestra_jax.rl.batching import MicroBatch, TokenSequence
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.packing import PackShapes, pack
+from orchestra_jax.rl.shared import sharing
 
 VOCAB = 4096
 
@@ -55,7 +56,8 @@ def main() -> None:
     learner = Learner(model, LearnerConfig(LossConfig("grpo"), chunk=512), record)
     rows = forked(given.turns, given.tokens, given.thought, given.members)
     state = learner.init(init_params(model, jax.random.key(0)))
-    batches = {name: pack(rows, PackShapes(given.rows, share=name == "once")) for name in ("again", "once")}
+    shapes = PackShapes(given.rows)
+    batches = {"again": pack(rows, shapes), "once": pack(rows, sharing(shapes))}
     seconds: dict[str, list[float]] = {"again": [], "once": []}
     gradients = {}
     for repetition in range(given.repeat + 1):

@@ -75,7 +75,7 @@ def job_of(cfg: RunConfig) -> Job:
         adapters=adapters(cfg.model.lora),
         forks=forks(cfg.plan, cfg.rollout),
         row_sequences=shapes.row_sequences if isinstance(shapes, PackShapes) else None,
-        share=isinstance(shapes, PackShapes) and shapes.share,
+        share=isinstance(shapes, PackShapes) and shapes.packer is not None,
         scored=related + (1.0 if separate_old_pass(algorithm) else 0.0),
     )
     if not job.share:

@@ -2,7 +2,7 @@
 
 import bisect
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ class PackShapes:
     sequences: int = 64  # of a micro-batch
     response_fractions: tuple[float, ...] = (0.5,)  # see `MicroShapes`
     row_sequences: int | None = None  # most sequences of a row; None: as many as fit
-    share: bool = False  # run what sequences have in common at their beginning once (`rl.shared`)
+    packer: Callable[..., list[MicroBatch]] | None = None  # instead of `pack`: `rl.shared.pack_shared`
 
     def __post_init__(self) -> None:
         if min(self.row_length, self.rows, self.row_sequences or 1) < 1 or self.sequences < self.rows:
@@ -87,10 +87,8 @@ def pack(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[MicroBa
         raise ValueError(
             f"A sequence of {max(lengths)} tokens exceeds the packed row of {shapes.row_length}; lengthen the row."
         )
-    if shapes.share:
-        from orchestra_jax.rl.shared import pack_shared
-
-        return pack_shared(sequences, shapes)
+    if shapes.packer is not None:
+        return shapes.packer(sequences, shapes)
     parts = bin_parts(lengths, shapes)
     return [_packed([[sequences[i] for i in row] for row in part], shapes) for part in parts]
 

@@ -99,8 +99,12 @@ def policy_shapes(
         length = algorithm.row_length or longest
         rows = max(1, algorithm.micro_tokens // length)
         most = most_packed(model, length)
-        share = algorithm.share_prefix and history is not History.keep
-        return PackShapes(length, rows, max(rows, algorithm.row_sequences), fractions, most, share)
+        shapes = PackShapes(length, rows, max(rows, algorithm.row_sequences), fractions, most)
+        if algorithm.share_prefix and history is not History.keep:
+            from orchestra_jax.rl.shared import sharing
+
+            return sharing(shapes)
+        return shapes
 
     def reaching(widths: list[int]) -> tuple[int, ...]:
         return tuple(sorted({*(width for width in widths if width < longest), longest}))

@@ -74,6 +74,11 @@ def _common(one: Int[np.ndarray, " n"], other: Int[np.ndarray, " m"]) -> int:
     return int(differ[0]) if len(differ) else length
 
 
+def sharing(shapes: PackShapes) -> PackShapes:
+    """Return shapes whose rows have what sequences begin with once."""
+    return dataclasses.replace(shapes, packer=pack_shared)
+
+
 def pack_shared(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[MicroBatch]:
     """Do what `packing.pack` does, with what sequences begin with in common once in a row."""
     found = families(sequences, shapes.row_length, row_sequences(shapes))

@@ -68,7 +68,7 @@ def update(
             del whole  # an offloaded one leaves the devices before the update
         positions = sum(batch.tokens.size + batch.prefix.size for batch in itertools.chain(*minibatches))
         shared = 0
-        if isinstance(shapes, PackShapes) and shapes.share:
+        if isinstance(shapes, PackShapes) and shapes.packer is not None:
             from orchestra_jax.rl.shared import repeated
 
             shared = sum(map(repeated, itertools.chain(*minibatches)))

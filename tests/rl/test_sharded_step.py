@@ -24,6 +24,7 @@ from orchestra_jax.rl.mesh_learner import MeshLearner
 from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import policy_batches
+from orchestra_jax.rl.shared import sharing
 
 from .packed_rows import VOCAB, assert_trees_close, random_sequences, recording_sgd
 from .test_shared import forked
@@ -94,7 +95,7 @@ def test_a_sharded_step_is_that_of_one_device(sizes, config):
 def test_sequences_that_begin_alike_step_on_a_mesh_as_alone_on_one_device():
     rows, config = forked(5, groups=4), UNTIED_SCAN.replace(remat="full")
     learner = make_learner(make_mesh(1, 4, 2), config)
-    found = two_steps(learner, policy_batches(rows, PackShapes(64, 1, 16, share=True), 4))
+    found = two_steps(learner, policy_batches(rows, sharing(PackShapes(64, 1, 16)), 4))
     wanted = two_steps(make_learner(config=config), pack(rows, PackShapes(64, 4, 64)))
     assert_trees_close(found[0].opt_state[0], wanted[0].opt_state[0], rtol=2e-5)
     assert_trees_close(found[0].params, wanted[0].params, rtol=2e-5)

@@ -16,12 +16,13 @@ from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import policy_shapes
+from orchestra_jax.rl.shared import pack_shared, sharing
 from tests.training.test_trainer import config
 
 from .packed_rows import VOCAB, assert_trees_close, recording_sgd
 from .test_packing import CONFIG, gradient
 
-SHAPES = PackShapes(64, 2, 32, share=True)
+SHAPES = sharing(PackShapes(64, 2, 32))
 
 
 def forked(seed: int, groups: int = 2, members: int = 3, turns: int = 4) -> list[TokenSequence]:
@@ -75,7 +76,7 @@ def taken_out(batch):
 @given(st.integers(0, 999), st.integers(1, 3), st.integers(40, 70), st.integers(2, 12))
 def test_every_sequence_is_there_once_and_is_predicted_by_its_own_tokens(seed, rows, length, most):
     sequences = forked(seed)
-    batches = pack(sequences, PackShapes(length, rows, most * rows, row_sequences=most, share=True))
+    batches = pack(sequences, sharing(PackShapes(length, rows, most * rows, row_sequences=most)))
     found, sampled, run = zip(*map(taken_out, batches), strict=True)
     assert sorted(itertools.chain(*found)) == sorted(sequence.tokens for sequence in sequences)
     wanted = [
@@ -90,7 +91,7 @@ def test_every_sequence_is_there_once_and_is_predicted_by_its_own_tokens(seed, r
 def test_what_begins_alike_is_run_once():
     sequences = forked(3, groups=1, members=2, turns=4)
     assert len(sequences) > 4
-    (batch,) = pack(sequences, PackShapes(200, 1, 32, share=True))
+    (batch,) = pack(sequences, sharing(PackShapes(200, 1, 32)))
     beginnings = {sequence.tokens[: n + 1] for sequence in sequences for n in range(len(sequence.tokens))}
     # A token for each node of the tree of beginnings, and one that is repeated for each sequence but the first.
     _, _, run = taken_out(batch)
@@ -101,7 +102,7 @@ def test_what_begins_alike_is_run_once():
 def test_prompts_that_only_have_a_system_message_in_common_stay_apart():
     row = (False,) * 6 + (True,) * 2, (0.0,) * 8, 5, 1.0
     strangers = [TokenSequence((1, 2, *range(first, first + 6)), *row) for first in (3, 12)]
-    (apart,) = pack(strangers, PackShapes(40, 1, 4, share=True))
+    (apart,) = pack(strangers, sharing(PackShapes(40, 1, 4)))
     assert taken_out(apart)[2] == 16
 
 
@@ -122,6 +123,6 @@ def test_gradients_are_those_of_sequences_alone(loss):
 
 def test_packed_rows_share_where_histories_fork(tmp_path):
     cfg = config(tmp_path, "algorithm.packing=true").algorithm, config(tmp_path).model, 64
-    assert policy_shapes(*cfg, History.drop_thinking).share
-    assert not policy_shapes(*cfg, History.keep).share
-    assert not policy_shapes(replace(cfg[0], share_prefix=False), *cfg[1:], History.drop_thinking).share
+    assert policy_shapes(*cfg, History.drop_thinking).packer is pack_shared
+    assert policy_shapes(*cfg, History.keep).packer is None
+    assert policy_shapes(replace(cfg[0], share_prefix=False), *cfg[1:], History.drop_thinking).packer is None
