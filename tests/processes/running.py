@@ -4,11 +4,10 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from tests.processes.forked import Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 _NOTE = re.compile(r"\[transformers\]|\[Gloo\]|[IWEF]\d{4} \d\d:")  # the last is absl's: level and date
@@ -20,14 +19,17 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def start(command: Sequence[str], devices: int = 1, environment: Mapping[str, str] | None = None) -> Forked:
+def start(command: Sequence[str], devices: int = 1, environment: Mapping[str, str] | None = None) -> subprocess.Popen:
     """A process with so many virtual devices, in a process group of its own."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     changed = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), **(environment or {})}
-    return Forked(command, os.environ | changed, ROOT)
+    return subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env=os.environ | changed, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
 
 
-def wait(started: Sequence[Forked], timeout_s: float = 600.0) -> list[subprocess.CompletedProcess[str]]:
+def wait(started: Sequence[subprocess.Popen], timeout_s: float = 600.0) -> list[subprocess.CompletedProcess[str]]:
     """What they returned; none is left running."""
     deadline, ended = time.monotonic() + timeout_s, []
     try:

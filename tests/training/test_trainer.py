@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,6 @@ from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.loggers.pages import pages_of
 from orchestra_jax.training.main import run
-from tests.processes.forked import run_forked
 from tests.training.micro import score_by_index
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,6 @@ MICRO = (
 DRIVER = """
 import os, runpy, signal, sys, time
 from orchestra_jax.training import rewards, trainer
-from tests.processes.forked import run_forked
 from tests.training.micro import score_by_index
 
 def stop_if_asked(self, original=trainer.Trainer.stop_if_asked):
@@ -71,8 +70,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def train(directory: Path, *overrides: str, stop: str = "") -> subprocess.CompletedProcess[str]:
     """`experiments/train.py` in a process group of its own, stopped by a signal to the group as Ctrl-C would be."""
-    command = ["-c", DRIVER, stop, "experiments/train.py", f"output_dir={directory}", *overrides]
-    return run_forked(command, os.environ | {"PYTHONPATH": str(ROOT)}, ROOT, timeout_s=1800)
+    command = [sys.executable, "-c", DRIVER, stop, "experiments/train.py", f"output_dir={directory}", *overrides]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True,
+        start_new_session=True, timeout=1800,
+    )  # fmt: skip
 
 
 def config(directory: Path, *overrides: str) -> RunConfig:
