@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from safetensors.numpy import load_file
 
-from orchestra_jax.engines.sglang import weights as weight_sync
+from orchestra_jax.engines.sglang import weight_sync
 from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync, SyncReport
 from orchestra_jax.io.http_json import JsonClient
 from orchestra_jax.models import decoder
