@@ -1,6 +1,6 @@
 """One process of the two-process test: trains on its own half of the sequences; process 0 writes the gradients.
 
-PYTHONPATH=<root> python sharded_worker.py PROCESS PORT OUTPUT
+PYTHONPATH=<root> python sharded_worker.py PROCESS PORT OUTPUT alone|sharing
 """
 
 import sys
@@ -12,19 +12,26 @@ from jax.experimental import multihost_utils
 PROCESSES = 2
 
 
-def main(process: int, port: str, output: str) -> None:
+def main(process: int, port: str, output: str, layout: str) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", PROCESSES, process)
     from orchestra_jax.models.sharding import make_mesh
     from orchestra_jax.rl.packing import PackShapes
     from orchestra_jax.rl.setup import policy_batches
+    from orchestra_jax.rl.shared import repeated, sharing
     from tests.rl import test_sharded_step as shared
 
     learner = shared.make_learner(make_mesh(data=2, fsdp=2))
     assert learner.shards == 2
     # Process 0 has most sequences: the other one fills up with empty micro-batches, of another response share.
-    own = shared.SEQUENCES[:14] if process == 0 else shared.SEQUENCES[14:]
-    batches = policy_batches(own, PackShapes(26, 1, 4, response_fractions=(0.25, 0.5)), learner.shards)
+    sequences, shapes = shared.SEQUENCES, PackShapes(26, 1, 4, response_fractions=(0.25, 0.5))
+    if layout == "sharing":
+        sequences, shapes = shared.FORKED, sharing(PackShapes(64, 1, 16, response_fractions=(0.25, 0.5)))
+    first = len(sequences) * 2 // 3
+    batches = policy_batches(sequences[:first] if process == 0 else sequences[first:], shapes, learner.shards)
+    if layout == "sharing":
+        found = sum(map(repeated, learner.place(batches)))
+        assert found > 100  # of both processes, and the same number in each
     state, metrics = shared.two_steps(learner, batches)
     gathered = multihost_utils.process_allgather(jax.tree.leaves((state.opt_state[0], state.params)), tiled=True)
     if process == 0:
@@ -32,4 +39,4 @@ def main(process: int, port: str, output: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -36,6 +36,7 @@ CONFIG = Qwen3Config(
 UNTIED_SCAN = CONFIG.replace(num_layers=2, tie_word_embeddings=False, scan_layers=True, remat="dots")
 LOSS = LossConfig("gspo", clip_low=0.6, clip_high=3.0, kl_coef=0.3, kl="k3")
 SEQUENCES = random_sequences(5, 18)
+FORKED = forked(5, groups=4)
 needs_8 = pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
 
 
@@ -93,10 +94,10 @@ def test_a_sharded_step_is_that_of_one_device(sizes, config):
 
 @needs_8
 def test_sequences_that_begin_alike_step_on_a_mesh_as_alone_on_one_device():
-    rows, config = forked(5, groups=4), UNTIED_SCAN.replace(remat="full")
+    config = UNTIED_SCAN.replace(remat="full")
     learner = make_learner(make_mesh(1, 4, 2), config)
-    found = two_steps(learner, policy_batches(rows, sharing(PackShapes(64, 1, 16)), 4))
-    wanted = two_steps(make_learner(config=config), pack(rows, PackShapes(64, 4, 64)))
+    found = two_steps(learner, policy_batches(FORKED, sharing(PackShapes(64, 1, 16)), 4))
+    wanted = two_steps(make_learner(config=config), pack(FORKED, PackShapes(64, 4, 64)))
     assert_trees_close(found[0].opt_state[0], wanted[0].opt_state[0], rtol=2e-5)
     assert_trees_close(found[0].params, wanted[0].params, rtol=2e-5)
 
@@ -113,7 +114,8 @@ def test_shared_prefixes_stay_within_their_part():
         np.testing.assert_allclose(row, learner.with_old_logprobs(params, wanted).old_logprobs[0], atol=1e-5)
 
 
-def test_two_processes_step_as_one(tmp_path: Path):
+@pytest.mark.parametrize("layout", ["alone", "sharing"])
+def test_two_processes_step_as_one(layout: str, tmp_path: Path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -125,7 +127,7 @@ def test_two_processes_step_as_one(tmp_path: Path):
     }
     workers = [
         subprocess.Popen(
-            [sys.executable, str(script), str(process), str(port), str(output)],
+            [sys.executable, str(script), str(process), str(port), str(output), layout],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -140,7 +142,10 @@ def test_two_processes_step_as_one(tmp_path: Path):
     finally:
         for worker in workers:
             worker.kill()
-    wanted, wanted_metrics = expected(CONFIG)
+    if layout == "alone":
+        wanted, wanted_metrics = expected(CONFIG)
+    else:
+        wanted, wanted_metrics = two_steps(make_learner(), pack(FORKED, PackShapes(64, 4, 64)))
     with np.load(output) as found:
         leaves = [found[f"arr_{i}"] for i in range(len(found.files)) if f"arr_{i}" in found]
         assert_trees_close(leaves, jax.tree.leaves((wanted.opt_state[0], wanted.params)), rtol=2e-5)
