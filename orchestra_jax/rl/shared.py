@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
 from orchestra_jax.rl.batching import MicroBatch, TokenSequence, select_size
 from orchestra_jax.rl.packing import PackShapes, bin_parts, bin_rows
@@ -131,12 +131,15 @@ def room(length: int, count: int, shapes: PackShapes) -> int:
 
 def repeated(batch: MicroBatch) -> int:
     """Return how many tokens of a micro-batch's sequences are run as those of another sequence."""
-    return int(jax.device_get(_repeated(batch.source, batch.segment_ids)))
+    count = _on_devices if isinstance(batch.source, jax.Array) else _repeated  # numpy's where there is no mesh
+    return int(jax.device_get(count(batch.source, batch.segment_ids)))
 
 
-@jax.jit
-def _repeated(source: Int[Array, "B U"], segment_ids: Int[Array, "B U"]) -> Int[Array, ""]:
+def _repeated(source: Any, segment_ids: Any) -> Any:
     return ((source < 0) & (segment_ids > 0)).sum()
+
+
+_on_devices = jax.jit(_repeated)
 
 
 def compiled_pieces(needed: int) -> int:

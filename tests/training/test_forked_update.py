@@ -51,7 +51,7 @@ def test_later_optimizer_steps_have_the_ratio_of_whole_trajectories(monkeypatch,
     learner = policy_learner(cfg.algorithm, cfg.rollout, cfg.steps, MODEL)
     state = learner.init(init_params(MODEL, jax.random.key(0)))
     advantages = np.array([1.0, -1.0, 0.5, -0.5], np.float32)
-    shapes = policy_shapes(algorithm, cfg.model, limits.max_length)
+    shapes = policy_shapes(algorithm, cfg.model, limits.max_length, history)
     spans_rows = ratio_spans_rows(algorithm.loss, history)
     _, found = update(algorithm, shapes, learner, state, forked(4), advantages, spans_rows=spans_rows)
     assert [metrics["sequences"] for metrics in found] == [8, 8]  # rows
@@ -63,3 +63,36 @@ def test_later_optimizer_steps_have_the_ratio_of_whole_trajectories(monkeypatch,
         )
         assert (np.abs(others) > 1e-4).all()
         assert found[1]["ratio_max"] >= np.exp(others.min())
+
+
+def test_an_update_that_shares_beginnings_is_the_one_that_does_not():
+    """Two turns that thought: the second sees the call and the result of the first, and a prompt of twelve."""
+    rng = np.random.default_rng(3)
+    prompt = tuple(rng.integers(1, 32, 12).tolist())
+
+    def turn(seen):
+        return Turn(seen, tuple(rng.integers(1, 32, 6).tolist()), (-3.4,) * 6, 0, "stop")
+
+    trajectories = [
+        trajectory(task("t", "", Preference("", "")), turn(prompt), forks=[(turn((*prompt, 7, 8, 9)),)])
+        for _ in range(4)
+    ]
+    gradients, tokens = [], []
+    for share in (False, True):
+        algorithm = AlgorithmConfig(
+            loss=LossConfig(loss="grpo"), tasks_per_step=2, group_size=2, packing=True, row_length=64, micro_tokens=64,
+            share_prefix=share,
+        )  # fmt: skip
+        cfg = RunConfig(algorithm=algorithm)
+        learner = policy_learner(algorithm, cfg.rollout, 1, MODEL)
+        state = learner.init(init_params(MODEL, jax.random.key(0)))
+        shapes = policy_shapes(algorithm, cfg.model, 64, History.drop_thinking)
+        state, (found,) = update(algorithm, shapes, learner, state, trajectories, np.array([1.0, -1.0, 0.5, -0.5]))
+        gradients.append(found["grad_norm"])
+        tokens.append((found["positions"], found["shared"]))
+    assert gradients[1] == pytest.approx(gradients[0], rel=1e-5)
+    whole = sum(
+        len(t.prompt_ids) + len(t.sampled_ids) for each in trajectories for part in each.sequences for t in part
+    )
+    assert tokens == [(3 * 64, 0), (2 * 64, tokens[1][1])]
+    assert 6 * 10 < tokens[1][1] < whole  # twelve tokens of the prompt for each sequence but the first
