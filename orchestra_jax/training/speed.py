@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from orchestra_jax.config.choices import EngineName
+from orchestra_jax.config.choices import EngineName, FilteredRows
 from orchestra_jax.models.flops import forward_flops
 from orchestra_jax.models.gpus import GPUS, Gpu
 from orchestra_jax.models.sizes import num_params
-from orchestra_jax.types import USER_ROLE, Trajectory
+from orchestra_jax.types import USER_ROLE, Status, Trajectory
 
 if TYPE_CHECKING:
     from orchestra_jax.training.trainer import Trainer
@@ -35,12 +35,17 @@ def speed_metrics(
 
     Args:
         trajectories: of the whole step.
-        members, advantages: what the update of this process was given; those without an advantage are not run.
+        members, advantages: what the update of this process was given.
         updates: metrics of the optimizer steps.
         times: seconds of the step's phases by "time/NAME", one after the other.
     """
     cfg = trainer.cfg
-    own = _trained(zip(members, advantages, strict=True))
+    # As in `update`: rows without an advantage are run for the KL or the entropy bonus, unless they are dropped.
+    algorithm = cfg.algorithm
+    pulled = bool(updates) and ("kl_ref" in updates[0] or algorithm.entropy_coef > 0)
+    rest = pulled and algorithm.filtered_rows is not FilteredRows.drop
+    pairs = zip(members, advantages, strict=True)
+    own = _trained([t for t, a in pairs if a or (rest and t.status is not Status.FAILED)])
     tokens, sampled, squares = np.sum(trainer.processes.gather(own), axis=0) if trainer.processes.count > 1 else own
     run = tokens - (updates[0]["shared"] if updates else 0.0)
     passes = cfg.algorithm.epochs * (2.0 if trainer.lora is not None else 3.0) if updates else 0.0
@@ -134,11 +139,11 @@ def _longest(trajectory: Trajectory) -> int:
     return max((row.prompt_tokens + row.completion_tokens for row in rows), default=0)
 
 
-def _trained(trained: Iterable[tuple[Trajectory, float]]) -> tuple[int, int, int]:
-    """Return tokens, sampled tokens and squares of lengths of all sequences of trajectories with an advantage."""
+def _trained(trajectories: Iterable[Trajectory]) -> tuple[int, int, int]:
+    """Return tokens, sampled tokens and squares of lengths of all sequences of these trajectories."""
     tokens = sampled = squares = 0
-    for trajectory, advantage in trained:
-        for turns in trajectory.sequences if advantage else ():
+    for trajectory in trajectories:
+        for turns in trajectory.sequences:
             length = sum(len(turn.prompt_ids) + len(turn.sampled_ids) for turn in turns)
             tokens, squares = tokens + length, squares + length**2
             sampled += sum(len(turn.sampled_ids) for turn in turns)

@@ -125,3 +125,19 @@ def test_a_run_tells_where_its_seconds_went_and_traces_a_step(tmp_path: Path, mo
         assert "mfu" not in row  # no GPU
     assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["step-000002"]
     assert list((tmp_path / FOLDER).rglob("*.xplane.pb"))
+
+
+def test_rows_that_only_the_kl_runs_are_counted_once_where_they_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nobody has an advantage, so that all that is run is run for the KL; packed, with thoughts dropped."""
+    monkeypatch.setattr(
+        rewards,
+        "reward_groups",
+        lambda *args: tuple(x * 0 for x in score_by_index(*args)),  # no reward, none kept
+    )
+    own = ("steps=1", "warm_start.steps=0", "evaluation.questions=0", "logger.speed=true", "algorithm.packing=true")
+    forking = ("rollout.history=drop_thinking", "algorithm.filtered_rows=count", "algorithm.loss.kl_coef=0.1")
+    run(config(tmp_path, *MICRO, *own, *forking))
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert row["tokens/trained"] > 0
+    assert row["flops/update"] > 0
+    assert 0 <= row["tokens/padding_share"] < 1
