@@ -2,7 +2,7 @@
 
 python experiments/serve.py outputs/quickstart --port 8200 --max-usd 0.05
 python experiments/serve.py outputs/gsm8k budget.run_usd=20 rollout.slots=64
-python experiments/serve.py outputs/quickstart --follow outputs/served
+python experiments/serve.py outputs/quickstart --follow outputs/served --canary 0.1
 ORCHESTRA_API_KEY=... python experiments/serve.py outputs/quickstart --host 0.0.0.0
 """
 
@@ -29,11 +29,15 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--keep-days", type=float, default=30, help="how long words and tokens are kept (default 30)")
     parser.add_argument("--follow", metavar="FOLDER", help="run or checkpoint whose newer policy is taken up")
+    parser.add_argument(
+        "--canary", type=float, metavar="SHARE", help="share of the conversations that it answers (default: all)"
+    )
     asked = parser.parse_intermixed_args(arguments)
     from orchestra_jax.serving.running import serve  # only now: --help answers at once
 
     limits = {"max_usd": asked.max_usd, "max_seconds": asked.max_seconds, "keep_days": asked.keep_days}
-    parser.exit(serve(asked.policy, asked.settings, asked.host, asked.port, limits, asked.database, asked.follow))
+    followed = {"follow": asked.follow, "canary": asked.canary}
+    parser.exit(serve(asked.policy, asked.settings, asked.host, asked.port, limits, asked.database, **followed))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 python experiments/served.py outputs/quickstart add-key anna --usd-per-day 5 --per-minute 60
 python experiments/served.py outputs/quickstart keys
 python experiments/served.py outputs/quickstart end-key anna
+python experiments/served.py outputs/quickstart report --hours 24
 python experiments/served.py outputs/quickstart write log.jsonl
 python experiments/served.py --database postgresql://orchestra@db.example/orchestra - keys
 """
@@ -31,6 +32,8 @@ def main(arguments: list[str] | None = None) -> None:
     added.add_argument("--per-minute", type=int, help="requests of any minute (default: no limit)")
     commands.add_parser("end-key", help="refuse a key from now on").add_argument("name", help="who has it")
     commands.add_parser("keys", help="list keys, limits, and what today's budget holds")
+    shown = commands.add_parser("report", help="compare the policies that answered: right answers, dollars, seconds")
+    shown.add_argument("--hours", type=float, help="count requests of so many hours (default: all)")
     written = commands.add_parser("write", help="write what was asked and judged, for training: a line of JSON each")
     written.add_argument("file", help="file to write; - is standard output")
     written.add_argument("--all", action="store_true", help="also requests whose right answer nobody has said")

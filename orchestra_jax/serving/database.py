@@ -97,7 +97,7 @@ def pico(usd: float) -> int:
     return round(usd * PICO)
 
 
-def dollars(kept: int) -> float:
+def dollars(kept: float) -> float:
     """Return kept dollars as a number."""
     return kept / PICO
 

@@ -16,10 +16,11 @@ from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.serving.database import REQUESTS, ServerDatabase, dollars
 from orchestra_jax.serving.errors import RequestError, typed, unsupported, wrong
 from orchestra_jax.serving.keys import Key
+from orchestra_jax.tools.answers import matches
 
 _FIELDS = ("id", "thumbs", "score", "correct")
 _THUMBS = {"up": 1.0, "down": 0.0}
-_RIGHT = 0.5  # a score from here on says that the answer was right
+RIGHT = 0.5  # a score from here on says that the answer was right
 _LONGEST = 10_000  # characters of a right answer
 
 
@@ -66,21 +67,35 @@ def read_feedback(content: bytes) -> Feedback:
     return found
 
 
-async def keep(database: ServerDatabase, said: Feedback, key: Key | None) -> None:
+async def keep(database: ServerDatabase, said: Feedback, key: Key | None) -> tuple[str, bool | None]:
     """Keep feedback beside its request; later feedback replaces earlier one.
+
+    Where it gives the right answer alone, the score is 1 if this was said, as an evaluation compares answers, else 0.
+
+    Returns:
+        The policy that answered, and whether it was right; None: that is not known, or it was judged before.
 
     Raises:
         RequestError: this key has asked no such request.
     """
     number = None if key is None else key.number
-    values = {"judged": time.time(), "score": said.score, "correct": said.correct}
+    mine = (REQUESTS.c.id == said.request, REQUESTS.c.key.is_not_distinct_from(number))
 
-    def work(connection: Connection) -> bool:
-        mine = (REQUESTS.c.id == said.request, REQUESTS.c.key.is_not_distinct_from(number))
-        return connection.execute(update(REQUESTS).where(*mine).values(values)).rowcount == 1
+    def work(connection: Connection) -> tuple[str, bool | None] | None:
+        row = connection.execute(select(REQUESTS).where(*mine)).first()
+        if row is None:
+            return None
+        score = said.score
+        if score is None and said.correct is not None and row.kept is not None:
+            score = float(matches(json.loads(row.kept)["trajectory"]["answer"] or "", [said.correct]))
+        values = {"judged": time.time(), "score": score, "correct": said.correct}
+        connection.execute(update(REQUESTS).where(*mine).values(values))
+        return row.policy, None if score is None or row.score is not None else score >= RIGHT
 
-    if not await asyncio.wrap_future(database.do(work)):
+    found = await asyncio.wrap_future(database.do(work))
+    if found is None:
         raise RequestError(404, f"You have asked no request {said.request!r}.", param="id", code="not_found")
+    return found
 
 
 def logged(database: ServerDatabase) -> Iterator[dict[str, Any]]:
@@ -103,7 +118,7 @@ def _first(statement: Select[Any], connection: Connection) -> Row[Any] | None:
 def _line(row: Mapping[str, Any]) -> dict[str, Any]:
     kept = json.loads(row["kept"])
     task, played = kept["task"], kept["trajectory"]
-    right = row["correct"] or (played["answer"] if (row["score"] or 0.0) >= _RIGHT else None)
+    right = row["correct"] or (played["answer"] if (row["score"] or 0.0) >= RIGHT else None)
     turns = [turn for sequence in played["sequences"] for turn in sequence]
     calls = [
         {"tool": call["name"], "arguments": call["arguments"], "result": result["text"]}

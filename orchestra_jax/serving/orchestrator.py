@@ -13,9 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.engines.base import Engine
+from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.envs.base import Baseline, Message
+from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.money.budgets import BudgetExceeded, Limits
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import make_chat
@@ -115,6 +118,36 @@ class Orchestrator:
         Raises:
             ConfigError: they are not of the same architecture and words, or no engine of ours samples them.
         """
+        subject, params = self._weights(subject)
+        version = self._version + 1
+        self._opened.loop.run(cast(Engine, self._opened.engine).update_weights(params, version))
+        self._version, self._opened = version, replace(self._opened, subject=subject)
+        self.policy = _named(subject)
+
+    def beside(self, subject: Subject) -> "Orchestrator":
+        """Return an orchestrator of other weights in the same world, with the same money. End it before this one.
+
+        Raises:
+            ConfigError: see `take_up` and `check_beside`.
+        """
+        self.check_beside()
+        opened, (subject, params) = self._opened, self._weights(subject)
+        config = cast(DecoderConfig, self._architecture)
+        engine = EmbeddedEngine(config, params, subject.cfg.rollout)
+        parts = contextlib.ExitStack()
+        parts.callback(lambda: opened.loop.run(engine.close()))
+        return Orchestrator(replace(opened, subject=subject, engine=engine, parts=parts))
+
+    def check_beside(self) -> None:
+        """Raise ConfigError if there can be no other policy beside this one."""
+        if self._architecture is None or self.subject.cfg.rollout.engine is not EngineName.embedded:
+            raise ConfigError(
+                "Two policies in one server need weights of our own and rollout.engine=embedded: serve each, and let a "
+                "load balancer divide."
+            )
+
+    def _weights(self, subject: Subject) -> tuple[Subject, Params]:
+        """Return another policy with the settings in force here, and its weights as the engine takes them."""
         opened = self._opened
         if opened.chat is None or not subject.own or subject.adapters is not None:
             raise ConfigError("only whole policies that our engines sample can take the place of another.")
@@ -123,11 +156,7 @@ class Orchestrator:
         same_words = make_chat(cfg).tokenizer.get_vocab() == opened.chat.tokenizer.get_vocab()
         if config != self._architecture or not same_words:
             raise ConfigError("it has another architecture or other words than the one that is served.")
-        params = engine_params(cfg.rollout, params, None, None, device_mesh(cfg.mesh))
-        version = self._version + 1
-        opened.loop.run(cast(Engine, opened.engine).update_weights(params, version))
-        self._version, self._opened = version, replace(opened, subject=replace(subject, cfg=cfg))
-        self.policy = _named(subject)
+        return replace(subject, cfg=cfg), engine_params(cfg.rollout, params, None, None, device_mesh(cfg.mesh))
 
     def ask(
         self,

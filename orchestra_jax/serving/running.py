@@ -35,6 +35,7 @@ def serve(
     limits: dict[str, Any],
     address: str | None = None,
     follow: str | None = None,
+    canary: float | None = None,
 ) -> int:
     """Serve a policy; return the status to exit with. What a user can mend is one sentence.
 
@@ -42,10 +43,12 @@ def serve(
         limits: fields of `ServerLimits`.
         address: address of the database; None: a file in the folder.
         follow: folder of a run or checkpoint, whose other weights are taken up.
+        canary: share of the conversations that they answer; None: all.
     """
     try:
         with handling(end_now), contextlib.ExitStack() as parts:
             try:
+                from orchestra_jax.serving.canary import Canary
                 from orchestra_jax.serving.database import FILE, opened
                 from orchestra_jax.serving.server import ChatServer, ServerLimits
             except ImportError as error:
@@ -54,8 +57,13 @@ def serve(
                 ) from error
             listening = parts.enter_context(_listening(host, port))
             orchestrator = parts.enter_context(Orchestrator(open_policy(policy, settings, alone=False)))
+            if canary is not None and follow is None:
+                raise ConfigError("--canary has no policy to try: name its folder with --follow.")
+            divided = None if canary is None else Canary(orchestrator, canary)
             database = parts.enter_context(opened(address or orchestrator.folder / FILE))
             parts.callback(orchestrator.close)  # its requests end before the database closes; twice is harmless
+            if divided is not None:
+                parts.callback(divided.close)
             allowed = ServerLimits(
                 **limits,
                 under_way=2 * orchestrator.slots,
@@ -63,13 +71,14 @@ def serve(
                 key=os.environ.get(KEY) or None,
                 hosts=_LOOPBACK if host in _LOOPBACK else ("*",),
             )
-            server = ChatServer(orchestrator, database, allowed)
+            server = ChatServer(orchestrator, database, allowed, divided)
             if host not in _LOOPBACK and not server.keys.read().known:
                 raise ConfigError(
                     f"Others can reach {host}: make a key (orchestra-jax served {policy} add-key NAME), or set the "
                     f"environment variable {KEY} to a key that they must send."
                 )
-            asyncio.run(_served(server, listening, host, None if follow is None else Path(follow)))
+            follower = None if follow is None else Follower(divided or orchestrator, Path(follow))
+            asyncio.run(_served(server, listening, host, follower))
     except KeyboardInterrupt:  # before it served
         return INTERRUPTED
     except ConfigError as error:
@@ -99,7 +108,7 @@ def _listening(host: str, port: int) -> socket.socket:
     return listening
 
 
-async def _served(server: "ChatServer", listening: socket.socket, host: str, follow: Path | None) -> None:
+async def _served(server: "ChatServer", listening: socket.socket, host: str, follower: Follower | None) -> None:
     """Serve until SIGINT or SIGTERM; a second one does not wait for requests under way."""
     import uvicorn
 
@@ -129,8 +138,8 @@ async def _served(server: "ChatServer", listening: socket.socket, host: str, fol
         f"({needed} keys); requests in {server.database.shown}. Ctrl-C ends it."
     )
     beside = [asyncio.create_task(_forget(server))]
-    if follow is not None:
-        beside.append(asyncio.create_task(Follower(server.orchestrator, follow).follow()))
+    if follower is not None:
+        beside.append(asyncio.create_task(follower.follow()))
     await http.serve(sockets=[listening])
     for task in beside:
         task.cancel()

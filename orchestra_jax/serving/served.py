@@ -3,9 +3,10 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from orchestra_jax.config.exit_status import USAGE_ERROR
 from orchestra_jax.config.schema import ConfigError
@@ -15,7 +16,7 @@ from orchestra_jax.serving.opened import FOLDER
 def run(asked: argparse.Namespace) -> int:
     """Do a command; return the status to exit with. What a user can mend is one sentence."""
     try:
-        from orchestra_jax.serving import feedback, keys
+        from orchestra_jax.serving import feedback, keys, report
         from orchestra_jax.serving.database import FILE, opened
     except ImportError as error:
         return _told(f"This needs the package {error.name}: pip install 'orchestra-jax[serve]'.")
@@ -33,6 +34,8 @@ def run(asked: argparse.Namespace) -> int:
                 keys.end_key(database, asked.name)
             elif asked.command == "keys":
                 _list(keys.list_keys(database))
+            elif asked.command == "report":
+                _compare(report.policies(database, asked.hours))
             elif asked.command == "write":
                 written, unknown = feedback.write_log(database, asked.file, whole=asked.all)
                 said = f"{written} requests are in {asked.file}; nobody has said the right answer to {unknown}."
@@ -49,6 +52,20 @@ def _list(rows: list[dict[str, object]]) -> None:
     table = Table(*(name.replace("_", " ") for name in rows[0]))
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
+    Console().print(table)
+
+
+def _compare(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        print("Nothing was asked.", file=sys.stderr)
+        return
+    table = Table(Column("policy", overflow="fold"))
+    for name in ("asked", "ended", "judged", "right % (95 %)", "cents", "seconds"):
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        right = f"{100 * row['right']:.1f} ({100 * row['low']:.1f} to {100 * row['high']:.1f})" if row["judged"] else ""
+        means = (f"{100 * row['usd']:.4g}", f"{row['seconds']:.3g}") if row["ended"] else ("", "")
+        table.add_row(row["policy"], *(str(row[name]) for name in ("requests", "ended", "judged")), right, *means)
     Console().print(table)
 
 

@@ -13,13 +13,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.serving import wire
 from orchestra_jax.serving.asking import Answer, CallStep, QuestionError
+from orchestra_jax.serving.canary import Canary
 from orchestra_jax.serving.database import ServerDatabase
 from orchestra_jax.serving.errors import RequestError, wrong
 from orchestra_jax.serving.feedback import keep, read_feedback
@@ -29,11 +29,11 @@ from orchestra_jax.serving.metrics import Metrics
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.page import page
 from orchestra_jax.serving.shown import begun, ended
+from orchestra_jax.serving.streaming import Stream, beating, until_gone
 from orchestra_jax.serving.wire import ChatRequest
 from orchestra_jax.types import OutOfTime, ReplayMiss
 
 _BODY_S = 30.0  # for a request's body to arrive
-_BEAT_S = 15.0  # between two signs of life of a stream
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -62,10 +62,20 @@ class ServerLimits:
 
 
 class ChatServer:
-    """The routes of a server."""
+    """The routes of a server.
 
-    def __init__(self, orchestrator: Orchestrator, database: ServerDatabase, limits: ServerLimits) -> None:
-        self.orchestrator, self.limits, self.metrics = orchestrator, limits, Metrics()
+    Args:
+        canary: divides conversations between the orchestrator and a newer policy.
+    """
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        database: ServerDatabase,
+        limits: ServerLimits,
+        canary: Canary | None = None,
+    ) -> None:
+        self.orchestrator, self.limits, self.metrics, self._canary = orchestrator, limits, Metrics(), canary
         self.database, self.keys = database, KeyRing(database, limits.key)
         self._under_way, self._started = 0, int(time.time())
 
@@ -146,9 +156,11 @@ class ChatServer:
         """Keep what a user says of an answer."""
         try:
             said = read_feedback(await _body(request, self.limits.body))
-            await keep(self.database, said, request.state.key)
+            policy, right = await keep(self.database, said, request.state.key)
         except OSError as error:
             raise cast(RequestError, _problem(error)) from error
+        if right is not None:
+            self.metrics.note_verdict(policy, right=right)
         return JSONResponse({"id": said.request, "object": "feedback"})
 
     @property
@@ -178,16 +190,20 @@ class ChatServer:
             asked = self._bounded(
                 wire.read_chat(await _body(request, self.limits.body), self.orchestrator.name, self.orchestrator.wishes)
             )
-            asked.options["purse"] = self._purse(asked, request.state.key)
+            orchestrator = self.orchestrator
+            if self._canary is not None:
+                orchestrator = held.enter_context(self._canary.chosen(asked, request.state.key))
+            policy = orchestrator.policy
+            asked.options["purse"] = self._purse(asked, request.state.key, policy)
             if asked.stream:
-                steps = self.orchestrator.astream(asked.question, **asked.options)
-                first = await _until_gone(request, anext(steps))
+                steps = orchestrator.astream(asked.question, **asked.options)
+                first = await until_gone(request, anext(steps))
                 if isinstance(first, Answer):
-                    self._judged(first)
-                response: Response = _Stream(self._chunks(asked, first, steps), steps, held.pop_all())
+                    self._ended_as(first, policy)
+                response: Response = Stream(self._chunks(asked, policy, first, steps), steps, held.pop_all())
             else:
-                answer = await _until_gone(request, self.orchestrator.aask(asked.question, **asked.options))
-                self._judged(answer)
+                answer = await until_gone(request, orchestrator.aask(asked.question, **asked.options))
+                self._ended_as(answer, policy)
                 response = JSONResponse(wire.completion(asked, answer), headers={"x-request-id": answer.id})
             self.metrics.requests.labels("200").inc()
             return response
@@ -219,27 +235,26 @@ class ChatServer:
             asked.options[name] = most if given is None else given
         return asked
 
-    def _purse(self, asked: ChatRequest, key: Key | None) -> ServedPurse:
+    def _purse(self, asked: ChatRequest, key: Key | None, policy: str) -> ServedPurse:
         """Return the money of a request."""
-        kept = self.limits.keep_days > 0 and asked.keep
-        budget, policy = self.orchestrator.budget, self.orchestrator.policy
+        kept, budget = self.limits.keep_days > 0 and asked.keep, self.orchestrator.budget
         return ServedPurse(self.database, asked.options["request_id"], key, budget, policy, keep=kept)
 
-    def _judged(self, answer: Answer) -> Answer:
-        """Count an answer; raise RequestError: it is an error."""
-        self.metrics.note(answer)
+    def _ended_as(self, answer: Answer, policy: str) -> Answer:
+        """Count an answer of a policy; raise RequestError: it is an error."""
+        self.metrics.note(answer, policy)
         if (problem := wire.failure(answer)) is not None:
             raise problem
         return answer
 
     async def _chunks(
-        self, asked: ChatRequest, first: CallStep | Answer, steps: AsyncIterator[CallStep | Answer]
+        self, asked: ChatRequest, policy: str, first: CallStep | Answer, steps: AsyncIterator[CallStep | Answer]
     ) -> AsyncIterator[str]:
         """Yield the lines of a stream: calls as reasoning, then the answer."""
         name = asked.options["request_id"]
         yield _line(wire.chunk(asked, name, {"role": "assistant", "content": ""}))
         try:
-            async for step in _beating(first, steps):
+            async for step in beating(first, steps):
                 if step is None:
                     yield ": under way\n\n"
                 elif isinstance(step, CallStep):
@@ -247,7 +262,7 @@ class ChatServer:
                     told = {"orchestra": {"call": wire.shown_call(step)}} if asked.trace else {}
                     yield _line(wire.chunk(asked, name, {"reasoning_content": words}) | told)
                 else:
-                    answer = step if step is first else self._judged(step)
+                    answer = step if step is first else self._ended_as(step, policy)
                     said: dict[str, Any] = {"content": answer.answer or ""}
                     if answer.tool_calls:
                         calls = enumerate(wire.tool_calls(answer))
@@ -262,47 +277,6 @@ class ChatServer:
                 raise
             yield _line(problem.body)
         yield "data: [DONE]\n\n"
-
-
-class _Stream(StreamingResponse):
-    """A response of server-sent events; when it ends, however it does, so do the steps and what was held for it."""
-
-    def __init__(
-        self, lines: AsyncIterator[str], steps: AsyncIterator[CallStep | Answer], held: contextlib.ExitStack
-    ) -> None:
-        super().__init__(lines, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        self._steps, self._held = steps, held
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._held:
-            try:
-                await super().__call__(scope, receive, send)
-            finally:
-                await cast(Any, self._steps).aclose()
-
-
-async def _beating(
-    first: CallStep | Answer, steps: AsyncIterator[CallStep | Answer]
-) -> AsyncIterator[CallStep | Answer | None]:
-    """Yield the steps, and None where none came for a while, so that no proxy takes the stream for dead."""
-    yield first
-    waiting: asyncio.Task[CallStep | Answer] | None = None
-    try:
-        while True:
-            waiting = waiting or asyncio.ensure_future(cast(Any, anext(steps)))
-            done, _ = await asyncio.wait([waiting], timeout=_BEAT_S)
-            if not done:
-                yield None
-                continue
-            found, waiting = waiting, None
-            try:
-                yield found.result()
-            except StopAsyncIteration:
-                return
-    finally:
-        if waiting is not None:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -327,25 +301,6 @@ async def _body(request: Request, most: int) -> bytes:
     except TimeoutError:
         raise RequestError(408, f"The body did not arrive within {_BODY_S:g} s.", code="timeout") from None
     return bytes(found)
-
-
-async def _until_gone(request: Request, work: Any) -> Any:
-    """Return the result of the work, which ends when its client has gone.
-
-    Raises:
-        ClientDisconnect: it has.
-    """
-    doing = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(request.receive())  # the body is read: nothing but the end can come
-    try:
-        await asyncio.wait([doing, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise ClientDisconnect
-        return doing.result()
-    finally:
-        for task in (doing, gone):
-            task.cancel()
-        await asyncio.gather(doing, gone, return_exceptions=True)
 
 
 def _problem(error: Exception) -> RequestError | None:
