@@ -4,6 +4,7 @@ python experiments/served.py outputs/quickstart add-key anna --usd-per-day 5 --p
 python experiments/served.py outputs/quickstart keys
 python experiments/served.py outputs/quickstart end-key anna
 python experiments/served.py outputs/quickstart report --hours 24
+python experiments/served.py outputs/gsm8k judge --max-usd 1 tools.judge=gpt-5-mini
 python experiments/served.py outputs/quickstart write log.jsonl
 python experiments/served.py --database postgresql://orchestra@db.example/orchestra - keys
 """
@@ -34,6 +35,9 @@ def main(arguments: list[str] | None = None) -> None:
     commands.add_parser("keys", help="list keys, limits, and what today's budget holds")
     shown = commands.add_parser("report", help="compare the policies that answered: right answers, dollars, seconds")
     shown.add_argument("--hours", type=float, help="count requests of so many hours (default: all)")
+    judged = commands.add_parser("judge", help="have a judge say of answers without feedback whether they are right")
+    judged.add_argument("--max-usd", type=float, required=True, help="most dollars of judges, earlier starts included")
+    judged.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="tools.judge=MODEL, and where it is served")
     written = commands.add_parser("write", help="write what was asked and judged, for training: a line of JSON each")
     written.add_argument("file", help="file to write; - is standard output")
     written.add_argument("--all", action="store_true", help="also requests whose right answer nobody has said")

@@ -1,3 +1,3 @@
 """Exit statuses of commands."""
 
-USAGE_ERROR, DISK_FULL, INTERRUPTED = 2, 5, 130
+USAGE_ERROR, HALTED, DISK_FULL, INTERRUPTED = 2, 3, 5, 130

@@ -90,6 +90,15 @@ REQUESTS = Table(
     Column("correct", String),  # the right answer by the feedback
     Index("requests_of_a_key", "key", "begun"),
 )
+# What a judge says of answers without feedback.
+VERDICTS = Table(
+    "verdicts",
+    _META,
+    Column("request", String, primary_key=True),
+    Column("judge", String, nullable=False),  # name of its model, or "match": the run knows the answer
+    Column("right", Integer, nullable=False),
+    Column("judged", Float, nullable=False),
+)
 
 
 def pico(usd: float) -> int:

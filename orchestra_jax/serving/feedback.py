@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, Select, select, update
 
 from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.io.untrusted import Unreadable
-from orchestra_jax.serving.database import REQUESTS, ServerDatabase, dollars
+from orchestra_jax.serving.database import REQUESTS, VERDICTS, ServerDatabase, dollars
 from orchestra_jax.serving.errors import RequestError, typed, unsupported, wrong
 from orchestra_jax.serving.keys import Key
 from orchestra_jax.tools.answers import matches
@@ -99,13 +99,17 @@ async def keep(database: ServerDatabase, said: Feedback, key: Key | None) -> tup
 
 
 def logged(database: ServerDatabase) -> Iterator[dict[str, Any]]:
-    """Yield what is kept of each request, oldest first. `answer` is the right one by the feedback, where one says so.
+    """Yield what is kept of each request, oldest first. `answer` is the right one, where feedback or a judge says so.
 
-    "question", "answer" and "wish" are what training reads; "said" is what was answered.
+    "question", "answer" and "wish" are what training reads; "said" is what was answered, and "judged_by" names who
+    says whether it was right: "user", or a judge.
     """
     kept = select(REQUESTS.c.id).where(REQUESTS.c.kept.is_not(None)).order_by(REQUESTS.c.begun)
     for name in database.do(lambda connection: list(connection.scalars(kept))).result():
-        one = select(REQUESTS).where(REQUESTS.c.id == name)
+        one = select(REQUESTS, VERDICTS.c.judge, VERDICTS.c.right).outerjoin(
+            VERDICTS, VERDICTS.c.request == REQUESTS.c.id
+        )
+        one = one.where(REQUESTS.c.id == name)
         row = database.do(partial(_first, one)).result()
         if row is not None and row.kept is not None:  # it may have been forgotten meanwhile
             yield _line(row._asdict())
@@ -118,13 +122,10 @@ def _first(statement: Select[Any], connection: Connection) -> Row[Any] | None:
 def _line(row: Mapping[str, Any]) -> dict[str, Any]:
     kept = json.loads(row["kept"])
     task, played = kept["task"], kept["trajectory"]
-    right = row["correct"] or (played["answer"] if (row["score"] or 0.0) >= RIGHT else None)
-    turns = [turn for sequence in played["sequences"] for turn in sequence]
-    calls = [
-        {"tool": call["name"], "arguments": call["arguments"], "result": result["text"]}
-        for turn in turns
-        for call, result in zip(turn["calls"], turn["results"], strict=False)
-    ]
+    score, by = row["score"], "user"
+    if score is None and row["correct"] is None:
+        score, by = row["right"], row["judge"]
+    right = row["correct"] or (played["answer"] if (score or 0.0) >= RIGHT else None)
     return {
         "id": row["id"],
         "time": row["begun"],
@@ -136,11 +137,22 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
         "usd": dollars(row["usd"]),
         "seconds": row["seconds"],
         "policy": row["policy"],
-        "score": row["score"],
-        "calls": calls,
+        "score": score,
+        "judged_by": by,
+        "calls": calls_of(played),
         "task": task,
         "trajectory": played,
     }
+
+
+def calls_of(played: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the calls of a kept trajectory, with what came of each."""
+    turns = [turn for sequence in played["sequences"] for turn in sequence]
+    return [
+        {"tool": call["name"], "arguments": call["arguments"], "result": result["text"]}
+        for turn in turns
+        for call, result in zip(turn["calls"], turn["results"], strict=False)
+    ]
 
 
 def write_log(database: ServerDatabase, file: str, *, whole: bool) -> tuple[int, int]:

@@ -7,6 +7,7 @@ reserved for good: the call may have been billed, and counts with its worst case
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -25,7 +26,8 @@ from orchestra_jax.serving.keys import Key, until_midnight
 from orchestra_jax.types import Task, Usage
 
 SERVERS = "servers"  # the account of all servers of a database
-_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+JUDGES = "judges"  # the account of what judges are paid for answers without feedback
+INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class _CallJournal:
                     for earlier in self._accounts[:place]:
                         _add(connection, earlier.name, -amounts[0], -amounts[1], -1)
                     return account.name
-            own = next((each.name for each in self._accounts if each.name != SERVERS), None)
+            own = next((each.name for each in self._accounts if each.name not in (SERVERS, JUDGES)), None)
             values = {"id": call, "account": own, "worst_usd": amounts[0], "worst_tokens": amounts[1], **row}
             connection.execute(insert(CALLS).values(values))
             return ""
@@ -76,6 +78,8 @@ class _CallJournal:
             OSError: the database cannot be written.
         """
         refused = await asyncio.wrap_future(self._reserved[call])
+        if refused == JUDGES:
+            raise BudgetExceeded(f"The next call of {worst.name!r} does not fit into --max-usd; raise it.", JUDGES)
         if refused == SERVERS:
             raise BudgetExceeded(
                 f"The next call of {worst.name!r} does not fit into budget.run_* of the server; raise it to go on.",
@@ -109,10 +113,10 @@ class _CallJournal:
 
 
 class _Kept(Budget):
-    """A budget without limits of its own, whose calls stand in the database."""
+    """A budget whose calls stand in the database."""
 
-    def __init__(self, name: str, journal: _CallJournal) -> None:
-        super().__init__(name=name)
+    def __init__(self, name: str, journal: _CallJournal, limits: Limits | None = None) -> None:
+        super().__init__(limits, name=name)
         self._calls = journal
 
     @property
@@ -194,7 +198,8 @@ class ServedPurse(Purse):
         """Write the end of the request, after what its calls were billed."""
         kept = None
         if self._keep and answer.trajectory is not None:
-            kept = json.dumps({"task": asdict(task), "trajectory": encode_trajectory(answer.trajectory)})
+            played = encode_trajectory(answer.trajectory) | {"answer": answer.answer}  # None: a tool of the client
+            kept = json.dumps({"task": asdict(task), "trajectory": played})
         values = {
             "ended": time.time(),
             "status": str(answer.status),
@@ -208,6 +213,14 @@ class ServedPurse(Purse):
             connection.execute(update(REQUESTS).where(REQUESTS.c.id == self._request).values(values))
 
         return self._database.do(work)
+
+
+def judge_budget(database: ServerDatabase, usd: float) -> Budget:
+    """Return the budget of a judge's calls; what all judges of the database were paid before is a part of it."""
+    of_judges = ACCOUNTS.c.name == JUDGES
+    spent = database.do(lambda each: each.execute(select(ACCOUNTS.c.usd).where(of_judges)).scalar() or 0).result()
+    journal = _CallJournal(database, f"judge-{secrets.token_hex(6)}", [_Account(JUDGES, pico(usd))], paid=True)
+    return _Kept(JUDGES, journal, Limits(usd=max(0.0, dollars(pico(usd) - spent))))
 
 
 def forget(database: ServerDatabase, days: float) -> "Future[None]":
@@ -235,7 +248,7 @@ def _amounts(row: Usage) -> tuple[int, int]:
 
 def _added(connection: Connection, account: _Account, usd: int, tokens: int, calls: int) -> bool:
     """Add to an account unless a limit would be exceeded; return whether it was added."""
-    new = _INSERTS[connection.dialect.name](ACCOUNTS).values(name=account.name, usd=0, tokens=0, calls=0)
+    new = INSERTS[connection.dialect.name](ACCOUNTS).values(name=account.name, usd=0, tokens=0, calls=0)
     connection.execute(new.on_conflict_do_nothing())
     sums = ACCOUNTS.c.usd + usd, ACCOUNTS.c.tokens + tokens, ACCOUNTS.c.calls + calls
     limits = account.usd, account.tokens, account.calls

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import hydra
 from omegaconf.errors import OmegaConfBaseException
@@ -118,8 +118,12 @@ def open_policy(policy: str | Path, settings: Sequence[str] = (), *, alone: bool
         return OpenPolicy(subject, environment, chat, engine, loop, money, folder, parts.pop_all())
 
 
-def _checked(policy: str | Path, settings: Sequence[str]) -> Subject:
-    """Return the policy with its settings, after checks that everything it needs is there."""
+def settings_in_force(policy: str | Path, settings: Sequence[str]) -> Any:
+    """Return the settings that a run recorded with those of the command line, which win, as a config of its own.
+
+    Raises:
+        ConfigError: one of them is wrong; one sentence per problem.
+    """
     if wrong := [word for word in settings if not re.match(r"[+~]*[\w.@/-]+(=|$)", word)]:
         raise ConfigError(f"{wrong[0]!r} is no setting: write KEY=VALUE, as in docs/keys.md.")
     words = from_run.in_its_folder([*as_settings([f"--policy={policy}"], [_POLICY]), *settings])
@@ -139,7 +143,13 @@ def _checked(policy: str | Path, settings: Sequence[str]) -> Subject:
             raise
         raise ConfigError(errors.explain_error(error)) from error
     if home is not None:
-        print(from_run.told(config, words, home))
+        print(from_run.told(config, words, home), file=sys.stderr)
+    return cfg
+
+
+def _checked(policy: str | Path, settings: Sequence[str]) -> Subject:
+    """Return the policy with its settings, after checks that everything it needs is there."""
+    cfg = settings_in_force(policy, settings)
     if found := [*missing_to_evaluate(cfg), *environment_class(cfg).problems(cfg)]:
         raise ConfigError("\n".join(dict.fromkeys(found)))
     subject = subject_of(cfg)

@@ -1,16 +1,22 @@
 """The command `served`: keys and requests in the database of servers."""
 
 import argparse
+import asyncio
+import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from orchestra_jax.config.exit_status import USAGE_ERROR
+from orchestra_jax.config.exit_status import HALTED, USAGE_ERROR
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.serving.opened import FOLDER
+
+if TYPE_CHECKING:
+    from orchestra_jax.serving.database import ServerDatabase
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -36,12 +42,41 @@ def run(asked: argparse.Namespace) -> int:
                 _list(keys.list_keys(database))
             elif asked.command == "report":
                 _compare(report.policies(database, asked.hours))
+            elif asked.command == "judge":
+                return _judge(database, asked)
             elif asked.command == "write":
                 written, unknown = feedback.write_log(database, asked.file, whole=asked.all)
                 said = f"{written} requests are in {asked.file}; nobody has said the right answer to {unknown}."
                 print(said, file=sys.stderr)
     except (ConfigError, OSError) as error:
         return _told(str(error))
+    return 0
+
+
+def _judge(database: "ServerDatabase", asked: argparse.Namespace) -> int:
+    """Judge what waits; Ctrl-C and SIGTERM let the calls under way end, once."""
+    from orchestra_jax.serving.judging import Judging
+    from orchestra_jax.serving.opened import settings_in_force
+
+    judging = Judging(database, settings_in_force(asked.folder, asked.settings), asked.max_usd)
+
+    async def work() -> str:
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            judging.stop()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+        return await judging.run()
+
+    try:
+        print(asyncio.run(work()), file=sys.stderr)
+    except BudgetExceeded as error:
+        print(error, file=sys.stderr)
+        return HALTED
     return 0
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestra_jax.config.exit_status import INTERRUPTED, USAGE_ERROR
+from orchestra_jax.config.exit_status import HALTED, INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.base import Message
 from orchestra_jax.money.budgets import BudgetExceeded
@@ -15,7 +15,7 @@ from orchestra_jax.serving.shown import begun, ended
 from orchestra_jax.training.stopping import end_now, handling
 from orchestra_jax.types import OutOfTime, ReplayMiss
 
-_NO_ANSWER, _NO_MONEY = 1, 3
+_NO_ANSWER = 1
 _HELP = "Lines: a question; /wish WORDS (nothing: no wish); /new forgets the conversation; Ctrl-D ends."
 
 
@@ -69,7 +69,7 @@ def _opened(policy: str, settings: Sequence[str], work: Callable[[Orchestrator],
         return INTERRUPTED
     except (BudgetExceeded, OutOfTime, ReplayMiss) as error:
         _tell(str(error))
-        return _NO_MONEY
+        return HALTED
     except (ConfigError, ValueError) as error:
         _tell(str(error))
         return USAGE_ERROR

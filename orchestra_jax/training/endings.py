@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from orchestra_jax.config.errors import unwritable
-from orchestra_jax.config.exit_status import DISK_FULL, INTERRUPTED, USAGE_ERROR
+from orchestra_jax.config.exit_status import DISK_FULL, HALTED, INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.run_budget import Halted
@@ -15,7 +15,6 @@ from orchestra_jax.training.full_disk import disk_full, disk_full_sentence
 from orchestra_jax.training.stopping import Interrupted
 from orchestra_jax.types import OutOfTime
 
-_HALTED = 3
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 
 
@@ -31,7 +30,7 @@ def status_of(
     if isinstance(error, KeyboardInterrupt):
         print("Stopped at once; the same command continues from the last checkpoint.", file=sys.stderr, flush=True)
         return INTERRUPTED
-    known = ((ConfigError, USAGE_ERROR), (Halted, _HALTED), (Interrupted, INTERRUPTED))
+    known = ((ConfigError, USAGE_ERROR), (Halted, HALTED), (Interrupted, INTERRUPTED))
     status = next((status for kind, status in known if isinstance(error, kind)), None)
     sentence = str(error)
     if status is None:
