@@ -68,7 +68,7 @@ async def test_a_recorded_world_answers_its_questions_by_their_words(tmp_path: P
                 json={"model": "recorded", "messages": [{"role": "user", "content": "How much is 1 + 1000?"}]},
             )
     assert len({wish.preference.instruction for wish in tasks}) > 4
-    assert served == [(found.answer, found.cost_usd, pytest.approx(found.latency_s)) for found in evaluated]
+    assert served == [(found.answer, found.cost_usd, found.latency_s) for found in evaluated]
     assert named.model in MODELS
     assert any(cost > 0 for _, cost, _ in served)
     assert (new.status_code, "were never asked this" in new.text) == (400, True)
@@ -100,6 +100,5 @@ def test_a_trained_policy_answers_a_hundred_held_out_questions_as_evaluate_has_i
     assert len(evaluated) == 100
     for task, answer in zip(tasks, served, strict=True):
         row = evaluated[task.id]
-        assert (answer.answer, answer.cost_usd) == (row["answer"], pytest.approx(row["cost_usd"]))
-        assert answer.seconds == pytest.approx(row["latency_s"])
+        assert (answer.answer, answer.cost_usd, answer.seconds) == (row["answer"], row["cost_usd"], row["latency_s"])
     assert sum(bool(answer.calls) for answer in served) > 50
