@@ -17,8 +17,8 @@ from short import parse
 
 from orchestra_jax.envs.recorded.figures import by_family, figures
 from orchestra_jax.envs.recorded.readers import read_recording
-from orchestra_jax.money.prices import PriceList
-from orchestra_jax.money.run_prices import PRICES
+from orchestra_jax.money import price_files
+from orchestra_jax.money.price_files import PRICES
 
 MINI, SONNET = "gpt-4o-mini-2024-07-18", "claude-3-5-sonnet-20241022"
 
@@ -42,7 +42,7 @@ def main() -> None:
         except (OSError, ValueError) as error:
             sys.exit(str(error))
         return
-    whole, prices = read_recording(given.path), PriceList.load(PRICES / f"{given.prices}.yaml")
+    whole, prices = read_recording(given.path), price_files.load(PRICES / f"{given.prices}.yaml")
     ids = whole.split(given.seed)
     some, basis = (whole.of(ids["test"]), whole.of(ids["train"])) if given.test else (whole, None)
     table = figures(some, prices, basis)

@@ -59,8 +59,8 @@ from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sizes import num_params
 from orchestra_jax.models.tokenizer import build_word_tokenizer
+from orchestra_jax.money import price_files
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.parsing import render_call
@@ -235,7 +235,7 @@ async def _measure(args: argparse.Namespace, folder: Path, console: Console) -> 
     )  # fmt: skip
     limits = RolloutLimits(args.turns, args.turns, work.longest, args.new, retries=0, deadline_s=ROUND_SECONDS)
     collector = Collector(
-        Echo(), work.chat, limits, PriceList.from_config(PRICES),
+        Echo(), work.chat, limits, price_files.from_config(PRICES),
         on_slow=lambda waiting: console.print(describe(waiting)),
     )  # fmt: skip
     calling, tokens = CallingEngine(engine, work.call_ids), args.trajectories * args.turns * args.new

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orchestra_jax.config.help import Parser
 from orchestra_jax.io.shipped import CONF
+from orchestra_jax.money import price_files
 
 
 async def run(options: argparse.Namespace) -> bool:
@@ -18,7 +19,7 @@ async def run(options: argparse.Namespace) -> bool:
     from rich.progress import Progress
 
     from orchestra_jax.data.sources import load_tasks  # only now: --help answers at once
-    from orchestra_jax.money import budgets, prices
+    from orchestra_jax.money import budgets
     from orchestra_jax.tools.experts import describing, descriptions, expert
 
     experts = expert.read_experts(options.experts)
@@ -27,7 +28,7 @@ async def run(options: argparse.Namespace) -> bool:
         subjects=options.only or [one.name for one in experts],
         writers=options.writer,
         examples=descriptions.sample(load_tasks(options.tasks), options.count, options.seed),
-        prices=prices.PriceList.load(options.prices),
+        prices=price_files.load(options.prices),
         calls=options.file.with_suffix(".calls.db"),
     )
     for row in await describing.forecast(job):

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 def main(config: "DictConfig") -> None:
     """Train with the composed config."""
     from orchestra_jax.config import cli
-    from orchestra_jax.config.missing import missing_inputs
+    from orchestra_jax.config.checks import missing
     from orchestra_jax.config.record import Start
     from orchestra_jax.envs.registry import environment_class
 
     cfg = cli.configure(config)
     start = Start.of(config)
-    cli.require(cfg, "train", start, lambda: [*missing_inputs(cfg), *environment_class(cfg).problems(cfg)])
+    cli.require(cfg, "train", start, lambda: [*missing(cfg), *environment_class(cfg).problems(cfg)])
     from orchestra_jax.training.main import run  # only now: a mistake needs no JAX
 
     run(cfg, cli.opening(config), start)

@@ -9,8 +9,7 @@ from typing import Any
 
 from orchestra_jax.config import record
 from orchestra_jax.config.compose import recorded_config
-from orchestra_jax.config.missing import POLICY_FOLDER
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import POLICY_FOLDER, ConfigError, RunConfig
 from orchestra_jax.envs.base import Environment, Script
 from orchestra_jax.envs.baselines import Baseline, baseline
 from orchestra_jax.envs.registry import environment_class, make_environment

@@ -19,6 +19,8 @@ class Status(StrEnum):
 TRAJECTORY_ROLES = ("orchestrator", "tool")
 USER_ROLE = "user_simulator"
 
+HAND_IN = ("answer", "relay")  # tools that only hand in the answer: no choice between ways to find it
+
 
 # Traits of tools that users have preferences about; a tool that Meta made also has the trait MADE_BY + "Meta".
 OPEN_WEIGHTS, CODE, SEARCH, FREE, PAID, MADE_BY = "open weights", "code", "search", "free", "paid", "made by "

@@ -28,6 +28,7 @@ from benchmarks.chaos.starts import (
     settings,
 )  # fmt: skip
 from orchestra_jax.io.event_loop import LoopThread
+from orchestra_jax.money import price_files
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.sums import State
 
@@ -297,7 +298,7 @@ def soak(
     """Runs with these numbers, `workers` at a time, until the minutes are over; `told` hears of each that ended."""
     folder.mkdir(parents=True, exist_ok=True)
     prepare(folder)
-    prices = PriceList.load(ROOT / "conf" / "pricing" / "paper_train.yaml")
+    prices = price_files.load(ROOT / "conf" / "pricing" / "paper_train.yaml")
     deadline, left, found = time.monotonic() + 60 * minutes, iter(numbers), list[Outcome]()
     lock = threading.Lock()
 

@@ -14,7 +14,7 @@ import numpy as np
 from orchestra_jax.envs.recorded.readers import read_recording
 from orchestra_jax.envs.recorded.table import dollars, read_answer
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money import price_files
 
 MODELS = {
     "claude-3-5-sonnet-20241022": "large", "gpt-4o-mini-2024-07-18": "medium", "Meta-Llama-3.1-8B-Instruct": "small",
@@ -31,7 +31,7 @@ def write_log(file: Path, folder: Path, questions: int = 75, skip: int = 0) -> i
         skip: questions of that order before the first.
     """
     recording = read_recording(folder)
-    prices = PriceList.load(CONF / "pricing" / "recorded.yaml")
+    prices = price_files.load(CONF / "pricing" / "recorded.yaml")
     names = list(recording.questions)
     chosen = [names[k] for k in np.random.default_rng(0).permutation(len(names))[skip : skip + questions]]
     with file.open("w", newline="", encoding="utf-8") as out:

@@ -29,7 +29,7 @@ from orchestra_jax.envs.recorded.table import has_answer, read_answer, same_answ
 from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.io.untrusted import Unreadable
-from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money import price_files
 
 COMMIT = "8c1485edf12c6efb5f69135a562927c5ad484059"
 URL = f"https://codeload.github.com/WildEval/ZeroEval/tar.gz/{COMMIT}"
@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 
 def models() -> tuple[str, ...]:
     """The models that are kept: those of the price list."""
-    priced = PriceList.load(CONF / "pricing" / "recorded.yaml").entries
+    priced = price_files.load(CONF / "pricing" / "recorded.yaml").entries
     return tuple(name for name in priced if name not in _NO_MODEL)
 
 

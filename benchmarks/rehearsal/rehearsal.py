@@ -31,7 +31,7 @@ from benchmarks.rehearsal.questions import write_questions
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money import price_files
 from orchestra_jax.money.spent import bill
 from orchestra_jax.money.sums import added
 from orchestra_jax.processes.lifeline import GONE
@@ -84,7 +84,7 @@ class Rehearsal:
         data = os.environ.get("ORCHESTRA_DATA", "data")
         make_policy(Path(os.environ.get("QWEN3_TOKENIZER", f"{data}/qwen3-tokenizer")), self._folder)
         with LoopThread() as loop:
-            providers = Providers(PriceList.load(CONF / "pricing" / "paper_train.yaml"))
+            providers = Providers(price_files.load(CONF / "pricing" / "paper_train.yaml"))
             loop.run(providers.__aenter__())
             self._environment = {
                 **files,

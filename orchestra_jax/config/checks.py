@@ -7,10 +7,10 @@ from typing import Any, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 
-from orchestra_jax.config.choices import EngineName, ReplayMode
+from orchestra_jax.config.choices import EngineName, QuestionFormat, ReplayMode
 from orchestra_jax.config.ranges import broken_rules, range_problem, shown
 from orchestra_jax.config.rollout import ServerOptions
-from orchestra_jax.config.schema import ConfigError, LoraConfig, RunConfig
+from orchestra_jax.config.schema import ConfigError, LoraConfig, RunConfig, WorldConfig
 from orchestra_jax.config.tools import ExpertServer
 
 
@@ -119,6 +119,20 @@ def _core_problems(config: RunConfig) -> list[str]:
             f"replay.mode={config.replay.mode} needs a file: set replay.path=FILE.db.",
         ),
     )
+
+
+def missing(config: WorldConfig) -> list[str]:
+    """Return the sentences of `config.missing`, which the quickstart, without files and servers, does not load."""
+    model, data, tools = config.model, config.data, config.tools
+    files = [model.path, data.eval_path, data.preferences_file, tools.experts_file, tools.descriptions]
+    files += [tools.search.corpus, tools.search.index, config.replay.path]
+    own = model.random_init and model.tokenizer in (None, "environment") and data.eval_source is QuestionFormat.auto
+    asks = config.rollout.engine is not EngineName.embedded or tools.opened.experts
+    if own and not (any(files) or asks or data.training()):
+        return []
+    from orchestra_jax.config.missing import missing_inputs
+
+    return missing_inputs(config)
 
 
 def wrong_values(key: str, value: Any, kind: Any, rule: Mapping[str, Any]) -> Iterator[str]:

@@ -21,9 +21,9 @@ from omegaconf.errors import OmegaConfBaseException
 from orchestra_jax.config import record
 from orchestra_jax.config.choices import EngineName, ReplayMode
 from orchestra_jax.config.cli import end, schema
-from orchestra_jax.config.missing import POLICY_FOLDER
 from orchestra_jax.config.missing_policy import NOT_OURS
 from orchestra_jax.config.ranges import ConfigError
+from orchestra_jax.config.schema import POLICY_FOLDER
 from orchestra_jax.io.shipped import CONF
 
 # Stay as the command has them: this machine's, and where the results go.

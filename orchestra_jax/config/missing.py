@@ -8,7 +8,6 @@ from orchestra_jax.config.ranges import broken_rules, shown
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.config.tools import ToolsConfig
 
-POLICY_FOLDER = "policy"  # of a run: the trained policy, as transformers and SGLang load it
 _HUB = ("model.", "data.", "tools.search.index")  # what may be named by its id on the Hugging Face hub
 
 

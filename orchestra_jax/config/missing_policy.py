@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestra_jax.config.choices import EngineName
-from orchestra_jax.config.missing import POLICY_FOLDER, is_there, missing_inputs
+from orchestra_jax.config.missing import is_there, missing_inputs
 from orchestra_jax.config.ranges import shown
-from orchestra_jax.config.schema import WorldConfig
+from orchestra_jax.config.schema import POLICY_FOLDER, WorldConfig
 
 NOT_OURS = ("http://", "https://", "baseline:")  # a policy that begins so is sampled by no engine of ours
 

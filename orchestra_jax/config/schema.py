@@ -285,6 +285,9 @@ class PlanConfig(Settings):
     server_gpus: int = at_least(1, 1)  # GPUs of each server of rollout.urls, of the kind plan.gpu
 
 
+POLICY_FOLDER = "policy"  # of a run: the trained policy, as transformers and SGLang load it
+
+
 @dataclass(frozen=True)
 class WorldConfig(Settings):
     """Settings that environments, tools, money and evaluations read; `RunConfig` adds those of the training."""

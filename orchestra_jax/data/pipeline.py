@@ -1,4 +1,4 @@
-"""The stream of training tasks on grain: shuffled again each epoch, resumed exactly, sliced by process."""
+"""The stream of training tasks on grain: shuffled again each epoch, resumed exactly."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -26,38 +26,30 @@ def task_iterator(
     *sources: Sequence[Any],
     seed: int,
     batch_size: int,
-    process_index: int = 0,
-    process_count: int = 1,
     build: Callable[[Any, np.random.Generator], Task | list[Task]] | None = None,
     weights: Sequence[float] | None = None,
 ) -> TaskIterator:
     """Return an endless stream of batches of tasks, across epochs without a remainder.
 
-    Each epoch has another order. The order of all tasks depends on the seed alone: process p of P takes every P-th
-    task from the p-th, so the processes' batches together are the batch of one process.
+    Each epoch has another order, which depends on the seed alone. Processes share a batch (`rollout.sharing`).
 
     Args:
         sources: tasks, or items that `build` makes tasks of; several are mixed by weight, each shuffled in itself.
         seed: seed of the order and of the generators.
-        batch_size: tasks per batch of this process.
-        process_index, process_count: this process's slice.
+        batch_size: tasks per batch.
         build: makes a task of an item, or a list of tasks, with a generator of its own for each position of the
             stream, so that the same question gets another menu and preference in another epoch.
         weights: share of each source in the stream, up to a factor; None: equal shares.
 
     Raises:
-        ValueError: an empty source, weights that are not one positive number a source, or a process or batch size out
-            of range.
+        ValueError: an empty source or batch, or weights that are not one positive number a source.
     """
     if not sources or any(len(source) == 0 for source in sources):
         raise ValueError("The task source is empty; give it at least one task.")
     if weights is not None and (len(weights) != len(sources) or min(weights) <= 0):
         raise ValueError(f"weights={list(weights)} must be one positive number for each of {len(sources)} source(s).")
-    if batch_size < 1 or not 0 <= process_index < process_count:
-        raise ValueError(
-            f"batch_size={batch_size} must be positive and process_index={process_index} within process_count="
-            f"{process_count}."
-        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be positive.")
     import grain  # only here: it brings Orbax with it, which takes a second
 
     # Practically endless; grain's own endless repeat overflows in batches of one.
@@ -68,7 +60,7 @@ def task_iterator(
     dataset = shuffled[0] if len(shuffled) == 1 else grain.MapDataset.mix(shuffled, weights).seed(seed)
     if build is not None:
         dataset = dataset.random_map(build)
-    dataset = dataset[process_index::process_count].batch(batch_size, batch_fn=_flat)
+    dataset = dataset.batch(batch_size, batch_fn=_flat)
     # Tasks are in memory: reading ahead in threads would cost more than it hides.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     return iter(dataset.to_iter_dataset(options))

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestra_jax.envs.base import said
-from orchestra_jax.tools.answer_tool import HAND_IN
-from orchestra_jax.types import Status, Task, ToolResult, Trajectory
+from orchestra_jax.types import HAND_IN, Status, Task, ToolResult, Trajectory
 
 OUTPUT_USD, CALL_USD = "output_usd", "call_usd"  # dollars per million output tokens, and per call
 

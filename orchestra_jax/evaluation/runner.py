@@ -13,7 +13,7 @@ from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import DO_NOTHING, EXPERT, Baseline, Script, do_nothing
-from orchestra_jax.evaluation.benchmarks import HELD_OUT, chosen_tasks, in_parts
+from orchestra_jax.evaluation.benchmarks import HELD_OUT, PREFERENCE_SWAP, chosen_tasks, in_parts
 from orchestra_jax.evaluation.calls import model_figures, several_figures
 from orchestra_jax.evaluation.measures import (
     intervals,
@@ -122,6 +122,8 @@ class Evaluator:
     async def baselines(self) -> dict[str, dict[str, float | None]]:
         """Return the figures of every baseline on the held-out tasks, and of doing nothing on every benchmark.
 
+        The preference swap asks held-out questions again, and has no row of doing nothing.
+
         Trajectories of doing nothing are kept as a policy's are. An expert alone is played where it is offered.
         """
         runs, experts = await self._runs(), self.collector.environment.experts
@@ -131,9 +133,9 @@ class Evaluator:
                 model = name.removeprefix(EXPERT)
                 if offered := [task for task in self._held_out if model in [each.name for each in experts(task)]]:
                     found[name] = summarize(await self._play(script, offered))
-        for name, tasks in self.benchmarks.items():
+        for name in [name for name in self.benchmarks if name != PREFERENCE_SWAP]:
             run, asked = list[Trajectory](), (self.cfg.evaluation.temperature, 1, self._silence, DO_NOTHING, DO_NOTHING)
-            for part, some in in_parts(name, tasks).items():
+            for part, some in in_parts(name, self.benchmarks[name]).items():
                 run += await self.collect(Work(part, some, *asked))
             utility = self._utility(run, runs) if name == HELD_OUT else {}
             found[DO_NOTHING if name == HELD_OUT else f"{DO_NOTHING} on {name}"] = summarize(run) | utility

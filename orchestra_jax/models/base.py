@@ -14,7 +14,6 @@ import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
 from orchestra_jax.config.choices import Remat
-from orchestra_jax.models.axes import PARAM_AXES, Axes
 
 if TYPE_CHECKING:  # needed on a mesh and for stretched models only
     from orchestra_jax.models.rope_scaling import RopeScaling
@@ -72,9 +71,10 @@ class DecoderConfig(ABC):
         fixed: fields of config.json that change the arithmetic, with the only value that the family computes.
         tensor_names: Hugging Face's tensor of every parameter, by the parameter's path without its layer
             ("q/kernel"); "{layer}" stands for the layer's number, a name of `stack` for that along a leading axis.
-        axes: logical sharding axes of every parameter, by its name ("q"); see `models.sharding`.
+        axes: logical sharding axes of parameters that `models.sharding.PARAM_AXES` lacks, by name.
         presets: named sizes.
         default_head_dim: head_dim where config.json names none; None: hidden_size / num_heads.
+        always_limited: every layer has a sliding window unless config.json says that it has none.
         optional_bias: matrices that have a bias if config.json says attention_bias; empty: the key is not read.
     """
 
@@ -111,12 +111,13 @@ class DecoderConfig(ABC):
         **{f"{name}/kernel": f"model.layers.{{layer}}.mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
         **{f"{name}/bias": f"model.layers.{{layer}}.self_attn.{name}_proj.bias" for name in "qkvo"},
     }
-    axes: ClassVar[Axes] = PARAM_AXES
+    axes: ClassVar[Mapping[str, tuple[str | None, ...]]] = {}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": sizes(96, 256, 3, 4, 2, 24, **_FROM_SCRATCH),
         "small": sizes(256, 704, 6, 8, 4, 32, **_FROM_SCRATCH),
     }
     default_head_dim: ClassVar[int | None] = None
+    always_limited: ClassVar[bool] = False
     optional_bias: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -148,12 +149,6 @@ class DecoderConfig(ABC):
         from orchestra_jax.models.hf_config import decoder_fields
 
         return cls(**(decoder_fields(cls, hf) | overrides))
-
-    @classmethod
-    def sliding_window(cls, hf: Mapping[str, Any]) -> int | None:
-        """Return how many tokens back a limited layer of this config.json sees, or None if none is limited."""
-        limited = hf.get("use_sliding_window") or "sliding_attention" in (hf.get("layer_types") or ())
-        return (hf.get("sliding_window") or 4096) if limited else None
 
     def to_hf(self) -> dict[str, Any]:
         """Return a `config.json` that transformers 4 and 5 and SGLang read; its dtype is that of the parameters."""

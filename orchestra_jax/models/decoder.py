@@ -58,29 +58,13 @@ class Block(nn.Module):
         q = apply_rope(self.heads(y, batch, config.num_heads, "q"), *rope)
         k = apply_rope(self.heads(y, batch, config.num_kv_heads, "k"), *rope).transpose(0, 2, 1, 3)
         v = self.heads(y, batch, config.num_kv_heads, "v").transpose(0, 2, 1, 3)
-        y = self.attend(q, k, v, past, past_lengths, segment_ids)
+        look = attention if self.constrain is None else self.constrain.attention  # each device looks at its own rows
+        y = look(q, k, v, past=past, past_lengths=past_lengths, segment_ids=segment_ids, backend=config.attention)
         x = x + self.dense(y.reshape(x.shape[0], -1), config.hidden_size, "o")
         x = x + self.feed_forward(self.norm(x, "post_norm"))
         if self.constrain is not None:
             x = self.constrain(x, ("batch", "hidden"))
         return x, (k, v)
-
-    def attend(self, *arguments: Any) -> Float[Array, "B S H d"]:
-        """Return `attention` of (q, k, v, past, past_lengths, segment_ids); each device looks at its own rows."""
-        constrain, backend = self.constrain, self.config.attention
-        device = None if constrain is None else constrain.mesh.devices.flat[0]
-
-        def own(
-            q: Array, k: Array, v: Array, past: LayerKV | None, lengths: Array | None, ids: Segments | None
-        ) -> Array:
-            return attention(q, k, v, past=past, past_lengths=lengths, segment_ids=ids, backend=backend, device=device)
-
-        if constrain is None:
-            return own(*arguments)
-        queries = ("batch", None, "kv_heads", None)  # split as their key heads are
-        keys = ("batch", "kv_heads", None, None)
-        axes = (queries, keys, keys, keys, ("batch",), ("batch", None))
-        return constrain.on_own_parts(own, arguments, axes, queries)
 
     def heads(self, y: Float[Array, "B*S D"], batch: int, count: int, name: str) -> Float[Array, "B S count d"]:
         """Return queries ("q"), keys ("k") or values ("v") of `count` heads, before RoPE."""

@@ -24,8 +24,7 @@ def decoder_fields(family: Any, hf: Mapping[str, Any]) -> dict[str, Any]:
     # transformers 4 wrote rope_theta and rope_scaling, transformers 5 writes rope_parameters.
     rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
     longest = hf.get("max_position_embeddings", 32768)
-    window = family.sliding_window(hf)
-    if window:
+    if window := _sliding_window(family, hf):
         switch = "use_sliding_window to false" if hf.get("use_sliding_window") else "sliding_window to null"
         raise ValueError(
             f"sliding_window={window} of this {family.model_type} model is not supported, since every layer here sees "
@@ -54,3 +53,12 @@ def decoder_fields(family: Any, hf: Mapping[str, Any]) -> dict[str, Any]:
     if hf.get("attention_bias") and family.optional_bias:
         fields["bias"] = family.optional_bias
     return fields
+
+
+def _sliding_window(family: Any, hf: Mapping[str, Any]) -> int | None:
+    """Return how many tokens back a limited layer of this config.json sees, or None if none is limited."""
+    window: int | None = hf.get("sliding_window", 4096)  # transformers' default where config.json is silent
+    if family.always_limited:
+        return window
+    limited = hf.get("use_sliding_window") or "sliding_attention" in (hf.get("layer_types") or ())
+    return (window or 4096) if limited else None

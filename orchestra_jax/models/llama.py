@@ -63,6 +63,7 @@ class MistralConfig(LlamaConfig):
     model_type: ClassVar[str] = "mistral"
     architecture: ClassVar[str] = "MistralForCausalLM"
     fixed: ClassVar[Mapping[str, Any]] = DecoderConfig.fixed
+    always_limited: ClassVar[bool] = True
     optional_bias: ClassVar[tuple[str, ...]] = ()
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **DecoderConfig.presets,
@@ -70,11 +71,6 @@ class MistralConfig(LlamaConfig):
             4096, 14336, 32, 32, 8, vocab_size=32768, rms_norm_eps=1e-5, max_position_embeddings=32768
         ),
     }
-
-    @classmethod
-    def sliding_window(cls, hf: Mapping[str, Any]) -> int | None:
-        window: int | None = hf.get("sliding_window", 4096)  # transformers' default where config.json is silent
-        return window
 
     def to_hf(self) -> dict[str, Any]:
         return super().to_hf() | {"sliding_window": None}

@@ -10,7 +10,6 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from orchestra_jax.models.axes import PARAM_AXES, Axes
 from orchestra_jax.models.base import Constrain, DecoderConfig, Params
 from orchestra_jax.models.decoder import Decoder
 from orchestra_jax.models.experts import expert_mlps, route
@@ -101,8 +100,7 @@ class Qwen3MoeConfig(Qwen3Config):
         "router/kernel": "model.layers.{layer}.mlp.gate.weight",
         **{f"experts_{name}/kernel": f"{_EXPERT}.{name}_proj.weight" for name in ("gate", "up", "down")},
     }
-    axes: ClassVar[Axes] = {
-        **PARAM_AXES,
+    axes: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
         "router": ("embed", None),
         "experts_gate": ("experts", "embed", None),
         "experts_up": ("experts", "embed", None),

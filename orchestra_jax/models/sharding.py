@@ -9,10 +9,30 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
-from orchestra_jax.models.axes import PARAM_AXES, Axes
+from orchestra_jax.models.attention.base import attention
+from orchestra_jax.models.base import Segments
 
 MESH_AXES = ("data", "fsdp", "tensor")
 Axis = str | tuple[str, ...] | None
+Axes = Mapping[str, tuple[str | None, ...]]  # logical axes of every parameter, by its name
+
+# Logical axes by the parameter's name, as decoders share them; a stacked parameter (scan_layers) has "layers" in front.
+PARAM_AXES: Axes = {
+    "embed": ("vocab", "embed"),
+    "lm_head": ("embed", "vocab"),
+    "q": ("embed", "heads"),
+    "k": ("embed", "kv_heads"),
+    "v": ("embed", "kv_heads"),
+    "o": ("heads", "embed"),
+    "gate": ("embed", "mlp"),
+    "up": ("embed", "mlp"),
+    "down": ("mlp", "embed"),
+    "norm": ("norm",),
+    "input_norm": ("norm",),
+    "post_norm": ("norm",),
+    "q_norm": ("norm",),
+    "k_norm": ("norm",),
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +98,7 @@ class MeshSharding:
     rules: ShardingRules = field(default_factory=ShardingRules)
 
     def params(
-        self, abstract: PyTree, axes: Axes = PARAM_AXES, *, replicate_others: bool = False
+        self, abstract: PyTree, axes: Axes | None = None, *, replicate_others: bool = False
     ) -> PyTree[NamedSharding]:
         """Return the shardings of a parameter tree, or of a tree that contains such trees, by the leaves' names.
 
@@ -87,7 +107,7 @@ class MeshSharding:
         Args:
             abstract: arrays or `jax.ShapeDtypeStruct`s, e.g. `models.decoder.abstract_params(config)`, or an
                 optimizer's state.
-            axes: the family's logical axes by name, `config.axes`.
+            axes: logical axes of parameters that are not in PARAM_AXES, `config.axes`.
             replicate_others: whether arrays that are no parameters (an optimizer's constants) are replicated.
 
         Raises:
@@ -134,6 +154,28 @@ class MeshSharding:
         """Pin the sharding of an activation with these logical axes: FSDP then gathers weights, not activations."""
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.rules.spec(axes)))
 
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        past: tuple[Array, Array] | None,
+        past_lengths: Array | None,
+        segment_ids: Segments | None,
+        backend: str | Callable[..., Array],
+    ) -> Array:
+        """Compute `attention.base.attention`; each device looks at its own rows and heads."""
+        device = self.mesh.devices.flat[0]
+
+        def own(q: Array, k: Array, v: Array, past: Any, lengths: Any, ids: Any) -> Array:
+            return attention(q, k, v, past=past, past_lengths=lengths, segment_ids=ids, backend=backend, device=device)
+
+        queries = ("batch", None, "kv_heads", None)  # split as their key heads are
+        keys = ("batch", "kv_heads", None, None)
+        axes = (queries, keys, keys, keys, ("batch",), ("batch", None))
+        return self.on_own_parts(own, (q, k, v, past, past_lengths, segment_ids), axes, queries)
+
     def on_own_parts(
         self,
         function: Callable[..., Array],
@@ -166,7 +208,7 @@ class MeshSharding:
         return math.prod(self.mesh.shape[name] for name in names)
 
 
-def logical_axes(path: tuple[Any, ...], axes: Axes = PARAM_AXES) -> tuple[str | None, ...] | None:
+def logical_axes(path: tuple[Any, ...], axes: Axes | None = None) -> tuple[str | None, ...] | None:
     """Return the logical axes of the parameter at a key path (which may start above its tree), or None if unknown.
 
     A bias is split like its matrix's output. Adapters (`models.lora`) are split like their target's input (lora_a) and
@@ -174,7 +216,7 @@ def logical_axes(path: tuple[Any, ...], axes: Axes = PARAM_AXES) -> tuple[str | 
     """
     names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
     kind = names.pop() if names and names[-1] in ("kernel", "bias", "lora_a", "lora_b") else ""
-    found: tuple[str | None, ...] | None = axes.get(names[-1]) if names else None
+    found: tuple[str | None, ...] | None = {**PARAM_AXES, **(axes or {})}.get(names[-1]) if names else None
     if found is None:
         return None
     if kind == "bias":

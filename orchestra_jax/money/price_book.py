@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from orchestra_jax.config.schema import WorldConfig
+from orchestra_jax.money.price_files import completed
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.money.run_prices import load_prices, with_policy
 
@@ -85,6 +86,6 @@ def price_book(cfg: WorldConfig) -> PriceBook:
     pricing = cfg.pricing
     base = load_prices("pricing.name", pricing.name)
     drawn = [load_prices("pricing.randomise.lists", name) for name in pricing.randomise.lists]
-    drawn = [prices.over(base) if base.entries.keys() - prices.entries.keys() else prices for prices in drawn]
+    drawn = [completed(prices, base) if base.entries.keys() - prices.entries.keys() else prices for prices in drawn]
     lists = [with_policy(prices, pricing) for prices in drawn]
     return PriceBook(with_policy(base, pricing), lists, pricing.randomise.low, pricing.randomise.high)

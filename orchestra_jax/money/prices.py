@@ -6,14 +6,9 @@ kind is fixed: a tool whose menu states a price per call costs that, whatever th
 the tokens and seconds of a call into a ledger row; `call_rows` and `policy_row` say by which list.
 """
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
-from orchestra_jax.io.untrusted import Unreadable, read_yaml
 from orchestra_jax.types import ToolSpec, Usage
 
 POLICY = "orchestrator"  # the policy's entry in the price lists, and the name of its ledger rows
@@ -47,59 +42,6 @@ class PriceList:
     entries: Mapping[str, Price]  # by model or tool
     latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "PriceList":
-        """Read {id, date, source, entries: {name: {input, cached_input, output, call, second}}, latencies: {...}}.
-
-        Raises:
-            ValueError: an unknown or missing key, or a price that is negative or no number.
-        """
-        keys = {"id", "date", "source", "entries"}
-        if set(config) - {"latencies"} != keys:
-            raise ValueError(f"A price list has the keys {sorted(keys)}, not {sorted(config)}.")
-        entries, latencies = config["entries"], config.get("latencies") or {}
-        for key, groups, noun, unit in (
-            ("entries", entries, "Price", "a number of dollars"),
-            ("latencies", latencies, "Latency", "seconds"),
-        ):
-            if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
-                raise ValueError(f"{key} of a price list must be names with fields, NAME: {{FIELD: NUMBER}}.")
-            if odd := [name for name, group in groups.items() if not all(isinstance(k, str) for k in (name, *group))]:
-                raise ValueError(f"{key} of a price list has {odd[0]!r}, where a name or a field is no text.")
-            for name, group in groups.items():
-                if key == "entries" and (unknown := sorted(set(group) - set(Price.__dataclass_fields__))):
-                    raise ValueError(f"Price of {name!r} has the unknown key {unknown[0]!r}.")
-                for entry, value in group.items():
-                    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                        found = json.dumps(value, default=str)
-                        raise ValueError(f"{noun} {entry}={found} of {name!r} must be {unit} >= 0.")
-        texts = {key: str(config[key]) for key in ("id", "date", "source")}
-        return cls(**texts, entries={name: Price(**group) for name, group in entries.items()}, latencies=latencies)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "PriceList":
-        """Read a file of conf/pricing. `base: NAME` in it completes it with the list NAME of the same folder.
-
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: see `from_config`; the message names the file.
-        """
-        file = Path(path)
-        if not file.is_file():
-            raise FileNotFoundError(f"No price list at {str(file)!r}; conf/pricing holds those that come with us.")
-        try:
-            config = read_yaml(file)
-        except Unreadable as error:
-            raise ValueError(f"{file.name}: {error}.") from None
-        if not isinstance(config, dict):
-            raise ValueError(f"{file.name}: a price list is a mapping.")
-        base = config.pop("base", None)
-        try:
-            prices = cls.from_config({str(key): value for key, value in config.items()})
-        except ValueError as error:
-            raise ValueError(f"{file.name}: {error}") from None
-        return prices if base is None else prices.over(cls.load(file.with_name(f"{base}.yaml")))
-
     def cost(
         self,
         name: str,
@@ -131,13 +73,6 @@ class PriceList:
             (prompt_tokens - cached_tokens) * price.input + cached_tokens * cached + completion_tokens * price.output
         )
         return tokens / 1e6 + calls * price.call + seconds * price.second
-
-    def over(self, base: "PriceList") -> "PriceList":
-        """Return this list, completed by entries of `base` that it lacks; the id names both."""
-        entries = {**base.entries, **self.entries}
-        latencies = {**base.latencies, **self.latencies}
-        both = {"id": f"{self.id}+{base.id}", "source": f"{self.source}; else {base.source}"}
-        return replace(self, **both, entries=entries, latencies=latencies)
 
     def priced(self, row: Usage, entry: str | None = None) -> Usage:
         """Return the ledger row of one call with the dollars of an entry (None: the row's name) and this list's id."""

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.config.schema import PricingConfig
-from orchestra_jax.io.shipped import CONF
 from orchestra_jax.money.prices import POLICY, Price, PriceList
 
-PRICES = CONF / "pricing"
+# The generated world prices its tools per call on the menu of every instance; these cost nothing where it does not.
+_FREE = dict.fromkeys((POLICY, "python", "local_search"), Price())
+QUICKSTART = PriceList("quickstart", "2026-11-20", "generated world, no real prices", _FREE)
 
 
 def paid_prices(pricing: PricingConfig) -> PriceList:
@@ -21,14 +22,11 @@ def paid_prices(pricing: PricingConfig) -> PriceList:
 
 def load_prices(key: str, name: str) -> PriceList:
     """Return the list of a name, which the setting `key` gives; raise ConfigError if it is not there or broken."""
-    file = PRICES / f"{name}.yaml"
-    if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in PRICES.glob("*.yaml")))
-        raise ConfigError(f"{key}={name} is no price list: use one of {known}.")
-    try:
-        return PriceList.load(file)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    if name == QUICKSTART.id:
+        return QUICKSTART
+    from orchestra_jax.money.price_files import named
+
+    return named(key, name)
 
 
 def with_policy(prices: PriceList, pricing: PricingConfig) -> PriceList:

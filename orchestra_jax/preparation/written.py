@@ -9,7 +9,7 @@ from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money import price_files
 from orchestra_jax.money.run_budget import Halted, RunBudget
 from orchestra_jax.synthesis.synthesize import synthesize
 from orchestra_jax.tools.experts import describing, descriptions
@@ -80,7 +80,7 @@ async def _describe(
         subjects=[one.name for one in experts],
         writers=list(dict.fromkeys((writing.writer, writing.checker))),
         examples=descriptions.sample(load_tasks(questions, "general_thought"), writing.tasks, 0),
-        prices=PriceList.load(_PRICES),
+        prices=price_files.load(_PRICES),
         calls=own / "calls.db",
     )
     cost = (await describing.forecast(job))[-1]

@@ -212,12 +212,7 @@ class Learner:
         carrying = batches if self.cfg.count_all else [batch.with_advantage() for batch in batches]
         tokens = sum(batch.num_tokens for batch in batches)
         normalisers = Normalisers(self._normaliser(carrying), self._normaliser(batches), tokens)
-        scalars = self._place_scalars((normalisers, kl_scale))
-        sums, found = self._zeros(), []
-        for batch in batches:
-            sums, metrics = self._policy(sums, state.params, base, self._on_device(batch), *scalars)
-            found.append(metrics)
-        return self._applied(state, sums, found, batches)
+        return self._step(self._policy, state, batches, base, normalisers, kl_scale)
 
     def supervised_step(
         self, state: TrainState, batches: Sequence[MicroBatch], *, base: Params | None = None
@@ -228,12 +223,7 @@ class Learner:
         """
         batches = self._ready(batches, base)
         tokens = sum(batch.num_tokens for batch in batches)
-        scalars = self._place_scalars((Normalisers(tokens, tokens, tokens),))
-        sums, found = self._zeros(), []
-        for batch in batches:
-            sums, metrics = self._supervised(sums, state.params, base, self._on_device(batch), *scalars)
-            found.append(metrics)
-        return self._applied(state, sums, found, batches)
+        return self._step(self._supervised, state, batches, base, Normalisers(tokens, tokens, tokens))
 
     def _normaliser(self, batches: Sequence[MicroBatch]) -> float:
         """Return the divisor of the loss's aggregation for the tokens of these micro-batches that carry loss."""
@@ -258,10 +248,14 @@ class Learner:
             raise ValueError("Pass base=, the frozen parameters, when the learner has adapters, and only then.")
         return placed
 
-    def _applied(
-        self, state: TrainState, sums: Sums, found: Sequence[Any], batches: Sequence[MicroBatch]
+    def _step(
+        self, function: Any, state: TrainState, batches: Sequence[MicroBatch], base: Params | None, *scalars: Any
     ) -> tuple[TrainState, Mapping[str, float]]:
-        """Take the optimizer step on the sums; return the new state and the metrics of all micro-batches together."""
+        """Take the optimizer step on all micro-batches; return the new state and their metrics together."""
+        sums, found, scalars = self._zeros(), [], self._place_scalars(scalars)
+        for batch in batches:
+            sums, metrics = function(sums, state.params, base, self._on_device(batch), *scalars)
+            found.append(metrics)
         state, outcome = self._apply(state, sums)
         figures = {name: float(value) for name, value in jax.device_get(outcome).items()}
         return state, _whole_batch(jax.device_get(found), [batch.num_tokens for batch in batches]) | figures

@@ -1,9 +1,9 @@
 """The tool that gives the answer."""
 
-from orchestra_jax.types import ToolSpec
+from orchestra_jax.types import HAND_IN, ToolSpec
 
 ANSWER_TOOL = ToolSpec(
-    name="answer",
+    name=HAND_IN[0],
     description="Gives the final answer and ends the task.",
     parameters={
         "type": "object",
@@ -12,4 +12,3 @@ ANSWER_TOOL = ToolSpec(
     },
     terminal=True,
 )
-HAND_IN = (ANSWER_TOOL.name, "relay")  # tools that only hand in the answer: no choice between ways to find it

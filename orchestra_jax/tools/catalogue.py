@@ -22,11 +22,10 @@ from orchestra_jax.config.tools import MenuRule, ToolsConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw
 from orchestra_jax.money.prices import Price, PriceList
-from orchestra_jax.tools.answer_tool import HAND_IN
 from orchestra_jax.tools.executor import ToolExecutor, ToolHandler, as_result
 from orchestra_jax.tools.experts.roles import ROLES
 from orchestra_jax.tools.relay import RELAY, relaying
-from orchestra_jax.types import CODE, FREE, OPEN_WEIGHTS, PAID, SEARCH, Task, ToolResult, ToolSpec, Usage
+from orchestra_jax.types import CODE, FREE, HAND_IN, OPEN_WEIGHTS, PAID, SEARCH, Task, ToolResult, ToolSpec, Usage
 
 # Of the released form: use of a role -> (function, what the policy reads about it).
 _FUNCTIONS = {

@@ -8,8 +8,8 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
+from orchestra_jax.config.checks import missing
 from orchestra_jax.config.choices import EngineName
-from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, RunConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.registry import environment_class
@@ -33,7 +33,7 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
     Raises:
         ConfigError: one sentence for each thing that is missing.
     """
-    found = missing_inputs(cfg)
+    found = missing(cfg)
     if problem := LOSSES.problem(cfg.algorithm.loss.loss):
         found.append(problem)
     if cfg.rollout.engine is EngineName.sglang or (processes is not None and processes.count > 1):

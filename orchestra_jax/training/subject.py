@@ -6,10 +6,9 @@ from pathlib import Path
 from orchestra_jax.config import record
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.from_run import run_of
-from orchestra_jax.config.missing import POLICY_FOLDER
 from orchestra_jax.config.missing_policy import missing_policy, no_policy
 from orchestra_jax.config.parents import parent
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import POLICY_FOLDER, ConfigError, RunConfig
 from orchestra_jax.envs.base import Baseline, Environment
 from orchestra_jax.envs.baselines import baseline
 from orchestra_jax.evaluation.benchmarks import chosen_tasks, in_parts

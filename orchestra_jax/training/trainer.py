@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from orchestra_jax.config.missing import POLICY_FOLDER
-from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.config.schema import POLICY_FOLDER, RunConfig
 from orchestra_jax.engines.base import RunEngine
 from orchestra_jax.engines.start import start_engine
 from orchestra_jax.envs.base import Environment
@@ -40,7 +39,6 @@ from orchestra_jax.training.checkpointing import Checkpoints, RunState
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
-from orchestra_jax.training.loggers.transcripts import write_transcripts
 from orchestra_jax.training.metrics import rollout_metrics, spending_metrics, update_metrics
 from orchestra_jax.training.policy_weights import engine_params, fingerprint
 from orchestra_jax.training.rewards import GroupRewards
@@ -253,9 +251,10 @@ class Trainer:
 
             own = StepPart(trajectories, rewards, kept, spent, step_spent)
             trajectories, rewards, kept, spent, step_spent = whole_step(self.processes, own)
-        if self.processes.first:
-            shown = trajectories[::size][: self.cfg.logger.trajectories]
-            write_transcripts(self.directory / "trajectories", state.step, shown)
+        if self.processes.first and (most := self.cfg.logger.trajectories):
+            from orchestra_jax.training.loggers import transcripts
+
+            transcripts.write_transcripts(self.directory / "trajectories", state.step, trajectories[::size][:most])
         figures = {
             **rollout_metrics(trajectories, rewards, kept),
             **ages,

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import cli, errors
-from orchestra_jax.config.checks import load
+from orchestra_jax.config.checks import load, missing
 from orchestra_jax.config.messages import keys
 from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.schema import ConfigError, DataConfig, RunConfig
@@ -63,9 +63,11 @@ def outcome(base: DictConfig, key: str, value: Any) -> str | None:
         if not all(line.isprintable() for line in lines):
             raise AssertionError(ascii(sentence)) from error
         return sentence
-    for missing in missing_inputs(run):
-        assert len(missing) < 500
-        missing.encode()
+    sentences = missing_inputs(run)
+    assert missing(run) == sentences  # which does not look where nothing is read
+    for sentence in sentences:
+        assert len(sentence) < 500
+        sentence.encode()
     policy_shapes(run.algorithm, run.model, run.rollout.limits.max_length)
     with_constant(run.algorithm, run.rollout), adapters(run.model.lora)
     return None

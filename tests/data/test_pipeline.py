@@ -84,17 +84,6 @@ def test_orbax_saves_and_restores_it(tmp_path):
     assert ids(fresh, 3) == wanted
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_processes_together_are_one(processes: int):
-    whole = ids(task_iterator(TASKS, seed=5, batch_size=12), 30)
-    parts = [
-        ids(task_iterator(TASKS, seed=5, batch_size=12 // processes, process_index=p, process_count=processes), 30)
-        for p in range(processes)
-    ]
-    for batch, *slices in zip(whole, *parts, strict=True):
-        assert [batch[p::processes] for p in range(processes)] == slices
-
-
 def build(question: Question, rng: np.random.Generator) -> Task:
     return question.task(MENU, sample_preference(MENU, rng))
 
@@ -107,19 +96,12 @@ def test_build_draws_anew_in_every_epoch_and_replays():
     fresh = task_iterator(QUESTIONS, seed=1, batch_size=300, build=build)
     fresh.set_state({"next_index": 1} if "next_index" in fresh.get_state() else fresh.get_state())
     assert {task.id: task for task in next(fresh)} == second
-    half = task_iterator(QUESTIONS, seed=1, batch_size=150, build=build, process_index=1, process_count=2)
+    half = task_iterator(QUESTIONS, seed=1, batch_size=150, build=build)  # a draw depends on the place, not the batch
     assert all(first[task.id] == task for task in next(half))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "must be positive"),
-        ({"batch_size": 1, "process_index": 2, "process_count": 2}, "within process_count"),
-    ],
-)
-def test_errors(options: dict[str, int], message: str):
-    with pytest.raises(ValueError, match=message):
-        task_iterator(TASKS, seed=0, **options)
+def test_errors():
+    with pytest.raises(ValueError, match="must be positive"):
+        task_iterator(TASKS, seed=0, batch_size=0)
     with pytest.raises(ValueError, match="source is empty"):
         task_iterator([], seed=0, batch_size=1)

@@ -3,12 +3,12 @@
 import asyncio
 
 from orchestra_jax.config.rollout import RolloutLimits
+from orchestra_jax.money import price_files
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import PriceList
 from orchestra_jax.rollout.collector import Collector
 
 ENTRIES = {"orchestrator": {"input": 0.0, "output": 0.0}}
-FREE = PriceList.from_config({"id": "free", "date": "2025-01-01", "source": "made up", "entries": ENTRIES})
+FREE = price_files.from_config({"id": "free", "date": "2025-01-01", "source": "made up", "entries": ENTRIES})
 
 
 def play(environment, script, tasks, chat=None):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from orchestra_jax.money import price_files, run_prices
 from orchestra_jax.money.price_book import scaled
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from orchestra_jax.types import Usage
@@ -47,17 +48,17 @@ def test_charge_fills_dollars_and_list():
 
 
 def test_the_papers_prices():
-    prices = PriceList.load(CONF / "paper.yaml")
+    prices = price_files.load(CONF / "paper.yaml")
     assert prices.cost("gpt-5", prompt_tokens=1_000_000, completion_tokens=1_000_000) == 11.25
     assert prices.cost("python", seconds=1.0) == 8.3e-6
     assert prices.cost("web_search", calls=2) == 0.02
     assert prices.latencies["gpt-5"] == {"answer": 96.0, "reason": 31.0, "search": 22.0}
-    assert PriceList.load(CONF / "quickstart.yaml").cost("orchestrator", prompt_tokens=10**6) == 0.0
+    assert price_files.load(CONF / "quickstart.yaml") == run_prices.QUICKSTART  # which a run takes without the file
 
 
 def test_bad_price_lists(tmp_path: Path):
     good = {"id": "a", "date": "d", "source": "s", "entries": {"m": {"input": 1}}}
-    assert PriceList.from_config(good).cost("m", prompt_tokens=10**6) == 1.0
+    assert price_files.from_config(good).cost("m", prompt_tokens=10**6) == 1.0
     for change, message in [
         ({"entries": {"m": {"inptu": 1}}}, "unknown key 'inptu'"),
         ({"entries": {"m": {"input": -1}}}, "must be a number of dollars"),
@@ -65,18 +66,18 @@ def test_bad_price_lists(tmp_path: Path):
         ({"extra": 1}, "has the keys"),
     ]:
         with pytest.raises(ValueError, match=message):
-            PriceList.from_config({**good, **change})
+            price_files.from_config({**good, **change})
     with pytest.raises(FileNotFoundError, match="No price list"):
-        PriceList.load(tmp_path / "none.yaml")
+        price_files.load(tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_text("id: x\n")
     with pytest.raises(ValueError, match=r"bad.yaml: A price list has the keys"):
-        PriceList.load(tmp_path / "bad.yaml")
+        price_files.load(tmp_path / "bad.yaml")
 
 
 def test_a_list_is_completed_by_another_and_its_id_names_both():
     vendor = PriceList("v", "2026-01-01", "here", {"m": Price(call=1.0)}, {"m": {"answer": 1.0}})
     base = PriceList("b", "2025-01-01", "there", {"m": Price(call=9.0), "n": Price(call=2.0)}, {"n": {"answer": 2.0}})
-    both = vendor.over(base)
+    both = price_files.completed(vendor, base)
     assert (both.cost("m"), both.cost("n")) == (1.0, 2.0)
     assert both.priced(Usage("n")).price_list == both.id == "v+b"
     assert both.latencies == {"m": {"answer": 1.0}, "n": {"answer": 2.0}}
@@ -120,7 +121,7 @@ VENDORS = (
 
 @pytest.mark.parametrize("name", [*VENDORS, "deepinfra", "paper_train"])
 def test_a_vendors_list_prices_the_papers_whole_training_menu(name: str):
-    prices = PriceList.load(CONF / f"{name}.yaml")
+    prices = price_files.load(CONF / f"{name}.yaml")
     tools = OmegaConf.load(CONF.parent / "tools" / "paper_train.yaml")
     menu = [model for models in tools.experts.values() for model in models]
     assert {*menu, *tools.names, tools.judge} <= prices.entries.keys()
@@ -131,13 +132,13 @@ def test_a_vendors_list_prices_the_papers_whole_training_menu(name: str):
 
 
 def test_vendors_differ():
-    lists = [PriceList.load(CONF / f"{name}.yaml") for name in VENDORS]
+    lists = [price_files.load(CONF / f"{name}.yaml") for name in VENDORS]
     assert len({prices.id for prices in lists}) == len(VENDORS) == 10
     assert len({prices.entries["llama-3.3-70b"] for prices in lists}) >= 9
 
 
 def test_prices_of_the_unseen_tools():
-    prices = PriceList.load(CONF / "unseen.yaml")
+    prices = price_files.load(CONF / "unseen.yaml")
     assert prices.cost("claude-opus-4.1", prompt_tokens=10**6, cached_tokens=10**6) == 1.5
     assert prices.cost("gpt-5", completion_tokens=10**6) == 10.0  # from the base of its base
     assert prices.id == "unseen-2026-01+paper-train-2026-01+paper-2025-11"
@@ -146,4 +147,4 @@ def test_prices_of_the_unseen_tools():
 def test_a_base_that_is_not_there(tmp_path: Path):
     (tmp_path / "a.yaml").write_text("{id: a, date: d, source: s, base: none, entries: {m: {input: 1}}}")
     with pytest.raises(FileNotFoundError, match=r"none\.yaml"):
-        PriceList.load(tmp_path / "a.yaml")
+        price_files.load(tmp_path / "a.yaml")

@@ -10,7 +10,7 @@ import pytest
 from orchestra_jax.config.experiment import unprepared
 from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money import price_files
 from orchestra_jax.preparation.written import DESCRIPTIONS, NAMES, PREFERENCES, Writing, write
 from orchestra_jax.synthesis.wordings import TARGETS
 from orchestra_jax.tools.experts.descriptions import load
@@ -51,7 +51,7 @@ def writing(folder: Path, url: str, max_usd: float = 5.0) -> Writing:
 
 def paid(stub) -> float:
     """Return the dollars for all answers of the server, at the prices in force."""
-    prices, names = PriceList.load(CONF / "pricing/paper_train.yaml"), {"big": "gpt-5", "small": "qwen3-32b"}
+    prices, names = price_files.load(CONF / "pricing/paper_train.yaml"), {"big": "gpt-5", "small": "qwen3-32b"}
     return sum(
         prices.cost(
             names[bill.model],

@@ -8,8 +8,8 @@ from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Generation
 from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.models import tokenizer as tok
+from orchestra_jax.money import price_files
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.rl.batching import sequences
 from orchestra_jax.rollout.chat import ChatFormat
@@ -27,7 +27,7 @@ TOOLS = (
     ToolSpec("buggy", "Has a bug.", SCHEMA),
 )
 TASK = Task("t0", "What is x?", ("blue",), TOOLS, Preference("none", "Be quick."))
-PRICES = PriceList.from_config(
+PRICES = price_files.from_config(
     {
         "id": "test-1",
         "date": "2025-01-01",

@@ -13,9 +13,9 @@ from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import PricingConfig, RunConfig
 from orchestra_jax.config.tools import ExpertServer, ToolsConfig
 from orchestra_jax.data.preferences import applicable, sample_preference
+from orchestra_jax.money import price_files
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceDraw, price_book
-from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.build import make_tools, tool_problems
 from orchestra_jax.tools.catalogue import Catalogue, instance_seed
@@ -122,7 +122,7 @@ def test_every_price_varies_between_instances(instances: list, catalogue: Catalo
 
 
 def test_evaluation_offers_the_papers_menu_at_the_papers_prices(cfg: RunConfig, catalogue: Catalogue):
-    evaluation, paper = make_tools(cfg).evaluation, PriceList.load(CONF / "pricing" / "paper.yaml")
+    evaluation, paper = make_tools(cfg).evaluation, price_files.load(CONF / "pricing" / "paper.yaml")
     offered = {f"{role}/{model}" for role, models in shipped("paper_eval").items() for model in models}
     told = set()
     for seed in range(50):

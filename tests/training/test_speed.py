@@ -14,6 +14,7 @@ from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sizes import num_params
 from orchestra_jax.rollout.source import RolloutSource
 from orchestra_jax.training import rewards, trainer
+from orchestra_jax.training.loggers import transcripts
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.main import run
 from orchestra_jax.training.profiling import FOLDER
@@ -99,7 +100,7 @@ def test_a_run_tells_where_its_seconds_went_and_traces_a_step(tmp_path: Path, mo
     monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     for owner, name, seconds in (
         (RolloutSource, "take", 10.0), (GroupRewards, "reward_and_advantage", 1.0), (trainer, "update", 6.0),
-        (trainer.Trainer, "push_weights", 2.0), (trainer, "write_transcripts", 0.5),
+        (trainer.Trainer, "push_weights", 2.0), (transcripts, "write_transcripts", 0.5),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, lasting(seconds, getattr(owner, name)))
     monkeypatch.setattr(rewards, "reward_groups", score_by_index)
@@ -110,7 +111,7 @@ def test_a_run_tells_where_its_seconds_went_and_traces_a_step(tmp_path: Path, mo
         "evaluation.every=0",
         "rollout.limits.max_turns=2",
     )
-    run(config(tmp_path, *MICRO, *own, "logger.speed=true", "profile.steps=[2]"))
+    run(config(tmp_path, *MICRO, *own, "logger.speed=true", "logger.trajectories=1", "profile.steps=[2]"))
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert len(rows) == 2
     for row in rows:

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestra_jax.envs.copying import task_rng
-from orchestra_jax.tools.answer_tool import ANSWER_TOOL, HAND_IN
+from orchestra_jax.tools.answer_tool import ANSWER_TOOL
 from orchestra_jax.tools.relay import RELAY, can_relay
-from orchestra_jax.types import Task, ToolCall, ToolResult
+from orchestra_jax.types import HAND_IN, Task, ToolCall, ToolResult
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 QUERY_WORDS = 6

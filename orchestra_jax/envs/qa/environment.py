@@ -25,14 +25,14 @@ from orchestra_jax.envs.qa import demonstrations
 from orchestra_jax.envs.qa.experts import offered_experts
 from orchestra_jax.envs.registry import ENVIRONMENTS
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.tools.answer_tool import ANSWER_TOOL, HAND_IN
+from orchestra_jax.tools.answer_tool import ANSWER_TOOL
 from orchestra_jax.tools.answers import extract_answer, marked_answer, matches, without_thinking
 from orchestra_jax.tools.build import make_tools, tool_problems
 from orchestra_jax.tools.catalogue import Catalogue, Instance, instance_seed
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.tools.experts.judge import Judge
 from orchestra_jax.tools.experts.simulated_tool import near_numbers
-from orchestra_jax.types import Preference, Task
+from orchestra_jax.types import HAND_IN, Preference, Task
 
 SYSTEM = (
     "Answer the user's question. Call tools where they help, mind their prices and latencies and the user's wishes, "

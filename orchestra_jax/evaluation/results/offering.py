@@ -15,8 +15,9 @@ from orchestra_jax.config.cli import register
 from orchestra_jax.evaluation.calls import is_model
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.io.untrusted import read_yaml
+from orchestra_jax.money import price_files
+from orchestra_jax.money.price_files import PRICES
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.money.run_prices import PRICES
 
 UNSEEN_TOOLS, UNSEEN_PRICES = "unseen tools", "unseen prices"
 
@@ -132,7 +133,7 @@ def _has_new_price(tools: Sequence[str], name: str, lists: Sequence[str]) -> boo
 @cache
 def _price_list(name: str) -> PriceList | None:
     file = PRICES / f"{name}.yaml"
-    return PriceList.load(file) if file.is_file() else None
+    return price_files.load(file) if file.is_file() else None
 
 
 @cache

@@ -62,9 +62,9 @@ def read_config(source: str | Path, family: ModelFamily | None = None, **overrid
 
 def read(
     folder: str | Path,
-    mesh: Mesh | None,
-    rules: "ShardingRules | None",
-    family: ModelFamily | None,
+    mesh: Mesh | None = None,
+    rules: "ShardingRules | None" = None,
+    family: ModelFamily | None = None,
     **overrides: Any,
 ) -> tuple[DecoderConfig, dict[str, Any]]:
     """Read a checkpoint; with several processes, each reads only the shards of its own devices.

@@ -8,7 +8,7 @@ if that is bigger).
 import functools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from huggingface_hub import split_state_dict_into_shards_factory
 from jax.experimental import multihost_utils
 from jaxtyping import Array
 from safetensors.numpy import save_file
@@ -151,32 +152,18 @@ def host_tensors(config: DecoderConfig, params: Params, dtype: str | None = None
 
 
 def _write_tensors(folder: Path, tensors: Sequence[HostTensor], max_bytes: int, writer: bool) -> None:
-    files = list(_split(tensors, max_bytes))
-    weight_map: dict[str, str] = {}
-    for number, group in enumerate(files, 1):
-        name = ONE_FILE if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
-        weight_map |= dict.fromkeys((tensor.name for tensor in group), name)
-        host = {}
-        for tensor in group:
-            array = tensor.to_host()
-            if writer:
-                host[tensor.name] = array
+    split = split_state_dict_into_shards_factory(
+        {tensor.name: tensor for tensor in tensors},
+        get_storage_size=lambda tensor: tensor.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_bytes,
+    )
+    by_name = {tensor.name: tensor for tensor in tensors}
+    for file, names in split.filename_to_tensors.items():
+        host = {name: array for name in names if (array := by_name[name].to_host()) is not None and writer}
         if writer:
             # transformers refuses files that do not name a framework.
-            save_file(host, folder / name, metadata={"format": "pt"})
-    if writer and len(files) > 1:
-        total = sum(tensor.nbytes for tensor in tensors)
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+            save_file(host, folder / file, metadata={"format": "pt"})
+    if writer and split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _split(tensors: Sequence[HostTensor], max_bytes: int) -> Iterator[list[HostTensor]]:
-    group: list[HostTensor] = []
-    size = 0
-    for tensor in tensors:
-        if group and size + tensor.nbytes > max_bytes:
-            yield group
-            group, size = [], 0
-        group.append(tensor)
-        size += tensor.nbytes
-    yield group

@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import weakref
-from collections import deque
 from typing import Any
 
 from orchestra_jax.io.stopwatch import queued, waiting
@@ -78,7 +77,7 @@ class PythonSandbox:
         self._slots, self._kept = workers, _KEPT * workers
         self._busy: set[_Worker] = set()
         self._idle: list[_Worker] = []  # the one that ran last is the last
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._turns: tuple[Any, asyncio.Semaphore] = (None, asyncio.Semaphore())  # an event loop, and its snippets
         self._closed = False
 
     async def run(self, code: str) -> ToolResult:
@@ -92,15 +91,21 @@ class PythonSandbox:
             from orchestra_jax.tools.python.libraries import named_libraries
 
             libraries = named_libraries(code)
-        await self._turn()
-        worker = self._take(libraries)
+        if self._turns[0] is not (loop := asyncio.get_running_loop()):
+            self._turns = loop, asyncio.Semaphore(self._slots)  # a run may use several loops after one another
+        turns = self._turns[1]
+        await queued(turns.acquire())
         try:
-            answer, output = await worker.request(source)
-        except BaseException:
-            worker.stop()  # dead, or (cancelled) still busy with this snippet
-            raise
+            worker = self._take(libraries)
+            try:
+                answer, output = await worker.request(source)
+            except BaseException:
+                worker.stop()  # dead, or (cancelled) still busy with this snippet
+                raise
+            finally:
+                self._give(worker)
         finally:
-            self._give(worker)
+            turns.release()
         self.isolation = worker.isolation
         text, error = observe(output, answer["status"], answer["stopped"], self._limits)
         return ToolResult(text, (Usage("python", seconds=answer["seconds"]),), error)
@@ -110,9 +115,6 @@ class PythonSandbox:
         self._closed = True
         for worker in (*self._busy, *self._idle):
             worker.stop()
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(None)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -120,22 +122,10 @@ class PythonSandbox:
         workers = (*self._busy, *self._idle)
         return tuple(worker.launch.process.pid for worker in workers if worker.launch is not None)
 
-    async def _turn(self) -> None:
-        # Not asyncio.Semaphore: it is bound to one event loop, and a run may use several after one another.
-        while len(self._busy) == self._slots and not self._closed:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(future)
-            try:
-                await queued(future)
-            except asyncio.CancelledError:
-                if future.done() and not future.cancelled():
-                    self._wake()
-                raise
-        if self._closed:
-            raise InfrastructureError("The Python sandbox is closed; make a new one.")
-
     def _take(self, libraries: frozenset[str]) -> "_Worker":
         """Return an idle worker with these libraries, else a new one, for which the longest idle may have to go."""
+        if self._closed:
+            raise InfrastructureError("The Python sandbox is closed; make a new one.")
         for worker in reversed(self._idle):
             if worker.libraries == libraries:
                 self._idle.remove(worker)
@@ -151,14 +141,6 @@ class PythonSandbox:
         self._busy.remove(worker)
         if worker.launch is not None:
             self._idle.append(worker)
-        self._wake()
-
-    def _wake(self) -> None:
-        while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done() and not future.get_loop().is_closed():
-                future.set_result(None)
-                return
 
 
 class _Worker:

@@ -14,8 +14,8 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.conversation import Conversation
 from orchestra_jax.envs.mixture import MixtureEnvironment
+from orchestra_jax.money import price_files
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import PriceList
 from orchestra_jax.tools.experts.cards import api_fields
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
@@ -25,7 +25,7 @@ from orchestra_jax.tools.search.web import TavilySearch
 from orchestra_jax.types import ToolCall
 from tests.isolation import available
 
-PRICES = PriceList.load(Path(__file__).parents[3] / "conf" / "pricing" / "paper_train.yaml")
+PRICES = price_files.load(Path(__file__).parents[3] / "conf" / "pricing" / "paper_train.yaml")
 needs_data = pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="ORCHESTRA_DATA is not set")
 
 

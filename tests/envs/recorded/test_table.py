@@ -10,8 +10,9 @@ import pytest
 from orchestra_jax.envs.recorded.figures import best_per_family, by_family, figures
 from orchestra_jax.envs.recorded.readers import read_recording
 from orchestra_jax.envs.recorded.table import Recording, read_answer, same_answer
+from orchestra_jax.money import price_files
+from orchestra_jax.money.price_files import PRICES
 from orchestra_jax.money.prices import Price, PriceList
-from orchestra_jax.money.run_prices import PRICES
 from orchestra_jax.money.store import CANONICAL, Recorded, Writer, encode, key
 from orchestra_jax.types import Usage
 from tests.envs.recorded.made import CHEAP, HOUSE, MODELS, QUESTIONS, STRONG, is_right, made_rows
@@ -187,7 +188,7 @@ def test_figures_by_hand(tmp_path: Path):
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ORCHESTRA_DATA")
 def test_the_figures_of_the_data_come_out_of_our_reader():
-    whole, prices = read_recording(DATA), PriceList.load(PRICES / "recorded.yaml")
+    whole, prices = read_recording(DATA), price_files.load(PRICES / "recorded.yaml")
     table = figures(whole, prices)
     mini = "gpt-4o-mini-2024-07-18"
     told = {

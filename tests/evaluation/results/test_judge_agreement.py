@@ -24,7 +24,7 @@ from orchestra_jax.evaluation.intervals import wilson
 from orchestra_jax.evaluation.results.judge_agreement import measure, read_sample
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money import price_files
 from orchestra_jax.money.run_budget import Halted
 from tests.tools.openai_stub import StubOpenAI
 
@@ -75,7 +75,7 @@ def cfg(stub: StubOpenAI, tmp_path: Path) -> RunConfig:
 
 
 def dollars(stub: StubOpenAI) -> float:
-    prices = PriceList.load(CONF / "pricing" / "paper.yaml")
+    prices = price_files.load(CONF / "pricing" / "paper.yaml")
     return sum(prices.cost(JUDGE, prompt_tokens=b.prompt, completion_tokens=b.completion) for b in stub.bills)
 
 

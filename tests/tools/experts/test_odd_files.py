@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money import price_files
 from orchestra_jax.tools.experts import descriptions
 from orchestra_jax.tools.experts.expert import read_experts
 
@@ -24,12 +24,12 @@ CASES: list[tuple[Callable[[Path], Any], str]] = [
         "defaults: [1]\nexperts: {e: {}}", "experts: {e: {base_url: 5}}", "experts: {e: {base_url: '${nope}'}}",
         "experts: {e: {base_url: 'http://['}}", "experts: {", "a: \xe9", DEEP,
     )),
-    *((PriceList.load, LIST % entries) for entries in (
+    *((price_files.load, LIST % entries) for entries in (
         "5", "[m]", "{m: 5}", "{m: }", "{1: {input: 1}}", "{m: {1: 1}}", "{m: {input: .nan}}", "{m: {input: [1]}}",
         "{m: {input: 2026-01-01}}", "{}, latencies: 5", "{}, latencies: {m: 5}", "{}, latencies: {m: {answer: x}}",
         "{}, latencies: {m: {answer: .inf}}", "{}, 5: 6",
     )),
-    *((PriceList.load, text) for text in ("", "[1]", "id: {", "id: \xe9", DEEP, "id: '${nope}'")),
+    *((price_files.load, text) for text in ("", "[1]", "id: {", "id: \xe9", DEEP, "id: '${nope}'")),
     *((descriptions.load, text) for text in ("", "[]", "{", "\xe9", DEEP, '{"version": 1, "experts": {"e": 5}}', "5")),
 ]  # fmt: skip
 
