@@ -149,8 +149,7 @@ def test_summary_has_every_figure_of_the_report(reference: Path):
         assert found["preference_swap"][phase].keys() == {"accuracy", "cost", "fast", "local"}
         assert all("local_share" in kind for kind in found["preference_swap"][phase].values())
     assert found["baselines"].keys() == {
-        "random_tool", "strongest_expert", "cheapest_sufficient", "preference_oracle",
-        "do_nothing", "do_nothing on preference_swap",
+        "random_tool", "strongest_expert", "cheapest_sufficient", "preference_oracle", "do_nothing"
     }  # fmt: skip
     for name, baseline in found["baselines"].items():
         assert figures <= baseline.keys() | {"utility"}
