@@ -31,7 +31,7 @@ def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], dir
     """
     directory.mkdir(parents=True, exist_ok=True)
     pictures = {
-        LEARNING_CURVES: _learning_curves(metrics, bool(summary.get("enumerate_calls"))),
+        LEARNING_CURVES: _learning_curves(metrics, summary),
         "tool_shares.png": _tool_shares(summary),
         "accuracy_cost.png": accuracy_cost(summary),
     }
@@ -54,6 +54,7 @@ class _Curve(NamedTuple):
 
 
 _CURVES = (
+    _Curve("eval/utility", "Preference utility", 1.0, "", 2, "#0072b2", "held-out questions"),
     # It may fall while the policy gets better: a group whose rollouts are equally good has nothing above its minimum.
     _Curve("reward/mean", "Reward", 1.0, "", 2, "#0072b2", "Eq. 2, relative to the group"),
     _Curve("accuracy", "Accuracy", 100.0, " %", 0, "#009e73"),
@@ -70,10 +71,14 @@ def smooth(steps: Float[np.ndarray, " N"], values: Float[np.ndarray, " N"]) -> F
     return weights @ values / weights.sum(axis=1)
 
 
-def _learning_curves(metrics: Sequence[Mapping[str, float]], in_turn: bool) -> Figure | None:
-    found = []
+def _learning_curves(metrics: Sequence[Mapping[str, float]], summary: Mapping[str, Any]) -> Figure | None:
+    found, last = list[Any](), summary.get("steps")
+    ends = [(0, summary.get("before")), (last, summary.get("after"))] if last and metrics else []
+    known = [*metrics, *({"step": step, "eval/utility": value(figures, "utility")} for step, figures in ends)]
     for curve in _CURVES:
-        points = [(row["step"], value(row, curve.metric)) for row in metrics if "step" in row]
+        if curve.metric == "reward/mean" and found:
+            continue  # the utility says more
+        points = [(row["step"], value(row, curve.metric)) for row in known if "step" in row]
         kept = np.array([(step, y) for step, y in points if y is not None and math.isfinite(y)], float)
         if len(kept) >= 2:
             kept = kept[np.argsort(kept[:, 0], kind="stable")]
@@ -87,10 +92,13 @@ def _learning_curves(metrics: Sequence[Mapping[str, float]], in_turn: bool) -> F
         line = smooth(steps, values)
         title = _movement(curve, line, float(np.std(values - line)))
         axes = panel(picture, (rows, columns, index + 1), title)
-        axes.plot(steps, values, color=curve.colour, alpha=0.28, linewidth=0.9)
+        dots = "." if len(steps) < 10 else None
+        axes.plot(steps, values, color=curve.colour, alpha=0.28, linewidth=0.9, marker=dots)
         axes.plot(steps, line, color=curve.colour, linewidth=2.4, solid_capstyle="round")
         axes.plot(steps[-1], line[-1], "o", color=curve.colour, markersize=5.5, clip_on=False)
         axes.margins(x=0.02)
+        if curve.metric == "eval/utility":
+            _best_script(axes, summary.get("baselines") or {})
         if curve.metric == "cost_usd":
             axes.set_ylim(0, max(float(values.max()) * 1.08, 1e-9))
         elif curve.metric == "valid_rate":
@@ -99,10 +107,22 @@ def _learning_curves(metrics: Sequence[Mapping[str, float]], in_turn: bool) -> F
             axes.set_ylabel(label)
         if index + columns >= len(found):
             axes.set_xlabel("training step")
-    steps_done = int(max(steps[-1] for _, steps, _ in found) - min(steps[0] for _, steps, _ in found)) + 1
+    done = np.concatenate([steps for _, steps, _ in found])
+    steps_done = int(done.max() - max(done.min(), 1)) + 1  # step 0 is the evaluation before
+    in_turn = bool(summary.get("enumerate_calls"))
     rollouts = "rollouts, whose first calls take turns and are not the policy's own" if in_turn else "rollouts"
     headline(picture, f"{steps_done} steps of training", f"Light: each step's {rollouts}. Bold: smoothed.")
     return picture
+
+
+def _best_script(axes: Axes, baselines: Mapping[str, Any]) -> None:
+    """Draw the utility of the best baseline as a dotted line."""
+    utilities = {name: found for name, figures in baselines.items() if (found := value(figures, "utility")) is not None}
+    if utilities:
+        name = max(utilities, key=utilities.__getitem__)
+        axes.axhline(utilities[name], color=FAINT, linewidth=1, linestyle=":")
+        axes.text(0.01, utilities[name], plain(name), transform=axes.get_yaxis_transform(), va="top", color=FAINT)
+    axes.set_ylim(bottom=0)
 
 
 def _movement(curve: _Curve, line: Float[np.ndarray, " N"], noise: float) -> str:

@@ -48,19 +48,31 @@ def print_summary(summary: Mapping[str, Any], directory: Path, console: Console 
     console = console or Console()
     console.print()
     print_figures(console, _title(summary), list(_rows(summary)))
-    lines, phases = list(_changes(summary)), [summary.get(phase) or {} for phase in ("before", "after")]
-    if any(value(figures.get("several") or {}, "share") for figures in phases):
+    for line in changes(summary):
+        console.print(line, highlight=False)
+    for table in summary_tables(summary)[1:]:
+        console.print()
+        console.print(table)
+    after = summary.get("after") or {}
+    after = after.get("greedy") or after
+    told = [f"\nPictures, summary.json and index.html, a page of the run, are in {directory}", after.get("verdict")]
+    for line in filter(None, told):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def summary_tables(summary: Mapping[str, Any]) -> list[Table]:
+    """Return the table of figures, and those of the preference swap."""
+    return [_figures_table(_title(summary), list(_rows(summary))), *_swap_tables(summary.get("preference_swap") or {})]
+
+
+def changes(summary: Mapping[str, Any]) -> list[str]:
+    """Return what training changed, and what several calls gain, a line for each figure."""
+    lines = list(_changes(summary))
+    if any(value((summary.get(phase) or {}).get("several") or {}, "share") for phase in ("before", "after")):
         from orchestra_jax.evaluation.benchmark_rows import gains_of_calls
 
         lines += gains_of_calls(summary)
-    for line in lines:
-        console.print(line, highlight=False)
-    for table in _swap_tables(summary.get("preference_swap") or {}):
-        console.print()
-        console.print(table)
-    after = phases[1].get("greedy") or phases[1]
-    for line in (f"\nPictures and summary.json are in {directory}", *filter(None, [after.get("verdict")])):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return lines
 
 
 def print_figures(console: Console, title: str, rows: Sequence[Row], lines: Iterable[str] = ()) -> None:

@@ -70,6 +70,7 @@ def _record(trajectory: Trajectory) -> dict[str, Any]:
         "reference": task.answer,
         "menu": task.extra.get("instance") or [spec.name for spec in task.tools],
         "tools": [spec.name for spec in task.tools],
+        "offers": {spec.name: [spec.price_usd, spec.latency_s] for spec in task.tools},
         "models": offered_models(task),
         "cost_usd": trajectory.cost_usd,
         "latency_s": trajectory.latency_s,

@@ -47,9 +47,11 @@ def write_summary(found: Mapping[str, Any], directory: Path) -> None:
 def report(found: Mapping[str, Any], directory: Path) -> None:
     """Write summary.json and the pictures, and print the table if something was evaluated."""
     from orchestra_jax.evaluation.pictures import draw  # only now: importing matplotlib takes a second
+    from orchestra_jax.evaluation.run_page import write_page
 
     write_summary(found, directory)
     draw(found, read_metrics(directory), directory)
+    write_page(found, directory)
     if found.get("after") or found.get("benchmarks"):
         print_summary(found, directory)
     else:

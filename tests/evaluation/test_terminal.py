@@ -136,7 +136,9 @@ def test_the_preference_swap(summary):
 
 
 def test_where_the_files_lie(summary, tmp_path):
-    assert f"Pictures and summary.json are in {tmp_path}" in printed(summary, directory=tmp_path)
+    assert f"Pictures, summary.json and index.html, a page of the run, are in {tmp_path}" in printed(
+        summary, directory=tmp_path
+    )
 
 
 def test_a_verdict_stands_last_and_is_the_greedy_policys_where_there_is_one(summary):
@@ -208,7 +210,9 @@ def test_all_pictures(summary, metrics, tmp_path, drawn):
     assert "Cost per question falls from 4.9" in words(curves)
     assert "Accuracy rises from 4" in words(curves)
     assert "Valid rate stays near 97 %" in words(curves)
-    assert "40 steps of training" in words(curves)
+    assert "250 steps of training" in words(curves)
+    assert "Preference utility" in words(curves)
+    assert "Reward" not in words(curves)  # it is relative to the group, and may fall while the policy gets better
     assert "Expert rises from 0 to 50 % of calls, web falls from 75 to 0 %" in words(shares)
     assert "arith: python (100 %); hard: expert (100 %)" in words(shares)
     assert "no calls" in words(shares)
@@ -291,6 +295,9 @@ def test_smoothing_keeps_a_constant_and_its_range():
 @pytest.mark.parametrize("in_turn", [False, True])
 def test_curves_say_where_first_calls_are_not_the_policys_own(in_turn: bool):
     rows = [{"step": step, "accuracy": 0.5, "cost_usd": 0.1} for step in (1, 2, 3)]
-    words = " ".join(text.get_text() for text in pictures._learning_curves(rows, in_turn).texts)
+    rows = [row | {"reward/mean": 0.2} for row in rows]
+    curves = pictures._learning_curves(rows, {})
+    assert any("Reward" in axes.get_title("left") for axes in curves.axes)  # no utility is known
+    words = " ".join(text.get_text() for text in pictures._learning_curves(rows, {"enumerate_calls": in_turn}).texts)
     assert "3 steps of training" in words
     assert ("not the policy's own" in words) is in_turn

@@ -4,16 +4,14 @@ import base64
 import itertools
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from orchestra_jax.config.schema import RewardConfig
 from orchestra_jax.evaluation.group_files import StoredGroup
 from orchestra_jax.evaluation.pictures import LEARNING_CURVES, draw
 from orchestra_jax.evaluation.results.group_page import Decode, view
+from orchestra_jax.evaluation.results.rendering import templates
 
 COLUMNS = "step group member page task family preference status solved reward advantage cost seconds tools".split()
 
@@ -60,17 +58,6 @@ def write_pages(
     index = made.get_template("index.html.jinja")
     _write(out / "index.html", index.render(run=name, count=len(rows), picture=_learning_curves(metrics, out)))
     return out / "index.html"
-
-
-def templates(package: str = __package__) -> jinja2.Environment:
-    """Return the templates of a package, which may use ours; values in them stay text."""
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader([str(resources.files(each) / "templates") for each in (package, __package__)]),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
 
 
 def _write(file: Path, text: str) -> None:

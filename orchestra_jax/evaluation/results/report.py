@@ -12,7 +12,7 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.evaluation.results import published
 from orchestra_jax.evaluation.results.front import on_front
 from orchestra_jax.evaluation.results.measured import AFTER, BEFORE, POLICY, Measured, cost, measured, solved
-from orchestra_jax.evaluation.results.pages import templates
+from orchestra_jax.evaluation.results.rendering import templates
 from orchestra_jax.evaluation.results.tables import side_by_side, tables
 from orchestra_jax.evaluation.results.text_table import to_csv, to_markdown
 

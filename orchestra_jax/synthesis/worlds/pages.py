@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestra_jax.evaluation.results.pages import templates
+from orchestra_jax.evaluation.results.rendering import templates
 from orchestra_jax.io.whole import write_whole
 from orchestra_jax.synthesis.stages import Row
 
