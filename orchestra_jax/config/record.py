@@ -122,8 +122,14 @@ class RunRecord:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._token is not None:
             _current.reset(self._token)
-        if not self._writes or (self._place is None and not (self._folder / FILE_NAME).is_file()):
+        gone = not (self._folder / FILE_NAME).is_file()
+        if not self._writes or (gone and (self._place is None or error is not None)):
             return
+        if gone:
+            raise ConfigError(
+                f"{str(self._folder)!r} was removed or emptied while the run was at work in it: what it holds now is not "
+                "the whole run. Delete it, and start the run again."
+            )
         outcome = "done" if error is None else "stopped" if isinstance(error, self._stops) else "failed"
         end = {"ended": _now(), "outcome": "refused" if self._place is None else outcome}
         end |= {"reason": str(error) or type(error).__name__} if error is not None else {}

@@ -1,6 +1,7 @@
 """run.json: the first start writes it, every later one adds to it, and what is refused changes nothing else."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -134,3 +135,24 @@ def test_what_is_noted_while_a_start_is_made_is_in_its_entry_alone(tmp_path: Pat
     found = read(tmp_path)
     assert found is not None
     assert [entry.get("mcp") for entry in found["starts"]] == [{"maps": {"version": "1.0"}}, None]
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_folder_that_is_removed_while_the_run_works_is_one_sentence(tmp_path: Path, left: bool):
+    folder = tmp_path / "run"
+
+    def work(error: Exception | None = None) -> None:
+        folder.mkdir(exist_ok=True)
+        with RunRecord(folder, CFG, "train") as found:
+            found.begin()
+            shutil.rmtree(folder)
+            if left:
+                folder.mkdir()  # as by a file that was written later
+            if error is not None:
+                raise error
+
+    with pytest.raises(ConfigError, match="was removed or emptied while the run was at work in it"):
+        work()
+    with pytest.raises(ZeroDivisionError):  # what ended the run is told all the same
+        work(ZeroDivisionError())
+    assert list(tmp_path.rglob("*.json")) == []
