@@ -127,8 +127,8 @@ class RunRecord:
             return
         if gone:
             raise ConfigError(
-                f"{str(self._folder)!r} was removed or emptied while the run was at work in it: what it holds now is not "
-                "the whole run. Delete it, and start the run again."
+                f"{str(self._folder)!r} was removed or emptied while the run was at work in it: what it holds now is "
+                "not the whole run. Delete it, and start the run again."
             )
         outcome = "done" if error is None else "stopped" if isinstance(error, self._stops) else "failed"
         end = {"ended": _now(), "outcome": "refused" if self._place is None else outcome}

@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.engines.base import Engine, SamplingParams
@@ -15,17 +14,16 @@ from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.prices import POLICY, PriceList, policy_row
 from orchestra_jax.money.reservations import Reservation, acquire
 from orchestra_jax.rollout.speakers import EngineSpeaker, Opening, PolicyTurn
+from orchestra_jax.serving.answers import Answer, CallStep
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
 from orchestra_jax.tools.schema import validate_arguments
 from orchestra_jax.types import (
     TRAJECTORY_ROLES,
     InfrastructureError,
-    Status,
     Task,
     ToolCall,
     ToolResult,
     ToolSpec,
-    Trajectory,
     Usage,
     work_seconds,
 )
@@ -47,69 +45,6 @@ class Surroundings:
     before: Sequence[Message] = ()
     after: Sequence[Message] = ()
     tools: Sequence[ToolSpec] = ()
-
-
-@dataclass(frozen=True)
-class CallStep:
-    """A call of a tool within an answer.
-
-    Attributes:
-        number: its place among the calls of the answer, from 0.
-        tool: name of the tool on the menu.
-        arguments: what the policy gave it.
-        result: what the tool said; None while the call is under way.
-        usd: dollars that it cost.
-        seconds: seconds that it took.
-        refused: whether it was not carried out: an unknown tool, bad arguments, or no budget.
-        model: name of the model that answered, where it is not the tool's: a menu may call it by a letter.
-    """
-
-    number: int
-    tool: str
-    arguments: Mapping[str, Any]
-    result: str | None = None
-    usd: float = 0.0
-    seconds: float = 0.0
-    refused: bool = False
-    model: str = ""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The end of a question.
-
-    Attributes:
-        id: name of the request, which its lines in the folder's files have.
-        answer: the final answer; None: there is none, and `reason` says why.
-        status: how it ended; a limit of the request ends it with "no_answer".
-        reason: "" with an answer, else one sentence.
-        limit: the limit of the request that ended it, "max_usd" or "max_seconds"; else "".
-        cost_usd: dollars of all calls and of the policy's own tokens, as an evaluation counts them.
-        seconds: seconds of work, as an evaluation counts them: parallel calls once, waits for a place never.
-        calls: calls of tools, in order.
-        tool_calls: calls of the caller's own tools, which end the answer; ask again with their results.
-        ledger: rows of every call and of the policy's own turns, as far as it came.
-        trajectory: all that training would keep, token ids included; None where a limit of the request ended it.
-    """
-
-    id: str
-    answer: str | None
-    status: Status
-    reason: str
-    limit: str
-    cost_usd: float
-    seconds: float
-    calls: tuple[CallStep, ...]
-    tool_calls: tuple[ToolCall, ...]
-    ledger: tuple[Usage, ...] = field(repr=False)
-    trajectory: Trajectory | None = field(default=None, repr=False)
-
-    @property
-    def trace(self) -> str:
-        """A table of the calls in plain text: tool, arguments, seconds and dollars."""
-        from orchestra_jax.serving.shown import trace
-
-        return trace(self)
 
 
 class QuestionError(ValueError):

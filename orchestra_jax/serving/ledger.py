@@ -19,7 +19,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from orchestra_jax.evaluation.group_files import encode_trajectory
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
-from orchestra_jax.serving.asking import Answer, Purse
+from orchestra_jax.serving.answers import Answer
+from orchestra_jax.serving.asking import Purse
 from orchestra_jax.serving.database import ACCOUNTS, CALLS, REQUESTS, ServerDatabase, dollars, pico
 from orchestra_jax.serving.errors import RequestError
 from orchestra_jax.serving.keys import Key, until_midnight

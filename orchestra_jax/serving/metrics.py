@@ -5,7 +5,7 @@ import collections
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from orchestra_jax.evaluation.intervals import wilson
-from orchestra_jax.serving.asking import Answer
+from orchestra_jax.serving.answers import Answer
 
 
 class Metrics:

@@ -23,13 +23,12 @@ from orchestra_jax.money.budgets import BudgetExceeded, Limits
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.serving.answers import Answer, CallStep
 from orchestra_jax.serving.asking import (
     REQUEST,
     Account,
     AccountedSpeaker,
-    Answer,
     AskedWorld,
-    CallStep,
     Purse,
     QuestionError,
     Surroundings,

@@ -18,7 +18,8 @@ from starlette.routing import Route
 
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.serving import wire
-from orchestra_jax.serving.asking import Answer, CallStep, QuestionError
+from orchestra_jax.serving.answers import Answer, CallStep, begun, ended
+from orchestra_jax.serving.asking import QuestionError
 from orchestra_jax.serving.canary import Canary
 from orchestra_jax.serving.database import ServerDatabase
 from orchestra_jax.serving.errors import RequestError, wrong
@@ -28,7 +29,6 @@ from orchestra_jax.serving.ledger import ServedPurse
 from orchestra_jax.serving.metrics import Metrics
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.page import page
-from orchestra_jax.serving.shown import begun, ended
 from orchestra_jax.serving.streaming import Stream, beating, until_gone
 from orchestra_jax.serving.wire import ChatRequest
 from orchestra_jax.types import OutOfTime, ReplayMiss

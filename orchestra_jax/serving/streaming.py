@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from orchestra_jax.serving.asking import Answer, CallStep
+from orchestra_jax.serving.answers import Answer, CallStep
 
 _BEAT_S = 15.0  # between two signs of life of a stream
 

@@ -9,9 +9,8 @@ from orchestra_jax.config.exit_status import HALTED, INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.base import Message
 from orchestra_jax.money.budgets import BudgetExceeded
-from orchestra_jax.serving.asking import Answer, CallStep
+from orchestra_jax.serving.answers import Answer, CallStep, begun, ended
 from orchestra_jax.serving.orchestrator import Orchestrator
-from orchestra_jax.serving.shown import begun, ended
 from orchestra_jax.training.stopping import end_now, handling
 from orchestra_jax.types import OutOfTime, ReplayMiss
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.io.untrusted import Unreadable
-from orchestra_jax.serving.asking import Answer, CallStep
+from orchestra_jax.serving.answers import Answer, CallStep
 from orchestra_jax.serving.conversation import read_conversation, read_tools
 from orchestra_jax.serving.errors import RequestError, typed, unsupported, wrong
 from orchestra_jax.types import Status

@@ -2,19 +2,19 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
+from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.choices import EngineName, FilteredRows
+from orchestra_jax.config.rollout import RolloutConfig
+from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.flops import forward_flops
 from orchestra_jax.models.gpus import GPUS, Gpu
 from orchestra_jax.models.sizes import num_params
+from orchestra_jax.processes import Processes
 from orchestra_jax.types import USER_ROLE, Status, Trajectory
-
-if TYPE_CHECKING:
-    from orchestra_jax.training.trainer import Trainer
 
 ROLLOUT = "time/rollout"
 # The kinds of work of a rollout: the role of the ledger's rows, and the name of the figures.
@@ -24,36 +24,41 @@ _SMALLEST_BIN = 256  # tokens of a trajectory
 
 
 def speed_metrics(
-    trainer: "Trainer",
+    algorithm: AlgorithmConfig,
+    rollout: RolloutConfig,
+    model: DecoderConfig,
+    processes: Processes,
     trajectories: Sequence[Trajectory],
     members: Sequence[Trajectory],
     advantages: Iterable[float],
     updates: Sequence[Mapping[str, float]],
     times: Mapping[str, float],
+    *,
+    adapted: bool,
 ) -> dict[str, float]:
     """Return the figures of one step; all processes call it together.
 
     Args:
+        model: the policy's architecture.
         trajectories: of the whole step.
         members, advantages: what the update of this process was given.
         updates: metrics of the optimizer steps.
         times: seconds of the step's phases by "time/NAME", one after the other.
+        adapted: adapters of a frozen base are trained.
     """
-    cfg = trainer.cfg
     # As in `update`: rows without an advantage are run for the KL or the entropy bonus, unless they are dropped.
-    algorithm = cfg.algorithm
     pulled = bool(updates) and ("kl_ref" in updates[0] or algorithm.entropy_coef > 0)
     rest = pulled and algorithm.filtered_rows is not FilteredRows.drop
     pairs = zip(members, advantages, strict=True)
     own = _trained([t for t, a in pairs if a or (rest and t.status is not Status.FAILED)])
-    tokens, sampled, squares = np.sum(trainer.processes.gather(own), axis=0) if trainer.processes.count > 1 else own
+    tokens, sampled, squares = np.sum(processes.gather(own), axis=0) if processes.count > 1 else own
     run = tokens - (updates[0]["shared"] if updates else 0.0)
-    passes = cfg.algorithm.epochs * (2.0 if trainer.lora is not None else 3.0) if updates else 0.0
-    flops = passes * forward_flops(trainer.model, run, sampled, squares)
+    passes = algorithm.epochs * (2.0 if adapted else 3.0) if updates else 0.0
+    flops = passes * forward_flops(model, run, sampled, squares)
     figures = {
         "tokens/sampled_per_s": sum(_sampled(t) for t in trajectories) / times[ROLLOUT],
         "tokens/trained": float(tokens),
-        "tokens/trained_per_s": cfg.algorithm.epochs * tokens / times["time/update"],
+        "tokens/trained_per_s": algorithm.epochs * tokens / times["time/update"],
         "flops/update": flops,
         "flops/per_s": flops / times["time/update"],
         **shares(trajectories, times),
@@ -63,11 +68,11 @@ def speed_metrics(
         figures["tokens/padding_share"] = max(0.0, 1.0 - run / updates[0]["positions"])
     if (gpu := gpu_of(jax.devices()[0])) is not None:
         figures["mfu"] = flops / times["time/update"] / (jax.device_count() * gpu.tflops * 1e12)
-    if cfg.rollout.engine is EngineName.sglang:
+    if rollout.engine is EngineName.sglang:
         from orchestra_jax.config.serving import serving_dtype
 
-        width = jax.numpy.dtype(serving_dtype(cfg.rollout) or cfg.model.param_dtype).itemsize
-        figures["sync/bytes_per_s"] = num_params(trainer.model) * width / times["time/sync"]
+        width = jax.numpy.dtype(serving_dtype(rollout) or model.param_dtype).itemsize
+        figures["sync/bytes_per_s"] = num_params(model) * width / times["time/sync"]
     return figures
 
 

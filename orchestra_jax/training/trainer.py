@@ -266,7 +266,9 @@ class Trainer:
         if self.cfg.logger.speed:
             from orchestra_jax.training.speed import speed_metrics
 
-            figures |= speed_metrics(self, trajectories, members, advantages[groups].flat, updates, times)
+            parts, trained = (self.cfg.algorithm, self.cfg.rollout, self.model, self.processes), advantages[groups].flat
+            adapted = self.lora is not None
+            figures |= speed_metrics(*parts, trajectories, members, trained, updates, times, adapted=adapted)
         return figures | times
 
     def begin_policy_phase(self) -> None:

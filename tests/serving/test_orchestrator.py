@@ -14,7 +14,8 @@ from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.spent import bill
-from orchestra_jax.serving.asking import Account, Answer, AskedEpisode, CallStep, Purse, QuestionError, Surroundings
+from orchestra_jax.serving.answers import Answer, CallStep
+from orchestra_jax.serving.asking import Account, AskedEpisode, Purse, QuestionError, Surroundings
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.tools.base import tool
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, ToolSpec, Usage

@@ -165,13 +165,11 @@ def test_two_processes_train_as_one(tmp_path: Path, policy: Path, whole: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_killed_process_ends_the_other_and_the_run_goes_on_bit_for_bit(
-    tmp_path: Path, policy: Path, whole: Path, lost
-):
-    ended = run(tmp_path, policy, stops={lost: "policy 2 SIGKILL"})
-    assert_ended(ended, *(-signal.SIGKILL if index == lost else GONE for index in range(2)))
-    assert f"Process {lost} of 2 is gone, so process {1 - lost} ends too" in ended[1 - lost].stderr
+def test_a_killed_process_ends_the_other_and_the_run_goes_on_bit_for_bit(tmp_path: Path, policy: Path, whole: Path):
+    for lost in (0, 1):  # after the first step, and in the run that goes on after the second
+        ended = run(tmp_path, policy, stops={lost: f"policy {1 + lost} SIGKILL"})
+        assert_ended(ended, *(-signal.SIGKILL if index == lost else GONE for index in range(2)))
+        assert f"Process {lost} of 2 is gone, so process {1 - lost} ends too" in ended[1 - lost].stderr
     assert_ended(run(tmp_path, policy), 0, 0)
     assert_same_bits(tmp_path, whole)
     assert untimed(read_metrics(tmp_path)) == untimed(read_metrics(whole))
@@ -190,26 +188,19 @@ def test_ctrl_c_in_one_process_stops_both_and_one_process_goes_on(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("raised", ["BudgetExceeded", "ReplayMiss"])
-def test_what_ends_the_rollouts_of_one_process_ends_both(tmp_path: Path, policy: Path, whole: Path, raised: str):
-    first, second = ended = run(tmp_path, policy, stops={1: f"policy 2 {raised}"})
-    assert_ended(ended, 3, 3)
-    (sentence,) = lines(first.stderr)
-    assert "Stopped after step 2 of policy" in sentence
-    assert lines(second.stderr) == []
-    assert_ended(run(tmp_path, policy), 0, 0)
-    assert_same_bits(tmp_path, whole)
-
-
-@pytest.mark.slow
-def test_a_signal_to_one_process_ends_a_step_without_end_in_both(tmp_path: Path, policy: Path, whole: Path):
-    first, second = ended = run(
-        tmp_path, policy, "checkpoint.grace_s=1", "checkpoint.every=50", stops={0: "policy 2 HANG", 1: "policy 2 TOLD"}
-    )
-    assert_ended(ended, 130, 130)
-    (sentence,) = lines(first.stderr)
-    assert sentence.startswith("Stopped after step 2 of policy: the next one did not end within checkpoint.grace_s=1;")
-    assert lines(second.stderr) == []
+def test_what_ends_the_rollouts_of_one_process_ends_both(tmp_path: Path, policy: Path, whole: Path):
+    """An error, the next one in the run that goes on, and there a signal amid a step without end."""
+    told = ("checkpoint.grace_s=1", "checkpoint.every=50")
+    for step, stops, settings, code, words in (
+        (1, {1: "policy 1 BudgetExceeded"}, (), 3, ""),
+        (2, {1: "policy 2 ReplayMiss"}, (), 3, ""),
+        (3, {0: "policy 3 HANG", 1: "policy 3 TOLD"}, told, 130, ": the next one did not end within"),
+    ):  # fmt: skip  # one way to stop a line
+        first, second = ended = run(tmp_path, policy, *settings, stops=stops)
+        assert_ended(ended, code, code)
+        (sentence,) = lines(first.stderr)
+        assert f"Stopped after step {step} of policy{words}" in sentence
+        assert lines(second.stderr) == []
     assert_ended(run(tmp_path, policy), 0, 0)
     assert_same_bits(tmp_path, whole)
 
