@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import pwd
 import shutil
@@ -15,14 +16,17 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("sqlalchemy", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
+from sqlalchemy import insert
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.money.budgets import BudgetExceeded, Limits
 from orchestra_jax.money.reservations import acquire
-from orchestra_jax.serving.database import PICO, ServerDatabase, opened
+from orchestra_jax.serving.database import PICO, REQUESTS, VERDICTS, ServerDatabase, opened, pico
 from orchestra_jax.serving.errors import RequestError
+from orchestra_jax.serving.feedback import logged
 from orchestra_jax.serving.keys import KeyRing, add_key, digest, end_key, list_keys
-from orchestra_jax.serving.ledger import SERVERS, ServedPurse, forget
+from orchestra_jax.serving.ledger import JUDGES, SERVERS, ServedPurse, forget, judge_budget
+from orchestra_jax.serving.report import policies
 from orchestra_jax.types import Usage
 from tests.serving.made import rows
 
@@ -229,3 +233,35 @@ def test_a_work_that_fails_takes_no_other_with_it(tmp_path: Path):
             wrong.result()
     with pytest.raises(OSError, match="is closed"):
         database.do(lambda connection: None).result()
+
+
+async def test_report_verdicts_and_the_judges_budget_are_the_same_on_both(address: str):
+    kept = {
+        "task": {"question": "Who?", "preference": {"instruction": ""}},
+        "trajectory": {"answer": "A", "sequences": []},
+    }
+    with opened(address) as database:
+        for name, score in (("r1", 1.0), ("r2", None), ("r3", 0.0)):
+            row = {
+                "id": name,
+                "begun": time.time(),
+                "ended": 1.0,
+                "policy": "reported",
+                "usd": PICO // 4,
+                "seconds": 3.0,
+            }
+            row |= {"score": score, "kept": json.dumps(kept)}
+            database.do(lambda connection, row=row: connection.execute(insert(REQUESTS).values(row))).result()
+        verdict = {"request": "r2", "judge": "gpt-5", "right": 1, "judged": 1.0}
+        database.do(lambda connection: connection.execute(insert(VERDICTS).values(verdict))).result()
+        (told,) = (row for row in policies(database) if row["policy"] == "reported")
+        assert (told["requests"], told["ended"], told["judged"], told["right"]) == (3, 3, 2, 0.5)
+        assert (told["usd"], told["seconds"]) == (0.25, 3.0)
+        log = {line["id"]: (line.get("answer"), line["judged_by"]) for line in logged(database) if line["said"] == "A"}
+        assert log == {"r1": ("A", "user"), "r2": ("A", "gpt-5"), "r3": (None, "user")}
+        budget = judge_budget(database, 0.03)
+        (await acquire(budget, Usage("judge", cost_usd=0.02))).settle(Usage("judge", cost_usd=0.015))
+        with pytest.raises(BudgetExceeded):
+            await acquire(judge_budget(database, 0.03), Usage("judge", cost_usd=0.02))
+        (account,) = (row for row in rows(database, "accounts") if row["name"] == JUDGES)
+        assert (account["usd"], account["calls"]) == (pico(0.015), 1)
