@@ -94,12 +94,6 @@ def qa_settings(folder: Path, tools: str = "dear") -> list[str]:
 
 
 # A quickstart of two minutes whose policy has learned to call tools and to copy.
-LEAST_TRAINING = (
-    "steps=2", "warm_start.steps=200", "warm_start.demonstrations=2000", "algorithm.tasks_per_step=4",
-    "evaluation.questions=16", "evaluation.swap_questions=4", "logger.names=[jsonl]",
-)  # fmt: skip
-
-
 def python(task: Task, results: list[ToolResult]) -> ToolCall | str:
     """Compute, and say what came out."""
     return results[-1].text if results else reference_call(task, "python")
