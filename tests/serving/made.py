@@ -93,7 +93,6 @@ def qa_settings(folder: Path, tools: str = "dear") -> list[str]:
     ]  # fmt: skip
 
 
-# A quickstart of two minutes whose policy has learned to call tools and to copy.
 def python(task: Task, results: list[ToolResult]) -> ToolCall | str:
     """Compute, and say what came out."""
     return results[-1].text if results else reference_call(task, "python")
