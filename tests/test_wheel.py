@@ -75,7 +75,8 @@ def test_an_installed_wheel_trains(installed: Path, tmp_path: Path) -> None:
     trained = command(
         installed, tmp_path, "train", "steps=1", "warm_start.steps=1", "warm_start.demonstrations=8",
         "algorithm.tasks_per_step=2", "algorithm.group_size=2", "algorithm.loss.kl_coef=0",
-        "algorithm.row_widths=[120]", "rollout.slots=8", "rollout.widths=[64]", "evaluation.questions=2", "evaluation.benchmarks=[]",
+        "algorithm.row_widths=[120]", "rollout.slots=8", "rollout.widths=[64]",
+        "evaluation.questions=2", "evaluation.benchmarks=[]",
     )  # fmt: skip
     assert trained.returncode == 0, trained.stderr
     assert (tmp_path / "outputs" / "quickstart" / "summary.json").exists()
