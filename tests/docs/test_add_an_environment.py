@@ -27,6 +27,7 @@ MICRO = (
     "steps=1", "model.family=tests.training.micro:OneLayer", "warm_start.steps=1", "warm_start.check_every=1",
     "warm_start.batch_size=16", "algorithm.tasks_per_step=2", "algorithm.group_size=2", "rollout.slots=16",
     "rollout.limits.max_new_tokens=10", "evaluation.questions=8", "evaluation.greedy=false", "logger.names=[jsonl]",
+    "logger.trajectories=2",
     "+env.options.held_out=320", "algorithm.loss.kl_coef=0", "algorithm.row_widths=[80]", "rollout.widths=[64]",
 )  # fmt: skip
 

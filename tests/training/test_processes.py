@@ -31,7 +31,7 @@ SMALL = (
     "algorithm.row_length=192", "algorithm.micro_tokens=192", "algorithm.optimizer.name=adamw",
     "algorithm.optimizer.learning_rate=1e-3", "algorithm.optimizer.warmup_steps=0", "algorithm.response_fractions=[]",
     "rollout.slots=8", "rollout.threads=1", "rollout.widths=[64]", "rollout.limits.max_new_tokens=16",
-    "evaluation.questions=0", "checkpoint.every=1", "logger.names=[jsonl]", "mesh.fsdp=-1",
+    "evaluation.questions=0", "checkpoint.every=1", "logger.names=[jsonl]", "logger.trajectories=2", "mesh.fsdp=-1",
 )  # fmt: skip
 
 # More ways to stop: an error that ends the rollouts of the step after the named one, in the process that it names; and

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 def why(metrics: Mapping[str, float]) -> str:
     """Return the likeliest reason, by the step's own figures, and what to change where most steps are like it."""
     if "accuracy" not in metrics:
-        return "every rollout failed for infrastructure reasons; trajectories/ has what tools and servers said"
+        return "every rollout failed for infrastructure reasons; experiments/view.py shows what tools and servers said"
     if metrics["reward/std"] > 1e-6:  # rounding
         return "rewards differed by less than algorithm.advantage.min_std; if most steps are so, lower it"
     if not metrics["valid_rate"]:
