@@ -41,7 +41,8 @@ from tests.tools.tool_servers import Outside, ScriptedPolicy, outside
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = (
-    "+experiment=hle", "env=qa", "mesh=single", "model=tiny", "rollout=embedded", "tools=paper_train", "data=jsonl",
+    "+experiment=hle", "env=qa", "mesh=single", "model=tiny", "model.family=tests.training.micro:OneLayer",
+    "rollout=embedded", "tools=paper_train", "data=jsonl",
     "tools.evaluation.own=false", "evaluation.preferences=true", "data.eval_questions=2", "tools.server.max_tokens=64",
     "tools.menu.most=6",
     "pricing.orchestrator_seconds_per_token=0", "pricing.randomise.low=0.5", "pricing.randomise.high=2",
