@@ -279,9 +279,9 @@ def test_real_questions_train_one_step(real: list[str], tmp_path: Path, monkeypa
     monkeypatch.setattr(Collector, "play", recorded)
     folder = tmp_path / "run"
     sizes = (
-        "steps=1", "warm_start.steps=1", "warm_start.demonstrations=6", "warm_start.batch_size=2",
-        "algorithm.tasks_per_step=2", "algorithm.group_size=2", "rollout.slots=4", "rollout.limits.max_new_tokens=32",
-        "evaluation.questions=2", "logger.names=[jsonl]",
+        "steps=1", "model.family=tests.training.micro:OneLayer", "warm_start.steps=1", "warm_start.demonstrations=6",
+        "warm_start.batch_size=2", "algorithm.tasks_per_step=2", "algorithm.group_size=2", "rollout.slots=4",
+        "rollout.limits.max_new_tokens=32", "evaluation.questions=2", "logger.names=[jsonl]",
     )  # fmt: skip
     run(config(folder, *real, *sizes))
     found = json.loads((folder / "summary.json").read_text())

@@ -19,7 +19,7 @@ from tests.envs.recorded.made import MODELS, config, made_rows
 
 ROOT = Path(__file__).parents[3]
 FEW_STEPS = (
-    "steps=1", "algorithm.tasks_per_step=3", "algorithm.group_size=4",
+    "steps=1", "model.family=tests.training.micro:OneLayer", "algorithm.tasks_per_step=3", "algorithm.group_size=4",
     "warm_start.steps=2", "warm_start.demonstrations=8", "warm_start.batch_size=4", "warm_start.check_every=2",
 )  # fmt: skip
 VERDICT = (
