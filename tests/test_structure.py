@@ -11,26 +11,18 @@ LINES_AN_EXPERIMENT = 65  # beside its docstring
 LINES_A_FUNCTION = 80
 
 
-class WithoutTypeChecking(ast.NodeTransformer):
-    """Removes `if TYPE_CHECKING:`, whose imports never run."""
-
-    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-        self.generic_visit(node)
-        return node.orelse if ast.unparse(node.test).endswith("TYPE_CHECKING") else node
-
-
 def module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def module_imports(files: dict[str, str]) -> dict[str, set[str]]:
-    """module -> the modules of `files` that it imports, at its head or inside a function."""
+    """module -> the modules of `files` that it imports, at its head, inside a function or for types alone."""
     names = {module_name(path) for path in files}
     found = {}
     for path, source in files.items():
         name = module_name(path)
         package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
-        tree = WithoutTypeChecking().visit(ast.parse(source))
+        tree = ast.parse(source)
         # "package.module.name" stands for the module, unless it is one itself.
         wanted = (m if m in names else m.rpartition(".")[0] for m in modules_imported(tree, package))
         found[name] = {module for module in wanted if module in names} - {name}
@@ -91,7 +83,7 @@ LONG_FUNCTION = "def f():\n" + "    x = 1\n" * LINES_A_FUNCTION
         (circle_violations, {A: "from orchestra_jax.rl.b import x", B: "import orchestra_jax.rl.a"}),
         (circle_violations, {A: "from orchestra_jax.rl import b", B: "from .c import x", C: "from . import a"}),
         (circle_violations, {A: "from .b import x", B: "def f():\n    from .a import y"}),
-        (circle_violations, {A: "from .b import x", B: "if TYPE_CHECKING:\n    pass\nelse:\n    from .a import y"}),
+        (circle_violations, {A: "from .b import x", B: "if TYPE_CHECKING:\n    from .a import y"}),
         (circle_violations, {f"{PACKAGE}/rl/__init__.py": "from .a import x", A: "import orchestra_jax.rl"}),
         (file_violations, {"experiments/a.py": "x = 1\n" * (LINES_AN_EXPERIMENT + 1)}),
         (function_violations, {A: LONG_FUNCTION}),
@@ -106,8 +98,6 @@ def test_the_check_sees_a_violation(check, bad) -> None:
     ("check", "good"),
     [
         (circle_violations, {A: "from .b import x\nfrom .c import y", B: "from . import c", C: "import os"}),
-        (circle_violations, {A: "from .b import x", B: "if TYPE_CHECKING:\n    from .a import y"}),
-        (circle_violations, {A: "from .b import x", B: "if typing.TYPE_CHECKING:\n    from .a import y"}),
         (function_violations, {A: LONG_FUNCTION.removesuffix("    x = 1\n")}),
     ],
 )

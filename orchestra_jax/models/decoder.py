@@ -58,7 +58,11 @@ class Block(nn.Module):
         q = apply_rope(self.heads(y, batch, config.num_heads, "q"), *rope)
         k = apply_rope(self.heads(y, batch, config.num_kv_heads, "k"), *rope).transpose(0, 2, 1, 3)
         v = self.heads(y, batch, config.num_kv_heads, "v").transpose(0, 2, 1, 3)
-        look = attention if self.constrain is None else self.constrain.attention  # each device looks at its own rows
+        look = attention
+        if self.constrain is not None:
+            from orchestra_jax.models.attention.on_mesh import on_mesh
+
+            look = functools.partial(on_mesh, self.constrain)
         y = look(q, k, v, past=past, past_lengths=past_lengths, segment_ids=segment_ids, backend=config.attention)
         x = x + self.dense(y.reshape(x.shape[0], -1), config.hidden_size, "o")
         x = x + self.feed_forward(self.norm(x, "post_norm"))

@@ -9,9 +9,6 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
-from orchestra_jax.models.attention.base import attention
-from orchestra_jax.models.base import Segments
-
 MESH_AXES = ("data", "fsdp", "tensor")
 Axis = str | tuple[str, ...] | None
 Axes = Mapping[str, tuple[str | None, ...]]  # logical axes of every parameter, by its name
@@ -153,28 +150,6 @@ class MeshSharding:
     def __call__(self, x: Array, axes: Sequence[str | None]) -> Array:
         """Pin the sharding of an activation with these logical axes: FSDP then gathers weights, not activations."""
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.rules.spec(axes)))
-
-    def attention(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        past: tuple[Array, Array] | None,
-        past_lengths: Array | None,
-        segment_ids: Segments | None,
-        backend: str | Callable[..., Array],
-    ) -> Array:
-        """Compute `attention.base.attention`; each device looks at its own rows and heads."""
-        device = self.mesh.devices.flat[0]
-
-        def own(q: Array, k: Array, v: Array, past: Any, lengths: Any, ids: Any) -> Array:
-            return attention(q, k, v, past=past, past_lengths=lengths, segment_ids=ids, backend=backend, device=device)
-
-        queries = ("batch", None, "kv_heads", None)  # split as their key heads are
-        keys = ("batch", "kv_heads", None, None)
-        axes = (queries, keys, keys, keys, ("batch",), ("batch", None))
-        return self.on_own_parts(own, (q, k, v, past, past_lengths, segment_ids), axes, queries)
 
     def on_own_parts(
         self,
