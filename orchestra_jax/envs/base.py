@@ -113,6 +113,7 @@ class Demonstrations:
     answer_from: Callable[[Sequence[ToolResult]], str]
     think: Thoughts | None = None
     reads_menu: Callable[[Task, str, str], bool | None] = lambda task, said, tool: None
+    of_a_prompt: int = 1  # so many tasks that follow each other have the same prompt, and stay in one batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +21,7 @@ from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import ToolResult, Trajectory
 
-Cut = Callable[[Sequence[TokenSequence]], list[MicroBatch]]  # makes micro-batches of a process's part of a batch
+Cut = Callable[[Sequence[Any]], list[MicroBatch]]  # makes micro-batches of a process's part of a batch
 _SPARE = 1.08  # a packed batch holds so many times the mean tokens: for longer batches, and what packing wastes
 
 
@@ -42,8 +44,10 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
     with ProgressBar(settings.steps, phase="warm start", start=state.step, every=50) as progress:
         progress.print(f"Making {settings.demonstrations} demonstrations ...")
         rows = trainer.loop.run(_all_rows(trainer, demonstrations))
-        cut = _cutter(trainer, rows, learner.shards)
-        batches = supervised_batches(rows, settings.batch_size, cut, cfg.seed, state.step, trainer.processes)
+        each = demonstrations.of_a_prompt  # these stay together, so that the update reads their prompt once
+        cut = _cutter(trainer, rows, learner.shards, each)
+        prompts = [rows[k : k + each] for k in range(0, len(rows), each)]
+        batches = supervised_batches(prompts, settings.batch_size // each, cut, cfg.seed, state.step, trainer.processes)
         copied = state.notes.get("copy_accuracy", 0.0)
         while state.step < settings.steps and copied < settings.min_copy_accuracy:
             trainer.free_gpus()
@@ -115,18 +119,19 @@ def demonstration_rows(demonstrations: Sequence[Trajectory], max_new_tokens: int
     return [row for demonstration in demonstrations for row in sequences(demonstration, 1.0)]
 
 
-def _cutter(trainer: Trainer, rows: Sequence[TokenSequence], shards: int) -> Cut:
-    """Return what makes micro-batches of a process's part of a batch: packed, or like the update's rows."""
+def _cutter(trainer: Trainer, rows: Sequence[TokenSequence], shards: int, each: int = 1) -> Cut:
+    """Return what makes micro-batches of the rows of some prompts: packed, or like the update's rows."""
     cfg = trainer.cfg
     if not cfg.warm_start.packing:
         unpacked = trainer.shapes
-        if isinstance(unpacked, MicroShapes) and unpacked.prefix_widths:  # every demonstration has its own prompt
-            unpacked = replace(unpacked, widths=unpacked.prefix_widths, prefix_widths=())
-        return lambda rows: policy_batches(rows, unpacked, shards)
+        if isinstance(unpacked, MicroShapes) and unpacked.prefix_widths:
+            alone = replace(unpacked, widths=unpacked.prefix_widths, prefix_widths=())
+            unpacked = alone if each == 1 else replace(unpacked, rows_per_prefix=each)
+        return lambda prompts: policy_batches([*chain(*prompts)], unpacked, shards)
     fractions, whole = tuple(cfg.algorithm.response_fractions), shards * trainer.processes.count
     shapes = demonstration_shapes(rows, cfg.warm_start.batch_size, cfg.algorithm.micro_tokens, fractions, whole)
     shapes = replace(shapes, row_sequences=most_packed(cfg.model, shapes.row_length))
-    return lambda rows: policy_batches(rows, shapes, shards)
+    return lambda prompts: policy_batches([*chain(*prompts)], shapes, shards)
 
 
 def demonstration_shapes(
@@ -151,7 +156,7 @@ def demonstration_shapes(
 
 
 def supervised_batches(
-    rows: Sequence[TokenSequence], batch_size: int, cut: Cut, seed: int, start: int, processes: Processes | None = None
+    rows: Sequence[Any], batch_size: int, cut: Cut, seed: int, start: int, processes: Processes | None = None
 ) -> Iterator[list[MicroBatch]]:
     """Yield shuffled batches without end, from step `start` on. Step n is the same wherever it began."""
     mine = (processes or Processes()).mine

@@ -58,10 +58,21 @@ def test_unpacked_demonstrations_with_prompts_of_their_own_fill_few_micro_batche
         for n in range(1, 11)
     ]
     trainer = SimpleNamespace(cfg=compose("warm_start.packing=false"), shapes=MicroShapes(40, (4,), (8, 16)))
-    batches = _cutter(trainer, rows, 1)(rows)
+    batches = _cutter(trainer, rows, 1)([[row] for row in rows])
     assert len(batches) == 2  # five rows of eight tokens each
     assert sorted(int(n) for batch in batches for n in np.asarray(batch.tokens)[:, 0]) == list(range(1, 11))
     assert sum(batch.num_tokens for batch in batches) == 20
+
+
+def test_demonstrations_of_one_prompt_share_it():
+    rows = [
+        TokenSequence((n // 2 + 1, 7, 8, 9, n + 20), (False,) * 3 + (True,) * 2, (0.0,) * 5, prefix=2, advantage=1.0)
+        for n in range(12)
+    ]
+    trainer = SimpleNamespace(cfg=compose("warm_start.packing=false"), shapes=MicroShapes(48, (4,), (8, 16)))
+    batches = _cutter(trainer, rows, 1, each=2)([rows[k : k + 2] for k in range(0, 12, 2)])
+    assert sorted(int(n) for batch in batches for n in np.asarray(batch.prefix)[:, 0] if n) == [1, 2, 3, 4, 5, 6]
+    assert sum(batch.num_tokens for batch in batches) == 24
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------

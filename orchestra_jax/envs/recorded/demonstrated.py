@@ -9,6 +9,9 @@ from orchestra_jax.envs.recorded.offer import PYTHON, code_of
 from orchestra_jax.envs.recorded.table import Evidence
 from orchestra_jax.types import Task
 
+OF_A_PROMPT = (
+    4  # demonstrations, whose first calls differ: the policy learns a distribution, and the prompt is read once
+)
 _WISH_FIRST = 0.75
 _SANDBOX_FIRST = 0.25
 

@@ -8,6 +8,7 @@ are drawn by `tools.menu` and `tools.evaluation.menu`, prices by `pricing.random
 of `pricing.name`.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
 from orchestra_jax.envs.recorded.checks import cost_note, refuse_missing_costs
 from orchestra_jax.envs.recorded.choices import PricedExpert
-from orchestra_jax.envs.recorded.demonstrated import tools_shown
+from orchestra_jax.envs.recorded.demonstrated import OF_A_PROMPT, tools_shown
 from orchestra_jax.envs.recorded.duration import duration
 from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, cut, legend, mean_cost, menu
 from orchestra_jax.envs.recorded.options import EVALUATED, completed, next_step, options_of, options_problems
@@ -100,8 +101,9 @@ class RecordedEnvironment(Environment):
         if not self._trained:
             raise ConfigError(f"env.options.longest={longest} leaves no question to train on: raise it.")
         ids, count = self._trained, cfg.warm_start.demonstrations
-        demonstrated = [ids[k % len(ids)] for k in range(count)]
-        self._demonstrated = [self._pose_train(name, rng)[0] for name in demonstrated]
+        posed = [self._pose_train(ids[k % len(ids)], rng)[0] for k in range(math.ceil(count / OF_A_PROMPT))]
+        shown = (posed[k // OF_A_PROMPT] for k in range(OF_A_PROMPT * len(posed)))
+        self._demonstrated = [replace(task, id=f"demonstration {k}") for k, task in enumerate(shown)]
         self._gate = [self._pose_train(name, rng)[0] for name in ids[-GATE_TASKS:]]
 
     @classmethod
@@ -184,6 +186,7 @@ class RecordedEnvironment(Environment):
             script=self._shown_tool,
             reference_call=copied_call,
             answer_from=self._answer_from,
+            of_a_prompt=OF_A_PROMPT,
         )
 
     def baselines(self) -> Mapping[str, Script]:

@@ -11,6 +11,7 @@ import pytest
 
 from orchestra_jax.config.schema import ConfigError, RunConfig, WarmStartConfig
 from orchestra_jax.envs import baselines
+from orchestra_jax.envs.recorded.demonstrated import OF_A_PROMPT
 from orchestra_jax.envs.recorded.environment import EVAL, PRICES, RecordedEnvironment, unseen_recorded
 from orchestra_jax.envs.recorded.environment import UNSEEN as UNSEEN_MENUS
 from orchestra_jax.envs.recorded.figures import figures
@@ -194,6 +195,10 @@ def test_demonstrations_call_tools_at_random_and_preferences_are_posed_in_pairs(
     with_sandbox = RecordedEnvironment(replace(config(str(table)), warm_start=WarmStartConfig(demonstrations=400)))
     told_too = with_sandbox.demonstrations()
     offered = [task for task in told_too.tasks if any(spec.name == "python" for spec in task.tools)]
+    prompts = [with_sandbox.reset(task, Budget()).messages for task in told_too.tasks]
+    assert all(prompts[k] == prompts[k - k % OF_A_PROMPT] for k in range(len(prompts)))
+    called = [told_too.script(task, []).name for task in told_too.tasks]
+    assert any(len(set(called[k : k + OF_A_PROMPT])) > 1 for k in range(0, len(called), OF_A_PROMPT))
     silent, first = ToolResult("none", is_error=True), list[bool]()
     for task in offered:
         names = [told_too.script(task, [silent] * count).name for count in range(min(3, len(task.tools) - 1))]
