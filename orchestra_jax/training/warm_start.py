@@ -86,13 +86,9 @@ async def _all_rows(trainer: Trainer, demonstrations: Demonstrations) -> list[To
     """Return the rows of all demonstrations. Each process plays its share."""
 
     async def play() -> list[list[TokenSequence]]:
-        played = await trainer.collector.play(
-            demonstrations.script,
-            trainer.processes.mine(demonstrations.tasks),
-            demonstrations.think,
-            budget=trainer.money.run,
-        )
-        most = trainer.cfg.rollout.limits.max_new_tokens
+        mine, most = trainer.processes.mine(demonstrations.tasks), trainer.cfg.rollout.limits.max_new_tokens
+        script, think = demonstrations.script, demonstrations.think
+        played = await trainer.collector.play(script, mine, think, budget=trainer.money.run)
         return [demonstration_rows([demonstration], most) for demonstration in played]
 
     return [row for rows in await trainer.processes.merged(play()) for row in rows]
