@@ -79,18 +79,25 @@ def test_long_questions_are_evaluated_on_and_not_trained_on(tmp_path: Path):
         RecordedEnvironment(config(table, python=False, longest="short"))
 
 
-def test_most_demonstrations_follow_the_wish_and_without_one_they_are_random(environment: RecordedEnvironment):
-    script, first = environment.demonstrations().script, dict[str, list[tuple[bool, bool, bool]]]()
+def test_most_demonstrations_first_call_what_is_worth_most_to_the_user(environment: RecordedEnvironment):
+    script, shown, chance = environment.demonstrations().script, dict[str, list[bool]](), dict[str, list[float]]()
     for task in next(environment.train_tasks(800)):
-        priced = environment.experts(task)  # the cheapest first
-        called = script(task, []).name
-        name = next(each.name for each in priced if each.call.name == called)
-        best = max(environment.evidence[each.name].share(task.family) for each in priced)
-        right = environment.evidence[name].share(task.family) > best - 0.05
-        fastest = min(each.seconds for each in priced)
-        quick = next(each.seconds for each in priced if each.name == name) < fastest + 1
-        first.setdefault(task.preference.name, []).append((right, name == priced[0].name, quick))
-    shares = {kind: tuple(map(np.mean, zip(*rows, strict=True))) for kind, rows in first.items()}
-    assert shares["accuracy"][0] > shares["none"][0] + 0.1
-    assert shares["low_cost"][1] > shares["none"][1] + 0.1
-    assert shares["fast"][2] > shares["none"][2] + 0.1
+        priced, kind = environment.experts(task), task.preference.name
+        share = {each.name: environment.evidence[each.name].share(task.family) for each in priced}
+        dear = max(priced, key=lambda each: share[each.name]).usd
+        match kind:
+            case "accuracy" | "none":
+                count = 0.1 if kind == "none" else 0
+                worth = {each.call.name: share[each.name] - count * each.usd / dear for each in priced}
+            case "low_cost":
+                worth = {each.call.name: -each.usd / dear for each in priced}
+            case "fast":
+                worth = {each.call.name: -each.seconds / 20 for each in priced}  # a second is little
+        good = [name for name in worth if worth[name] > max(worth.values()) - 0.05]
+        shown.setdefault(kind, []).append(script(task, []).name in good)
+        chance.setdefault(kind, []).append(len(good) / len(priced))
+    assert set(shown) == {"accuracy", "none", "low_cost", "fast"}
+    for kind, kept in shown.items():
+        by_chance = float(np.mean(chance[kind]))
+        assert np.mean(kept) > by_chance + 0.6 * (1 - by_chance), kind
+
