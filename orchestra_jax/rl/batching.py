@@ -157,6 +157,13 @@ class MicroBatch:
         """The most tokens that carry loss in one sequence."""
         return float(jax.device_get(self.mask.sum(1).max()))
 
+    @property
+    def num_repeated(self) -> int:
+        """The number of tokens of its sequences that are run once for several: shared prefixes and beginnings."""
+        count = _repeated_on_devices if isinstance(self.tokens, jax.Array) else _repeated
+        found = count(self.prefix_lengths, self.prefix_row, self.mask, self.source, self.segment_ids, self.shards)
+        return int(jax.device_get(found))
+
     def with_advantage(self) -> "MicroBatch":
         """Return the batch in which only sequences with an advantage carry loss; for counting."""
         return dataclasses.replace(self, mask=self.mask * self.advantages.astype(bool)[:, None])
@@ -165,6 +172,17 @@ class MicroBatch:
     def shards(self) -> int:
         """S, the number of parts."""
         return self.select.shape[0]
+
+
+def _repeated(lengths: Any, prefix_row: Any, mask: Any, source: Any, segment_ids: Any, shards: int) -> Any:
+    if segment_ids is not None:
+        return 0 if source is None else ((source < 0) & (segment_ids > 0)).sum()
+    parts = lengths.reshape(shards, -1)
+    continued = parts[np.arange(shards)[:, None], prefix_row.reshape(shards, -1)].reshape(-1)
+    return (continued * mask.any(1)).sum() - lengths.sum()
+
+
+_repeated_on_devices = jax.jit(_repeated, static_argnums=5)
 
 
 @dataclass(frozen=True)

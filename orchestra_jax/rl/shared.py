@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -127,19 +126,6 @@ def row_sequences(shapes: PackShapes) -> int:
 def room(length: int, count: int, shapes: PackShapes) -> int:
     """Return the tokens of a row that a family takes, or more: what its sequences take of `row_sequences`."""
     return max(length, math.ceil(count * shapes.row_length / row_sequences(shapes)))
-
-
-def repeated(batch: MicroBatch) -> int:
-    """Return how many tokens of a micro-batch's sequences are run as those of another sequence."""
-    count = _on_devices if isinstance(batch.source, jax.Array) else _repeated  # numpy's where there is no mesh
-    return int(jax.device_get(count(batch.source, batch.segment_ids)))
-
-
-def _repeated(source: Any, segment_ids: Any) -> Any:
-    return ((source < 0) & (segment_ids > 0)).sum()
-
-
-_on_devices = jax.jit(_repeated)
 
 
 def compiled_pieces(needed: int) -> int:

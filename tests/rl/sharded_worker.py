@@ -18,7 +18,7 @@ def main(process: int, port: str, output: str, layout: str) -> None:
     from orchestra_jax.models.sharding import make_mesh
     from orchestra_jax.rl.packing import PackShapes
     from orchestra_jax.rl.setup import policy_batches
-    from orchestra_jax.rl.shared import repeated, sharing
+    from orchestra_jax.rl.shared import sharing
     from tests.rl import test_sharded_step as shared
 
     learner = shared.make_learner(make_mesh(data=2, fsdp=2))
@@ -30,7 +30,7 @@ def main(process: int, port: str, output: str, layout: str) -> None:
     first = len(sequences) * 2 // 3
     batches = policy_batches(sequences[:first] if process == 0 else sequences[first:], shapes, learner.shards)
     if layout == "sharing":
-        found = sum(map(repeated, learner.place(batches)))
+        found = sum(batch.num_repeated for batch in learner.place(batches))
         assert found > 100  # of both processes, and the same number in each
     state, metrics = shared.two_steps(learner, batches)
     gathered = multihost_utils.process_allgather(jax.tree.leaves((state.opt_state[0], state.params)), tiled=True)

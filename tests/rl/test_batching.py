@@ -111,6 +111,17 @@ def test_a_shared_prompt_is_stored_once():
     np.testing.assert_array_equal(batch.tokens[5], [2, 2, 3, 4, 0, 0, 0, 0])  # the last prompt id stays in the row
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_tokens_of_a_shared_prompt_are_run_once(shards: int):
+    rows = [row(5, 8 - group, group=group) for group in range(3) for _ in range(7)]
+    shapes, alone = MicroShapes(64, (8,), (6,), rows_per_prefix=4), MicroShapes(64, (8,), ())
+    batches = policy_batches(rows, shapes, shards)
+    run = sum(len(found.tokens) for found in rows) - sum(batch.num_repeated for batch in batches)
+    assert run == sum((batch.tokens > 0).sum() + (batch.prefix > 0).sum() for batch in batches)
+    assert [jax.device_put(batch).num_repeated for batch in batches] == [batch.num_repeated for batch in batches]
+    assert sum(batch.num_repeated for batch in policy_batches(rows, alone, shards)) == 0
+
+
 def test_too_many_prefixes_start_a_new_micro_batch():
     rows = [row(5, 8, group=group) for group in range(3) for _ in range(6)]
     shared = micro_batches(rows, MicroShapes(64, (8,), (6,), rows_per_prefix=8))

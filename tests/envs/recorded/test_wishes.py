@@ -100,4 +100,3 @@ def test_most_demonstrations_first_call_what_is_worth_most_to_the_user(environme
     for kind, kept in shown.items():
         by_chance = float(np.mean(chance[kind]))
         assert np.mean(kept) > by_chance + 0.6 * (1 - by_chance), kind
-
