@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("sqlalchemy", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
-from sqlalchemy import insert
+from sqlalchemy import create_engine, insert
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.money.budgets import BudgetExceeded, Limits
@@ -108,7 +108,13 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "served.db")
-    return request.getfixturevalue("postgresql")
+    server = request.getfixturevalue("postgresql")
+    name = f"of_{tmp_path.name.lower()}"  # no test sees what another has written
+    with create_engine(
+        server.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT"
+    ).connect() as it:
+        it.exec_driver_sql(f'CREATE DATABASE "{name}"')
+    return server.replace("/postgres?", f"/{name}?")
 
 
 def started(address: str, worker: int, key: str) -> subprocess.Popen[str]:
