@@ -47,7 +47,9 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
         each = demonstrations.of_a_prompt  # these stay together, so that the update reads their prompt once
         cut = _cutter(trainer, rows, learner.shards, each)
         prompts = [rows[k : k + each] for k in range(0, len(rows), each)]
-        batches = supervised_batches(prompts, settings.batch_size // each, cut, cfg.seed, state.step, trainer.processes)
+        batches = supervised_batches(
+            prompts, max(1, settings.batch_size // each), cut, cfg.seed, state.step, trainer.processes
+        )
         copied = state.notes.get("copy_accuracy", 0.0)
         while state.step < settings.steps and copied < settings.min_copy_accuracy:
             trainer.free_gpus()

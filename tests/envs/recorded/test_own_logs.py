@@ -20,7 +20,7 @@ from tests.envs.recorded.made import MODELS, config, made_rows
 ROOT = Path(__file__).parents[3]
 FEW_STEPS = (
     "steps=1", "model.family=tests.training.micro:OneLayer", "algorithm.tasks_per_step=3", "algorithm.group_size=4",
-    "warm_start.steps=2", "warm_start.demonstrations=8", "warm_start.batch_size=4", "warm_start.check_every=2",
+    "warm_start.steps=2", "warm_start.demonstrations=8", "warm_start.batch_size=2", "warm_start.check_every=2",
 )  # fmt: skip
 VERDICT = (
     r"^On 30 questions that training has not seen: [\d.]+ % right at [\d.]+ cents; your best model alone \(large\): "
