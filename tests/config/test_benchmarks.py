@@ -70,10 +70,14 @@ def test_a_table_is_named_by_its_path_as_it_stands(name: str):
     assert as_settings(["path='a b.csv'"], [PATH]) == ["env.options.path='a b.csv'"]  # quoted already
 
 
-def test_a_table_of_ones_own_trains_as_the_public_answers_do_but_for_its_questions():
+def test_a_table_of_ones_own_trains_as_the_public_answers_do_but_sooner():
     own, public = run_config("+experiment=my_logs"), run_config("+experiment=recorded")
-    assert (own.algorithm, own.tools, own.model) == (public.algorithm, public.tools, public.model)
-    shorter = {"steps": own.warm_start.steps, "check_every": own.warm_start.check_every}
-    assert own.warm_start == replace(public.warm_start, **shorter)
+    assert (own.tools, own.model, own.pricing) == (public.tools, public.model, public.pricing)
+    few = {"group_size": 12, "kl_final": 0.2, "loss": replace(public.algorithm.loss, kl_coef=0.02)}
+    assert own.algorithm == replace(public.algorithm, **few, optimizer=own.algorithm.optimizer)
+    assert (own.rollout, own.algorithm.optimizer.name) == (replace(public.rollout, temperature=1), "muon")
+    shorter = ("steps", "batch_size", "demonstrations", "check_every")
+    assert own.warm_start == replace(public.warm_start, **{key: getattr(own.warm_start, key) for key in shorter})
+    assert own.warm_start.steps < public.warm_start.steps
     assert (own.env.options["path"], own.env.options["evaluate"]) == (None, "both")
     assert own.env.options["wishes"] == public.env.options["wishes"]
