@@ -52,6 +52,10 @@ def problems(config: RunConfig) -> list[str]:
         from orchestra_jax.config.plugin_checks import server_problems
 
         found += server_problems(rollout, config.algorithm.loss.importance)
+    if rollout.oversample:
+        from orchestra_jax.config.plugin_checks import oversample_problems
+
+        found += oversample_problems(rollout, config.algorithm.tasks_per_step)
     for key, offer in (("tools", tools), ("tools.evaluation", tools.evaluation)):
         if offer.mcp or offer.experts:
             from orchestra_jax.config.plugin_checks import offer_problems

@@ -38,7 +38,7 @@ def lora_problems(model: ModelConfig, algorithm: AlgorithmConfig, warm_start: Wa
 def server_problems(rollout: RolloutConfig, importance: str) -> list[str]:
     """Return what does not fit among the engine, its servers and algorithm.loss.importance."""
     server, sglang = rollout.server, rollout.engine is EngineName.sglang
-    runs_ahead = bool(rollout.max_staleness or rollout.spare_groups)
+    runs_ahead = bool(rollout.max_staleness or rollout.spare_groups) and not rollout.oversample
     far = next((url for url in rollout.urls if sglang and not on_this_host(url)), None)
     return broken_rules(
         (
@@ -74,8 +74,29 @@ def server_problems(rollout: RolloutConfig, importance: str) -> list[str]:
         (
             server.share_gpus and runs_ahead,
             "rollout.server.share_gpus stops the servers during an update, so no rollouts can run ahead: set "
-            "rollout.max_staleness=0 and rollout.spare_groups=0, or give the servers GPUs of their own "
-            "(+placement=separate).",
+            "rollout.max_staleness=0 and rollout.spare_groups=0, go on with groups between updates "
+            "(rollout.oversample), or give the servers GPUs of their own (+placement=separate).",
+        ),
+    )
+
+
+def oversample_problems(rollout: RolloutConfig, tasks_per_step: int) -> list[str]:
+    """Return what does not go with rollout.oversample."""
+    more = f"rollout.oversample={rollout.oversample}"
+    return broken_rules(
+        (
+            not rollout.max_staleness,
+            f"{more} goes on with groups under newer weights, which makes their first tokens older: set "
+            "rollout.max_staleness=1 or more, the steps in which a group may go on, or rollout.oversample=0.",
+        ),
+        (
+            rollout.spare_groups > 0,
+            f"{more} throws no group away, and rollout.spare_groups={rollout.spare_groups} does: set one of them to 0.",
+        ),
+        (
+            rollout.oversample > tasks_per_step,
+            f"{more} is more than the next step could go on with: make it at most algorithm.tasks_per_step="
+            f"{tasks_per_step}.",
         ),
     )
 

@@ -67,4 +67,5 @@ class RolloutConfig(Settings):
     lockstep: bool = True  # the embedded engine waits for all open trajectories: bit-reproducible runs
     max_staleness: int = at_least(0, 0)  # versions that a trained token may be old; above 0 rollouts run ahead
     spare_groups: int = at_least(0, 0)  # groups beyond max_staleness + 1 steps: as many slow ones are not waited for
+    oversample: int = at_least(0, 0)  # groups beyond a step's; those not whole at its end go on in the next one
     slow_after_s: float = seconds(60.0)  # seconds after which a wait is reported

@@ -106,7 +106,7 @@ def _seconds(cfg: RunConfig, plan: Plan, rollouts: Rollouts) -> Sequence[tuple[s
     parts = [f"{_short(rollouts.decode_s)} decoding", f"{_short(rollouts.prefill_s)} prefill"]
     if rollouts.calls_s:
         parts.append(f"{_short(rollouts.calls_s)} waiting for experts and judge")
-    ahead = cfg.rollout.max_staleness > 0
+    ahead = cfg.rollout.max_staleness > 0 and not cfg.rollout.oversample
     step = max(update, rollouts.seconds) if ahead else update + rollouts.seconds
     how = "the longer of both, as rollouts run ahead" if ahead else "one after the other"
     hours = step * cfg.steps / 3600

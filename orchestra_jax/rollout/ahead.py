@@ -7,6 +7,7 @@ from typing import Any
 from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.rollout.pausing import PausingEngine
 from orchestra_jax.rollout.sharing import joint_position
 from orchestra_jax.rollout.source import RolloutSource, Teaching
 from orchestra_jax.rollout.stream import GroupStream
@@ -16,7 +17,9 @@ from orchestra_jax.types import Task, Trajectory
 class StreamSource(RolloutSource):
     """Takes a step's groups from a `GroupStream`.
 
-    With rollout.max_staleness or spare groups they are under way across updates.
+    With rollout.max_staleness or spare groups they are under way across updates. With rollout.oversample nothing is
+    sampled meanwhile: a group that is not whole when a step has enough keeps its finished turns, its tools go on, and
+    the next step continues it.
 
     With algorithm.refill a step takes more groups of the stream, as many as it lacks at a time, until those that have a
     gradient are as many as the step began with. Each process makes up for its own: its servers stay as busy as the
@@ -24,35 +27,57 @@ class StreamSource(RolloutSource):
 
     Args:
         teaching: tells which groups of a step's trajectories have a gradient; algorithm.refill needs it.
+        steps: steps of the run, beyond which no group begins; None: unknown.
     """
 
     def __init__(
-        self, algorithm: AlgorithmConfig, rollout: RolloutConfig, *rest: Any, teaching: Teaching | None = None
+        self,
+        algorithm: AlgorithmConfig,
+        rollout: RolloutConfig,
+        *rest: Any,
+        teaching: Teaching | None = None,
+        steps: int | None = None,
     ) -> None:
         super().__init__(algorithm, rollout, *rest)
         self._teaching, self._refill = teaching, algorithm.refill or 0
-        self._batch_size = algorithm.tasks_per_step
+        self._batch_size, self._steps = algorithm.tasks_per_step, steps
+        self._pausing: PausingEngine | None = None
+        ahead: int | None = None
+        if rollout.oversample:
+            ahead = min(self.per_step, len(self._processes.mine(range(rollout.oversample))))
+            self._engine = self._pausing = PausingEngine(self._engine)
         self._stream = GroupStream(
             self._roll,
             self._tasks,
             per_step=self.per_step,
             max_staleness=rollout.max_staleness,
             spare=len(self._processes.mine(range(rollout.spare_groups))),
+            ahead=ahead,
         )
 
     def _take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, int]]:
+        later = None if self._steps is None else (self._steps - 1 - step) * self.per_step
+        if self._pausing is not None:
+            self._runner.call_soon(self._pausing.go_on)
         if self._refill:
-            return self._take_refilled(version, budget)
-        found, restarted = self._runner.run(self._stream.take(version, budget))
-        return self._numbered(found), {"restarted": restarted}
+            taken, counts = self._take_refilled(version, budget, later)
+        else:
+            found, restarted = self._runner.run(self._stream.take(version, budget, later=later))
+            taken, counts = self._numbered(found), {"restarted": restarted}
+        if self._pausing is not None:
+            self._runner.run(self._pausing.pause())
+            counts["carried"] = self._stream.unfinished
+        return taken, counts
 
-    def _take_refilled(self, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, int]]:
+    def _take_refilled(
+        self, version: int, budget: Budget, later: int | None
+    ) -> tuple[list[Trajectory], dict[str, int]]:
         """Take groups in rounds, until enough of them have a gradient or algorithm.refill allows no more."""
         assert self._teaching is not None
         groups, restarted, taught, rounds = list[list[Trajectory]](), 0, 0, 0
         most = self.per_step * (1 + self._refill)
         while missing := min(self.per_step - taught, most - len(groups)):
-            found, again = self._runner.run(self._stream.take(version, budget, missing, last=False))
+            found, again = self._runner.run(self._stream.take(version, budget, missing, last=False, later=later))
             restarted = restarted if rounds else again  # later rounds go on with what the first began again
             groups += found
             rounds += 1

@@ -8,11 +8,15 @@ from orchestra_jax.rollout.source import RolloutSource, Teaching
 
 
 def rollout_source(
-    algorithm: AlgorithmConfig, rollout: RolloutConfig, *rest: Any, teaching: Teaching | None = None
+    algorithm: AlgorithmConfig,
+    rollout: RolloutConfig,
+    *rest: Any,
+    teaching: Teaching | None = None,
+    steps: int | None = None,
 ) -> RolloutSource:
-    """Return the source that the settings ask for, of the arguments of `RolloutSource`; refills need `teaching`."""
+    """Return the source that the settings ask for, of the arguments of `RolloutSource` and of `StreamSource`."""
     if not (rollout.max_staleness or rollout.spare_groups or algorithm.refill):
         return RolloutSource(algorithm, rollout, *rest)
     from orchestra_jax.rollout.ahead import StreamSource
 
-    return StreamSource(algorithm, rollout, *rest, teaching=teaching)
+    return StreamSource(algorithm, rollout, *rest, teaching=teaching, steps=steps)

@@ -3,7 +3,8 @@
 With `max_staleness` N a step begins with N + 1 steps' groups under way and takes the first of them to end: a group has
 the time of N + 1 steps, and what is not taken runs on during the update. A step waits for groups that would be too old
 for the next one, and for those that had to begin again: losing slow tasks would favour short ones. A step may take more
-groups afterwards; as many begin for them, so that what runs ahead stays as much and gets no older.
+groups afterwards; as many begin for them, so that what runs ahead stays as much and gets no older. `ahead` may
+say how many groups are under way beyond those of a step.
 """
 
 import asyncio
@@ -52,20 +53,29 @@ class GroupStream:
             during an update.
         spare: groups under way beyond those of `max_staleness` + 1 steps. A step need not wait for as many slow ones;
             a group that is then too old is thrown away and begins again.
+        ahead: groups under way beyond those of a step; None: `max_staleness` steps' and the spare ones.
     """
 
     def __init__(
-        self, roll: Roll, batches: TaskIterator, *, per_step: int, max_staleness: int = 0, spare: int = 0
+        self,
+        roll: Roll,
+        batches: TaskIterator,
+        *,
+        per_step: int,
+        max_staleness: int = 0,
+        spare: int = 0,
+        ahead: int | None = None,
     ) -> None:
         self._roll, self._source = roll, batches
         self._per_step, self._staleness, self._spare = per_step, max_staleness, spare
+        self._ahead = per_step * max_staleness + spare if ahead is None else ahead
         self._batches: dict[int, _Batch] = {}
         self._read = 0  # batches read from the source
         self._running: dict[int, _Group] = {}
         self._again: set[int] = set()  # begun again: the next step waits for them
 
     async def take(
-        self, version: int, budget: Budget, count: int | None = None, *, last: bool = True
+        self, version: int, budget: Budget, count: int | None = None, *, last: bool = True, later: int | None = None
     ) -> tuple[list[list[Trajectory]], int]:
         """Return the next groups for the update of the learner's weights `version`.
 
@@ -76,6 +86,7 @@ class GroupStream:
             count: groups to take; None: `per_step`.
             last: whether this is the last call for this version. If nothing may run during an update, it ends what is
                 under way.
+            later: groups that later steps will take, so that none begins for nothing; None: any number.
 
         Returns:
             Trajectories by group, in the order of the tasks, and the number of groups that had to begin again, because
@@ -88,7 +99,8 @@ class GroupStream:
         restarted = len(self._again)
         for index in sorted(self._again):
             self._start(index, version, budget)
-        self._fill(count, version, budget)
+        ahead = self._ahead if later is None else min(self._ahead, later)
+        self._fill(count + ahead, version, budget)
         first = sorted(self._again)[:count]
         while not self._suffice(count, first, version):
             await asyncio.wait([g.job for g in self._in_order() if not g.job.done()], return_when="FIRST_COMPLETED")
@@ -104,6 +116,11 @@ class GroupStream:
         if last and not self._staleness:
             await self.stop()
         return found, restarted
+
+    @property
+    def unfinished(self) -> int:
+        """Number of groups under way that are not whole."""
+        return sum(not group.job.done() for group in self._running.values())
 
     async def stop(self) -> None:
         """End what is under way; its tasks come first when the stream goes on."""
@@ -152,9 +169,8 @@ class GroupStream:
         due = min(len(oldest) - self._spare, count - len(first))
         return len(ended) >= count and ended.issuperset(first) and len(ended & oldest) >= due
 
-    def _fill(self, count: int, version: int, budget: Budget) -> None:
-        """Start the first tasks that are neither used nor under way, until there are `count` more than run ahead."""
-        wanted = self._per_step * self._staleness + self._spare + count
+    def _fill(self, wanted: int, version: int, budget: Budget) -> None:
+        """Start the first tasks that are neither used nor under way, until `wanted` groups are under way."""
         for number in itertools.chain(sorted(self._batches), itertools.count(self._read)):
             for place in range(self._per_step):
                 if len(self._running) >= wanted:

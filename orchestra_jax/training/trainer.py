@@ -121,6 +121,7 @@ class Trainer:
                 loop,
                 self.processes,
                 teaching=lambda found: self.rewards.reward_and_advantage(found)[2],
+                steps=cfg.steps,
             )
             groups, largest = self.rollouts.per_step, environment.largest_menu()
             self.rewards = GroupRewards(cfg.reward, cfg.algorithm.advantage, cfg.algorithm.group_size, groups, largest)

@@ -267,6 +267,23 @@ def test_what_does_not_go_with_shared_gpus_is_one_sentence(changes: dict, words:
     assert sentence.endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_staleness": 0}, "set rollout.max_staleness=1 or more"),
+        ({"spare_groups": 2}, "throws no group away, and rollout.spare_groups=2 does: set one of them to 0"),
+        ({"oversample": 17}, "make it at most algorithm.tasks_per_step=16"),
+    ],
+)
+def test_groups_go_on_between_updates_on_shared_gpus(changes: dict, words: str) -> None:
+    keys = ["rollout.oversample=4", "rollout.max_staleness=1"]
+    config = compose(["+experiment=hle", "+placement=shared", "rollout.server.python=python", *keys])
+    (sentence,) = problems(replace(config, rollout=replace(config.rollout, **changes)))
+    assert words in sentence
+    assert sentence.startswith("rollout.oversample=")
+    assert sentence.endswith(".")
+
+
 @pytest.mark.parametrize(("name", "seen"), [("shared", "platform"), ("separate", "None")])
 def test_jax_is_told_to_give_memory_back_before_it_starts(stub: Path, name: str, seen: str) -> None:
     stub.write_text(STUB.replace("import hydra", "import os, sys, hydra").replace(
