@@ -11,6 +11,7 @@ import pytest
 from orchestra_jax.config.checks import problems
 from orchestra_jax.engines.start import start_engine
 from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.evaluation.decoding import read_groups
 from orchestra_jax.io import event_loop
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget
@@ -122,17 +123,20 @@ def test_running_ahead_needs_an_engine_that_does_not_wait_for_all(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_run_with_rollouts_ahead_trains_and_resumes(tmp_path: Path):
-    stopped = train(tmp_path, *SHORT, *AHEAD, stop="policy 3 SIGKILL")
+@pytest.mark.parametrize("ahead", [AHEAD, (*AHEAD, "rollout.oversample=1")], ids=["ahead", "oversample"])
+def test_a_run_with_rollouts_ahead_trains_and_resumes(tmp_path: Path, ahead: tuple[str, ...]):
+    stopped = train(tmp_path, *SHORT, *ahead, stop="policy 3 SIGKILL")
     assert stopped.returncode != 0
-    interrupted = train(tmp_path, *SHORT, *AHEAD, stop="policy 4 SIGINT")
+    interrupted = train(tmp_path, *SHORT, *ahead, stop="policy 4 SIGINT")
     assert interrupted.returncode == 130
     assert complaints(interrupted.stderr) == ["Stopped after step 4 of policy; the same command continues from there."]
-    done = train(tmp_path, *SHORT, *AHEAD)
+    done = train(tmp_path, *SHORT, *ahead)
     assert done.returncode == 0, done.stderr
     assert complaints(done.stderr) == []
     rows = read_metrics(tmp_path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert max(row["staleness/max"] for row in rows) == 1
     assert rows[0]["staleness/max"] == 0
+    trained = [(m.task.id, m.member) for group in read_groups(tmp_path / "rollouts") for m in group.members]
+    assert len(trained) == len(set(trained)) == 5 * 2 * 4  # nothing twice
     assert len(final_arrays(tmp_path)) > 0
