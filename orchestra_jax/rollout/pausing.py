@@ -1,8 +1,8 @@
 """An engine that stands still between the rollouts of two steps (`rollout.oversample`).
 
 A turn that is being sampled when the rollouts end is given up, and sampled anew under the next weights and the same
-seed: every turn has the tokens of one version, and a long turn is not left out for being long. Finished
-turns stay, and tools and judges go on meanwhile.
+seed: every turn has the tokens of one version, and a long turn is not left out for being long. Finished turns
+stay, and tools and judges go on meanwhile.
 """
 
 import asyncio
@@ -54,7 +54,8 @@ class PausingEngine:
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: int | None = None
     ) -> Generation:
         while True:
-            await queued(self._going.wait())
+            while not self._going.is_set():  # a pause may come before the one that was woken goes on
+                await queued(self._going.wait())
             watch, before = current(), current().seconds
             work = asyncio.ensure_future(self._engine.generate(prompt_ids, params, session=self._inner(session)))
             self._sampling.add(work)
