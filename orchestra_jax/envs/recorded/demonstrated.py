@@ -34,7 +34,7 @@ def tools_shown(
         share = {each.name: evidence[each.name].share(task.family) for each in models}
         best = max(models, key=lambda each: share[each.name]).usd
         count = _COUNTS[wish] / best if best else 0.0
-        models.sort(key=lambda each: -round(20 * (share[each.name] - count * each.usd)))
+        models.sort(key=lambda each: -round(100 * (share[each.name] - count * each.usd)))
     elif wish == "low_cost":
         models.sort(key=lambda each: float(f"{each.usd:.1g}"))
     elif wish == "fast":

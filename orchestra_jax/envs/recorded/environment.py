@@ -100,6 +100,10 @@ class RecordedEnvironment(Environment):
         self._trained = [n for n in self.splits["train"] if not longest or len(questions[n].question) <= longest]
         if not self._trained:
             raise ConfigError(f"env.options.longest={longest} leaves no question to train on: raise it.")
+        repeats, kinds = self._options["repeats"] or {}, {questions[n].family for n in self._trained}
+        if unknown := sorted(repeats.keys() - kinds):
+            raise ConfigError(f"env.options.repeats names {unknown[0]}; kinds here are {', '.join(sorted(kinds))}.")
+        self._repeated = [n for n in self._trained for _ in range(repeats.get(questions[n].family, 1))]
         ids, count = self._trained, cfg.warm_start.demonstrations
         posed = [self._pose_train(ids[k % len(ids)], rng)[0] for k in range(math.ceil(count / OF_A_PROMPT))]
         shown = (posed[k // OF_A_PROMPT] for k in range(OF_A_PROMPT * len(posed)))
@@ -127,7 +131,7 @@ class RecordedEnvironment(Environment):
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
         each = batch_size // self._cfg.data.preferences_per_question
-        return task_iterator(self._trained, seed=self._cfg.seed, batch_size=each, build=self._pose_train)
+        return task_iterator(self._repeated, seed=self._cfg.seed, batch_size=each, build=self._pose_train)
 
     def held_out(self, count: int) -> Sequence[Task]:
         return self.posed(EVAL, count)

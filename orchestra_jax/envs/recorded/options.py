@@ -4,8 +4,9 @@
 that is known of the models comes from `path`; `references`, questions with answers if a table is our own record of
 calls; `unseen`, models that no training menu offers; `observation`, "answer" or "full", the text that a call of a model
 shows; `python`, whether menus have the sandbox; `wishes`, what users want (`wishes.py`); `longest`, most characters of
-a question that is trained on; `read`, most bytes of a question that the policy reads; `evaluate`, the split of
-evaluation, "validation", "test" or "both"; `unseen_prices`, a price list that only the benchmark of that name has.
+a question that is trained on; `repeats`, how many times the questions of a kind come in training for once of the
+others; `read`, most bytes of a question that the policy reads; `evaluate`, the split of evaluation, "validation",
+"test" or "both"; `unseen_prices`, a price list that only the benchmark of that name has.
 "auto" of `unseen` and `unseen_prices` holds models and a list back of the public answers, and nothing of a table of
 one's own; of `python` it adds the sandbox if a question has code.
 """
@@ -40,6 +41,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "python": _AUTO,
     "wishes": None,
     "longest": None,
+    "repeats": None,
     "read": None,
     "evaluate": "test",
     "unseen_prices": _AUTO,
@@ -76,6 +78,9 @@ def options_problems(cfg: WorldConfig) -> list[str]:
         found.append(wrong)
     if options["longest"] is not None and (not isinstance(options["longest"], int) or options["longest"] < 1):
         found.append(f"env.options.longest must be a number of characters or null, not {options['longest']}.")
+    repeats = options["repeats"] or {}
+    if not isinstance(repeats, Mapping) or not all(isinstance(n, int) and n > 0 for n in repeats.values()):
+        found.append(f"env.options.repeats must map kinds of questions to whole numbers from 1, not {repeats}.")
     if options["read"] is not None and (not isinstance(options["read"], int) or options["read"] < _LEAST_READ):
         found.append(f"env.options.read must be a number of bytes >= {_LEAST_READ} or null, not {options['read']}.")
     shared, wishes = cfg.data.preferences_per_question, len(options["wishes"] or ()) if cfg.data.preferences else 0

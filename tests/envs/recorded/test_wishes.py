@@ -1,5 +1,6 @@
 """What users of recorded questions wish: the settings' kinds and weights, in words that training does not have."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -100,3 +101,18 @@ def test_most_demonstrations_first_call_what_is_worth_most_to_the_user(environme
     for kind, kept in shown.items():
         by_chance = float(np.mean(chance[kind]))
         assert np.mean(kept) > by_chance + 0.6 * (1 - by_chance), kind
+
+
+def test_questions_of_a_kind_come_more_often_in_training(tmp_path: Path):
+    table = str(write(tmp_path / "t.jsonl", made_rows()))
+    environment = RecordedEnvironment(config(table, python=False, repeats={"code": 3}))
+    ids = environment.splits["train"]
+    codes = sum(int(name[1:]) % 4 == 0 for name in ids)
+    drawn = Counter(task.extra["question"] for task in next(environment.train_tasks(len(ids) + 2 * codes)))
+    assert set(drawn) == set(ids)
+    assert all(n == 3 for name, n in drawn.items() if int(name[1:]) % 4 == 0)
+    assert all(n == 1 for name, n in drawn.items() if int(name[1:]) % 4)
+    with pytest.raises(ConfigError, match=r"repeats names poem; kinds here are code, sum"):
+        RecordedEnvironment(config(table, python=False, repeats={"poem": 2}))
+    with pytest.raises(ConfigError, match=r"must map kinds of questions to whole numbers from 1, not \{'code': 0\}"):
+        RecordedEnvironment(config(table, python=False, repeats={"code": 0}))
