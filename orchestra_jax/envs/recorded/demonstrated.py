@@ -22,7 +22,7 @@ def tools_shown(
 
     Three times of four (`_WISH_FIRST`) the first is the one that is worth most: to users who want it right, or say
     nothing, by how often it is right for this kind of question and what its cost counts for (`_COUNTS`); others are
-    shown the cheapest or the fastest. Of models that differ by little it is any. Else the order is random:
+    shown the cheapest or the fastest. Of models that differ by less than a point it is any. Else the order is random:
     reinforcement learning finds out what is worth its price, and the KL to the policy of the warm start must not hold
     it to what was shown.
 
