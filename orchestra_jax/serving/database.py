@@ -84,7 +84,7 @@ REQUESTS = Table(
     Column("usd", BigInteger),  # as the client was told: its own tokens, simulated and recorded calls included
     Column("seconds", Float),
     Column("policy", String),  # the weights that answered
-    Column("kept", String),  # JSON: task and trajectory
+    Column("kept", String),  # JSON: messages before the question, task and trajectory
     Column("judged", Float),
     Column("score", Float),  # of the feedback, from 0 to 1
     Column("correct", String),  # the right answer by the feedback

@@ -101,8 +101,8 @@ async def keep(database: ServerDatabase, said: Feedback, key: Key | None) -> tup
 def logged(database: ServerDatabase) -> Iterator[dict[str, Any]]:
     """Yield what is kept of each request, oldest first. `answer` is the right one, where feedback or a judge says so.
 
-    "question", "answer" and "wish" are what training reads; "said" is what was answered, and "judged_by" names who
-    says whether it was right: "user", or a judge.
+    "question", "answer" and "wish" are what training reads; "before" has the messages before the question, "said" what
+    was answered, and "judged_by" names who says whether it was right: "user", or a judge.
     """
     kept = select(REQUESTS.c.id).where(REQUESTS.c.kept.is_not(None)).order_by(REQUESTS.c.begun)
     for name in database.do(lambda connection: list(connection.scalars(kept))).result():
@@ -129,6 +129,7 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": row["id"],
         "time": row["begun"],
+        "before": kept.get("before", []),  # older rows have none
         "question": task["question"],
         "wish": task["preference"]["instruction"],
         **({} if right is None else {"answer": right}),

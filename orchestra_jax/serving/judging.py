@@ -101,7 +101,7 @@ class Judging:
 
     async def _verdict(self, kept: Mapping[str, Any]) -> tuple[str, bool]:
         """Return who judges an answer, and whether it is right."""
-        question, said, known = kept["task"]["question"], kept["trajectory"]["answer"], kept["task"]["answer"]
+        question, said, known = _asked(kept), kept["trajectory"]["answer"], kept["task"]["answer"]
         if known and matches(said, known):
             return MATCH, True
         if known:
@@ -109,6 +109,13 @@ class Judging:
         evidence = "\n".join(f"{call['tool']}: {call['result']}" for call in calls_of(kept["trajectory"]))
         found = await self._judge.judge_alone(question, said, evidence, budget=self._budget)
         return self._model, found.correct
+
+
+def _asked(kept: Mapping[str, Any]) -> str:
+    """Return the question, with the messages before it."""
+    question = str(kept["task"]["question"])
+    said = [f"{message['role']}: {message['content']}" for message in kept.get("before", ()) if message["content"]]
+    return "\n".join([*said, f"user: {question}"]) if said else question
 
 
 def _unjudged(database: ServerDatabase) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from orchestra_jax.envs.base import Message
 from orchestra_jax.evaluation.group_files import encode_trajectory
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.serving.answers import Answer
@@ -131,14 +132,23 @@ class ServedPurse(Purse):
     Args:
         limits: budget of all servers of the database.
         policy: names the weights that answer.
-        keep: whether task and trajectory are kept.
+        before: messages before the question.
+        keep: whether these, task and trajectory are kept.
     """
 
     def __init__(
-        self, database: ServerDatabase, request: str, key: Key | None, limits: Limits, policy: str, *, keep: bool
+        self,
+        database: ServerDatabase,
+        request: str,
+        key: Key | None,
+        limits: Limits,
+        policy: str,
+        before: Sequence[Message] = (),
+        *,
+        keep: bool,
     ) -> None:
         self._database, self._request, self._key = database, request, key
-        self._policy, self._keep, self._begun = policy, keep, time.time()
+        self._policy, self._before, self._keep, self._begun = policy, before, keep, time.time()
         self._account = None if key is None else key.account(self._begun)
         usd = None if limits.usd is None else pico(limits.usd)
         accounts = [_Account(SERVERS, usd, limits.tokens, limits.calls)]
@@ -200,7 +210,7 @@ class ServedPurse(Purse):
         kept = None
         if self._keep and answer.trajectory is not None:
             played = encode_trajectory(answer.trajectory) | {"answer": answer.answer}  # None: a tool of the client
-            kept = json.dumps({"task": asdict(task), "trajectory": played})
+            kept = json.dumps({"before": list(self._before), "task": asdict(task), "trajectory": played})
         values = {
             "ended": time.time(),
             "status": str(answer.status),

@@ -238,7 +238,8 @@ class ChatServer:
     def _purse(self, asked: ChatRequest, key: Key | None, policy: str) -> ServedPurse:
         """Return the money of a request."""
         kept, budget = self.limits.keep_days > 0 and asked.keep, self.orchestrator.budget
-        return ServedPurse(self.database, asked.options["request_id"], key, budget, policy, keep=kept)
+        name, before = asked.options["request_id"], asked.options["history"]
+        return ServedPurse(self.database, name, key, budget, policy, before, keep=kept)
 
     def _ended_as(self, answer: Answer, policy: str) -> Answer:
         """Count an answer of a policy; raise RequestError: it is an error."""

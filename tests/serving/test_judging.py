@@ -33,6 +33,7 @@ from tests.tools.openai_stub import StubOpenAI
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "gpt-5-mini"
 KNOWN = [f"How much is {number} + 1?" for number in range(3)]
+BEFORE = [{"role": "user", "content": "Tell me of numbers."}, {"role": "assistant", "content": "Gladly."}]
 STRANGE = [f"Who is number {number}?" for number in range(5)]
 SAYS = {KNOWN[0]: "1", KNOWN[1]: "some two", KNOWN[2]: "eleven"}  # the first needs no judge, the second is right
 
@@ -62,7 +63,8 @@ async def served(folder: Path) -> AsyncIterator[tuple[ServerDatabase, StubOpenAI
             app = ChatServer(orchestrator, database, ServerLimits()).app()
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
                 for question in (*KNOWN, *STRANGE):
-                    body = {"model": "tiny", "messages": [{"role": "user", "content": question}]}
+                    before = BEFORE if question == STRANGE[4] else []
+                    body = {"model": "tiny", "messages": [*before, {"role": "user", "content": question}]}
                     found = await http.post("/v1/chat/completions", json=body)
                     assert found.status_code == 200
                     if question == STRANGE[0]:
@@ -100,6 +102,9 @@ async def test_a_judge_speaks_where_no_user_did_and_the_log_says_who(tmp_path: P
         prompts = {re.search(r"question\n\| (.*)", body["messages"][1]["content"])[1]: body for body in stub.bodies}
         assert "reference answer\n| 3" in prompts[KNOWN[2]]["messages"][1]["content"]
         assert "evidence\n| dear: It is 16." in prompts[STRANGE[1]]["messages"][1]["content"]
+        (spoken,) = (body["messages"][1]["content"] for body in stub.bodies if "Gladly" in str(body))
+        assert f"question\n| user: Tell me of numbers.\n| assistant: Gladly.\n| user: {STRANGE[4]}\n" in spoken
+        assert {line["question"]: line["before"] for line in logged(database) if line["before"]} == {STRANGE[4]: BEFORE}
         paid = [row for row in rows(database, "calls") if row["request"].startswith("judge-")]
         (account,) = (row for row in rows(database, "accounts") if row["name"] == "judges")
         assert len(paid) == len(stub.bills) == account["calls"] == 6
