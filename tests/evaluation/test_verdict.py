@@ -105,6 +105,9 @@ def test_failed_questions_count_for_neither_and_rules_that_do_better_are_named(s
     assert found.endswith(
         ") and 50 % cheaper. The baseline cascade does no worse for no more: 100.0 % at .0500.\nNext: go on."
     )
+    for cost, named in ((0.0010001, True), (0.0011, False)):  # a sandbox's seconds are no difference
+        alike = {"best": best, "router": [trajectory(number, "small", True, cost) for number in range(40)]}
+        assert ("The baseline router does no worse" in verdict(run, alike, "best", "", samples)) is named
     wished = [trajectory(0, "small", True, 0.001, words="Be right.")]
     assert "has not seen, with their users' wishes: 100.0 %" in verdict(wished, {"best": best[:1]}, "best", "", 1)
     assert verdict(run[3 * samples : 4 * samples], {"best": best[3:4]}, "best", "", samples) == ""

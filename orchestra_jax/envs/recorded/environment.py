@@ -102,7 +102,11 @@ class RecordedEnvironment(Environment):
             raise ConfigError(f"env.options.longest={longest} leaves no question to train on: raise it.")
         repeats, kinds = self._options["repeats"] or {}, {questions[n].family for n in self._trained}
         if unknown := sorted(repeats.keys() - kinds):
-            raise ConfigError(f"env.options.repeats names {unknown[0]}; kinds here are {', '.join(sorted(kinds))}.")
+            here = ", ".join(sorted(kinds - {""})) or "not named"
+            raise ConfigError(
+                f"env.options.repeats names {unknown[0]}, and kinds here are {here}: set env.options.repeats=null, or "
+                "name one of these."
+            )
         self._repeated = [n for n in self._trained for _ in range(repeats.get(questions[n].family, 1))]
         ids, count = self._trained, cfg.warm_start.demonstrations
         posed = [self._pose_train(ids[k % len(ids)], rng)[0] for k in range(math.ceil(count / OF_A_PROMPT))]

@@ -112,7 +112,7 @@ def test_questions_of_a_kind_come_more_often_in_training(tmp_path: Path):
     assert set(drawn) == set(ids)
     assert all(n == 3 for name, n in drawn.items() if int(name[1:]) % 4 == 0)
     assert all(n == 1 for name, n in drawn.items() if int(name[1:]) % 4)
-    with pytest.raises(ConfigError, match=r"repeats names poem; kinds here are code, sum"):
+    with pytest.raises(ConfigError, match=r"names poem, and kinds here are code, sum: set env.options.repeats=null"):
         RecordedEnvironment(config(table, python=False, repeats={"poem": 2}))
     with pytest.raises(ConfigError, match=r"must map kinds of questions to whole numbers from 1, not \{'code': 0\}"):
         RecordedEnvironment(config(table, python=False, repeats={"code": 0}))
