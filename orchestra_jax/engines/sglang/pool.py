@@ -78,13 +78,14 @@ class SGLangPool:
             raise RuntimeError("This engine works in another event loop; make an engine of its own for each loop.")
 
     async def close(self) -> None:
-        """Stop looking and close the connections."""
+        """Stop looking, close the connections and remove temporary weights."""
         watches = [*self._beats, *(server.watch for server in self.servers if server.watch is not None)]
         for watch in watches:
             watch.cancel()
         await asyncio.gather(*watches, return_exceptions=True)
         for server in self.servers:
             await server.close()
+        self._weight_sync.close()
 
     @contextlib.asynccontextmanager
     async def slot(self, choose: Callable[[Sequence[SGLangClient]], SGLangClient]) -> AsyncIterator[SGLangClient]:

@@ -97,6 +97,12 @@ class DiskWeightSync:
         now = time.perf_counter()
         return SyncReport(seconds=now - start, paused_seconds=now - paused_at, bytes=size, failures=failures)
 
+    def close(self) -> None:
+        """Remove the temporary folder, if there is one; more than once is harmless."""
+        if self._temporary is not None:
+            self._temporary.remove()
+            self._temporary = self._folder = None
+
     def _parent(self, servers: Sequence[JsonClient]) -> Path:
         if self._folder is None:
             far = [server.url for server in servers if not on_this_host(server.url)]

@@ -201,6 +201,11 @@ def continuation(prompt: Sequence[int], count: int, stops: Sequence[int] | set[i
 class StubWeightSync:
     """Tells every stub the version."""
 
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
     async def sync(self, servers: Sequence[JsonClient], params: Any, version: int) -> SyncReport:
         failures = {}
         for server in servers:

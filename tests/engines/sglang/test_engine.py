@@ -285,7 +285,8 @@ async def test_a_session_generates_one_at_a_time(make, servers):
 
 
 async def test_closing_fails_what_is_under_way_and_what_comes_later(make, servers):
-    engine = make()
+    sync = StubWeightSync()
+    engine = make(weight_sync=sync)
     servers[0].gate.clear()
     callers = start(engine, 2)
     await soon(lambda: servers[0].active == 2)
@@ -298,6 +299,7 @@ async def test_closing_fails_what_is_under_way_and_what_comes_later(make, server
         await engine.update_weights("new", 1)
     await engine.close()
     assert len(servers[0].aborted) == 2
+    assert sync.closed
 
 
 # --- lost servers and weights ---

@@ -341,7 +341,8 @@ async def test_without_a_folder_shared_memory_serves_this_host_only(servers, tmp
     await update(sync, servers, params_of(1), 1)
     expect_weights(servers[0], params_of(1), 1)
     assert len(list(tmp_path.glob("orchestra_jax-*/weights-00000001"))) == 1
-    del sync
+    sync.close()
+    sync.close()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(
         ValueError,
