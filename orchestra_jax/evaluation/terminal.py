@@ -50,9 +50,9 @@ def print_summary(summary: Mapping[str, Any], directory: Path, console: Console 
     print_figures(console, _title(summary), list(_rows(summary)))
     for line in changes(summary):
         console.print(line, highlight=False)
-    for table in summary_tables(summary)[1:]:
+    for swapped in summary_tables(summary)[1:]:
         console.print()
-        console.print(table)
+        console.print(swapped)
     after = summary.get("after") or {}
     after = after.get("greedy") or after
     told = [f"\nPictures, summary.json and index.html, a page of the run, are in {directory}", after.get("verdict")]
@@ -112,7 +112,7 @@ def _title(summary: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], **first: Any) -> Table:
+def table(title: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], **first: Any) -> Table:
     """Return a table of rows, each a style and its cells. `first` are options of the column of labels."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False
@@ -139,7 +139,7 @@ def _figures_table(title: str, rows: Sequence[Row]) -> Table:
         for _, its, _ in rows
     ]
     lines = [(style, [label, *shown]) for (label, _, style), shown in zip(rows, cells, strict=True)]
-    return _table(title, ["", *columns], lines, overflow="fold")
+    return table(title, ["", *columns], lines, overflow="fold")
 
 
 def _changes(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -169,7 +169,7 @@ def _swap_tables(swap: Mapping[str, Mapping[str, Figures]]) -> Iterator[Table]:
         rows.append(("", [plain(kind), *cells]))
     if rows:
         title = f"The same questions under each preference, {' → '.join(phases)} training"
-        yield _table(title, ["preference", *_SWAP_COLUMNS], rows, no_wrap=True)
+        yield table(title, ["preference", *_SWAP_COLUMNS], rows, no_wrap=True)
     rows = []
     for label, figure, kind, other in _RATIOS:
         found = [swap.get(phase) or {} for phase in ("before", "after")]
@@ -177,7 +177,7 @@ def _swap_tables(swap: Mapping[str, Mapping[str, Figures]]) -> Iterator[Table]:
         if cells != [NOTHING, NOTHING]:
             rows.append(("", [label, *cells]))
     if rows:
-        yield _table("Does it heed the preference?", ["", "before", "after"], rows, no_wrap=True)
+        yield table("Does it heed the preference?", ["", "before", "after"], rows, no_wrap=True)
 
 
 def _ratio(figure: str, first: float | None, second: float | None) -> str:

@@ -1,7 +1,7 @@
 """The loop of a run: collect trajectories, score them, update the policy, push its weights to the engine."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ from orchestra_jax.training.policy_weights import engine_params, fingerprint
 from orchestra_jax.training.rewards import GroupRewards
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
-from orchestra_jax.types import OutOfTime, ReplayMiss
+from orchestra_jax.types import OutOfTime, ReplayMiss, Trajectory
 
 
 class Trainer:
@@ -131,6 +131,8 @@ class Trainer:
             self.evaluator = Evaluator(cfg, self.collector, self.engine, money.run, trajectories, self.processes)
             self.files = RolloutFiles(self.directory, self.next_step, self.processes, on=cfg.logger.rollouts)
 
+        self.watch: Callable[[Sequence[Trajectory]], None] | None = None  # gets every step's rollouts, of all processes
+
         # What may stop it.
         self.interrupt = CleanInterrupt(cfg.checkpoint.grace_s, self._out_of_time)
         if self.processes.lifeline is not None:
@@ -179,6 +181,7 @@ class Trainer:
         """
         cfg, state = self.cfg, self.state
         with ProgressBar(cfg.steps, phase="policy", start=state.step) as progress:
+            self.watch = progress.show
             while state.step < cfg.steps:
                 metrics = self.policy_step()
                 refused: BudgetExceeded | ReplayMiss | OutOfTime | None = None
@@ -252,6 +255,8 @@ class Trainer:
 
             own = StepPart(trajectories, rewards, kept, spent, step_spent)
             trajectories, rewards, kept, spent, step_spent = whole_step(self.processes, own)
+        if self.watch is not None:
+            self.watch(trajectories)
         if self.processes.first and (most := self.cfg.logger.trajectories):
             from orchestra_jax.training.loggers import transcripts
 

@@ -59,7 +59,9 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
             state.step += 1
             if state.step % settings.check_every == 0 or state.step == settings.steps:
                 trainer.push_weights()
-                copied = state.notes["copy_accuracy"] = _measure(trainer, demonstrations)
+                sampled = _sample(trainer, demonstrations)
+                copied = state.notes["copy_accuracy"] = copy_accuracy(sampled, demonstrations)
+                progress.show(sampled)
                 trainer.save()
             progress.update(state.step, {"loss": metrics["loss"], "copied": copied})
             trainer.stop_if_asked()
@@ -70,8 +72,8 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
             )
 
 
-def _measure(trainer: Trainer, demonstrations: Demonstrations) -> float:
-    """Return the copy accuracy on the gate's tasks, of which no demonstration was made."""
+def _sample(trainer: Trainer, demonstrations: Demonstrations) -> list[Trajectory]:
+    """Return trajectories of the gate's tasks, of which no demonstration was made."""
     processes, gate = trainer.processes, demonstrations.gate
     sampling = trainer.collector.collect(
         trainer.engine,
@@ -80,8 +82,7 @@ def _measure(trainer: Trainer, demonstrations: Demonstrations) -> float:
         seed=(trainer.cfg.seed, 1, trainer.state.step),
         numbers=processes.mine(range(len(gate))),
     )
-    sampled = trainer.loop.run(share_all(processes, sampling))
-    return copy_accuracy(sampled, demonstrations)
+    return trainer.loop.run(share_all(processes, sampling))
 
 
 async def _all_rows(trainer: Trainer, demonstrations: Demonstrations) -> list[TokenSequence]:

@@ -1,12 +1,18 @@
-"""The progress display of a run: phase, bar, time left and a few live figures."""
+"""The progress display of a run: phase, bar, time left and a few live figures, and on a terminal a table below them."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich import progress as rich_progress
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
+
+from orchestra_jax.types import Trajectory
+
+if TYPE_CHECKING:
+    from orchestra_jax.training.loggers.live import FamilyTable
 
 # Figures beside the bar: label, name in metrics.jsonl.
 _LIVE = {
@@ -17,6 +23,7 @@ _LIVE = {
     "groups": "groups/collected",
     "$ spent": "spend/usd",
 }
+_IN_TABLE = ("accuracy", "$/question", "valid")
 _SILENCE_S = 30.0
 
 
@@ -49,14 +56,16 @@ class ProgressBar:
             rich_progress.TimeElapsedColumn(),
             rich_progress.TextColumn("eta {task.fields[eta]}  {task.fields[shown]}", markup=False),
             console=self._console,
-            disable=not self._console.is_terminal,
         )
+        self._live = Live(self._bar, console=self._console, refresh_per_second=2)
+        self._table: FamilyTable | None = None
         self._task = self._bar.add_task("", total=total, completed=start, phase=phase, eta="-:--:--", shown="")
 
     def update(self, done: int, metrics: Mapping[str, Any] | None = None) -> None:
         """Show that `done` steps are finished, those before `start` included. Without metrics the last ones stay."""
         if metrics is not None:
-            self._shown = "  ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())
+            names = [name for name in metrics if self._table is None or name not in _IN_TABLE]
+            self._shown = "  ".join(f"{name} {float(metrics[name]):.4g}" for name in names)
         now, eta = self.clock(), "-:--:--"
         if self._first is None:
             self._first = done - self.start, now  # it compiles, and says nothing about the others
@@ -65,20 +74,31 @@ class ProgressBar:
             eta = str(timedelta(seconds=round(per_step * max(self.total - done, 0))))
         self._bar.update(self._task, completed=done, eta=eta, shown=self._shown)
         due = done % self.every == 0 or done >= self.total or now - self._printed >= _SILENCE_S
-        if self._bar.disable and due:
+        if due and not self._console.is_terminal:
             self._printed = now
             self.print(f"{self._phase} {done}/{self.total}  eta {eta}  {self._shown}".rstrip())
+
+    def show(self, trajectories: Sequence[Trajectory]) -> None:
+        """Show figures of the latest rollouts in a table, if stdout is a terminal."""
+        if self._console.is_terminal:
+            if self._table is None:
+                from orchestra_jax.training.loggers.live import FamilyTable
+
+                self._table = FamilyTable()
+                self._live.update(Group(self._bar, self._table))
+            self._table.add(trajectories)
 
     def print(self, text: str) -> None:
         """Print a line above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        self._live.stop()
 
 
 def show_step(progress: ProgressBar, step: int, metrics: Mapping[str, float]) -> None:
