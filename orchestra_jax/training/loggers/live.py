@@ -61,11 +61,13 @@ class FamilyTable:
             return
         shown, others = sorted(tools[:room]), tools[room:]
         labels = [*_LABELS, *map(escape, shown), *([_OTHERS] if others else [])]
-        named = _fitting(families, options.max_width - max(map(len, labels)) - _NARROW - 3)
+        widest = min(max(map(len, labels)), options.max_width // 2)
+        named = _fitting(families, options.max_width - widest - _NARROW - 3)
         parts = [[each for each in rollouts if each.family == family] for family in named]
         columns = [[*_means(some), "", *_shares(some, shown, others)] for some in (*parts, rollouts)]
         lines = [(_STYLES.get(row[0], ""), row) for row in zip(labels, *columns, strict=True)]
-        yield table(f"the latest {len(rollouts):,} rollouts", ["", *map(_heading, named), _ALL], lines)
+        title = f"the latest {len(rollouts):,} rollouts"
+        yield table(title, ["", *map(_heading, named), _ALL], lines, no_wrap=True, max_width=widest)
 
 
 def _rollout(trajectory: Trajectory) -> Rollout:

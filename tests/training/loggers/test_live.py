@@ -102,6 +102,12 @@ def test_a_terminal_of_few_lines_has_no_table_and_names_in_brackets_stay():
     assert (found[""], found["[red]"]) == (["[bold]", "sum", "all"], ["100", "100", "100"])
 
 
+def test_the_longest_name_of_a_tool_leaves_room_for_its_figure():
+    found = drawn([rollout("sum", "t" * 64), rollout("", "t" * 64)], width=40)
+    assert (found[""], found["right %"]) == (["sum", "all"], ["100", "100"])
+    assert sum(label.startswith("tttttttt") for label in found) == 1
+
+
 def test_the_bar_leaves_to_the_table_what_it_shows():
     out = io.StringIO()
     metrics = {"accuracy": 0.5, "reward/mean": 0.25, "valid_rate": 1.0}
