@@ -56,6 +56,10 @@ def problems(config: RunConfig) -> list[str]:
         from orchestra_jax.config.plugin_checks import oversample_problems
 
         found += oversample_problems(rollout, config.algorithm.tasks_per_step)
+    if config.checkpoint.folder:
+        from orchestra_jax.config.plugin_checks import checkpoint_problems
+
+        found += checkpoint_problems(config.checkpoint.folder)
     for key, offer in (("tools", tools), ("tools.evaluation", tools.evaluation)):
         if offer.mcp or offer.experts:
             from orchestra_jax.config.plugin_checks import offer_problems

@@ -101,6 +101,22 @@ def oversample_problems(rollout: RolloutConfig, tasks_per_step: int) -> list[str
     )
 
 
+def checkpoint_problems(folder: str) -> list[str]:
+    """Return what is wrong with the place of the checkpoints, as it is written; ask no bucket."""
+    scheme, bucket, path = (address := urlsplit(folder)).scheme, address.netloc, address.path.strip("/")
+    return broken_rules(
+        (
+            scheme not in ("", "gs"),
+            f"checkpoint.folder={folder}: Orbax writes to disks and to gs:// alone, not to {scheme}://. Name "
+            "gs://BUCKET/PATH, or a folder of a disk that all nodes see.",
+        ),
+        (
+            scheme == "gs" and not (bucket and path),
+            f"checkpoint.folder={folder} must name a path in a bucket: gs://BUCKET/PATH.",
+        ),
+    )
+
+
 def on_this_host(url: str) -> bool:
     """Return whether a server's URL has this host's own address."""
     return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")

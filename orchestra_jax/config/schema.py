@@ -242,6 +242,7 @@ class CheckpointConfig(Settings):
 
     every: int = at_least(50, 1)  # training steps
     keep: int = at_least(2, 1)  # newest checkpoints kept
+    folder: str | None = None  # where they lie, a path or gs://BUCKET/PATH; null: checkpoints/ in output_dir
     grace_s: float = within(120.0, 0, 1e9)  # after Ctrl-C, SIGTERM or SIGHUP: seconds for the step under way to end
     export: bool = True  # at the end, write the policy in Hugging Face format (with LoRA: the adapters in PEFT's)
 

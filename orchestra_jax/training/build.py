@@ -25,6 +25,7 @@ from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.watchdog import describe
+from orchestra_jax.training.checkpoint_names import in_bucket
 
 
 def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
@@ -58,6 +59,10 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
     except ValueError as error:
         found.append(str(error))
     found += environment_class(cfg).problems(cfg)
+    if not found and in_bucket(cfg.checkpoint.folder):
+        from orchestra_jax.training.buckets import bucket_problems
+
+        found = bucket_problems(str(cfg.checkpoint.folder))
     if not found and names_folders(cfg):
         from orchestra_jax.training.prerequisites import hub_problems
 

@@ -15,7 +15,6 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -24,7 +23,7 @@ from orchestra_jax.config.ranges import Settings
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.learner import TrainState
 from orchestra_jax.training import checksums
-from orchestra_jax.training.checkpoint_names import FIRST, Names
+from orchestra_jax.training.checkpoint_names import FIRST, Names, in_bucket
 
 
 @dataclass
@@ -50,6 +49,7 @@ class Checkpoints:
     checkpoint in force. A damaged one is moved into the folder `damaged` beside `directory`.
 
     Args:
+        directory: a path, or Etils' path of a bucket (`checkpoint_names.checkpoint_folder`).
         processes: processes of the run; all construct this together.
 
     Attributes:
@@ -59,8 +59,7 @@ class Checkpoints:
         ConfigError: there are checkpoints, but all of them are damaged.
     """
 
-    def __init__(self, directory: Path, keep: int, processes: Processes | None = None) -> None:
-        self._directory = directory
+    def __init__(self, directory: Any, keep: int, processes: Processes | None = None) -> None:
         for library in ("absl", "asyncio"):  # Orbax' messages, and those about its tasks that nobody waited for
             logging.getLogger(library).addFilter(_not_of_full_disks)
         if sys.unraisablehook is sys.__unraisablehook__:
@@ -82,7 +81,8 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep, create=True, enable_async_checkpointing=True, step_name_format=Names()
         )
-        self.manager = ocp.CheckpointManager(directory.resolve(), options=options, handler_registry=handlers)
+        place = directory if in_bucket(directory) else directory.resolve()
+        self.manager = ocp.CheckpointManager(place, options=options, handler_registry=handlers)
 
     def save(self, step: int, arrays: Any, meta: Mapping[str, Any]) -> None:
         """Save in the background. `arrays` may be donated once this returns.

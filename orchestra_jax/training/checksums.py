@@ -3,6 +3,7 @@
 Orbax writes each item of a checkpoint into a folder, and the arrays of process N into its `ocdbt.process_N`. Each
 process sums up its own files (`checksums.N.json`). The first process sums up the others, these lists included
 (`checksums.json`). So no process reads what another has written. Sums are written before the checkpoint gets its name.
+A bucket keeps sums of its objects and checks them itself: none are written there.
 """
 
 import json
@@ -15,6 +16,8 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+
+from orchestra_jax.training.checkpoint_names import in_bucket
 
 SUMS = "checksums.json"
 PART = "ocdbt.process_"
@@ -38,7 +41,7 @@ class SummedArrays(ocp.StandardCheckpointHandler):
         """Write the checksums of everything that no process summed up itself."""
         with self.noting():
             super().finalize(directory)
-            _write(Path(directory), Path(directory) / SUMS, parts=False)
+            _write(directory, directory / SUMS, parts=False)
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -56,7 +59,7 @@ class SummedJson(ocp.JsonCheckpointHandler):
     def finalize(self, directory: Any) -> None:
         """Write the checksum."""
         super().finalize(directory)
-        _write(Path(directory), Path(directory) / SUMS, parts=False)
+        _write(directory, directory / SUMS, parts=False)
 
 
 class _Summing:
@@ -70,14 +73,17 @@ class _Summing:
         with self._handler.noting():
             for future in self._written:
                 future.result(timeout)
-            folder, index = Path(self._directory), jax.process_index()
+            folder, index = self._directory, jax.process_index()
             part = folder / f"{PART}{index}"
             if part.is_dir():
                 _write(part, folder / f"checksums.{index}.json", parts=True)
 
 
-def _write(folder: Path, target: Path, *, parts: bool) -> None:
+def _write(folder: Any, target: Any, *, parts: bool) -> None:
     """Sum up the files below the folder; without `parts`, leave out those that a process sums up itself."""
+    if in_bucket(folder):
+        return
+    folder, target = Path(folder), Path(target)
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != target]
     if not parts:
         files = [file for file in files if not file.relative_to(folder).parts[0].startswith(PART)]

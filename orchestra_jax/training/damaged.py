@@ -5,10 +5,11 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.processes import Processes
-from orchestra_jax.training.checkpoint_names import NAME, checkpoints_in
+from orchestra_jax.training.checkpoint_names import NAME, checkpoints_in, in_bucket
 from orchestra_jax.training.checksums import PART, SUMS, crcs
 
 _ITEMS = ("arrays", "meta")
@@ -17,8 +18,16 @@ _PART_SUMS = re.compile(r"checksums\.\d+\.json")
 _Sums = dict[str, list[int]]  # by path below the item's folder: bytes, CRC-32
 
 
-def put_damaged_aside(directory: Path, processes: Processes) -> None:
-    """Move damaged checkpoints away, newest first, until one is whole, and say so; remove unfinished saves."""
+def put_damaged_aside(directory: Any, processes: Processes) -> None:
+    """Move damaged checkpoints away, newest first, until one is whole, and say so; remove unfinished saves.
+
+    A bucket checks its objects itself: there, only unfinished saves are removed.
+    """
+    if in_bucket(directory):
+        from orchestra_jax.training.buckets import remove_unfinished
+
+        remove_unfinished(directory, processes)
+        return
     damaged, whole = dict[str, str](), None
     for step in processes.gather([path.name for _, path in reversed(checkpoints_in(directory))])[0]:
         if (reason := problem(directory / step, processes)) is None:

@@ -1,7 +1,6 @@
 """Continue a run from its newest checkpoint; loaded by a run that has one."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -15,7 +14,7 @@ from orchestra_jax.rl.learner import Learner, TrainState
 from orchestra_jax.training.checkpointing import JSON_FIELDS, Checkpoints, RunState
 
 
-def require_same_run(meta: Mapping[str, Any], cfg: Settings, folder: Path) -> None:
+def require_same_run(meta: Mapping[str, Any], cfg: Settings, folder: str) -> None:
     """Raise ConfigError if the checkpoint with this meta is of a run with another configuration."""
     if changed := resume_conflicts(meta["config"], cfg):
         raise ConfigError(f"{folder} holds another run ({'; '.join(changed)}): choose another name=..., or delete it.")

@@ -34,7 +34,7 @@ from orchestra_jax.rl.setup import (
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.sources import rollout_source
 from orchestra_jax.training.build import make_collector, make_policy, policy_config
-from orchestra_jax.training.checkpoint_names import newest_checkpoint
+from orchestra_jax.training.checkpoint_names import checkpoint_folder, newest_checkpoint
 from orchestra_jax.training.checkpointing import Checkpoints, RunState
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
@@ -74,10 +74,11 @@ class Trainer:
         self.directory, self._began = Path(cfg.output_dir), time.monotonic()
 
         # The run so far.
-        self.checkpoints = Checkpoints(self.directory / "checkpoints", cfg.checkpoint.keep, self.processes)
+        place = checkpoint_folder(cfg.output_dir, cfg.checkpoint.folder)
+        self.checkpoints = Checkpoints(place, cfg.checkpoint.keep, self.processes)
         with self.processes.together():
             saved = self._saved()
-        self.origin = newest_checkpoint(self.directory / "checkpoints")
+        self.origin = newest_checkpoint(place)
 
         # The policy and its learners. Weights that a checkpoint of the run will replace are not loaded.
         self.mesh, self.lora = device_mesh(cfg.mesh), adapters(cfg.model.lora)
@@ -371,7 +372,7 @@ class Trainer:
         if (saved := self.checkpoints.peek()) is not None:
             from orchestra_jax.training.resuming import require_same_run
 
-            require_same_run(saved, self.cfg, self.directory)
+            require_same_run(saved, self.cfg, self.cfg.checkpoint.folder or self.cfg.output_dir)
         return saved
 
     def _restore_or_init(self, saved: Any, params: Params | None) -> tuple[RunState, dict[str, Any] | None]:
