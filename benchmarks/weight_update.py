@@ -10,13 +10,15 @@ which it must report; the pause is the part in which it does not generate. The f
 still cached: that is the path's best case. Memory is what an update adds to this process at its highest, files in
 shared memory included, and the highest of all of the server's processes together.
 
-With several trainer processes the weights are gathered into host memory first. `--write-only` measures what then writes
-them, in turns: from matrices that lie [in, out], as the learner has them, which the processor turns one by one; and
-from matrices that the devices turned before they travelled, as a run does it.
+With several trainer processes the weights are gathered into host memory first. `--write-only` measures what then
+writes them, in turns: from matrices that lie [in, out], as the learner has them, which the processor turns; and from
+matrices that the devices turned before they travelled, as a run does it. Both are written by several threads, which
+turn matrices block by block, and as it was before: one file after the other, each matrix turned as a whole.
 """
 
 import argparse
 import asyncio
+import filecmp
 import json
 import os
 import platform
@@ -162,7 +164,7 @@ def _write_rounds(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     from orchestra_jax.models.sizes import num_params
     from orchestra_jax.processes.several import on_host
 
-    own = {"vocab_size": args.vocab} if args.vocab else {}
+    own = {name: own for name, own in (("vocab_size", args.vocab), ("num_layers", args.layers)) if own}
     config = Qwen3Config.preset(args.model, param_dtype=args.dtype, scan_layers=True, **own)
     params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
     layouts = {
@@ -170,26 +172,58 @@ def _write_rounds(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "turned": on_host(params, args.server_dtype, lambda path: path[-1].key in TURNED),
     }
     del params
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in layouts}
+    ways = {f"{name}, {how}": (host, how) for name, host in layouts.items() for how in ("one by one", "threads")}
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory(prefix="weight_update_", dir="/dev/shm") as folder:
         for number in range(args.rounds + 1):  # the first warms up
-            for name, host in layouts.items():
+            for name, (host, how) in ways.items():
                 start, cpu = time.perf_counter(), time.process_time()
-                safetensors.save(
-                    Path(folder, name.strip("[]")), config, host, dtype=args.server_dtype, overwrite=True, alone=True
-                )
+                if how == "threads":
+                    to = Path(folder, name)
+                    safetensors.save(to, config, host, dtype=args.server_dtype, overwrite=True, alone=True)
+                else:
+                    _one_by_one(Path(folder, name), safetensors.host_tensors(config, host, args.server_dtype))
                 if number:
                     rounds[name].append({"seconds": time.perf_counter() - start, "cpu_s": time.process_time() - cpu})
-        first, second = (Path(folder, name.strip("[]"), safetensors.ONE_FILE) for name in layouts)
-        if first.is_file() and first.read_bytes() != second.read_bytes():
-            raise AssertionError("The two layouts give different files.")
+                _require_same(Path(folder, name), Path(folder, next(iter(ways))))
+                if name != next(iter(ways)):
+                    shutil.rmtree(Path(folder, name))
     size = sum(t.nbytes for t in safetensors.host_tensors(config, layouts["turned"], args.server_dtype))
     for name, found in rounds.items():
         seconds, cpu = _median(found, "seconds"), _median(found, "cpu_s")
+        before = rounds[name.replace("threads", "one by one")]
+        ratios = ", ".join(f"{_median(before, key) / _median(found, key):.2f} times {key}" for key in found[0])
         console.print(
-            f"{name:10} {size / 1e9:.2f} GB: {seconds:.2f} s, {cpu:.2f} CPU-s, {cpu / size * 1e9:.2f} CPU-s a GB"
+            f"{name:22} {size / 1e9:.2f} GB: {seconds:.2f} s, {cpu:.2f} CPU-s, {cpu / size * 1e9:.2f} CPU-s a GB"
+            + (f"; one by one: {ratios}" if found is not before else ""),
+            markup=False,
+            highlight=False,
         )
     return {"model": args.model, "params": num_params(config), "bytes": size, "rounds": rounds}
+
+
+def _one_by_one(folder: Path, tensors: Sequence[Any]) -> None:
+    """Write the files one after the other, and turn each matrix as a whole, as it was done before 2026-11-26."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    from orchestra_jax.models.checkpoint import safetensors
+
+    folder.mkdir(exist_ok=True)
+    for file, names in safetensors.split(tensors).filename_to_tensors.items():
+        by_name = {tensor.name: tensor for tensor in tensors}
+        found = {name: np.ascontiguousarray(by_name[name].gathered()) for name in names}
+        save_file(found, folder / file, metadata={"format": "pt"})
+
+
+def _require_same(folder: Path, other: Path) -> None:
+    """Raise if a tensor file of one folder is not in the other, byte for byte."""
+    files = [sorted(each.glob("*.safetensors")) for each in (folder, other)]
+    if [file.name for file in files[0]] != [file.name for file in files[1]]:
+        raise AssertionError(f"{folder} and {other} have other files.")
+    for mine, theirs in zip(*files, strict=True):
+        if not filecmp.cmp(mine, theirs, shallow=False):
+            raise AssertionError(f"{mine} and {theirs} differ.")
 
 
 def _median(rounds: Sequence[Mapping[str, float]], quantity: str) -> float:
@@ -225,6 +259,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-0.6b", help="an orchestra_jax preset (default qwen3-0.6b)")
     parser.add_argument("--vocab", type=int, help="vocabulary, for presets without one (tiny, small)")
+    parser.add_argument("--layers", type=int, help="fewer layers than the preset has, for --write-only")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"), help="of our parameters")
     parser.add_argument("--server-dtype", default="bfloat16", choices=("float32", "bfloat16"), help="of the server's")
     parser.add_argument("--paths", nargs="+", choices=list(PATHS), default=list(PATHS))

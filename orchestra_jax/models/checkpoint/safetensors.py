@@ -1,14 +1,16 @@
 """The format of Hugging Face checkpoints, and its writing half; `models.checkpoint.reading` reads them.
 
 A folder holds `config.json` and either `model.safetensors` or `model-0000x-of-0000y.safetensors` with
-`model.safetensors.index.json`. Writing needs host memory for one file of `max_shard_bytes` (or for the largest tensor,
-if that is bigger).
+`model.safetensors.index.json`. Threads write files side by side while the next one is gathered. This needs host memory
+for five files of `max_shard_bytes` (or for tensors that are bigger), and none for what lies there as the file has it.
 """
 
 import functools
 import json
 import math
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from huggingface_hub import split_state_dict_into_shards_factory
+from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from jax.experimental import multihost_utils
 from jaxtyping import Array
 from safetensors.numpy import save_file
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 500_000_000
+WRITERS = 4  # threads; each writes a file
+_BLOCK = 64  # rows and columns that are turned together: both sides of such a block stay in a core's cache
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -42,7 +47,7 @@ def save(
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     dtype: str | None = None,
-    max_shard_bytes: int = 2_000_000_000,
+    max_shard_bytes: int = SHARD_BYTES,
     overwrite: bool = False,
     alone: bool = False,
 ) -> None:
@@ -102,14 +107,34 @@ class HostTensor:
         return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
     def to_host(self) -> np.ndarray:
-        """Return the tensor in host memory; a collective where the parameter spans several processes."""
+        """Return the tensor in host memory, row after row; a collective where the parameter spans several processes."""
+        return _by_rows(self.gathered(), self.dtype)
+
+    def gathered(self) -> np.ndarray:
+        """Return the tensor in host memory, where it may lie column by column in another dtype; a collective, too."""
         if not isinstance(self.param, jax.Array):
             part = self.param[self.place] if self.place else self.param
-            return np.ascontiguousarray(part.T if self.transpose else part, jnp.dtype(self.dtype))
+            return np.asarray(part.T if self.transpose else part)
         part = _cut(self.param, self.place, transpose=self.transpose, dtype=self.dtype)
         if not part.is_fully_addressable and not part.is_fully_replicated:
             part = multihost_utils.process_allgather(part, tiled=True)
-        return np.ascontiguousarray(part)
+        return np.asarray(part)
+
+
+def _by_rows(found: np.ndarray, dtype_name: str) -> np.ndarray:
+    """Return an array row after row in a dtype. One that lies column by column is turned block by block."""
+    dtype = jnp.dtype(dtype_name)
+    if found.ndim != 2 or found.flags.c_contiguous:
+        return np.ascontiguousarray(found, dtype)
+    out = np.empty(found.shape, dtype)
+    source, target = found, out
+    if found.dtype == dtype:  # NumPy copies integers faster than bfloat16, which it does not know
+        source, target = (each.view(f"u{dtype.itemsize}") for each in (found, out))
+    for row in range(0, found.shape[0], _BLOCK):
+        for column in range(0, found.shape[1], _BLOCK):
+            block = slice(row, row + _BLOCK), slice(column, column + _BLOCK)
+            target[block] = source[block]
+    return out
 
 
 @functools.partial(jax.jit, static_argnames=("transpose", "dtype"))
@@ -151,19 +176,36 @@ def host_tensors(config: DecoderConfig, params: Params, dtype: str | None = None
     return tensors
 
 
-def _write_tensors(folder: Path, tensors: Sequence[HostTensor], max_bytes: int, writer: bool) -> None:
-    split = split_state_dict_into_shards_factory(
+def split(tensors: Sequence[HostTensor], max_bytes: int = SHARD_BYTES) -> StateDictSplit:
+    """Return which file holds which tensors."""
+    return split_state_dict_into_shards_factory(
         {tensor.name: tensor for tensor in tensors},
         get_storage_size=lambda tensor: tensor.nbytes,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_bytes,
     )
+
+
+def _write_tensors(folder: Path, tensors: Sequence[HostTensor], max_bytes: int, writer: bool) -> None:
+    files = split(tensors, max_bytes)
     by_name = {tensor.name: tensor for tensor in tensors}
-    for file, names in split.filename_to_tensors.items():
-        host = {name: array for name in names if (array := by_name[name].to_host()) is not None and writer}
-        if writer:
-            # transformers refuses files that do not name a framework.
-            save_file(host, folder / file, metadata={"format": "pt"})
-    if writer and split.is_sharded:
-        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+    with ThreadPoolExecutor(WRITERS) as pool:
+        writing = deque[Future[None]]()
+        for file, names in files.filename_to_tensors.items():
+            gathered = ((by_name[name], by_name[name].gathered()) for name in names)  # in all processes
+            found = [pair for pair in gathered if writer]
+            if writer:
+                if len(writing) == WRITERS:
+                    writing.popleft().result()
+                writing.append(pool.submit(_write_file, folder / file, found))
+        for written in writing:
+            written.result()
+    if writer and files.is_sharded:
+        index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _write_file(path: Path, found: Sequence[tuple[HostTensor, np.ndarray]]) -> None:
+    host = {tensor.name: _by_rows(array, tensor.dtype) for tensor, array in found}
+    # transformers refuses files that do not name a framework.
+    save_file(host, path, metadata={"format": "pt"})
