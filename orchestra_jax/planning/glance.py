@@ -1,8 +1,11 @@
-"""A plan in one look: memory of a GPU, seconds of the update and of the rollouts, dollars, and all assumptions."""
+"""A plan in one look: memory of a GPU, seconds of update and rollouts, dollars, checkpoints, and all assumptions."""
 
 import re
+import shutil
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
@@ -12,9 +15,12 @@ from orchestra_jax.models.gpus import GIB
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.planning.layout import Layout
-from orchestra_jax.planning.plan import Plan
+from orchestra_jax.planning.plan import Job, Plan
 from orchestra_jax.planning.rollouts import Assumed, Rollouts, Servers, estimate, turns
+from orchestra_jax.rl.learner import Learner
+from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.tools.catalogue import role_seconds
+from orchestra_jax.training.checkpoint_names import checkpoint_folder, in_bucket
 from orchestra_jax.training.forecast import StepCost, step_cost
 
 _SHARE = re.compile(r"--mem-fraction-static[= ]([0-9.]+)")  # of a server's flags
@@ -39,6 +45,8 @@ def show_glance(cfg: RunConfig, plan: Plan, layout: Layout, console: Console) ->
     table.add_section()
     for row in _dollars(cfg, cost):
         table.add_row(*row)
+    table.add_section()
+    table.add_row(*_checkpoints(cfg, plan.job))
     console.print(table)
     for sentence in _said(cfg, plan, rollouts, assumed):
         console.print(sentence, markup=False, highlight=False)
@@ -128,6 +136,31 @@ def _dollars(cfg: RunConfig, cost: StepCost | None) -> Sequence[tuple[str, str, 
     ]
 
 
+def _checkpoints(cfg: RunConfig, job: Job) -> tuple[str, str, str]:
+    size = checkpoint_bytes(job)
+    keep, place = cfg.checkpoint.keep, checkpoint_folder(cfg.output_dir, cfg.checkpoint.folder)
+    needed = (keep + 1) * size
+    text = f"{keep} kept and one being written are {_short(needed / 1e9)} GB"
+    if in_bucket(place):
+        text += f", in {place}"
+    else:
+        there = next(path for path in (place.absolute(), *place.absolute().parents) if path.is_dir())
+        free = shutil.disk_usage(there).free
+        fits = "fits" if needed <= free else "does not fit"
+        text += f"; {fits} into the {_short(free / 1e9)} GB free here"
+    return "a checkpoint", f"{_short(size / 1e9)} GB", text
+
+
+def checkpoint_bytes(job: Job) -> int:
+    """Return the size of the arrays in a checkpoint: what is trained, its moments, the reference of a KL."""
+    learner = Learner(job.model, job.learner, make_optimizer(job.optimizer), adapters=job.adapters)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(learner.state_shapes))
+    if job.reference is not None and job.adapters is None:
+        params = sum(leaf.size for leaf in jax.tree.leaves(learner.state_shapes.params))
+        size += params * jnp.dtype(job.reference).itemsize
+    return size
+
+
 def _said(cfg: RunConfig, plan: Plan, rollouts: Rollouts, assumed: Assumed) -> Sequence[str]:
     """Return a sentence for every number that is assumed, with its key."""
     job, options = plan.job, cfg.plan
@@ -148,7 +181,10 @@ def _said(cfg: RunConfig, plan: Plan, rollouts: Rollouts, assumed: Assumed) -> S
             f"plan.call_output={options.call_output} tokens, each {each}, none at the same time as another; of the "
             f"judge one of as many tokens, {assumed.verdict_seconds:.0f} s."
         )
-    return [*said, "Not in it: the way of new weights, checkpoints, evaluation, a wait for the slowest trajectory."]
+    return [
+        *said,
+        "Not in the seconds: the way of new weights, checkpoints, evaluation, a wait for the slowest trajectory.",
+    ]
 
 
 def _short(value: float) -> str:

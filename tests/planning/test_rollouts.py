@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from rich.console import Console
 
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.gpus import GIB, find_gpu
+from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig
-from orchestra_jax.planning.glance import servers_of, show_glance
+from orchestra_jax.planning.glance import checkpoint_bytes, servers_of, show_glance
 from orchestra_jax.planning.hlo import ProgramCost
 from orchestra_jax.planning.layout import layout_of
 from orchestra_jax.planning.plan import Job, Plan, Program
@@ -139,7 +141,7 @@ def test_a_plan_in_one_look(tmp_path: Path) -> None:
     found = {name.strip(): value.strip() for name, value in rows.items()}
     assert list(found) == [
         "memory of a GPU, update", "memory of a GPU, rollouts", "seconds of the update", "seconds of the rollouts",
-        "seconds of a step", "dollars of a step", "dollars of 300 steps",
+        "seconds of a step", "dollars of a step", "dollars of 300 steps", "a checkpoint",
     ]  # fmt: skip
     assert found["memory of a GPU, update"] == "44.0 GiB"  # 40, the optimizer's 3 and the reference's 1
     update, rollouts = int(found["seconds of the update"]), int(found["seconds of the rollouts"])
@@ -151,6 +153,37 @@ def test_a_plan_in_one_look(tmp_path: Path) -> None:
         assert f"plan.{key}=" in text
     assert "plan.call_seconds=10" in text
     assert "6.0 of the trainer" in text
+
+
+def test_what_a_checkpoint_holds_by_hand() -> None:
+    params = LAYERS + 2 * HEAD
+    few = 64  # bytes of the counts of steps
+    for changes, each in (
+        ({}, 4 + 8),
+        ({"reference": "bfloat16"}, 4 + 8 + 2),
+        ({"optimizer": OptimizerConfig(1e-3, moment_dtype="bfloat16")}, 4 + 4),
+        ({"optimizer": OptimizerConfig(1e-3, moment_dtype="bfloat16"), "reference": "float32"}, 4 + 4 + 4),
+    ):
+        assert params * each <= checkpoint_bytes(job(**changes)) <= params * each + few
+    adapters = checkpoint_bytes(job(adapters=LoRA(rank=4, alpha=8), reference="bfloat16"))
+    assert adapters < params  # their base is read again
+
+
+def test_the_plan_tells_whether_the_checkpoints_find_room(tmp_path: Path, monkeypatch) -> None:
+    def row(*overrides: str) -> str:
+        return next(
+            line for line in looked_at(tmp_path, "checkpoint.keep=3", *overrides).splitlines() if "a checkp" in line
+        )
+
+    free = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free._replace(free=10**12))
+    assert "3 kept and one being written are 393 GB; fits into the 1000 GB free here" in row()
+    assert "a checkpoint" in row()
+    assert "98 GB" in row()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free._replace(free=10**11))
+    assert "does not fit into the 100 GB free here" in row()
+    assert "393 GB, in gs://bucket/run" in row("checkpoint.folder=gs://bucket/run")
+    assert "fit" not in row("checkpoint.folder=gs://bucket/run")
 
 
 def test_a_look_at_what_is_short(tmp_path: Path) -> None:
