@@ -2,12 +2,15 @@
 
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+import pytest
 
 OBJECT = re.compile(r"(?:/download)?/storage/v1/b/(?P<bucket>[^/]+)/o/(?P<name>.+)")
 BUCKET = re.compile(r"(?:/upload)?/storage/v1/b/(?P<bucket>[^/]+)(?P<objects>/o)?")
@@ -136,17 +139,29 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(200, self.resource(bucket, name))
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that were killed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @contextmanager
-def serving(bucket: str) -> Iterator[tuple[str, Store]]:
-    """Serve one empty bucket; the URL, and what is held."""
+def serving(bucket: str) -> Iterator[Store]:
+    """Serve one empty bucket; clients of this process and of its children find it, and nothing else of Google's."""
     store = Store(bucket)
     methods = dict.fromkeys(("do_GET", "do_POST", "do_PUT", "do_DELETE"), Handler.handle_any)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"store": store, **methods}))
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), type("Bound", (Handler,), {"store": store, **methods}))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", store
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("STORAGE_EMULATOR_HOST", url := f"http://127.0.0.1:{server.server_port}")
+            patch.setenv("TENSORSTORE_GCS_HTTP_URL", url)
+            patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # there is one kind of bucket
+            yield store
     finally:
         server.shutdown()
         server.server_close()

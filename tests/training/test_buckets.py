@@ -33,11 +33,7 @@ BUCKET = "orchestra-test"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Store]:
-    """The fake, with one bucket; clients of this process and of its children find it."""
-    with serving(BUCKET) as (url, store), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", url)
-        patch.setenv("TENSORSTORE_GCS_HTTP_URL", url)
-        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # the fake has one kind of bucket
+    with serving(BUCKET) as store:
         yield store
 
 

@@ -6,6 +6,7 @@ Each process is a real one with virtual devices; the policy has one layer.
 import json
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from orchestra_jax.models import checkpoint
+from orchestra_jax.models.checkpoint.safetensors import ONE_FILE
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.processes import Processes
@@ -23,6 +25,7 @@ from orchestra_jax.training.checkpoint_names import newest_checkpoint
 from orchestra_jax.training.damaged import problem
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from tests.processes.running import free_port, lines, start, wait
+from tests.training.fake_gcs import serving
 from tests.training.test_trainer import DRIVER, MICRO, config, summary, transcripts, untimed
 
 STEPS = 4
@@ -174,6 +177,25 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_bit_for_bit(tmp_pat
     assert_same_bits(tmp_path, whole)
     assert untimed(read_metrics(tmp_path)) == untimed(read_metrics(whole))
     assert transcripts(tmp_path) == transcripts(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("gcsfs") is None, reason="gcsfs is not installed")
+def test_so_it_does_with_checkpoints_in_a_bucket(tmp_path: Path, policy: Path, whole: Path):
+    with serving("orchestra-two") as store:
+        place = "checkpoint.folder=gs://orchestra-two/run"
+        assert_ended(run(tmp_path, policy, place, stops={1: "policy 2 SIGKILL"}), GONE, -signal.SIGKILL)
+        first, _ = ended = run(tmp_path, policy, place)
+        assert_ended(ended, 0, 0)
+        assert "Continues from gs://orchestra-two/run/policy-00000" in first.stdout
+        for index in range(2):  # each wrote its own shard
+            assert any(
+                f"policy-000004/arrays/ocdbt.process_{index}/d/" in name for name in store.objects["orchestra-two"]
+            )
+    assert not (tmp_path / "checkpoints").exists()
+    ours, theirs = ((folder / "policy" / ONE_FILE).read_bytes() for folder in (tmp_path, whole))
+    assert ours == theirs
+    assert untimed(read_metrics(tmp_path)) == untimed(read_metrics(whole))
 
 
 @pytest.mark.slow
