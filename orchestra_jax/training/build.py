@@ -1,18 +1,20 @@
-"""Build the parts of a run from its configuration: checks first, then chat, policy and collector."""
+"""Build the parts of a run from its configuration: checks first, then chat, policy, collector and evaluator."""
 
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jax
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
+from rich.console import Console
 
 from orchestra_jax.config.checks import missing
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, RunConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.registry import environment_class
+from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.decoder import abstract_params, init_params
@@ -139,3 +141,12 @@ def make_collector(cfg: RunConfig, environment: Environment, chat: ChatFormat | 
         on_slow=lambda waiting: print(describe(waiting), file=sys.stderr, flush=True),
         slow_after_s=cfg.rollout.slow_after_s,
     )
+
+
+def make_evaluator(*parts: Any) -> Evaluator:
+    """Return a run's evaluator from the arguments of `Evaluator`; on a terminal it shows how far it is."""
+    if not Console().is_terminal:
+        return Evaluator(*parts)
+    from orchestra_jax.training.evaluation_progress import RunEvaluator
+
+    return RunEvaluator(*parts)

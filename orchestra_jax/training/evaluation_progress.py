@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from rich.console import Console
 
@@ -74,3 +75,14 @@ class ShownEvaluator(Evaluator):
 
 class ShownCaps(ShownEvaluator, CappedEvaluator):
     """The same with figures under evaluation.turn_caps."""
+
+
+class RunEvaluator(ShownEvaluator):
+    """The evaluator of a run; amid the policy steps it shows nothing, as their bar is there."""
+
+    async def evaluate(
+        self, when: str = "policy", identity: str | None = None, policy_model: str | None = None
+    ) -> dict[str, dict[str, Any]]:
+        alone = when in ("before", "after")
+        with self.shown(lambda: self._budget.spent.usd) if alone else nullcontext():
+            return await super().evaluate(when, identity, policy_model)

@@ -11,7 +11,6 @@ from orchestra_jax.config.schema import POLICY_FOLDER, RunConfig
 from orchestra_jax.engines.base import RunEngine
 from orchestra_jax.engines.start import start_engine
 from orchestra_jax.envs.base import Environment
-from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import Params
@@ -33,7 +32,7 @@ from orchestra_jax.rl.setup import (
 )
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.sources import rollout_source
-from orchestra_jax.training.build import make_collector, make_policy, policy_config
+from orchestra_jax.training.build import make_collector, make_evaluator, make_policy, policy_config
 from orchestra_jax.training.checkpoint_names import checkpoint_folder, newest_checkpoint
 from orchestra_jax.training.checkpointing import Checkpoints, RunState
 from orchestra_jax.training.loggers.base import RunLog
@@ -129,7 +128,7 @@ class Trainer:
             if position is not None:
                 self.rollouts.set_state(position)
             trajectories = self.directory / "evaluation" / "trajectories"
-            self.evaluator = Evaluator(cfg, self.collector, self.engine, money.run, trajectories, self.processes)
+            self.evaluator = make_evaluator(cfg, self.collector, self.engine, money.run, trajectories, self.processes)
             self.files = RolloutFiles(self.directory, self.next_step, self.processes, on=cfg.logger.rollouts)
 
         self.watch: Callable[[Sequence[Trajectory]], None] | None = None  # gets every step's rollouts, of all processes

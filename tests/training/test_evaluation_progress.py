@@ -20,6 +20,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.training.build import make_evaluator
 from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.evaluation_progress import ShownCaps, ShownEvaluator
 from tests.evaluation.test_runner import ParrotEngine
@@ -105,3 +106,19 @@ def test_no_evaluation_but_the_commands_shows_anything(collector: Collector, cap
     parrot = ParrotEngine((*collector.chat.encode("Oslo"), collector.chat.stop_ids[0]))
     asyncio.run(Evaluator(CFG, collector, parrot, Budget()).evaluate())
     assert capsys.readouterr().out == ""
+
+
+def test_a_run_shows_its_evaluations_on_a_terminal_but_those_amid_the_policy_steps(
+    collector: Collector, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    assert collector.chat is not None
+    parrot = ParrotEngine((*collector.chat.encode("Oslo"), collector.chat.stop_ids[0]))
+    parts = CFG, collector, parrot, Budget()
+    assert type(make_evaluator(*parts)) is Evaluator
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    evaluator = make_evaluator(*parts)
+    amid = asyncio.run(evaluator.evaluate("step 2"))
+    assert capsys.readouterr().out == ""
+    assert asyncio.run(evaluator.evaluate("before")) == amid
+    count = total(collector)
+    assert f"{count}/{count}" in capsys.readouterr().out
