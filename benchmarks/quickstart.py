@@ -25,7 +25,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 SMOKE = (
-    "steps=1", "warm_start.steps=1", "warm_start.demonstrations=64", "warm_start.min_copy_accuracy=0",
+    "steps=1", "warm_start.steps=1", "warm_start.demonstrations=64", "warm_start.min_copy_accuracy=1",
     "algorithm.tasks_per_step=4", "algorithm.group_size=2", "evaluation.questions=2", "evaluation.swap_questions=1",
 )  # fmt: skip
 # What a run prints as a part of it begins; where the policy steps begin it prints nothing.
@@ -34,8 +34,11 @@ PARTS = ("start", "warm start", "evaluation before", "policy steps", "evaluation
 
 
 def short(steps: int) -> tuple[str, ...]:
-    """Return the settings of a run of so many policy steps, with ten steps of the warm start for each."""
-    warm = (f"warm_start.steps={10 * steps}", f"warm_start.check_every={10 * steps}", "warm_start.min_copy_accuracy=0")
+    """Return the settings of a run of so many policy steps, with ten steps of the warm start for each.
+
+    The warm start ends before its last step only where every copy is right.
+    """
+    warm = (f"warm_start.steps={10 * steps}", f"warm_start.check_every={10 * steps}", "warm_start.min_copy_accuracy=1")
     return (f"steps={steps}", *warm, "evaluation.questions=64", "evaluation.swap_questions=16")
 
 
