@@ -1,0 +1,193 @@
+"""Measures whether policies of recorded answers read the menu: their first calls where two models exchange figures.
+
+ORCHESTRA_DATA=... python benchmarks/menus.py outputs/recorded              # a minute
+ORCHESTRA_DATA=... python benchmarks/menus.py outputs/recorded --models 18
+ORCHESTRA_DATA=... python benchmarks/menus.py --smoke                       # a policy of random weights
+
+Held-out questions without code are asked with menus of some models, under every wish. Then the model that is worth most
+and another exchange their prices, or how often they are right, so that another is worth most. What a model is worth is
+what training pays for it on average, by its line: the share of right answers for the kind of question, times the weight
+of being right and that of being cheap (between the free sandbox, 1, and the dearest model, 0). Counted is how often the
+most probable first call is the model that is worth most, and what the chosen ones are worth of that, in percent.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from short import parse
+
+import orchestra_jax as oj
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.envs.recorded.environment import RecordedEnvironment
+from orchestra_jax.envs.recorded.offer import PYTHON, code_of
+from orchestra_jax.envs.recorded.wishes import draw_words, make_wish
+from orchestra_jax.models import checkpoint
+from orchestra_jax.models.base import DecoderConfig, Params
+from orchestra_jax.models.decoder import forward, init_params, logits
+from orchestra_jax.models.families import preset_config
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.rollout.chat import ChatFormat, make_chat
+from orchestra_jax.rollout.parsing import render_call
+from orchestra_jax.types import Task, ToolCall
+
+NOTHING = "nothing"
+_ROWS = 32  # prompts in a pass
+
+
+class Line(NamedTuple):
+    """What a menu says of a model: the words of its line, and its name."""
+
+    right: str
+    price: str
+    seconds: str
+    name: str
+
+
+class Question(NamedTuple):
+    """A task, the lines of its models, and what each is worth."""
+
+    task: Task
+    lines: Sequence[Line]
+    worth: Sequence[float]
+
+    @property
+    def best(self) -> str:
+        """Name of the model that is worth most."""
+        return self.lines[int(np.argmax(self.worth))].name
+
+    def of(self, name: str) -> float:
+        """Return what a model is worth."""
+        return next(worth for line, worth in zip(self.lines, self.worth, strict=True) if line.name == name)
+
+
+def questions(environment: RecordedEnvironment, cfg: RunConfig, count: int, most: int) -> Iterator[dict[str, Question]]:
+    """Yield each held-out question under every wish, by what two models of the menu exchanged."""
+    kinds = next(iter(environment.evidence.values())).kinds
+    for number, task in enumerate(environment.held_out(10**6)):
+        if code_of(task.question) is not None or count <= 0:
+            continue
+        count -= 1
+        rng = np.random.default_rng([cfg.evaluation.seed, number])
+        models = [spec for spec in task.tools if len(spec.description.split()) == 3 and spec.name != PYTHON]
+        lines = [Line(*spec.description.split(), spec.name) for spec in models]
+        lines = [lines[k] for k in sorted(rng.permutation(len(lines))[:most])]
+        column = kinds.index(task.family) if kinds else 0
+        for wish in cfg.env.options["wishes"]:
+            words = "" if wish == "none" else draw_words(wish, rng, "eval")
+            asked = replace(task, preference=make_wish(wish, cfg.env.options["wishes"], task.tools, words))
+            usual = _question(asked, lines, column)
+            found = {NOTHING: usual}
+            for words in ("price", "right"):
+                tried = [_question(asked, _exchanged(lines, usual.best, line.name, words), column) for line in lines]
+                if turned := [each for each in tried if each.best != usual.best and _single(each)]:
+                    found[words] = turned[int(rng.integers(len(turned)))]
+            yield found
+
+
+def _exchanged(lines: Sequence[Line], one: str, other: str, words: str) -> list[Line]:
+    """Return the lines, the cheapest first, after two models have exchanged some words."""
+    said = {line.name: getattr(line, words) for line in lines}
+    said[one], said[other] = said[other], said[one]
+    return sorted((line._replace(**{words: said[line.name]}) for line in lines), key=_dollars)
+
+
+def _dollars(line: Line) -> float:
+    return float(line.price.removeprefix("$"))
+
+
+def _single(question: Question) -> bool:
+    return sum(worth == max(question.worth) for worth in question.worth) == 1
+
+
+def _question(task: Task, lines: Sequence[Line], column: int) -> Question:
+    """Return the question with a menu of these lines beside the tools that are no models."""
+    specs = {spec.name: spec for spec in task.tools}
+    models = [replace(specs[line.name], description=" ".join(line[:3])) for line in lines]
+    others = [spec for spec in task.tools if len(spec.description.split()) != 3 or spec.name == PYTHON]
+    share = np.array([float(line.right.split("/")[column]) for line in lines]) / 100
+    dear = np.array([_dollars(line) for line in lines])
+    weights = task.preference
+    worth = share * (weights.outcome + weights.compute * (1 - dear / dear.max()))
+    return Question(replace(task, tools=(*others, *models)), lines, worth.tolist())
+
+
+def chosen(
+    some: Sequence[Question], environment: RecordedEnvironment, chat: ChatFormat, config: DecoderConfig, params: Params
+) -> list[str]:
+    """Return the model of each menu that is most probably called first."""
+
+    @jax.jit
+    def scores(params: Params, tokens: jax.Array, last: jax.Array) -> jax.Array:
+        places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden, _ = forward(params, config, tokens, places)
+        return logits(params, config, jnp.take_along_axis(hidden, last[:, None, None], 1)[:, 0])
+
+    prompts, names = list[list[int]](), list[dict[int, str]]()
+    for each in some:
+        episode = environment.reset(each.task, Budget())
+        prompt = list(chat.prompt_ids(episode.messages, episode.tools))
+        calls = {line.name: chat.tokenizer.encode(render_call(ToolCall(line.name, {}))) for line in each.lines}
+        same = next(k for k, tokens in enumerate(zip(*calls.values(), strict=False)) if len(set(tokens)) > 1)
+        names.append({tokens[same]: name for name, tokens in calls.items()})
+        if len(names[-1]) < len(calls):
+            raise SystemExit("Two tools begin with the same token: train with tools.menu.letters=true.")
+        prompts.append([*prompt, *next(iter(calls.values()))[:same]])
+    width, found = max(map(len, prompts)), list[str]()
+    for first in range(0, len(prompts), _ROWS):
+        rows = prompts[first : first + _ROWS]
+        tokens = np.zeros((_ROWS, width), np.int32)
+        for row, prompt in zip(tokens, rows, strict=False):
+            row[: len(prompt)] = prompt
+        last = np.array([len(prompt) - 1 for prompt in rows] + [0] * (_ROWS - len(rows)))
+        table = np.asarray(scores(params, tokens, last))
+        found += [
+            known[max(known, key=row.__getitem__)]
+            for row, known in zip(table, names[first : first + _ROWS], strict=False)
+        ]
+    return found
+
+
+def measured(cfg: RunConfig, policy: tuple[DecoderConfig, Params] | None, count: int, most: int) -> Iterator[str]:
+    """Yield a line for each wish and exchange: how often the best model is chosen, and what the chosen are worth."""
+    environment, chat = RecordedEnvironment(cfg), make_chat(cfg)
+    if policy is None:
+        config = preset_config(cfg.model, vocab_size=len(chat.tokenizer))
+        policy = config, init_params(config, jax.random.key(cfg.seed))
+    asked = list(questions(environment, cfg, count, most))
+    for exchanged in (NOTHING, "price", "right"):
+        some = [each[exchanged] for each in asked if exchanged in each]
+        calls = chosen(some, environment, chat, *policy)
+        for wish in cfg.env.options["wishes"]:
+            part = [(each, call) for each, call in zip(some, calls, strict=True) if each.task.preference.name == wish]
+            hits = sum(each.best == call for each, call in part)
+            worth = sum(each.of(call) for each, call in part) / sum(each.of(each.best) for each, _ in part)
+            yield f"  {exchanged:9} {wish:9} best chosen {hits:4} of {len(part)} {100 * worth:6.1f} % of its worth"
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("policies", nargs="*", type=Path, help="folders of runs; none: random weights")
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--models", type=int, default=6, help="of a menu, at most")
+    given = parse(parser, "--questions", "4")
+    if not given.policies:
+        for text in measured(oj.compose("+experiment=recorded"), None, given.questions, given.models):
+            print(text)
+    for folder in given.policies:
+        print(folder)
+        cfg = oj.load_run(folder).config
+        path = folder / "policy"
+        cfg = replace(cfg, model=replace(cfg.model, path=str(path), tokenizer=str(path)))
+        for text in measured(cfg, checkpoint.load(path), given.questions, given.models):
+            print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()
