@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="measure each N times, in turns")
     parser.add_argument("--smoke", action="store_true", help="one step")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the run and the worktree go, too
     words = SMOKE if options.smoke else short(options.steps) if options.steps else ()
     print(f"Python adds five million numbers in {speed():.2f} s. Settings: {' '.join(words) or 'as they are'}.")
     with checked_out(options.old) as roots:

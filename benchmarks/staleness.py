@@ -226,7 +226,7 @@ def main() -> int:
     args = parse(
         parser,
         *("--steps", "2", "--skip", "1", "--questions", "4", "--folder", f"{tempfile.gettempdir()}/staleness_smoke"),
-        *("--overrides", "warm_start.steps=1", "warm_start.demonstrations=64", "warm_start.min_copy_accuracy=0"),
+        *("--overrides", "warm_start.steps=1", "warm_start.demonstrations=64", "warm_start.min_copy_accuracy=1"),
     )
     if not 1 <= args.skip < args.steps:
         parser.error("--skip must be at least 1 and below --steps.")
