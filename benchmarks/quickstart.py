@@ -53,8 +53,15 @@ def speed() -> float:
 def make_command(root: Path, words: Sequence[str]) -> str:
     """Return the line of the shell with which `make quickstart` of a checkout starts the run, by this Python."""
     options = [f"PY={sys.executable}", f"RUN={shlex.join(words)}"]
+    # A make around this one would have it say where it is.
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
     told = subprocess.run(
-        ["make", "--dry-run", "quickstart", *options], cwd=root, check=True, capture_output=True, text=True
+        ["make", "--dry-run", "quickstart", *options],
+        cwd=root,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return told.stdout.splitlines()[-1]  # those before it install the package
 
