@@ -25,7 +25,7 @@ from short import parse
 import orchestra_jax as oj
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
-from orchestra_jax.envs.recorded.offer import PYTHON, code_of
+from orchestra_jax.envs.recorded.offer import code_of
 from orchestra_jax.envs.recorded.wishes import draw_words, make_wish
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
@@ -34,10 +34,11 @@ from orchestra_jax.models.families import preset_config
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.parsing import render_call
-from orchestra_jax.types import Task, ToolCall
+from orchestra_jax.types import Task, ToolCall, ToolSpec
 
 NOTHING = "nothing"
 _ROWS = 32  # prompts in a pass
+_NOTHING = {"type": "object", "properties": {}, "required": []}  # a call of a model has no arguments
 
 
 class Line(NamedTuple):
@@ -69,32 +70,37 @@ class Question(NamedTuple):
 def questions(environment: RecordedEnvironment, cfg: RunConfig, count: int, most: int) -> Iterator[dict[str, Question]]:
     """Yield each held-out question under every wish, by what two models of the menu exchanged."""
     kinds = next(iter(environment.evidence.values())).kinds
-    for number, task in enumerate(environment.held_out(10**6)):
-        if code_of(task.question) is not None or count <= 0:
-            continue
-        count -= 1
+    tasks = [task for task in environment.held_out(10**6) if code_of(task.question) is None][:count]
+    for number, task in enumerate(tasks):
         rng = np.random.default_rng([cfg.evaluation.seed, number])
-        models = [spec for spec in task.tools if len(spec.description.split()) == 3 and spec.name != PYTHON]
-        lines = [Line(*spec.description.split(), spec.name) for spec in models]
+        models = {expert.call.name for expert in environment.experts(task)}
+        others = [spec for spec in task.tools if spec.name not in models]
+        lines = [_line(spec) for spec in task.tools if spec.name in models]
         lines = [lines[k] for k in sorted(rng.permutation(len(lines))[:most])]
         column = kinds.index(task.family) if kinds else 0
         for wish in cfg.env.options["wishes"]:
             words = "" if wish == "none" else draw_words(wish, rng, "eval")
-            asked = replace(task, preference=make_wish(wish, cfg.env.options["wishes"], task.tools, words))
+            wished = make_wish(wish, cfg.env.options["wishes"], task.tools, words)
+            asked = replace(task, preference=wished, tools=tuple(others))
             usual = _question(asked, lines, column)
             found = {NOTHING: usual}
-            for words in ("price", "right"):
-                tried = [_question(asked, _exchanged(lines, usual.best, line.name, words), column) for line in lines]
+            for figure in ("price", "right"):
+                tried = [_question(asked, _exchanged(lines, usual.best, line.name, figure), column) for line in lines]
                 if turned := [each for each in tried if each.best != usual.best and _single(each)]:
-                    found[words] = turned[int(rng.integers(len(turned)))]
+                    found[figure] = turned[int(rng.integers(len(turned)))]
             yield found
 
 
-def _exchanged(lines: Sequence[Line], one: str, other: str, words: str) -> list[Line]:
-    """Return the lines, the cheapest first, after two models have exchanged some words."""
-    said = {line.name: getattr(line, words) for line in lines}
+def _line(spec: ToolSpec) -> Line:
+    right, price, *seconds = spec.description.split()
+    return Line(right, price, " ".join(seconds), spec.name)
+
+
+def _exchanged(lines: Sequence[Line], one: str, other: str, figure: str) -> list[Line]:
+    """Return the lines, the cheapest first, after two models have exchanged a figure."""
+    said = {line.name: getattr(line, figure) for line in lines}
     said[one], said[other] = said[other], said[one]
-    return sorted((line._replace(**{words: said[line.name]}) for line in lines), key=_dollars)
+    return sorted((line._replace(**{figure: said[line.name]}) for line in lines), key=_dollars)
 
 
 def _dollars(line: Line) -> float:
@@ -106,15 +112,13 @@ def _single(question: Question) -> bool:
 
 
 def _question(task: Task, lines: Sequence[Line], column: int) -> Question:
-    """Return the question with a menu of these lines beside the tools that are no models."""
-    specs = {spec.name: spec for spec in task.tools}
-    models = [replace(specs[line.name], description=" ".join(line[:3])) for line in lines]
-    others = [spec for spec in task.tools if len(spec.description.split()) != 3 or spec.name == PYTHON]
+    """Return the question with these lines behind the tools of the task, which are no models."""
+    models = [ToolSpec(line.name, " ".join(line[:3]).strip(), _NOTHING) for line in lines]
     share = np.array([float(line.right.split("/")[column]) for line in lines]) / 100
     dear = np.array([_dollars(line) for line in lines])
     weights = task.preference
     worth = share * (weights.outcome + weights.compute * (1 - dear / dear.max()))
-    return Question(replace(task, tools=(*others, *models)), lines, worth.tolist())
+    return Question(replace(task, tools=(*task.tools, *models)), lines, worth.tolist())
 
 
 def chosen(
@@ -182,8 +186,15 @@ def main() -> None:
             print(text)
     for folder in given.policies:
         print(folder)
-        cfg = oj.load_run(folder).config
+        try:
+            cfg = oj.load_run(folder).config
+        except FileNotFoundError as error:
+            raise SystemExit(str(error)) from None
         path = folder / "policy"
+        if cfg.env.name != "recorded" or not cfg.env.options["wishes"] or not path.is_dir():
+            raise SystemExit(
+                f"{folder}: name the folder of a finished run of env=recorded that sets env.options.wishes."
+            )
         cfg = replace(cfg, model=replace(cfg.model, path=str(path), tokenizer=str(path)))
         for text in measured(cfg, checkpoint.load(path), given.questions, given.models):
             print(text, flush=True)

@@ -181,7 +181,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_bit_for_bit(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("gcsfs") is None, reason="gcsfs is not installed")
-def test_so_it_does_with_checkpoints_in_a_bucket(tmp_path: Path, policy: Path, whole: Path):
+def test_checkpoints_in_a_bucket_survive_a_kill_bit_for_bit(tmp_path: Path, policy: Path, whole: Path):
     with serving("orchestra-two") as store:
         place = "checkpoint.folder=gs://orchestra-two/run"
         assert_ended(run(tmp_path, policy, place, stops={1: "policy 2 SIGKILL"}), GONE, -signal.SIGKILL)
