@@ -120,7 +120,9 @@ def checked_out(commit: str | None) -> Iterator[dict[str, Path]]:
         return
     with tempfile.TemporaryDirectory() as folder:
         old = Path(folder, "old")
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(old), commit], cwd=ROOT, check=True)
+        command = ["git", "worktree", "add", "--quiet", "--detach", str(old), commit]
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            raise SystemExit(f"--old {commit}: name a commit of this checkout (git log --oneline).")
         try:
             yield {commit: old, "here": ROOT}
         finally:

@@ -43,7 +43,7 @@ def _problem(folder: str) -> str | None:
         from google.auth.exceptions import DefaultCredentialsError
         from google.cloud import storage
     except ImportError as error:
-        return f"{error.name} is not installed. pip install 'orchestra_jax[gcs]'."
+        return f"{error.name} is not installed. pip install 'orchestra-jax[gcs]'."
     name = folder.removeprefix("gs://").partition("/")[0]
     try:
         if not os.environ.get("STORAGE_EMULATOR_HOST"):  # an emulator asks for no credentials
