@@ -22,9 +22,9 @@ SLURM = {
 MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
 
 
-def run_workers(mode: str, count: int = 2) -> list:
+def run_workers(modes: str, count: int = 2) -> list:
     port = free_port()
-    return wait([start([WORKER, mode, str(process), str(count), str(port)], devices=2) for process in range(count)])
+    return wait([start([WORKER, modes, str(process), str(count), str(port)], devices=2) for process in range(count)])
 
 
 # --- one process -----------------------------------------------------------------------------------------------------
@@ -165,18 +165,13 @@ def test_one_may_leave_while_another_says_farewell():
 # --- two processes ---------------------------------------------------------------------------------------------------
 
 
-def test_two_processes_agree():
-    first, second = run_workers("agree")
+def test_two_processes_agree_and_each_gathers_the_weights_into_its_memory():
+    first, second = run_workers("agree,weights")
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert lines(first.stdout) == ["process 0 of 2"]
     assert lines(second.stdout) == []  # one of them prints
     for ended in (first, second):
         assert lines(ended.stderr) == ["raised too dear step True"]
-
-
-def test_weights_are_gathered_into_the_memory_of_each_process():
-    for ended in run_workers("weights"):
-        assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """One process of the tests of this folder.
 
-PYTHONPATH=<root> python worker.py MODE PROCESS COUNT PORT
+PYTHONPATH=<root> python worker.py MODES PROCESS COUNT PORT
+
+MODES: names of functions below, with commas between them.
 """
 
 import asyncio
@@ -106,8 +108,9 @@ def fail(processes: Processes) -> None:
 
 
 if __name__ == "__main__":
-    mode, process, count, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    names, process, count, port = sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     with joined(MeshConfig(coordinator=f"127.0.0.1:{port}", processes=count, process=process)) as found:
         print(f"process {found.index} of {found.count}", flush=True)
         modes = (agree, weights, vanish, first_vanishes, first_vanishes_unseen, fail)
-        {function.__name__: function for function in modes}[mode](found)
+        for name in names:
+            {function.__name__: function for function in modes}[name](found)

@@ -25,8 +25,8 @@ from orchestra_jax.training.build import make_policy
 from orchestra_jax.types import Task, ToolCall, ToolResult, Usage
 
 MICRO = (
-    "model.family=tests.training.micro:OneLayer", "rollout.slots=8", "rollout.limits.max_new_tokens=8",
-    "logger.names=[jsonl]",
+    "model.family=tests.training.micro:OneLayer", "rollout.slots=8", "rollout.threads=1", "rollout.widths=[64]",
+    "rollout.limits.max_new_tokens=8", "logger.names=[jsonl]",
 )  # fmt: skip
 
 

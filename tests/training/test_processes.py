@@ -8,6 +8,7 @@ import signal
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -89,19 +90,41 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begin(
-    folder: Path, policy: Path, *overrides: str, count: int = 2, devices: int = 4, stops: dict | None = None
+    folder: Path,
+    policy: Path,
+    *overrides: str,
+    count: int = 2,
+    devices: int = 4,
+    stops: dict | None = None,
+    launched: bool = False,
 ) -> list:
-    """The processes of a run on so many devices in all; `stops`: where DRIVER stops a process, by its index."""
+    """The processes of a run on so many devices in all.
+
+    Args:
+        stops: where DRIVER stops a process, by its index.
+        launched: they find each other by what Slurm's launcher tells them, not by their settings.
+    """
     port = free_port()
 
-    def command(index: int) -> list[str]:
-        others = (f"mesh.coordinator=127.0.0.1:{port}", f"mesh.processes={count}", f"mesh.process={index}")
-        return [
-            "-c", RAISING + DRIVER, (stops or {}).get(index, ""), "experiments/train.py", f"output_dir={folder}",
-            f"model.path={policy}", f"steps={STEPS}", *SMALL, *(others if count > 1 else ()), *overrides,
-        ]  # fmt: skip
+    def told(index: int) -> tuple[list[str], dict[str, str]]:
+        if count == 1:
+            return [], {}
+        if launched:
+            return [], {
+                "SLURM_STEP_NUM_TASKS": str(count), "SLURM_JOB_ID": str(port - 61440), "SLURM_PROCID": str(index),
+                "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_STEP_NUM_NODES": str(count),
+            }  # fmt: skip
+        return [f"mesh.coordinator=127.0.0.1:{port}", f"mesh.processes={count}", f"mesh.process={index}"], {}
 
-    return [start(command(index), devices // count) for index in range(count)]
+    def started(index: int) -> Any:
+        settings, environment = told(index)
+        command = [
+            "-c", RAISING + DRIVER, (stops or {}).get(index, ""), "experiments/train.py", f"output_dir={folder}",
+            f"model.path={policy}", f"steps={STEPS}", *SMALL, *settings, *overrides,
+        ]  # fmt: skip
+        return start(command, devices // count, environment)
+
+    return [started(index) for index in range(count)]
 
 
 def run(*args, **settings) -> list:
@@ -136,12 +159,14 @@ def assert_same_bits(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Path:
-    """The folder of an undisturbed run in two processes."""
+    """The folder of an undisturbed run in two processes, the ranks of a launcher: one run, not two in one folder."""
     folder = tmp_path_factory.mktemp("whole")
-    first, second = ended = run(folder, policy)
+    first, second = ended = run(folder, policy, launched=True)
     assert_ended(ended, 0, 0)
     assert lines(second.stdout) == []  # the first one prints
     assert "The policy is in" in first.stdout
+    assert [row["step"] for row in read_metrics(folder)] == [1, 2, 3, 4]
+    assert (folder / "rollouts" / "step-000001.1.jsonl.gz").is_file()  # the second rank's share of the groups
     newest = newest_checkpoint(folder / "checkpoints")
     assert {file.name for file in (newest / "arrays").glob("checksums.*.json")} == {
         "checksums.0.json",
@@ -238,24 +263,6 @@ def test_rollouts_run_ahead_in_both_and_another_number_of_processes_goes_on(tmp_
     assert max(row["staleness/max"] for row in rows) <= 1
     asked = [line for text in transcripts(tmp_path).values() for line in text.splitlines() if line.startswith("task ")]
     assert len(set(asked)) == len(asked) == 4 * 2  # logger.trajectories: no task is lost or comes twice
-
-
-def test_two_ranks_of_a_launcher_are_one_run(tmp_path: Path, policy: Path):
-    """What two trainers in one folder made of it before: each trained alone, and their files were mixed."""
-    slurm = {
-        "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": str(free_port() - 61440), "SLURM_STEP_NODELIST": "127.0.0.1",
-        "SLURM_STEP_NUM_NODES": "2",
-    }  # fmt: skip
-    started = [
-        start(
-            ["experiments/train.py", f"output_dir={tmp_path}", f"model.path={policy}", "steps=1", *SMALL],
-            2, slurm | {"SLURM_PROCID": str(index)},
-        )
-        for index in range(2)
-    ]  # fmt: skip
-    assert_ended(wait(started), 0, 0)
-    assert [row["step"] for row in read_metrics(tmp_path)] == [1]
-    assert (tmp_path / "rollouts" / "step-000001.1.jsonl.gz").is_file()  # the second rank's share of the groups
 
 
 def test_what_several_processes_cannot_do_is_said_once(tmp_path: Path, policy: Path):

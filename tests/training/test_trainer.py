@@ -42,8 +42,9 @@ MICRO = (
     "warm_start.steps=4", "warm_start.check_every=2", "warm_start.demonstrations=64",
     "warm_start.batch_size=16", "algorithm.tasks_per_step=2", "algorithm.group_size=4",
     "algorithm.optimizer.warmup_steps=0",
-    "rollout.slots=8", "evaluation.questions=8", "evaluation.swap_questions=4", "evaluation.every=2",
-    "checkpoint.every=2", "logger.names=[jsonl]", "logger.trajectories=2",
+    "algorithm.row_widths=[192]", "algorithm.micro_tokens=768",  # two micro-batches of one shape: one program
+    "rollout.slots=8", "rollout.widths=[64]", "evaluation.questions=8", "evaluation.swap_questions=4",
+    "evaluation.every=2", "checkpoint.every=2", "logger.names=[jsonl]", "logger.trajectories=2",
 )  # fmt: skip
 
 # argv: where to stop ("warm_start 3 SIGKILL", or nothing), then the script and its overrides.
