@@ -62,7 +62,7 @@ def test_help_names_every_flag(name: str, flags: list[str]):
 def test_help_all_names_every_group_of_settings():
     status, printed, _, _ = start("train", "--help-all")
     assert status == 0
-    assert all(f"\n{group}:" in printed for group in ("algorithm", "reward", "rollout", "tools"))
+    assert all(f"\n{group}:" in printed for group in ("algorithm", "reward", "rollout", "tools", "warm_start"))
 
 
 @pytest.mark.parametrize(

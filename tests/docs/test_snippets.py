@@ -138,7 +138,8 @@ def test_every_script_says_what_it_does(name: str, script: Script) -> None:
 def test_scripts_that_train_say_what_they_do(folder: Path) -> None:
     quiet = {"cwd": folder, "stdout": subprocess.PIPE, "text": True, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
     asked = [
-        subprocess.Popen([sys.executable, str(EXPERIMENTS / f"{name}.py"), "--help-all"], **quiet) for name in HYDRA
+        subprocess.Popen([sys.executable, str(EXPERIMENTS / f"{name}.py"), "--help-all"], **quiet)
+        for name in set(HYDRA) - {"train"}  # which tests/config/test_command.py asks
     ]
     for process in asked:
         told, _ = process.communicate(timeout=240)

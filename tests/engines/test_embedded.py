@@ -21,12 +21,14 @@ from orchestra_jax.models.qwen3 import Qwen3Config
 from tests.engines.contract import SECONDS, EngineContract, Subject, prompt_of
 
 CONFIG = Qwen3Config(
-    vocab_size=24, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
+    vocab_size=24, hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
     tie_word_embeddings=True, initializer_range=0.3,
 )  # fmt: skip
-SCANNED = replace(CONFIG, scan_layers=True)
+# One layer compiles faster, so two kinds alone have two layers: in a list and stacked.
+DEEP = replace(CONFIG, num_layers=2)
+SCANNED = replace(DEEP, scan_layers=True)
 PARAMS = {
-    config.scan_layers: [decoder.init_params(config, jax.random.key(i)) for i in (0, 1)] for config in (CONFIG, SCANNED)
+    config: [decoder.init_params(config, jax.random.key(i)) for i in (0, 1)] for config in (CONFIG, DEEP, SCANNED)
 }
 LENGTH = 64
 # Prompts of more than 8 tokens take several passes, more than 8 requests wait for a slot.
@@ -41,7 +43,7 @@ async def make(monkeypatch):
     def build(config=CONFIG, *, shortest_window=None, **options):
         if shortest_window:
             monkeypatch.setattr(slot_cache, "_SHORTEST_WINDOW", shortest_window)
-        engine = EmbeddedEngine(config, PARAMS[config.scan_layers][0], replace(SETTINGS, **options))
+        engine = EmbeddedEngine(config, PARAMS[config][0], replace(SETTINGS, **options))
         engines.append(engine)
         return engine
 
@@ -51,8 +53,8 @@ async def make(monkeypatch):
 
 
 KINDS = {
-    "lockstep": {},
     "continuous": {"lockstep": False},
+    "layers": {"config": DEEP},
     "scan_layers": {"config": SCANNED},
     "few_slots": {"lockstep": False, "slots": 3, "chunk": 1, "widths": [1024]},
     "windows": {"shortest_window": 8},
@@ -64,7 +66,7 @@ class TestEmbeddedContract(EngineContract):
     @pytest.fixture(params=KINDS)
     def subject(self, request, make):
         engine = make(**KINDS[request.param])
-        params = PARAMS[engine.config.scan_layers]
+        params = PARAMS[engine.config]
         return Subject(engine, engine.config, params[0], params[1], LENGTH)
 
 
@@ -162,7 +164,7 @@ async def test_few_long_prompts_are_not_padded_to_a_large_bucket(make, monkeypat
 
 
 def subject_of(engine):
-    return Subject(engine, engine.config, *PARAMS[engine.config.scan_layers], LENGTH)
+    return Subject(engine, engine.config, *PARAMS[engine.config], LENGTH)
 
 
 async def test_a_session_reads_only_what_is_new(make):
@@ -291,7 +293,7 @@ async def test_an_update_takes_hold_between_two_chunks(make):
         async with asyncio.timeout(SECONDS):
             while len(engine._running) == 0 or len(*[r.sampled for r in engine._running.values()]) < 4 * version:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        await engine.update_weights(PARAMS[False][version % 2], version)
+        await engine.update_weights(PARAMS[CONFIG][version % 2], version)
     async with asyncio.timeout(SECONDS):
         generation = await caller
     assert generation.version_spans == ((0, 4), (1, 4), (2, 4))
@@ -299,7 +301,7 @@ async def test_an_update_takes_hold_between_two_chunks(make):
 
 
 def test_a_second_event_loop_is_refused():
-    engine = EmbeddedEngine(CONFIG, PARAMS[False][0], SETTINGS)
+    engine = EmbeddedEngine(CONFIG, PARAMS[CONFIG][0], SETTINGS)
     asyncio.run(engine.generate((1, 2, 3), SamplingParams(3)))
     with pytest.raises(RuntimeError, match=r"another event loop; make an engine of its own for each loop\.$"):
         asyncio.run(engine.generate((1, 2, 3), SamplingParams(3)))

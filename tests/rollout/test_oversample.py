@@ -104,7 +104,7 @@ async def test_after_a_restart_what_was_under_way_begins_again_and_nothing_is_tr
 
 
 async def test_a_turn_that_a_pause_ends_is_sampled_anew_under_the_next_weights_and_its_seed():
-    first, second = PARAMS[False]
+    first, second = PARAMS[CONFIG]
     inner = EmbeddedEngine(CONFIG, first, SETTINGS)
     inner.lockstep = False
     engine = PausingEngine(inner)

@@ -17,7 +17,7 @@ from orchestra_jax.training.guard import LOG, guarded
 
 PATIENT = RolloutConfig(slow_after_s=600.0, limits=RolloutLimits(deadline_s=600.0))
 BUSY = """
-import re, sys
+import ctypes, sys
 from pathlib import Path
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.io.event_loop import LoopThread
@@ -26,7 +26,9 @@ from orchestra_jax.training.stopping import end_now, handling
 
 async def hopeless():
     print("busy", flush=True)
-    re.match("^(a+)+$", "a" * 60 + "!")  # keeps the interpreter to itself for years
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)  # calls keep the interpreter to themselves
+    for _ in range(2):
+        library.pthread_mutex_lock(mutex)  # the second waits for ever, whatever signal comes, and takes no CPU
 
 async def endless():
     print("busy", flush=True)
