@@ -7,8 +7,9 @@ ORCHESTRA_DATA=... python benchmarks/menus.py --smoke                       # a 
 Held-out questions without code are asked with menus of some models, under every wish. Then the model that is worth most
 and another exchange their prices, or how often they are right, so that another is worth most. What a model is worth is
 what training pays for it on average, by its line: the share of right answers for the kind of question, times the weight
-of being right and that of being cheap (between the free sandbox, 1, and the dearest model, 0). Counted is how often the
-most probable first call is the model that is worth most, and what the chosen ones are worth of that, in percent.
+of being right and that of being cheap (between the free sandbox, 1, and the dearest model, 0; reward.cost_power).
+Counted is how often the most probable first call is the model that is worth most, and what the chosen ones are worth of
+that, in percent.
 """
 
 import argparse
@@ -82,10 +83,12 @@ def questions(environment: RecordedEnvironment, cfg: RunConfig, count: int, most
             words = "" if wish == "none" else draw_words(wish, rng, "eval")
             wished = make_wish(wish, cfg.env.options["wishes"], task.tools, words)
             asked = replace(task, preference=wished, tools=tuple(others))
-            usual = _question(asked, lines, column)
+            power = cfg.reward.cost_power
+            usual = _question(asked, lines, column, power)
             found = {NOTHING: usual}
             for figure in ("price", "right"):
-                tried = [_question(asked, _exchanged(lines, usual.best, line.name, figure), column) for line in lines]
+                exchanged = [_exchanged(lines, usual.best, line.name, figure) for line in lines]
+                tried = [_question(asked, some, column, power) for some in exchanged]
                 if turned := [each for each in tried if each.best != usual.best and _single(each)]:
                     found[figure] = turned[int(rng.integers(len(turned)))]
             yield found
@@ -111,11 +114,11 @@ def _single(question: Question) -> bool:
     return sum(worth == max(question.worth) for worth in question.worth) == 1
 
 
-def _question(task: Task, lines: Sequence[Line], column: int) -> Question:
+def _question(task: Task, lines: Sequence[Line], column: int, power: float) -> Question:
     """Return the question with these lines behind the tools of the task, which are no models."""
     models = [ToolSpec(line.name, " ".join(line[:3]).strip(), _NOTHING) for line in lines]
     share = np.array([float(line.right.split("/")[column]) for line in lines]) / 100
-    dear = np.array([_dollars(line) for line in lines])
+    dear = np.array([_dollars(line) for line in lines]) ** power
     weights = task.preference
     worth = share * (weights.outcome + weights.compute * (1 - dear / dear.max()))
     return Question(replace(task, tools=(*task.tools, *models)), lines, worth.tolist())

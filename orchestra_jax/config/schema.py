@@ -80,6 +80,7 @@ class RewardConfig(Settings):
     tools: float = within(1.0, 0, 1)  # times every p_tool
     tool_feature: ToolFeature = ToolFeature.count  # m_t: calls, 0/1, or share of all calls
     normalize_outcome: bool = True  # min-max within the group as in Eq. 2; false: an all-right group keeps p_outcome
+    cost_power: float = above(1.0, 0)  # of the dollars: .5 keeps cheap calls apart beside a very dear one
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,7 @@ class WarmStartConfig(Settings):
     steps: int = at_least(600, 0)  # optimizer steps at most; 0 skips it
     pretrained: bool = False  # for the policy at model.path too, or the adapters on it
     batch_size: int = at_least(64, 1)  # demonstrations
+    growing_steps: int = at_least(0, 0)  # first steps, whose prompts grow: from the shortest quarter of them to all
     packing: bool = True  # demonstrations side by side in rows; false: a row each, as wide as algorithm.prefix_widths
     demonstrations: int = at_least(8000, 1)  # scripted trajectories made before the first step
     optimizer: OptimizerConfig = field(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # importing transformers takes two seconds
 
 _PIECES = r" ?[/$]?[0-9]{1,2}s?| ?\p{L}+| ?[^\s\p{L}0-9/$]+| ?[/$]|\s"
 _REPEATED = 4  # often enough for a merge
+_SPACE = "\u0120"  # a space in a byte-level vocabulary
 
 
 def build_byte_tokenizer(
@@ -27,6 +28,7 @@ def build_byte_tokenizer(
     scaffolds: Sequence[str] = (),
     *,
     names: Sequence[str] = (),
+    prices: Sequence[str] = (),
     size: int = 1280,
 ) -> "PreTrainedTokenizerFast":
     """Train the tokenizer; the same arguments give the same one.
@@ -37,12 +39,14 @@ def build_byte_tokenizer(
         scaffolds: literal strings that become one token each wherever they occur.
         names: ASCII names of tools, one token each where nothing of a word comes before or after them. Unlike a
             scaffold a name is text: whoever writes it writes no control token.
-        size: pieces at most, numbers of two digits included, names not.
+        prices: such as "$2600", one token each where a space comes before and none of their digits follows.
+        size: pieces at most, numbers of two digits included, names and prices not.
     """
     from transformers import PreTrainedTokenizerFast
 
     longest_first = sorted(names, key=lambda name: (-len(name), name))
     whole = "".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])|" for name in longest_first)
+    whole += "".join(rf" {re.escape(price)}(?![.0-9])|" for price in prices)
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -61,9 +65,10 @@ def build_byte_tokenizer(
     )
     backend.train_from_iterator([*texts, *numbers * 100], trainer)
     learned = json.loads(backend.to_str())["model"]
-    vocab = dict.fromkeys([*sorted(learned["vocab"], key=learned["vocab"].get), *longest_first])
+    pieces = sorted(learned["vocab"], key=learned["vocab"].get)
+    vocab = dict.fromkeys([*pieces, *longest_first, *(f"{_SPACE}{price}" for price in prices)])
     merges = [tuple(pair) for pair in learned["merges"]]
-    # Pieces that are in the vocabulary as they stand need no merges: names have none.
+    # Pieces that are in the vocabulary as they stand need no merges: names and prices have none.
     backend.model = models.BPE({piece: rank for rank, piece in enumerate(vocab)}, merges, ignore_merges=True)
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in (*TAGS, *scaffolds)])

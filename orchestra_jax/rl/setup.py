@@ -56,7 +56,12 @@ def reward_groups(
     scale = np.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], np.float32)
     rewards = preference_reward(
         feature_matrix(
-            given.tool_counts, given.solved, given.cost_usd, given.latency_s, tool_feature=reward.tool_feature
+            given.tool_counts,
+            given.solved,
+            given.cost_usd,
+            given.latency_s,
+            tool_feature=reward.tool_feature,
+            cost_power=reward.cost_power,
         ),
         given.preference * scale,
         given.solved,

@@ -22,6 +22,7 @@ from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import ToolResult, Trajectory
 
 Cut = Callable[[Sequence[Any]], list[MicroBatch]]  # makes micro-batches of a process's part of a batch
+_FIRST = 0.25  # share of the rows that batches come from at first, while they grow
 _SPARE = 1.08  # a packed batch holds so many times the mean tokens: for longer batches, and what packing wastes
 
 
@@ -47,8 +48,16 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
         each = demonstrations.of_a_prompt  # these stay together, so that the update reads their prompt once
         cut = _cutter(trainer, rows, learner.shards, each)
         prompts = [rows[k : k + each] for k in range(0, len(rows), each)]
+        if settings.growing_steps:
+            prompts.sort(key=lambda rows: len(rows[0].tokens))
         batches = supervised_batches(
-            prompts, max(1, settings.batch_size // each), cut, cfg.seed, state.step, trainer.processes
+            prompts,
+            max(1, settings.batch_size // each),
+            cut,
+            cfg.seed,
+            state.step,
+            trainer.processes,
+            growing=settings.growing_steps,
         )
         copied = state.notes.get("copy_accuracy", 0.0)
         while state.step < settings.steps and copied < settings.min_copy_accuracy:
@@ -155,16 +164,31 @@ def demonstration_shapes(
 
 
 def supervised_batches(
-    rows: Sequence[Any], batch_size: int, cut: Cut, seed: int, start: int, processes: Processes | None = None
+    rows: Sequence[Any],
+    batch_size: int,
+    cut: Cut,
+    seed: int,
+    start: int,
+    processes: Processes | None = None,
+    growing: int = 0,
 ) -> Iterator[list[MicroBatch]]:
-    """Yield shuffled batches without end, from step `start` on. Step n is the same wherever it began."""
+    """Yield shuffled batches without end, from step `start` on. Step n is the same wherever it began.
+
+    Args:
+        growing: so many steps take rows from the beginning: at first from a quarter of them, at last from all.
+    """
     mine = (processes or Processes()).mine
     per_epoch = max(1, len(rows) // batch_size)
     step = start
     while True:
-        order = np.random.default_rng([seed, step // per_epoch]).permutation(len(rows))
-        first = step % per_epoch * batch_size
-        yield cut([rows[i] for i in mine(order[first : first + batch_size].tolist())])
+        if step < growing:
+            share = _FIRST + (1 - _FIRST) * step / growing
+            pool = max(math.ceil(share * len(rows)), min(batch_size, len(rows)))
+            chosen = np.random.default_rng([seed, step]).permutation(pool)[:batch_size]
+        else:
+            first = step % per_epoch * batch_size
+            chosen = np.random.default_rng([seed, step // per_epoch]).permutation(len(rows))[first : first + batch_size]
+        yield cut([rows[k] for k in mine(chosen.tolist())])
         step += 1
 
 

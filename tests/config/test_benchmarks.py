@@ -72,11 +72,16 @@ def test_a_table_is_named_by_its_path_as_it_stands(name: str):
 
 def test_a_table_of_ones_own_trains_as_the_public_answers_do_but_sooner():
     own, public = run_config("+experiment=my_logs"), run_config("+experiment=recorded")
-    assert (own.tools, own.model, own.pricing) == (public.tools, public.model, public.pricing)
+    by_name, menu = replace(public.tools.menu, aliases=False), public.tools.evaluation.menu
+    evaluation = replace(public.tools.evaluation, menu=replace(menu, aliases=False))
+    assert own.tools == replace(public.tools, menu=by_name, evaluation=evaluation)
+    narrow = replace(public.pricing.randomise, low=0.5, high=2.0)
+    assert (own.model, own.pricing) == (public.model, replace(public.pricing, randomise=narrow))
+    assert own.reward == replace(public.reward, cost_power=1.0)
     few = {"group_size": 12, "kl_final": 0.2, "loss": replace(public.algorithm.loss, kl_coef=0.02)}
     assert own.algorithm == replace(public.algorithm, **few, optimizer=own.algorithm.optimizer)
-    assert (own.rollout, own.algorithm.optimizer.name) == (replace(public.rollout, temperature=1), "muon")
-    shorter = ("steps", "batch_size", "demonstrations", "check_every")
+    assert (own.rollout, own.algorithm.optimizer.name) == (public.rollout, "muon")
+    shorter = ("steps", "growing_steps", "batch_size", "demonstrations", "check_every")
     assert own.warm_start == replace(public.warm_start, **{key: getattr(own.warm_start, key) for key in shorter})
     assert own.warm_start.steps < public.warm_start.steps
     assert (own.env.options["path"], own.env.options["evaluate"]) == (None, "both")

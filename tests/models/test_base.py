@@ -47,7 +47,7 @@ def test_tiny_preset_and_overrides() -> None:
 
 
 def test_unknown_preset_lists_the_names() -> None:
-    with pytest.raises(ValueError, match=r"tiny, small, qwen3-0\.6b"):
+    with pytest.raises(ValueError, match=r"tiny, reader, small, qwen3-0\.6b"):
         Qwen3Config.preset("qwen3-9b")
 
 

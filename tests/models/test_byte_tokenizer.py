@@ -60,6 +60,15 @@ def test_a_name_is_one_token_and_still_text():
     assert split(tokenizer, "How many cars does Robert have?") == split(plain, "How many cars does Robert have?")
 
 
+def test_a_price_is_one_token_and_others_are_cut():
+    tokenizer = build_byte_tokenizer(TEXTS, TEMPLATE, SCAFFOLDS, prices=["$1.5", "$2600"], size=900)
+    assert split(tokenizer, "\n87/96 $2600 3s:K") == ["\n", "87", "/96", " $2600", " 3s", ":", "K"]
+    assert split(tokenizer, " $1.5:") == [" $1.5", ":"]
+    for other in (" $26001", " $2600.5", "in$2600", " $1.55", " $15"):
+        assert not {" $2600", " $1.5"} & set(split(tokenizer, other))
+        assert tokenizer.decode(tokenizer.encode(other, add_special_tokens=False)) == other
+
+
 def test_words_of_the_texts_are_pieces_and_others_are_spelled(pieces):
     assert split(pieces, " Robert cars") == [" Robert", " cars"]
     assert len(split(pieces, " Xylophone")) > 1

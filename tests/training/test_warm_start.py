@@ -1,5 +1,6 @@
 import functools
 import itertools
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -78,9 +79,9 @@ def test_demonstrations_of_one_prompt_share_it():
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
-def take(start: int, count: int, seed: int = 0, rows: int = 11, size: int = 3) -> list[list[list[int]]]:
+def take(start: int, count: int, seed: int = 0, rows: int = 11, size: int = 3, growing: int = 0) -> list[list[int]]:
     """First tokens of the rows of `count` batches from step `start` on."""
-    batches = supervised_batches([row(n) for n in range(1, rows + 1)], size, CUT, seed, start)
+    batches = supervised_batches([row(n) for n in range(1, rows + 1)], size, CUT, seed, start, growing=growing)
     return [
         [int(n) for micro in batch for n in np.asarray(micro.tokens)[:, 0] if n]
         for batch in itertools.islice(batches, count)
@@ -90,6 +91,19 @@ def take(start: int, count: int, seed: int = 0, rows: int = 11, size: int = 3) -
 @pytest.mark.parametrize("start", [1, 2, 3, 7, 30])
 def test_batches_are_the_same_wherever_the_iterator_began(start: int):
     assert take(start, 5) == take(0, start + 5)[start:]
+    assert take(start, 5, growing=4) == take(0, start + 5, growing=4)[start:]
+
+
+def test_growing_batches_come_from_the_first_rows_and_at_last_from_all():
+    batches = take(0, 60, rows=40, size=8, growing=40)
+    most = [max(batch) for batch in batches]
+    assert all(len(set(batch)) == 8 for batch in batches)
+    assert most[0] <= 10  # a quarter
+    for step in range(40):
+        assert most[step] <= math.ceil(40 * (0.25 + 0.75 * step / 40))
+    assert max(most[30:40]) > 30
+    assert batches[40:45] == take(40, 5, rows=40, size=8)
+    assert [sorted(batch) for batch in take(0, 3, rows=2, size=5, growing=3)] == [[1, 2]] * 3
 
 
 def test_batches_resume_in_every_array():

@@ -2,7 +2,7 @@
 
 from orchestra_jax.config.schema import WorldConfig
 
-_MEASURED = "environment", "tiny"
+_MEASURED = "environment", "reader"
 # Seconds of two quiet cores, from a run of 2026-11-25 with 72 demonstrations and 162 rollouts a step, rounded up.
 _START, _DEMONSTRATION, _ROLLOUT, _QUESTION = 150.0, 0.008, 0.009, 0.3
 

@@ -1,5 +1,6 @@
 """The tools of a recorded question: models that give their recorded answers, and a sandbox that really runs code."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from orchestra_jax.tools.python.spec import TOOL
 from orchestra_jax.types import Task, ToolResult, ToolSpec, Usage
 
 ROLE, PYTHON = "generalist", TOOL.name
+_STEPS = 24  # prices that a menu tells apart between one and its tenfold
 NO_CODE = "The question has no code to run: write some."
 CUT = " ..."
 _LONGEST = 120  # characters; of 57,840 recorded answers three longer ones are right
@@ -146,7 +148,7 @@ def menu(
         if not entry.role:
             return 0.0, replace(spec, description=entry.spec.description)
         dollars = mean_cost(entry.model, evidence[entry.model], prices)
-        words = f"{evidence[entry.model].description} ${_two_digits(1e6 * dollars)}"
+        words = f"{evidence[entry.model].description} {shown_price(dollars)}"
         if taken := role_seconds(entry.model, entry.role, prices):
             words += f" {taken:.{0 if taken >= 1 else 1}f}s"
         return dollars, replace(spec, description=words)
@@ -162,9 +164,22 @@ def legend(evidence: Mapping[str, Evidence]) -> str:
     return f"A model's line: {right}, dollars per million questions, seconds."
 
 
-def _two_digits(number: float) -> str:
-    """Return a number with two digits and zeros: a small policy compares lengths more easily than fractions."""
-    return f"{float(f'{number:.2g}'):.0f}" if number >= 1 else f"{number:.1g}"
+def shown_price(usd: float) -> str:
+    """Return the dollars of a million calls, as the nearest of 24 steps a decade: two digits and zeros, as in "$2600".
+
+    Few prices are shown, so that a small policy can learn each of them as one token; a step is 10 %.
+    """
+    return _step(round(_STEPS * math.log10(1e6 * usd))) if usd > 0 else "$0"
+
+
+def all_prices() -> list[str]:
+    """Return the prices that menus usually show: those of calls between a tenth of a millionth and ten dollars."""
+    return ["$0", *map(_step, range(-_STEPS, 7 * _STEPS + 1))]
+
+
+def _step(number: int) -> str:
+    """Return the price of a step: 0 is one dollar."""
+    return f"${float(f'{10 ** (number / _STEPS):.2g}'):.12g}"
 
 
 async def _take_from_allowance(budget: Budget, row: Usage) -> None:

@@ -2,15 +2,16 @@
 
 The menu stands behind the question and the wish, as in conf/chat_template/compact.jinja. There is no system message,
 which is the same for every question, and no description of the sandbox and the relay: a policy without earlier
-knowledge learns nothing from them. A tool's name ends its line, where a policy that reads from left to right knows what
-the line said of it. With Qwen3's 151,936 pieces a small policy would be mostly embeddings.
+knowledge learns nothing from them. A price is one token, so that it is learned as a whole. A tool's name ends its line,
+where a policy that reads from left to right knows what the line said of it. With Qwen3's 151,936 pieces a small policy
+would be mostly embeddings.
 """
 
 from collections.abc import Iterable
 
 from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.envs.base import OwnChat
-from orchestra_jax.envs.recorded.offer import NO_CODE, PYTHON, tool_name
+from orchestra_jax.envs.recorded.offer import NO_CODE, PYTHON, all_prices, tool_name
 from orchestra_jax.envs.recorded.wishes import wordings_of
 from orchestra_jax.models.byte_tokenizer import build_byte_tokenizer
 from orchestra_jax.tools.relay import RELAY
@@ -37,4 +38,4 @@ def own_chat(questions: Iterable[str], models: Iterable[str]) -> OwnChat:
     wishes = [words for kind in WORDINGS for words in wordings_of(kind, "train")]
     scaffolds = (_BEFORE, _AFTER, f"{_BEFORE}{RELAY.name}{_AFTER}")
     texts, names = [*questions, *[*wishes, NO_CODE] * 4], [PYTHON, *map(tool_name, models)]
-    return OwnChat(tokenizer=build_byte_tokenizer(texts, _TEMPLATE, scaffolds, names=names))
+    return OwnChat(tokenizer=build_byte_tokenizer(texts, _TEMPLATE, scaffolds, names=names, prices=all_prices()))

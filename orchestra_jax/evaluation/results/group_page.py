@@ -63,10 +63,12 @@ def reward_terms(group: StoredGroup, reward: RewardConfig) -> list[list[dict[str
     """Return by member each feature of Eq. 2: its value, its place in the group's range, its weight and the product."""
     arrays = group_arrays(group.members, len(group.members))
     columns = (arrays.tool_counts, arrays.solved, arrays.cost_usd, arrays.latency_s)
-    matrix = feature_matrix(*map(jnp.asarray, columns), tool_feature=reward.tool_feature)
+    arguments = map(jnp.asarray, columns)
+    matrix = feature_matrix(*arguments, tool_feature=reward.tool_feature, cost_power=reward.cost_power)
     completed = jnp.asarray(arrays.completed)
     norm = np.asarray(normalize_features(matrix, completed, normalize_outcome=reward.normalize_outcome))[0]
-    names = [*(spec.name for spec in group.task.tools), "outcome", "cost", "latency"]
+    cost = "cost" if reward.cost_power == 1 else f"cost^{reward.cost_power:g}"
+    names = [*(spec.name for spec in group.task.tools), "outcome", cost, "latency"]
     scale = [*[reward.tools] * len(group.task.tools), reward.outcome, reward.compute, reward.latency]
     weights = arrays.preference[0] * np.array(scale, np.float32)
     raw = np.asarray(matrix)[0]

@@ -8,7 +8,7 @@ import pytest
 
 from orchestra_jax.config.schema import ConfigError, ModelConfig
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
-from orchestra_jax.envs.recorded.offer import tool_name
+from orchestra_jax.envs.recorded.offer import all_prices, shown_price, tool_name
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.parsing import parse_tool_calls, render_call
@@ -77,6 +77,30 @@ def test_every_model_is_one_token_in_the_menu_and_in_its_call(tmp_path: Path):
         ids = chat.encode(render_call(ToolCall(name, {})))
         assert len(ids) == 3
         assert ids[1] in chat.encode(f"\n{name}\n")
+
+
+def test_a_price_of_a_menu_is_one_token(tmp_path: Path):
+    chat = make_chat(own(write(tmp_path / "t.jsonl", made_rows())))
+    assert len(set(all_prices())) == len(all_prices()) == 1 + 24 * 8 + 1
+    for price in all_prices():
+        assert [chat.decode([token]) for token in chat.encode(f"87/96 {price} 3s")][-2:] == [f" {price}", " 3s"]
+
+
+@pytest.mark.parametrize(
+    ("usd", "shown"),
+    [
+        (0, "$0"),
+        (1e-6, "$1"),
+        (1.04e-6, "$1"),
+        (1.06e-6, "$1.1"),
+        (0.0028, "$2900"),
+        (0.00268, "$2600"),
+        (2e-7, "$0.2"),
+    ],
+)
+def test_a_price_is_shown_by_the_nearest_of_24_steps_a_decade(usd: float, shown: str):
+    assert shown_price(usd) == shown
+    assert shown in all_prices()
 
 
 def test_a_question_is_posed_under_several_wishes_with_one_menu(tmp_path: Path):

@@ -1,5 +1,6 @@
 """What users of recorded questions wish: the settings' kinds and weights, in words that training does not have."""
 
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -85,16 +86,12 @@ def test_most_demonstrations_first_call_what_is_worth_most_to_the_user(environme
     for task in next(environment.train_tasks(800)):
         priced, kind = environment.experts(task), task.preference.name
         share = {each.name: environment.evidence[each.name].share(task.family) for each in priced}
-        dear = max(priced, key=lambda each: share[each.name]).usd
-        match kind:
-            case "accuracy" | "none":
-                count = 0.1 if kind == "none" else 0
-                worth = {each.call.name: share[each.name] - count * each.usd / dear for each in priced}
-            case "low_cost":
-                worth = {each.call.name: -each.usd / dear for each in priced}
-            case "fast":
-                worth = {each.call.name: -each.seconds / 20 for each in priced}  # a second is little
-        good = [name for name in worth if worth[name] > max(worth.values()) - 0.05]
+        if kind == "fast":
+            worth = {each.call.name: -each.seconds / 20 for each in priced}  # a second is little
+        else:
+            tenfold = {"accuracy": 0.02, "none": 0.08, "low_cost": 0.2}[kind]
+            worth = {each.call.name: share[each.name] - tenfold * math.log10(each.usd) for each in priced}
+        good = [name for name in worth if worth[name] > max(worth.values()) - 0.02]
         shown.setdefault(kind, []).append(script(task, []).name in good)
         chance.setdefault(kind, []).append(len(good) / len(priced))
     assert set(shown) == {"accuracy", "none", "low_cost", "fast"}
