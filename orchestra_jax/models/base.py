@@ -43,8 +43,7 @@ def sizes(
     }
 
 
-_UNTIED = {"rope_theta": 10000.0, "tie_word_embeddings": False, "max_position_embeddings": 32768}
-_FROM_SCRATCH = {**_UNTIED, "tie_word_embeddings": True}
+_FROM_SCRATCH = {"rope_theta": 10000.0, "tie_word_embeddings": True, "max_position_embeddings": 32768}
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,7 @@ class DecoderConfig(ABC):
     axes: ClassVar[Mapping[str, tuple[str | None, ...]]] = {}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": sizes(96, 256, 3, 4, 2, 24, **_FROM_SCRATCH),
-        # Adam moves every row of a tied embedding for the sake of the few tokens that are said. With a head of its own
-        # a policy learns to read figures sooner.
-        "reader": sizes(96, 256, 3, 4, 2, 24, **_UNTIED),
+        "reader": sizes(96, 256, 3, 4, 2, 24, **_FROM_SCRATCH | {"tie_word_embeddings": False}),
         "small": sizes(256, 704, 6, 8, 4, 32, **_FROM_SCRATCH),
     }
     default_head_dim: ClassVar[int | None] = None

@@ -37,7 +37,6 @@ def feature_matrix(
     latency_s: Float[Array, "G N"],
     *,
     tool_feature: ToolFeature = ToolFeature.count,
-    cost_power: float = 1.0,
 ) -> Float[Array, "G N F"]:
     """Return M (section 3.2): `[m_t1 .. m_tK, r_outcome, r_compute, r_latency]` for every trajectory.
 
@@ -52,7 +51,6 @@ def feature_matrix(
         cost_usd, latency_s: dollars and seconds of the trajectory, >= 0; they enter M negated.
         tool_feature: meaning of m_t. "count" is the paper's number of calls; "used" is 1 if the tool was called at all,
             else 0; "share" is the count over the trajectory's calls of all tools, 0 when there were none.
-        cost_power: power of the dollars in r_compute; 1 is the paper's.
 
     Returns:
         M with F = K + 3, in float32 (float64 if an input is).
@@ -70,7 +68,6 @@ def feature_matrix(
         case ToolFeature.share:
             total = counts.sum(axis=-1, keepdims=True)
             tools = counts / jnp.where(total > 0, total, 1.0)
-    cost = cost if cost_power == 1 else cost**cost_power
     rest = jnp.stack([jnp.asarray(solved).astype(dtype), -cost.astype(dtype), -latency.astype(dtype)], axis=-1)
     return jnp.concatenate([tools, rest], axis=-1)
 

@@ -54,15 +54,9 @@ def reward_groups(
     given: Any = arrays  # traced: its fields are jax arrays here
     tools = given.preference.shape[1] - 3
     scale = np.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], np.float32)
+    cost = given.cost_usd**reward.cost_power
     rewards = preference_reward(
-        feature_matrix(
-            given.tool_counts,
-            given.solved,
-            given.cost_usd,
-            given.latency_s,
-            tool_feature=reward.tool_feature,
-            cost_power=reward.cost_power,
-        ),
+        feature_matrix(given.tool_counts, given.solved, cost, given.latency_s, tool_feature=reward.tool_feature),
         given.preference * scale,
         given.solved,
         given.completed,

@@ -50,15 +50,8 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
         prompts = [rows[k : k + each] for k in range(0, len(rows), each)]
         if settings.growing_steps:
             prompts.sort(key=lambda rows: len(rows[0].tokens))
-        batches = supervised_batches(
-            prompts,
-            max(1, settings.batch_size // each),
-            cut,
-            cfg.seed,
-            state.step,
-            trainer.processes,
-            growing=settings.growing_steps,
-        )
+        count, growing = max(1, settings.batch_size // each), settings.growing_steps
+        batches = supervised_batches(prompts, count, cut, cfg.seed, state.step, trainer.processes, growing)
         copied = state.notes.get("copy_accuracy", 0.0)
         while state.step < settings.steps and copied < settings.min_copy_accuracy:
             trainer.free_gpus()
@@ -174,8 +167,7 @@ def supervised_batches(
 ) -> Iterator[list[MicroBatch]]:
     """Yield shuffled batches without end, from step `start` on. Step n is the same wherever it began.
 
-    Args:
-        growing: so many steps take rows from the beginning: at first from a quarter of them, at last from all.
+    The first `growing` steps take rows from the beginning: at first from a quarter of them, at last from all.
     """
     mine = (processes or Processes()).mine
     per_epoch = max(1, len(rows) // batch_size)

@@ -100,14 +100,6 @@ def test_all_right_group_loses_or_keeps_the_outcome():
     np.testing.assert_allclose(one_group(normalize_outcome=False), one_group())  # a mixed group is the same
 
 
-def test_by_the_root_of_its_dollars_a_cheap_call_is_told_from_a_free_one_beside_a_dear_one():
-    right, cost = jnp.ones((1, 4), bool), jnp.array([[0.0, 0.0001, 0.0025, 0.04]])
-    preference, exists = jnp.array([[0.0, 1.0, 0.0]]), jnp.ones((1, 3), bool)
-    for power, wanted in ((0.5, [1.0, 0.95, 0.75, 0.0]), (1.0, [1.0, 0.9975, 0.9375, 0.0])):
-        M = feature_matrix(jnp.zeros((1, 4, 0)), right, cost, jnp.zeros((1, 4)), cost_power=power)
-        np.testing.assert_allclose(preference_reward(M, preference, right, right, exists), [wanted], atol=1e-6)
-
-
 def test_invalid_members_hold_anything():
     M, preference, solved, valid, tool_mask = random_batch(0)
     clean = preference_reward(M, preference, solved, valid, tool_mask)

@@ -369,7 +369,8 @@ def brute_force(cfg: RunConfig, a: GroupArrays) -> tuple[np.ndarray, np.ndarray,
         for n in range(members):
             counts = a.tool_counts[g, n]
             share = {"count": counts, "used": counts > 0, "share": counts / max(1, counts.sum())}
-            row = [*share[cfg.reward.tool_feature], a.solved[g, n], -a.cost_usd[g, n], -a.latency_s[g, n]]
+            row = [*share[cfg.reward.tool_feature], a.solved[g, n], -(a.cost_usd[g, n] ** cfg.reward.cost_power)]
+            row.append(-a.latency_s[g, n])
             rows.append([float(value) for value in row])
         done = [n for n in range(members) if a.completed[g, n]]
         for n in done:
@@ -430,8 +431,9 @@ def scored_by(**advantage: object) -> AlgorithmConfig:
         RewardConfig(tool_feature="share"),
         RewardConfig(tool_feature="count", normalize_outcome=False),
         RewardConfig(outcome=0.5, compute=0.25, latency=0.0, tools=0.75, tool_feature="used"),
+        RewardConfig(cost_power=0.5),
     ],
-    ids=["share", "outcome as it is", "multipliers"],
+    ids=["share", "outcome as it is", "multipliers", "root of the cost"],
 )
 def test_reward_groups_is_the_paper_by_hand(invalid: str, reward: RewardConfig):
     cfg = replace(RunConfig(), reward=reward, algorithm=scored_by(invalid=invalid, clip=1.25))

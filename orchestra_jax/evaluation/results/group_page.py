@@ -62,9 +62,8 @@ def view(group: StoredGroup, reward: RewardConfig, decode: Decode | None) -> dic
 def reward_terms(group: StoredGroup, reward: RewardConfig) -> list[list[dict[str, Any]]]:
     """Return by member each feature of Eq. 2: its value, its place in the group's range, its weight and the product."""
     arrays = group_arrays(group.members, len(group.members))
-    columns = (arrays.tool_counts, arrays.solved, arrays.cost_usd, arrays.latency_s)
-    arguments = map(jnp.asarray, columns)
-    matrix = feature_matrix(*arguments, tool_feature=reward.tool_feature, cost_power=reward.cost_power)
+    columns = (arrays.tool_counts, arrays.solved, arrays.cost_usd**reward.cost_power, arrays.latency_s)
+    matrix = feature_matrix(*map(jnp.asarray, columns), tool_feature=reward.tool_feature)
     completed = jnp.asarray(arrays.completed)
     norm = np.asarray(normalize_features(matrix, completed, normalize_outcome=reward.normalize_outcome))[0]
     cost = "cost" if reward.cost_power == 1 else f"cost^{reward.cost_power:g}"
