@@ -52,7 +52,7 @@ def questions(tmp_path: Path) -> Path:
 
 
 def test_a_preset_that_is_none_is_said_first(tmp_path: Path):
-    with pytest.raises(ConfigError, match="Unknown qwen3 preset 'tinny'; choose one of tiny, small"):
+    with pytest.raises(ConfigError, match="Unknown qwen3 preset 'tinny'; choose one of tiny, reader, small"):
         preflight(config(tmp_path, "model.preset=tinny"))
 
 
