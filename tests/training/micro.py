@@ -7,7 +7,7 @@ from orchestra_jax.rl.groups import GroupArrays
 
 
 class OneLayer(Qwen3Config):
-    presets = {"tiny": Qwen3Config.presets["tiny"] | {"num_layers": 1}}  # noqa: RUF012 - as in the base
+    presets = {name: Qwen3Config.presets[name] | {"num_layers": 1} for name in ("tiny", "reader")}  # noqa: RUF012 - as in the base
 
 
 def score_by_index(arrays: GroupArrays, *_settings: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
