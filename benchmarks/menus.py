@@ -72,6 +72,7 @@ def questions(environment: RecordedEnvironment, cfg: RunConfig, count: int, most
     """Yield each held-out question under every wish, by what two models of the menu exchanged."""
     kinds = next(iter(environment.evidence.values())).kinds
     tasks = [task for task in environment.held_out(10**6) if code_of(task.question) is None][:count]
+    power = cfg.reward.cost_power
     for number, task in enumerate(tasks):
         rng = np.random.default_rng([cfg.evaluation.seed, number])
         models = {expert.call.name for expert in environment.experts(task)}
@@ -83,7 +84,6 @@ def questions(environment: RecordedEnvironment, cfg: RunConfig, count: int, most
             words = "" if wish == "none" else draw_words(wish, rng, "eval")
             wished = make_wish(wish, cfg.env.options["wishes"], task.tools, words)
             asked = replace(task, preference=wished, tools=tuple(others))
-            power = cfg.reward.cost_power
             usual = _question(asked, lines, column, power)
             found = {NOTHING: usual}
             for figure in ("price", "right"):

@@ -39,7 +39,7 @@ def build_byte_tokenizer(
         scaffolds: literal strings that become one token each wherever they occur.
         names: ASCII names of tools, one token each where nothing of a word comes before or after them. Unlike a
             scaffold a name is text: whoever writes it writes no control token.
-        prices: such as "$2600", one token each where a space comes before and none of their digits follows.
+        prices: such as "$2600", one token each where a space comes before and no further digit follows.
         size: pieces at most, numbers of two digits included, names and prices not.
     """
     from transformers import PreTrainedTokenizerFast
