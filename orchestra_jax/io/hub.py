@@ -28,6 +28,12 @@ def is_id(name: str) -> bool:
     return bool(_ID.fullmatch(name)) and not Path(name).exists() and not Path(name).parent.is_dir()
 
 
+def is_name(name: str) -> bool:
+    """Return whether a repository of the hub may have this name."""
+    found = _ID.fullmatch(name)
+    return found is not None and found["id"] == name
+
+
 def local(name: str | Path, kind: Kind, files: tuple[str, ...] | None = None) -> Path:
     """Return the path itself, or for an id its folder in the cache, fetched if it is not there.
 

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -53,6 +54,7 @@ class Hub(BaseHTTPRequestHandler):
     """What huggingface_hub asks for: a repository at a revision, the tree of its files, and each file."""
 
     asked: list[str]
+    repositories: ClassVar[Mapping[str, Mapping[str, str | bytes]]] = REPOSITORIES
 
     def do_HEAD(self) -> None:
         self._answer(body=False)
@@ -66,10 +68,11 @@ class Hub(BaseHTTPRequestHandler):
     def _answer(self, body: bool) -> None:
         path = self.path.partition("?")[0]
         type(self).asked.append(path)
-        for name, files in REPOSITORIES.items():
+        for name, texts in self.repositories.items():
+            files = {file: text.encode() if isinstance(text, str) else text for file, text in texts.items()}
             if path.startswith(f"/api/{name}/tree/"):
                 rows = [
-                    {"type": "file", "path": file, "size": len(text), "oid": hashlib.sha1(text.encode()).hexdigest()}
+                    {"type": "file", "path": file, "size": len(text), "oid": hashlib.sha1(text).hexdigest()}
                     for file, text in files.items()
                 ]
                 return self._send(json.dumps(rows).encode(), body)
@@ -79,7 +82,7 @@ class Hub(BaseHTTPRequestHandler):
                 return self._send(json.dumps(told).encode(), body)
             prefix = f"/{name.removeprefix('models/')}/resolve/{COMMIT}/"
             if path.startswith(prefix) and path.removeprefix(prefix) in files:
-                return self._send(files[path.removeprefix(prefix)].encode(), body)
+                return self._send(files[path.removeprefix(prefix)], body)
         self.send_response(404)
         self.send_header("X-Error-Code", "RepoNotFound")
         self.send_header("Content-Length", "0")
