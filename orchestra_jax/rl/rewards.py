@@ -1,13 +1,11 @@
 """The features of a trajectory, the preference reward of Eq. 2 and the preference score of Eq. 5-6.
 
-Axes: G groups (one per task), N members of a group (rollouts), K tools, F = K + 3 features.
+Axes: G groups (one per task), N members of a group (rollouts), E evaluation examples, K tools, F = K + 3 features.
 The feature order is fixed everywhere: K tools in the order of the instance's menu, outcome, -cost, -latency.
 
     >>> feature_matrix(jnp.array([[[1]]]), jnp.array([[True]]), jnp.array([[0.5]]), jnp.array([[2.0]])).tolist()
     [[[1.0, 1.0, -0.5, -2.0]]]
 """
-
-from typing import TYPE_CHECKING
 
 import chex
 import jax.numpy as jnp
@@ -16,18 +14,7 @@ from jaxtyping import Bool, Float, Num
 
 from orchestra_jax.config.choices import ToolFeature
 
-OUTCOME = -3  # index of r_outcome in the feature axis; cost and latency follow it
-
-if TYPE_CHECKING:
-    from orchestra_jax.rl.preference_scores import preference_score as preference_score
-
-
-def __getattr__(name: str) -> object:  # training does not need `preference_score`
-    if name != "preference_score":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from orchestra_jax.rl.preference_scores import preference_score
-
-    return preference_score
+OUTCOME, COST = -3, -2  # indices of r_outcome and -cost in the feature axis; -latency follows them
 
 
 def feature_matrix(
@@ -133,3 +120,34 @@ def preference_reward(
     norm = jnp.where(exists[:, None, :], normalize_features(M, valid, normalize_outcome=normalize_outcome), 0.0)
     rewarded = jnp.asarray(solved).astype(bool) & jnp.asarray(valid).astype(bool)
     return jnp.where(rewarded, (norm * weights).sum(axis=-1), 0.0)
+
+
+def preference_score(
+    M_s: Float[Array, "E F"],
+    M_0: Float[Array, "E F"],
+    preference: Float[Array, "E F"],
+    solved: Bool[Array, " E"],
+) -> Float[Array, " E"]:
+    """Return Eq. 5-6: how well the trained policy follows the preference, relative to the starting checkpoint.
+
+    The trained policy called one tool as often as before, was right too, and was two times as fast:
+
+    >>> M_s, M_0 = jnp.array([[1.0, 1.0, -2.0, -4.0]]), jnp.array([[1.0, 1.0, -2.0, -8.0]])
+    >>> preference_score(M_s, M_0, jnp.array([[0.0, 1.0, 0.0, 0.5]]), jnp.array([True])).tolist()
+    [2.0]
+
+    Eq. 5: tools and outcome give `M_s / max(1, M_0)`, cost and latency give `M_0 / max(1, M_s)`. M holds cost and
+    latency as negatives and Eq. 5 is about magnitudes, so their absolute values are used here. Because of `max(1, .)`
+    the score depends on their units: below one dollar or one second a saving no longer raises it. Eq. 6: dot with P if
+    the trained policy solved the example, else 0.
+
+    `M_s` and `M_0` are features of the trained policy and of the starting checkpoint on the same examples, in the same
+    units, not normalised. Padding tools must weigh 0 in P. The benchmark's figure is the sum over the examples.
+    """
+    trained, start = jnp.asarray(M_s), jnp.asarray(M_0)
+    chex.assert_equal_shape([trained, start, preference])
+    chex.assert_shape(solved, trained.shape[:1])
+    gains = trained[:, :COST] / jnp.maximum(1.0, start[:, :COST])
+    savings = jnp.abs(start[:, COST:]) / jnp.maximum(1.0, jnp.abs(trained[:, COST:]))
+    score = (jnp.concatenate([gains, savings], axis=-1) * preference).sum(axis=-1)
+    return jnp.where(jnp.asarray(solved).astype(bool), score, 0.0)

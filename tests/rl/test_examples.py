@@ -7,8 +7,7 @@ import inspect
 import pytest
 
 PUBLIC = {
-    "orchestra_jax.rl.rewards": ["feature_matrix", "normalize_features", "preference_reward"],
-    "orchestra_jax.rl.preference_scores": ["preference_score"],
+    "orchestra_jax.rl.rewards": ["feature_matrix", "normalize_features", "preference_reward", "preference_score"],
     "orchestra_jax.rl.advantages": ["member_masks", "informative_groups", "group_advantages"],
     "orchestra_jax.rl.losses.base": ["aggregation_of", "recomputes_old"],
     "orchestra_jax.rl.losses.masked": ["masked_percentiles"],

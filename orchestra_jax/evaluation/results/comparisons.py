@@ -15,8 +15,7 @@ from orchestra_jax.evaluation.results import published
 from orchestra_jax.evaluation.results.measured import Measured, MeasuredSample, cost, question_mean, solved
 from orchestra_jax.evaluation.results.offering import UNSEEN_PRICES, UNSEEN_TOOLS
 from orchestra_jax.evaluation.results.text_table import TextTable, span
-from orchestra_jax.rl.preference_scores import preference_score
-from orchestra_jax.rl.rewards import feature_matrix
+from orchestra_jax.rl.rewards import feature_matrix, preference_score
 
 FLIPS = 9999
 _SEED = 0
