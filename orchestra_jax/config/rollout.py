@@ -69,3 +69,9 @@ class RolloutConfig(Settings):
     spare_groups: int = at_least(0, 0)  # groups beyond max_staleness + 1 steps: as many slow ones are not waited for
     oversample: int = at_least(0, 0)  # groups beyond a step's; those not whole at its end go on in the next one
     slow_after_s: float = seconds(60.0)  # seconds after which a wait is reported
+
+    @property
+    def serving_dtype(self) -> DType:
+        """The dtype that servers sample in; they do not choose it, as SGLang's `auto` makes float16 of float32."""
+        on_cpu = not self.urls and self.server.device is Device.cpu
+        return self.weight_dtype or (DType.float32 if on_cpu else DType.bfloat16)

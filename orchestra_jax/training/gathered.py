@@ -6,7 +6,6 @@ import jax
 
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.rollout import RolloutConfig
-from orchestra_jax.config.serving import serving_dtype
 from orchestra_jax.models.base import Params
 from orchestra_jax.models.checkpoint.hf_names import TURNED
 from orchestra_jax.processes.several import on_host
@@ -19,4 +18,4 @@ def gathered_params(rollout: RolloutConfig, params: Any) -> Params:
     """
     if rollout.engine is EngineName.embedded:
         return jax.device_put(on_host(params, None), jax.local_devices()[0])
-    return on_host(params, serving_dtype(rollout), lambda path: path[-1].key in TURNED)
+    return on_host(params, rollout.serving_dtype, lambda path: path[-1].key in TURNED)

@@ -69,9 +69,7 @@ def speed_metrics(
     if (gpu := gpu_of(jax.devices()[0])) is not None:
         figures["mfu"] = flops / times["time/update"] / (jax.device_count() * gpu.tflops * 1e12)
     if rollout.engine is EngineName.sglang:
-        from orchestra_jax.config.serving import serving_dtype
-
-        width = jax.numpy.dtype(serving_dtype(rollout) or model.param_dtype).itemsize
+        width = jax.numpy.dtype(rollout.serving_dtype).itemsize
         figures["sync/bytes_per_s"] = num_params(model) * width / times["time/sync"]
     return figures
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.config.serving import serving_dtype
 from orchestra_jax.engines.base import RunEngine
 from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess, reviver
@@ -43,7 +42,7 @@ class SGLangRunEngine(RunEngine):
 
 def write_model(rollout: RolloutConfig, model: DecoderConfig, params: Params, directory: Path) -> None:
     """Write the checkpoint that the run's servers start from."""
-    checkpoint.save(_model_folder(directory), model, params, dtype=serving_dtype(rollout), overwrite=True, alone=True)
+    checkpoint.save(_model_folder(directory), model, params, dtype=rollout.serving_dtype, overwrite=True, alone=True)
 
 
 async def start_servers(
@@ -65,7 +64,7 @@ async def start_servers(
         urls,
         max_length=rollout.limits.max_length,
         vocab_size=model.vocab_size,
-        weight_sync=DiskWeightSync(model, folder, dtype=serving_dtype(rollout)),
+        weight_sync=DiskWeightSync(model, folder, dtype=rollout.serving_dtype),
         version=version,
         concurrency=max(1, rollout.slots // len(urls)),
         request_timeout_s=rollout.limits.deadline_s,
@@ -82,7 +81,7 @@ async def start_servers(
             server.launch()
         for server in servers:
             await server.start()
-        for sentence in await engine.check(model, tokenizer_size, serving_dtype(rollout)):
+        for sentence in await engine.check(model, tokenizer_size, rollout.serving_dtype):
             print(sentence, flush=True)
         await engine.update_weights(params, version)
     except BaseException as error:
@@ -110,7 +109,7 @@ def own_servers(rollout: RolloutConfig, version: int, directory: Path, processes
                 device=options.device,
                 gpus=tuple(gpus[number]),
                 version=version,
-                dtype=serving_dtype(rollout),
+                dtype=rollout.serving_dtype,
                 max_length=rollout.limits.max_length,
                 memory_saver=options.share_gpus,
                 flags=tuple(options.flags),

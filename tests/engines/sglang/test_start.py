@@ -10,7 +10,6 @@ from safetensors.numpy import load_file
 
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits, ServerOptions
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.config.serving import serving_dtype
 from orchestra_jax.engines.sglang import start as engines
 from orchestra_jax.engines.sglang.process import ServerConfig
 from orchestra_jax.engines.sglang.start import start_servers
@@ -52,7 +51,7 @@ def test_a_server_never_chooses_its_dtype():
     ],
 )
 def test_the_serving_dtype_follows_the_device(rollout, dtype):
-    assert serving_dtype(rollout) == dtype
+    assert rollout.serving_dtype == dtype
 
 
 class Started:
