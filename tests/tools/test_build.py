@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_dir
 from orchestra_jax.config import cli
 from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import BudgetConfig, ConfigError, RunConfig
-from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.envs.base import make_environment
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.reservations import acquire

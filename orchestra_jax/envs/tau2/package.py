@@ -8,6 +8,7 @@ import gzip
 import importlib
 import importlib.util
 import json
+import re
 import sys
 import threading
 import tomllib
@@ -17,11 +18,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from time import monotonic
 from types import ModuleType
 from typing import Any
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.envs.tau2.patterns import Patterns
 
 PACKAGE = "inspect_evals"
 MISSING = "τ²-Bench needs the package inspect-evals: run pip install --no-deps inspect-evals==0.26.0"
@@ -32,6 +33,8 @@ _SHELLS = ("", ".tau2", ".tau2.airline", ".tau2.retail", ".tau2.telecom", ".tau2
 # A tool of the bank imports this one when it is called.
 _STAYS = f"{PACKAGE}.tau2.banking.BankingUserTools"
 _LOADING = threading.Lock()
+MOST_S = 2.0  # seconds of one search by a pattern; the bank's documents take some milliseconds
+TOO_LONG = "the pattern takes too long; write a simpler one"
 
 
 @dataclass(frozen=True)
@@ -204,3 +207,30 @@ def _stand_ins(root: Path) -> Any:
 
 def _held(kind: type, instance: str | None = None) -> Any:
     return HELD.get()[kind.__name__]
+
+
+class Patterns:
+    """The part of the module `re` that the bank's search uses, under a deadline, so that no pattern hangs a run."""
+
+    IGNORECASE, error, escape = re.IGNORECASE, re.error, staticmethod(re.escape)
+
+    @staticmethod
+    def compile(pattern: str, flags: int = 0) -> "TimedPattern":
+        """Return a search whose time begins now; raises the errors of `re` for a pattern that is none."""
+        re.compile(pattern, flags)
+        return TimedPattern(pattern, flags)
+
+
+class TimedPattern:
+    """A pattern that searches texts until its deadline."""
+
+    def __init__(self, pattern: str, flags: int) -> None:
+        engine = importlib.import_module("regex")  # comes with transformers; has the syntax of `re`, and can be stopped
+        self._pattern, self._end = engine.compile(pattern, engine.IGNORECASE if flags else 0), monotonic() + MOST_S
+
+    def findall(self, text: str) -> list[Any]:
+        """Return every match; raises TimeoutError after the deadline."""
+        try:
+            return list(self._pattern.findall(text, timeout=max(self._end - monotonic(), 1e-3)))
+        except TimeoutError:
+            raise TimeoutError(TOO_LONG) from None

@@ -4,6 +4,7 @@ Needs the package `gguf`. llama.cpp rotates neighbouring pairs (x_2i, x_2i+1) wh
 (x_i, x_i+d/2), and its files hold the rows of q and k in its own order: they are put back.
 """
 
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,13 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as backends
 
-from orchestra_jax.models.checkpoint import gguf_header
 from orchestra_jax.models.checkpoint.safetensors import save
 from orchestra_jax.models.decoder import abstract_params
 from orchestra_jax.models.llama import LlamaConfig
 
+_MOST_FIELDS, _MOST_TENSORS, _MOST_VALUES, _MOST_NESTED, _MOST_AXES = 10_000, 100_000, 10_000_000, 4, 4
+_TEXT, _ARRAY = 8, 9
+_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # of a number, by GGUF's type
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -53,7 +56,7 @@ def convert(source: Path, folder: Path, *, dtype: str = "float32", overwrite: bo
     except ImportError as error:
         raise ImportError("Reading a .gguf file needs the package gguf: pip install 'orchestra-jax[gguf]'.") from error
     try:
-        gguf_header.check(np.memmap(source, mode="r"))
+        _check_header(np.memmap(source, mode="r"))
         reader = GGUFReader(source)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         config = _config(fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
@@ -191,3 +194,64 @@ def build_tokenizer(fields: dict[str, Any]) -> "PreTrainedTokenizerFast":
         clean_up_tokenization_spaces=False,
         **{role: tokens[index] for role, index in ids.items() if index is not None},
     )
+
+
+def _check_header(content: np.ndarray) -> None:
+    """Raise ValueError, a clause, if the header's counts and lengths do not fit into the file, given as its bytes.
+
+    The loops of the package `gguf` believe every count. The work here is bounded: 10,000 fields, 100,000 tensors, 10
+    million values.
+    """
+    _Header(content).walk()
+
+
+class _Header:
+    def __init__(self, content: np.ndarray) -> None:
+        self._content, self._at, self._values = content, 0, 0
+
+    def walk(self) -> None:
+        magic, version, tensors, fields = self._numbers("<4sIQQ")
+        if magic != b"GGUF" or version not in (2, 3):
+            raise ValueError("it does not begin like a GGUF file of version 2 or 3")
+        if fields > _MOST_FIELDS or tensors > _MOST_TENSORS:
+            raise ValueError(f"it says that it has {fields} fields and {tensors} tensors")
+        for _ in range(fields):
+            self._text()
+            self._skip_value(self._numbers("<I")[0], 0)
+        for _ in range(tensors):
+            self._text()
+            (axes,) = self._numbers("<I")
+            if axes > _MOST_AXES:
+                raise ValueError(f"it says that a tensor has {axes} axes")
+            self._skip(8 * axes + 12)
+
+    def _skip_value(self, kind: int, nested: int) -> None:
+        if kind in _BYTES:
+            self._skip(_BYTES[kind])
+        elif kind == _TEXT:
+            self._text()
+        elif kind == _ARRAY and nested < _MOST_NESTED:
+            inner, count = self._numbers("<IQ")
+            self._values += count
+            if self._values > _MOST_VALUES:
+                raise ValueError(f"it says that a list has {count} entries")
+            if inner in _BYTES:
+                self._skip(_BYTES[inner] * count)
+                return
+            for _ in range(count):
+                self._skip_value(inner, nested + 1)
+        else:
+            raise ValueError(f"it has a field of the unknown type {kind}")
+
+    def _text(self) -> None:
+        self._skip(self._numbers("<Q")[0])
+
+    def _numbers(self, form: str) -> tuple[Any, ...]:
+        start = self._at
+        self._skip(struct.calcsize(form))
+        return struct.unpack(form, self._content[start : self._at].tobytes())
+
+    def _skip(self, count: int) -> None:
+        self._at += count
+        if self._at > len(self._content):
+            raise ValueError("it ends in the middle of its header, or a length in it is wrong")

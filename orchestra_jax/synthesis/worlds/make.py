@@ -11,11 +11,14 @@ from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.folder import FORMAT, save_tasks
 from orchestra_jax.envs.database.remote import RemoteWorld
-from orchestra_jax.io.whole import whole_folder
+from orchestra_jax.evaluation.results.rendering import templates
+from orchestra_jax.io.whole import whole_folder, write_whole
 from orchestra_jax.synthesis.card import CARD, README, card, save_card
 from orchestra_jax.synthesis.cast import Cast
 from orchestra_jax.synthesis.stages import Row, Stages
-from orchestra_jax.synthesis.worlds import content, filters, functions, pages, tasks
+from orchestra_jax.synthesis.worlds import content, filters, functions, tasks
+
+INDEX, SHOWN = "index.html", 10  # the page of tasks, and how many it shows
 
 
 async def make(
@@ -58,10 +61,10 @@ async def make(
     _save(target, settings.domain, schema, entries, tools, policy, kept)
     for name in (CARD, README):
         shutil.copyfile(folder / name, target / name)
-    pages.write(folder / "pages", settings.domain, policy, tools, kept)
+    _write_page(folder / "pages", settings.domain, policy, tools, kept)
     return (
         f"A world of {len(tools)} tools, {len(entries)} entries and {len(kept)} tasks is in {target}; look at ten "
-        f"of its tasks in {folder / 'pages' / pages.INDEX}.",
+        f"of its tasks in {folder / 'pages' / INDEX}.",
         True,
     )
 
@@ -102,3 +105,26 @@ def _save(
         (part / "policy.md").write_text(policy.strip() + "\n", encoding="utf-8")
         (part / "tools.py").write_text(functions.source(tools), encoding="utf-8")
         save_tasks(part, [filters.task_row(row) for row in kept])
+
+
+def _write_page(folder: Path, name: str, policy: str, tools: Sequence[Row], tasks: Sequence[Row]) -> None:
+    """Write a page with ten tasks of all degrees of difficulty, the rules and the tools."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ordered = sorted(tasks, key=lambda row: (row["attempts"]["solved"], row["id"]))
+    step = max(1.0, len(ordered) / SHOWN)
+    shown = [ordered[int(place * step)] for place in range(min(SHOWN, len(ordered)))]
+    template = templates(__package__).get_template("world.html.jinja")
+    text = template.render(
+        name=name,
+        policy=policy,
+        tools=tools,
+        tasks=[{**row, "turns": list(_turns(row))} for row in shown],
+        count=len(tasks),
+    )
+    write_whole(folder / INDEX, text)
+
+
+def _turns(row: Row) -> list[Row]:
+    """Yield the turns, each call with its outcome."""
+    outcomes = iter(row["outcomes"])
+    return [{**turn, "calls": [{**call, "outcome": next(outcomes)} for call in turn["calls"]]} for turn in row["turns"]]

@@ -1,16 +1,19 @@
 """τ²-Bench's conversations on a made package of its form: solved tasks, reports, tasks that are left out."""
 
 import asyncio
+import re
 import sys
 
 import pytest
 
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.envs.base import make_environment
 from orchestra_jax.envs.baselines import baseline
 from orchestra_jax.envs.conversation import Conversation
-from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.envs.tau2 import package
 from orchestra_jax.envs.tau2.environment import Tau2Environment
+from orchestra_jax.envs.tau2.package import TOO_LONG, Patterns
 from orchestra_jax.envs.tau2.scripted import named
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.money.budgets import Budget
@@ -291,3 +294,22 @@ def test_without_the_package(monkeypatch):
     monkeypatch.setattr("orchestra_jax.envs.tau2.package.folder", lambda: None)
     (problem,) = Tau2Environment.problems(cfg())
     assert "pip install --no-deps inspect-evals" in problem
+
+
+TEXT = "Close a credit card. Closing fees: 12 dollars, 7 cents [see A-1]."
+
+
+@pytest.mark.parametrize("pattern", ["close.*card", "fee|DOLLARS", r"\d+ (dollars|cents)", r"\[see", "clos(e|ing)"])
+def test_a_search_finds_what_re_finds(pattern):
+    assert Patterns.compile(pattern, Patterns.IGNORECASE).findall(TEXT) == re.findall(pattern, TEXT, re.IGNORECASE)
+
+
+def test_a_pattern_that_is_none_is_told_as_re_tells_it():
+    with pytest.raises(Patterns.error):
+        Patterns.compile("(", Patterns.IGNORECASE)
+
+
+def test_a_pattern_that_would_take_forever_is_an_error(monkeypatch):
+    monkeypatch.setattr(package, "MOST_S", 0.0)
+    with pytest.raises(TimeoutError, match=TOO_LONG):
+        Patterns.compile("(x|x)+y(?!y)|(x+x+)+z").findall("x" * 5000)

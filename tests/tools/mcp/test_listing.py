@@ -9,15 +9,15 @@ import pytest
 
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.mcp import McpPrice, McpServer, mcp_server
-from orchestra_jax.config.resume import resume_conflicts
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.qa.demonstrations import reference_call
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.evaluation.results.offering import UNSEEN_TOOLS, offering
 from orchestra_jax.tools import build
 from orchestra_jax.tools.build import tool_problems
-from orchestra_jax.tools.mcp.listing import specs
+from orchestra_jax.tools.mcp.servers import specs
 from orchestra_jax.tools.schema import validate_arguments
+from orchestra_jax.training.resuming import resume_conflicts
 from orchestra_jax.types import Preference, Task
 
 POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
