@@ -13,12 +13,13 @@ import numpy as np
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.envs.base import OfferedExpert
-from orchestra_jax.envs.qa.experts import offered_experts
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.price_book import PriceDraw
 from orchestra_jax.tools.build import make_tools, tool_problems
 from orchestra_jax.tools.catalogue import Catalogue, instance_seed
 from orchestra_jax.tools.executor import ToolExecutor, ToolHandler, as_result
-from orchestra_jax.types import Preference, Task, ToolResult, Usage
+from orchestra_jax.tools.experts.roles import ROLES
+from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage
 
 
 class WorldMenus:
@@ -119,3 +120,28 @@ def _free(name: str, handler: ToolHandler) -> ToolHandler:
         return result if result.usage or result.refused else replace(result, usage=(Usage(name, price_list="world"),))
 
     return call
+
+
+def offered_experts(
+    catalogue: Catalogue, task: Task, prompt_tokens: int, completion_tokens: int
+) -> list[OfferedExpert]:
+    """Return generalists, mathematicians and simulated experts, the cheapest first; each is asked the whole question.
+
+    Args:
+        prompt_tokens, completion_tokens: tokens of a call, which order them by the prices of the task's own menu.
+    """
+    record = task.extra["instance"]
+    prices = catalogue.book.prices(PriceDraw(**record["prices"]))
+    found = list[tuple[float, OfferedExpert]]()
+    for name, key in record["tools"].items():
+        entry = catalogue.entries[key]
+        if entry.for_task is not None:
+            found.append((entry.spec.price_usd or 0.0, OfferedExpert(key, ToolCall(name, {"question": task.question}))))
+        elif entry.role and ROLES[entry.role].use == "answer":
+            dollars = prices.cost(entry.model, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+            argument = ROLES[entry.role].argument
+            released = catalogue.rule.form == "released"
+            call = ToolCall("answer", {"model": name}) if released else ToolCall(name, {argument: task.question})
+            found.append((dollars, OfferedExpert(entry.model, call)))
+    # By name where the price is one: menus are in random order.
+    return [expert for _, expert in sorted(found, key=lambda pair: (pair[0], pair[1].name, pair[1].call.name))]

@@ -21,8 +21,8 @@ from orchestra_jax.envs.base import (
     ToolEpisode,
     initial_messages,
 )
+from orchestra_jax.envs.menus import offered_experts
 from orchestra_jax.envs.qa import demonstrations
-from orchestra_jax.envs.qa.experts import offered_experts
 from orchestra_jax.envs.registry import ENVIRONMENTS
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.answer_tool import ANSWER_TOOL
